@@ -1,0 +1,64 @@
+# Metaloom's everyday commands. `make help` lists them.
+
+RECIPE ?= promp-half-cheetah-dir
+ITERATIONS ?= 20
+ARGS ?=
+
+BIN := .venv/bin
+READY := .venv/ready
+
+# The first interpreter that is new enough. Running each finds out, because a name on PATH need not work.
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
+
+# torch's own threads help little and collapse when another process takes a core; telemetry stays off.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+export DO_NOT_TRACK = 1
+export PREFECT_SERVER_ANALYTICS_ENABLED = false
+
+.PHONY: help setup train test lint serve learning bench lock
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
+
+setup: $(READY)  ## create .venv with the pinned dependencies; does nothing when it is up to date
+
+train: $(READY)  ## meta-train RECIPE for ITERATIONS iterations; ARGS="--run NAME" and the like are passed on
+	$(BIN)/metaloom train $(RECIPE) --set iterations=$(ITERATIONS) $(ARGS)
+
+test: lint  ## the whole CI suite: linters, types, layers, tests with coverage
+	$(BIN)/pytest -m "not learning" --cov --cov-report=term:skip-covered --durations=10 $(ARGS)
+
+lint: $(READY)  ## the checks that need no run: ruff, pyright, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+serve: $(READY)  ## Prefect server, page and worker on 127.0.0.1:4200; ARGS="--port 4300" for another port
+	@$(BIN)/python -m flows.serve $(ARGS)
+
+learning: $(READY)  ## the tests that train for minutes
+	$(BIN)/pytest -m learning $(ARGS)
+
+bench: $(READY)  ## every benchmark, one after the other
+	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
+
+lock: $(READY)  ## resolve requirements.lock anew, with torch held at its version in the file
+	rm -rf build/lock && mkdir -p build
+	grep '^torch==' requirements.lock > build/torch.txt
+	$(BIN)/python -m venv build/lock
+	build/lock/bin/python -m pip install --only-binary :all: --constraint build/torch.txt --editable '.[dev]'
+	{ sed -n '/^#/p' requirements.lock; \
+	  build/lock/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+[a-z0-9.]*$$//'; \
+	  grep 'python_version' requirements.lock; } > build/requirements.lock
+	mv build/requirements.lock requirements.lock
+
+# The stamp is the last thing written, so an interrupted set-up is taken up again by the next call.
+$(READY): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer on PATH. Install one, or name it:" \
+		"make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --only-binary :all: --constraint requirements.lock --editable '.[dev]'
+	@touch $(READY)
