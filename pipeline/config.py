@@ -1,0 +1,136 @@
+"""RunConfig: the one schema for recipes, files, `--set` overrides and the Prefect form."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from pipeline.algorithms import AlgorithmConfig
+from pipeline.baselines import BaselineConfig
+from pipeline.envs.config import EnvConfig
+from pipeline.policies import PolicyConfig
+from pipeline.schema import Settings
+
+
+class ConfigError(ValueError):
+    """A configuration was refused; the message names each field, what was found and what is allowed."""
+
+
+class ProcessingConfig(Settings):
+    """How rewards become advantages."""
+
+    discount: float = Field(default=0.99, ge=0, le=1)
+    gae_lambda: float = Field(default=1.0, ge=0, le=1)
+    normalize_advantages: bool = True
+    """Zero mean and unit standard deviation per task, over real steps."""
+    positive_advantages: bool = False
+    """Shift the advantages of each task so that the smallest is 1e-8."""
+
+
+class RunConfig(Settings):
+    """Everything that decides the numbers of a run. Where it runs (workers, threads) is not part of it."""
+
+    env: EnvConfig
+    algorithm: AlgorithmConfig
+    policy: PolicyConfig = PolicyConfig()
+    baseline: BaselineConfig = BaselineConfig()
+    processing: ProcessingConfig = ProcessingConfig()
+    iterations: int = Field(default=1001, ge=1)
+    """Meta-updates in the run."""
+    num_tasks: int = Field(default=40, ge=1)
+    """Tasks per iteration (the meta-batch)."""
+    episodes_per_task: int = Field(default=20, ge=1)
+    """Complete episodes per task in every round of rollouts."""
+    max_episode_steps: int = Field(default=100, ge=1)
+    """Steps after which an episode is truncated."""
+    seed: int = Field(default=1, ge=0, lt=2**63)
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> "RunConfig":
+        steps_per_task = self.episodes_per_task * self.max_episode_steps
+        minibatches = getattr(self.algorithm, "num_minibatches", 1)
+        if minibatches > steps_per_task:
+            raise ValueError(
+                f"algorithm.num_minibatches is {minibatches} but a task has at most {steps_per_task} steps "
+                "(episodes_per_task * max_episode_steps); use at most that many"
+            )
+        return self
+
+    @property
+    def nominal_steps_per_iteration(self) -> int:
+        """Environment steps of one iteration if no episode ends early."""
+        rounds = self.algorithm.inner_steps + 1
+        return self.num_tasks * self.episodes_per_task * self.max_episode_steps * rounds
+
+    def digest(self) -> str:
+        """SHA-256 of the settings that decide the numbers; `iterations` only says where a run stops."""
+        settings = self.model_dump(mode="json", exclude={"iterations"})
+        return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def build_config(settings: Mapping[str, Any]) -> RunConfig:
+    """The RunConfig that a mapping describes.
+
+    Raises:
+        ConfigError: with the path of every wrong field, the value found and what is allowed.
+    """
+    try:
+        return RunConfig.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from None
+
+
+def load_config(path: Path) -> dict[str, Any]:
+    """The settings in a YAML or JSON file, not yet validated (JSON is a subset of YAML).
+
+    Raises:
+        ConfigError: the file is missing, does not parse, or is not a mapping.
+    """
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML or JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: found {type(settings).__name__} at the top; required a mapping of RunConfig fields")
+    return settings
+
+
+def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """Settings with `a.b=value` assignments applied; values are read as YAML (numbers, lists, true, null, text).
+
+    Raises:
+        ConfigError: an assignment has no "=", an empty key, or reaches into something that is not a section.
+    """
+    merged: dict[str, Any] = json.loads(json.dumps(settings))
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ConfigError(f"--set {assignment}: required KEY=VALUE, for example algorithm.inner_lr=0.05")
+        *sections, last = key.split(".")
+        target = merged
+        for section in sections:
+            # `env=NAME` is short for env.name=NAME; keep the short form's meaning when a second override follows.
+            if section == "env" and isinstance(target.get("env"), str):
+                target["env"] = {"name": target["env"]}
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"--set {assignment}: {section} is a value, not a section, so it has no field {last}")
+        try:
+            target[last] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {assignment}: the value is not valid YAML; quote it") from None
+    return merged
+
+
+def _explain(problem: Any) -> str:
+    # pydantic puts the tag of a union (promp) into the path; a user never typed it.
+    path = ".".join(str(part) for part in problem["loc"])
+    found = problem["input"]
+    shown = "" if isinstance(found, dict) else f"; found {found!r}"
+    if problem["type"] == "extra_forbidden":
+        return f"{path}: unknown key{shown}; see `metaloom recipes --schema` for the keys there are"
+    return f"{path or 'config'}: {problem['msg']}{shown}"

@@ -1,0 +1,35 @@
+"""Every random stream of a run, derived from its position and from nothing else.
+
+A stream is named by what it is for and where it stands: (run seed, stream name, iteration, inner step, task, episode).
+No worker, attempt, order or clock enters, so a shard that is run twice, elsewhere or later draws the same numbers.
+"""
+
+import hashlib
+import struct
+from typing import Literal
+
+import numpy as np
+
+Stream = Literal["initialize", "tasks", "resets", "actions", "minibatches", "evaluation"]
+
+
+def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
+    """A 64-bit seed that belongs to one position of one run.
+
+    Args:
+        run_seed: the run's seed, from 0 to 2**63 - 1.
+        stream: what the numbers are for; streams with equal positions are independent.
+        position: iteration, inner step, task, episode: as many of them as the stream has.
+    """
+    return int.from_bytes(_digest(run_seed, stream, position)[:8], "little")
+
+
+def generator(run_seed: int, stream: Stream, *position: int) -> np.random.Generator:
+    """A counter-based (Philox) generator that belongs to one position of one run."""
+    key = np.frombuffer(_digest(run_seed, stream, position), np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def _digest(run_seed: int, stream: str, position: tuple[int, ...]) -> bytes:
+    numbers = struct.pack(f"<{1 + len(position)}q", run_seed, *position)
+    return hashlib.blake2b(stream.encode() + b"\0" + numbers, digest_size=16).digest()

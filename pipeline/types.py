@@ -1,0 +1,222 @@
+"""The batches that stages hand to one another.
+
+Axes: B tasks, E episodes per task, T steps (padded), O observation, A action, P task parameters, S simulator state.
+The order [B, E, T, ...] never changes between stages. Padding is zero; `lengths` says where it starts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Params = dict[str, Array]
+Metrics = dict[str, float]
+
+
+class BatchError(ValueError):
+    """A batch does not have the shape or dtype that its type requires."""
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """The tasks of one iteration.
+
+    Attributes:
+        params: [B, P] float64, one column per task field.
+        ids: [B] int64; the index of a task in a fixed set, -1 when it was drawn from a distribution.
+        names: P names of the columns.
+        units: P units of the columns, "1" for a number without one.
+    """
+
+    params: Array
+    ids: Array
+    names: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        B = len(self.params)
+        _require(self, "params", self.params, np.float64, (B, len(self.names)))
+        _require(self, "ids", self.ids, np.int64, (B,))
+        if len(self.units) != len(self.names):
+            raise BatchError(
+                f"TaskBatch has {len(self.names)} names but {len(self.units)} units; give one unit per name"
+            )
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    def slice(self, start: int, stop: int) -> "TaskBatch":
+        """The tasks start ... stop - 1."""
+        return TaskBatch(self.params[start:stop], self.ids[start:stop], self.names, self.units)
+
+
+@dataclass(frozen=True)
+class EpisodeBatch:
+    """E complete episodes of each of B tasks.
+
+    Attributes:
+        observations: [B, E, T+1, O] float32; the entry at `lengths` is the observation after the last step.
+        actions: [B, E, T, A] float32 as the policy emitted them (before any rescaling), or [B, E, T] int64.
+        rewards: [B, E, T] float32.
+        terminated: [B, E] bool, the task ended the episode.
+        truncated: [B, E] bool, the step limit ended it.
+        lengths: [B, E] int32, steps in the episode.
+        behavior: what the acting distribution was: for a Gaussian `mean` [B, E, T, A] and `log_std` [B, A], float32.
+        reward_terms: name -> [B, E, T] float32; they sum to `rewards`.
+        initial_state: [B, E, S] float64, the simulator's state after reset, from which an episode can be rendered.
+    """
+
+    observations: Array
+    actions: Array
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    lengths: Array
+    behavior: Mapping[str, Array]
+    reward_terms: Mapping[str, Array]
+    initial_state: Array
+
+    def __post_init__(self) -> None:
+        if self.rewards.ndim != 3:
+            raise BatchError(f"EpisodeBatch.rewards has shape {self.rewards.shape}; required [B, E, T]")
+        B, E, T = self.rewards.shape
+        _require(self, "observations", self.observations, np.float32, (B, E, T + 1, None))
+        if self.actions.dtype == np.int64:
+            _require(self, "actions", self.actions, np.int64, (B, E, T))
+        else:
+            _require(self, "actions", self.actions, np.float32, (B, E, T, None))
+        _require(self, "rewards", self.rewards, np.float32, (B, E, T))
+        for name in ("terminated", "truncated"):
+            _require(self, name, getattr(self, name), np.bool_, (B, E))
+        _require(self, "lengths", self.lengths, np.int32, (B, E))
+        _require(self, "initial_state", self.initial_state, np.float64, (B, E, None))
+        for name, value in self.reward_terms.items():
+            _require(self, f"reward_terms[{name!r}]", value, np.float32, (B, E, T))
+        for name, value in self.behavior.items():
+            _require(self, f"behavior[{name!r}]", value, np.float32, (B, *value.shape[1:]))
+        if self.lengths.size and not (self.lengths.min() > 0 and self.lengths.max() <= T):
+            raise BatchError(
+                f"EpisodeBatch.lengths lies in [{self.lengths.min()}, {self.lengths.max()}]; required 1 to T={T}"
+            )
+
+    @property
+    def mask(self) -> Array:
+        """[B, E, T] float32, 1 where a step is real and 0 where it is padding."""
+        steps = np.arange(int(self.rewards.shape[2]))
+        return np.less(steps, self.lengths[..., None]).astype(np.float32)
+
+    @property
+    def num_steps(self) -> int:
+        """Real environment steps in the batch."""
+        return int(self.lengths.sum())
+
+    @property
+    def episode_returns(self) -> Array:
+        """[B, E] float64, undiscounted sum of rewards of each episode."""
+        return self.rewards.sum(axis=2, dtype=np.float64)
+
+    @classmethod
+    def concatenate(cls, shards: Sequence["EpisodeBatch"]) -> "EpisodeBatch":
+        """One batch of all tasks of the shards, in the shards' order."""
+        merged: dict[str, Any] = {}
+        for f in fields(cls):
+            values: list[Any] = [getattr(shard, f.name) for shard in shards]
+            if isinstance(values[0], Mapping):
+                named: list[Mapping[str, Array]] = values
+                merged[f.name] = {name: np.concatenate([v[name] for v in named]) for name in named[0]}
+            else:
+                merged[f.name] = np.concatenate(values)
+        return cls(**merged)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What processing adds to a batch of episodes; zero on padding.
+
+    Attributes:
+        returns: [B, E, T] float32, discounted sum of the rewards from a step on.
+        values: [B, E, T] float32, the baseline's prediction of them.
+        advantages: [B, E, T] float32.
+        mask: [B, E, T] float32, 1 where the step is real.
+    """
+
+    returns: Array
+    values: Array
+    advantages: Array
+    mask: Array
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _require(self, f.name, getattr(self, f.name), np.float32, self.returns.shape)
+        if self.returns.ndim != 3:
+            raise BatchError(f"Samples.returns has shape {self.returns.shape}; required [B, E, T]")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Episodes and samples of one inner step k: 0 is pre-update, K is post-update."""
+
+    episodes: EpisodeBatch
+    samples: Samples
+    k: int
+
+
+@dataclass(frozen=True)
+class TaskParams:
+    """Policy parameters of every task: name -> [B, ...] float32."""
+
+    params: Params
+
+    def __post_init__(self) -> None:
+        sizes = {name: len(value) for name, value in self.params.items()}
+        if len(set(sizes.values())) > 1:
+            raise BatchError(f"TaskParams entries differ in their number of tasks: {sizes}; required one B for all")
+        for name, value in self.params.items():
+            _require(self, f"params[{name!r}]", value, np.float32, value.shape)
+
+    def slice(self, start: int, stop: int) -> "TaskParams":
+        """The parameters of the tasks start ... stop - 1."""
+        return TaskParams({name: value[start:stop] for name, value in self.params.items()})
+
+    @classmethod
+    def broadcast(cls, params: Mapping[str, Array], num_tasks: int) -> "TaskParams":
+        """The same parameters for every task, without copying them."""
+        return cls({name: np.broadcast_to(value, (num_tasks, *value.shape)) for name, value in params.items()})
+
+
+@dataclass(frozen=True)
+class LearnerState:
+    """All that an update carries over to the next iteration.
+
+    Attributes:
+        params: policy parameters by name, float32.
+        optimizer: moments and step counts of the optimizer by name.
+        extra: whatever else an algorithm keeps: target networks, KL coefficients, counters, inner step sizes.
+    """
+
+    params: Params
+    optimizer: Params = field(default_factory=dict[str, Array])
+    extra: Params = field(default_factory=dict[str, Array])
+
+
+@dataclass(frozen=True)
+class Update:
+    """A finished iteration: the learner for the next one, and the numbers that describe this one."""
+
+    learner: LearnerState
+    metrics: Metrics
+
+
+def _require(owner: object, name: str, value: Array, dtype: Any, shape: tuple[int | None, ...]) -> None:
+    fits = len(value.shape) == len(shape) and all(
+        want in (None, have) for want, have in zip(shape, value.shape, strict=True)
+    )
+    if not fits or value.dtype != dtype:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise BatchError(
+            f"{type(owner).__name__}.{name} has shape {value.shape} and dtype {value.dtype}; "
+            f"required [{wanted}] and {np.dtype(dtype)}"
+        )

@@ -1,0 +1,92 @@
+import json
+
+import pytest
+
+from pipeline.config import ConfigError, RunConfig, build_config, load_config, override
+
+MINIMAL = {"env": "point-corner", "algorithm": {"name": "promp"}}
+
+
+def test_a_config_survives_json():
+    config = build_config({**MINIMAL, "seed": 3})
+    assert build_config(json.loads(config.model_dump_json())) == config
+
+
+def test_a_bare_environment_name_is_short_for_its_section():
+    assert build_config(MINIMAL) == build_config({**MINIMAL, "env": {"name": "point-corner"}})
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "found", "allowed"),
+    [
+        ("algorithm.inner_learning_rate=0.1", "inner_learning_rate", "0.1", "unknown key"),
+        ("iterations=0", "iterations", "0", "greater than or equal to 1"),
+        ("num_tasks=many", "num_tasks", "many", "valid integer"),
+        ("processing.discount=1.5", "processing.discount", "1.5", "less than or equal to 1"),
+        ("algorithm.name=sarsa", "algorithm", "sarsa", "promp"),
+        ("env.action_scale=-1", "env.action_scale", "-1", "greater than 0"),
+        ("baseline=quadratic", "baseline", "quadratic", "linear_feature"),
+        ("policy.hidden_sizes=[0]", "policy.hidden_sizes", "0", "greater than"),
+        ("algorithm.outer_lr=.nan", "algorithm", "nan", "finite number"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_path_what_was_found_and_what_is_allowed(change, field, found, allowed):
+    with pytest.raises(ConfigError) as refusal:
+        build_config(override(MINIMAL, [change]))
+    assert field in str(refusal.value)
+    assert found in str(refusal.value)
+    assert allowed in str(refusal.value)
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    changes = ["algorithm.num_minibatches=50", "episodes_per_task=2", "max_episode_steps=20"]
+    with pytest.raises(ConfigError, match=r"num_minibatches is 50 but a task has at most 40 steps"):
+        build_config(override(MINIMAL, changes))
+
+
+def test_every_wrong_setting_is_reported_at_once():
+    with pytest.raises(ConfigError) as refusal:
+        build_config(override(MINIMAL, ["iterations=0", "num_tasks=0"]))
+    assert len(str(refusal.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("assignment", ["iterations", "=3", "a..b=1", "iterations.x=1"])
+def test_an_assignment_that_makes_no_sense_is_refused(assignment):
+    with pytest.raises(ConfigError, match="--set"):
+        override({"iterations": 3}, [assignment])
+
+
+def test_overrides_reach_into_sections_and_leave_the_original_alone():
+    settings = {"env": "point-corner", "algorithm": {"name": "promp", "inner_lr": 0.1}}
+    merged = override(settings, ["env.options.reward=dense", "algorithm.inner_lr=0.5", "seed=4"])
+    assert merged == {
+        "env": {"name": "point-corner", "options": {"reward": "dense"}},
+        "algorithm": {"name": "promp", "inner_lr": 0.5},
+        "seed": 4,
+    }
+    assert settings["algorithm"] == {"name": "promp", "inner_lr": 0.1}
+
+
+def test_a_file_of_settings_is_read_as_yaml_or_json(tmp_path):
+    (tmp_path / "a.yaml").write_text("env: point-corner\nalgorithm: {name: promp, inner_lr: 0.2}\n")
+    (tmp_path / "a.json").write_text('{"env": "point-corner", "algorithm": {"name": "promp", "inner_lr": 0.2}}')
+    assert build_config(load_config(tmp_path / "a.yaml")) == build_config(load_config(tmp_path / "a.json"))
+
+
+@pytest.mark.parametrize("text", ["- a\n", "a: [", "!!python/object/apply:os.system [echo]"])
+def test_a_file_that_is_no_mapping_of_plain_values_is_refused(tmp_path, text):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"a\.yaml"):
+        load_config(tmp_path / "a.yaml")
+
+
+def test_the_digest_covers_what_decides_the_numbers_and_not_where_a_run_stops():
+    base = build_config(MINIMAL)
+    assert build_config({**MINIMAL, "iterations": 5}).digest() == base.digest()
+    assert build_config({**MINIMAL, "seed": 5}).digest() != base.digest()
+
+
+def test_every_setting_has_a_description_or_a_telling_name_in_the_schema():
+    schema = RunConfig.model_json_schema()
+    assert schema["properties"]["episodes_per_task"]["description"]
+    assert "promp" in json.dumps(schema)

@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from pipeline.types import BatchError, EpisodeBatch, TaskBatch, TaskParams
+
+
+def episodes(B=2, E=3, T=4, **changes):
+    fields = {
+        "observations": np.zeros((B, E, T + 1, 5), np.float32),
+        "actions": np.zeros((B, E, T, 2), np.float32),
+        "rewards": np.ones((B, E, T), np.float32),
+        "terminated": np.zeros((B, E), bool),
+        "truncated": np.ones((B, E), bool),
+        "lengths": np.full((B, E), T, np.int32),
+        "behavior": {"mean": np.zeros((B, E, T, 2), np.float32), "log_std": np.zeros((B, 2), np.float32)},
+        "reward_terms": {"run": np.ones((B, E, T), np.float32)},
+        "initial_state": np.zeros((B, E, 6)),
+    }
+    return EpisodeBatch(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("observations", np.zeros((2, 3, 4, 5), np.float32)),
+        ("observations", np.zeros((2, 3, 5, 5))),
+        ("actions", np.zeros((2, 3, 5, 2), np.float32)),
+        ("actions", np.zeros((2, 3, 4), np.int32)),
+        ("terminated", np.zeros((2, 3), np.int8)),
+        ("lengths", np.full((2, 3), 5, np.int32)),
+        ("lengths", np.zeros((2, 3), np.int32)),
+        ("initial_state", np.zeros((2, 6))),
+        ("reward_terms", {"run": np.zeros((2, 3), np.float32)}),
+        ("behavior", {"log_std": np.zeros((3, 2), np.float32)}),
+    ],
+)
+def test_an_episode_batch_names_the_field_that_does_not_fit(field, value):
+    with pytest.raises(BatchError, match=field):
+        episodes(**{field: value})
+
+
+def test_the_mask_marks_the_real_steps():
+    lengths = np.array([[1, 4, 2], [3, 3, 4]], np.int32)
+    batch = episodes(lengths=lengths)
+    assert (batch.mask.sum(axis=2) == lengths).all()
+    assert (batch.mask[0, 2] == [1, 1, 0, 0]).all()
+    assert batch.num_steps == 17
+
+
+def test_concatenated_shards_equal_the_whole():
+    rng = np.random.default_rng(0)
+    whole = episodes(B=5, rewards=rng.standard_normal((5, 3, 4)).astype(np.float32))
+    shards = [
+        episodes(B=2, rewards=whole.rewards[:2]),
+        episodes(B=3, rewards=whole.rewards[2:]),
+    ]
+    merged = EpisodeBatch.concatenate(shards)
+    assert (merged.rewards == whole.rewards).all()
+    assert merged.behavior["mean"].shape == whole.behavior["mean"].shape
+
+
+def test_a_task_batch_needs_a_name_and_a_unit_for_every_column():
+    with pytest.raises(BatchError, match="params"):
+        TaskBatch(np.zeros((3, 2)), np.full(3, -1), names=("x",), units=("m",))
+    with pytest.raises(BatchError, match="units"):
+        TaskBatch(np.zeros((3, 1)), np.full(3, -1), names=("x",), units=())
+
+
+def test_broadcast_parameters_are_shared_and_not_copied():
+    params = TaskParams.broadcast({"w": np.arange(3, dtype=np.float32)}, 4)
+    assert params.params["w"].shape == (4, 3)
+    assert params.params["w"].strides[0] == 0
+
+
+def test_task_parameters_with_different_numbers_of_tasks_are_refused():
+    with pytest.raises(BatchError, match="number of tasks"):
+        TaskParams({"a": np.zeros((2, 1), np.float32), "b": np.zeros((3, 1), np.float32)})
