@@ -1,0 +1,122 @@
+"""Environments by name: robots with a distribution of tasks, and any gymnasium env as one with a single task.
+
+To add one, write its file in this folder and its line in ENVS.
+"""
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+
+from pipeline.envs.config import EnvConfig
+from pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv, TaskField
+
+__all__ = [
+    "ENVS",
+    "BatchEnv",
+    "BatchStep",
+    "EnvConfig",
+    "EnvError",
+    "MetaEnv",
+    "TaskField",
+    "make_batch_env",
+    "make_env",
+]
+
+ENVS: dict[str, str] = {
+    "half-cheetah-dir": "pipeline.envs.half_cheetah:HalfCheetahDir",
+    "half-cheetah-vel": "pipeline.envs.half_cheetah:HalfCheetahVel",
+    "point-2d": "pipeline.envs.point:Point2D",
+    "point-2d-goal": "pipeline.envs.point:Point2DGoal",
+    "point-corner": "pipeline.envs.point_corner:PointCorner",
+    "point-momentum": "pipeline.envs.point_corner:PointMomentum",
+    "point-walls": "pipeline.envs.point_corner:PointWalls",
+}
+"""Name -> module:Class. The module is imported when an environment is made."""
+
+
+def make_env(config: EnvConfig) -> MetaEnv:
+    """One environment that takes a policy's actions.
+
+    Raises:
+        EnvError: the name, an option or the action space cannot be used; the message says what can.
+    """
+    # Imported here so that reading ENVS stays cheap.
+    from pipeline.envs.wrappers import PolicyActions
+
+    return PolicyActions(_make_unscaled(config), config.action_scale)
+
+
+def make_batch_env(config: EnvConfig, num_rows: int, num_threads: int = 1) -> BatchEnv:
+    """N environments that take a policy's actions, stepped together, on as many threads if they can use them.
+
+    Raises:
+        EnvError: as `make_env`.
+    """
+    from pipeline.envs.loop_batch import LoopBatch
+
+    batch = make_env(config).batch(num_rows, num_threads)
+    return LoopBatch(lambda: make_env(config), num_rows) if batch is None else batch
+
+
+def _make_unscaled(config: EnvConfig) -> MetaEnv:
+    from pipeline.envs.wrappers import SingleTask
+
+    path = ENVS.get(config.name, config.name)
+    if ":" in path:
+        env = _make_from_path(path, config)
+    elif path in gymnasium.registry:
+        env = _make_from_gymnasium(config)
+    else:
+        raise EnvError(_unknown(config.name))
+    return env if isinstance(env, MetaEnv) else SingleTask(env)
+
+
+def _make_from_path(path: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    factory = _import(path)
+    try:
+        inspect.signature(factory).bind(**config.options)
+    except TypeError as problem:
+        allowed = [name for name in inspect.signature(factory).parameters if name != "render_mode"]
+        raise EnvError(
+            f"env.options of {config.name} are {config.options}: {problem}; allowed: {', '.join(allowed) or 'none'}"
+        ) from None
+    env = factory(**config.options)
+    if not isinstance(env, gymnasium.Env):
+        raise EnvError(f"env.name {config.name!r} makes a {type(env).__name__}; required a gymnasium.Env or MetaEnv")
+    return env
+
+
+def _make_from_gymnasium(config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    try:
+        # -1: no TimeLimit, since max_episode_steps of the run ends the episodes.
+        return gymnasium.make(config.name, max_episode_steps=-1, disable_env_checker=True, **config.options)
+    except (gymnasium.error.Error, TypeError, ImportError) as problem:
+        raise EnvError(f"gymnasium cannot make {config.name!r} with options {config.options}: {problem}") from problem
+
+
+def _import(path: str) -> Callable[..., Any]:
+    module_name, _, class_name = path.partition(":")
+    # A user's own module lies in the folder where the command runs, which an installed command does not search.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise EnvError(
+            f"env.name is {path!r}: {problem}; required module:Class, with the module in {os.getcwd()} or installed"
+        ) from problem
+
+
+def _unknown(name: str) -> str:
+    matches = difflib.get_close_matches(name, [*ENVS, *gymnasium.registry], n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(matches)}? " if matches else ""
+    return (
+        f"env.name is {name!r}; {hint}Required: one of {', '.join(ENVS)}; a name that gymnasium knows, such as "
+        "Hopper-v5; or module:Class for an environment of your own"
+    )

@@ -1,0 +1,132 @@
+"""What an environment must offer to be meta-trained on, one at a time and in batches."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+
+from pipeline.types import Array
+
+
+class EnvError(ValueError):
+    """An environment cannot be built or used as asked; the message says what was found and what is required."""
+
+
+@dataclass(frozen=True)
+class TaskField:
+    """One number of a task description.
+
+    Attributes:
+        name: column name, snake_case.
+        unit: "m", "m/s", "rad"; "1" for a number without a unit.
+        description: what the number means.
+    """
+
+    name: str
+    unit: str
+    description: str
+
+
+class BatchStep(NamedTuple):
+    """What one control step of n rows gave.
+
+    Attributes:
+        observations: [n, O] float64.
+        reward_terms: name -> [n] float64; their sum is the reward.
+        terminated: [n] bool, the task ended the episode.
+        truncated: [n] bool, the environment's own time limit ended it.
+    """
+
+    observations: Array
+    reward_terms: Mapping[str, Array]
+    terminated: Array
+    truncated: Array
+
+
+class BatchEnv(Protocol):
+    """N rows of one environment, each with its own task and episode, stepped together.
+
+    What a row computes depends on its task, its seed and its actions only: not on N, its place, its neighbours or the
+    number of threads.
+
+    Attributes:
+        num_rows: N.
+        observation_size: O.
+        action_size: A.
+    """
+
+    num_rows: int
+    observation_size: int
+    action_size: int
+
+    def reset(self, tasks: Array, seeds: Array) -> Array:
+        """[N, O] first observations: row i starts as `reset(seed=seeds[i])` of a single env with tasks[i] would."""
+        ...
+
+    def step(self, actions: Array, rows: Array) -> BatchStep:
+        """Step the n rows (sorted, unique) with actions [n, A]; the other rows stand still."""
+        ...
+
+    @property
+    def state(self) -> Array:
+        """[N, S] float64 copy of the simulator's state; S is 0 where it cannot be read."""
+        ...
+
+    def close(self) -> None:
+        """Free the simulators."""
+        ...
+
+
+class MetaEnv(gymnasium.Env[Array, Array]):
+    """A gymnasium Env with a distribution of tasks.
+
+    A subclass names its task parameters in `task_fields` and uses `self.task` in `step`; it puts the terms of the
+    reward into `info["reward_terms"]`, name -> number, summing to the reward. Task ranges in the class docstring.
+
+    Episodes have no time limit of their own: the sampler's `max_episode_steps` ends them.
+    """
+
+    task_fields: tuple[TaskField, ...] = ()
+    """The P numbers that describe a task, in the order of its vector."""
+
+    task_set: tuple[tuple[float, ...], ...] | None = None
+    """All tasks, where there are finitely many; a task's place in it is its id. None: a continuous distribution."""
+
+    _task: Array | None = None
+
+    @abstractmethod
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        """[B, P] float64, B independent draws from the task distribution."""
+
+    def set_task(self, task: Array) -> None:
+        """Switch to a task [P]; the next `step` is already rewarded by it."""
+        self._task = check_task(self, task)
+
+    @property
+    def task(self) -> Array:
+        """[P] float64, the current task; before the first `set_task` a fixed draw, so that an env works as it comes."""
+        if self._task is None:
+            self.set_task(self.sample_tasks(1, np.random.default_rng(0))[0])
+        assert self._task is not None
+        return self._task
+
+    def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
+        """A BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""
+        del num_rows, num_threads
+        return None
+
+
+def check_task(env: MetaEnv, task: Array) -> Array:
+    """The task as [P] float64.
+
+    Raises:
+        EnvError: it has another shape, or an entry that is not finite.
+    """
+    names = [field.name for field in env.task_fields]
+    value = np.array(task, np.float64)
+    if value.shape != (len(names),) or not np.isfinite(value).all():
+        raise EnvError(f"{type(env).__name__}.set_task: found {value!r}; required {len(names)} finite numbers {names}")
+    return value

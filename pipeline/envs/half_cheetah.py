@@ -1,0 +1,124 @@
+"""The half-cheetah: a planar runner with two legs, to be sent in a direction or to a speed."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
+
+from abc import abstractmethod
+
+import mujoco
+import numpy as np
+
+from pipeline.envs.contract import TaskField
+from pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot
+from pipeline.types import Array
+
+
+class HalfCheetah(MujocoRobot):
+    """The robot without a task: model, observations and starts are those of gymnasium's HalfCheetah-v5.
+
+    | observation | content                                                            | unit     |
+    | ----------- | ------------------------------------------------------------------ | -------- |
+    | 0           | height of the front tip (rootz)                                    | m        |
+    | 1           | angle of the front tip (rooty)                                     | rad      |
+    | 2-4         | angles of back thigh, shin, foot                                   | rad      |
+    | 5-7         | angles of front thigh, shin, foot                                  | rad      |
+    | 8-9         | velocity of the front tip, forward and up                          | m/s      |
+    | 10          | angular velocity of the front tip                                  | rad/s    |
+    | 11-13       | angular velocities of back thigh, shin, foot                       | rad/s    |
+    | 14-16       | angular velocities of front thigh, shin, foot                      | rad/s    |
+
+    | action | content                                  | range  | unit                                    |
+    | ------ | ---------------------------------------- | ------ | --------------------------------------- |
+    | 0-2    | torque at back thigh, shin, foot         | [-1,1] | 120, 90, 60 N m (gear of the motor)     |
+    | 3-5    | torque at front thigh, shin, foot        | [-1,1] | 120, 60, 30 N m                         |
+
+    Start: joint positions U(-0.1, 0.1) around the rest pose, velocities 0.1 N(0, 1). A control step is 0.05 s (five
+    physics steps). Never terminates.
+    """
+
+    frame_skip = 5
+    reset_noise = 0.1
+    control_cost = 0.05
+    total_mass = 14.0
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(_load_model(), render_mode)
+
+    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        qpos = self.model.qpos0 + rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
+        return qpos, self.reset_noise * rng.standard_normal(self.model.nv)
+
+    def observe(self, qpos: Array, qvel: Array) -> Array:
+        return np.concatenate([qpos[:, 1:], qvel], axis=1)
+
+    def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
+        velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
+        squares = np.square(motion.actions)
+        # Added column by column: numpy may sum an axis in another order for another number of rows.
+        effort = squares[:, 0].copy()
+        for column in squares.T[1:]:
+            effort += column
+        return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * effort}
+
+    @abstractmethod
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        """[n], what a forward velocity [n] in m/s is worth."""
+
+
+class HalfCheetahDir(HalfCheetah):
+    """Run forward or backward, which only the reward tells apart (ProMP's HalfCheetahRandDirec).
+
+    Observation, action and start: see HalfCheetah.
+
+    | task field | unit | distribution                                 |
+    | ---------- | ---- | -------------------------------------------- |
+    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+
+    | reward term | value                                            | unit  |
+    | ----------- | ------------------------------------------------ | ----- |
+    | run         | direction * v_x, mean over the step              | m/s   |
+    | control     | -0.05 * ‖action‖², of the action in [-1, 1]      | 1     |
+    """
+
+    task_fields = (TaskField("direction", "1", "+1 to run forward, -1 to run backward"),)
+    task_set = ((-1.0,), (1.0,))
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return 2.0 * rng.integers(2, size=(num_tasks, 1)) - 1.0
+
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        return tasks[:, 0] * velocity
+
+
+class HalfCheetahVel(HalfCheetah):
+    """Run forward at a speed that only the reward tells (ProMP's HalfCheetahRandVel).
+
+    Observation, action and start: see HalfCheetah.
+
+    | task field | unit | distribution |
+    | ---------- | ---- | ------------ |
+    | velocity   | m/s  | U(0, 3)      |
+
+    | reward term | value                                            | unit  |
+    | ----------- | ------------------------------------------------ | ----- |
+    | run         | -abs(v_x - velocity), v_x: mean over the step    | m/s   |
+    | control     | -0.05 * ‖action‖², of the action in [-1, 1]      | 1     |
+
+    Other projects draw the velocity from U(0, 2): returns do not compare.
+    """
+
+    task_fields = (TaskField("velocity", "m/s", "forward velocity to hold"),)
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return rng.uniform(0, 3, (num_tasks, 1))
+
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        return -np.abs(velocity - tasks[:, 0])
+
+
+def _load_model() -> mujoco.MjModel:
+    # MuJoCo 4 warns of `settotalmass` on every load; setting the mass afterwards gives the same model.
+    xml = (GYMNASIUM_MODELS / "half_cheetah.xml").read_text(encoding="utf-8")
+    model = mujoco.MjModel.from_xml_string(xml.replace('settotalmass="14"', ""))
+    mujoco.mj_setTotalmass(model, HalfCheetah.total_mass)
+    mujoco.mj_setConst(model, mujoco.MjData(model))
+    return model

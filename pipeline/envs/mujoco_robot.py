@@ -1,0 +1,197 @@
+"""Robots simulated by MuJoCo: one at a time, and many at once on several threads."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
+
+import copy
+import ctypes
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import mujoco
+import numpy as np
+from gymnasium.spaces import Box
+from mujoco import batch as mujoco_batch
+
+from pipeline.envs.contract import BatchStep, EnvError, MetaEnv
+from pipeline.types import Array
+
+GYMNASIUM_MODELS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+
+
+@dataclass(frozen=True)
+class Motion:
+    """One control step of n simulations.
+
+    Attributes:
+        qpos_before: [n, nq] joint positions before the step.
+        qpos: [n, nq] after it.
+        qvel: [n, nv] joint velocities after it.
+        actions: [n, A] controls that were applied.
+        dt: seconds from one to the other.
+    """
+
+    qpos_before: Array
+    qpos: Array
+    qvel: Array
+    actions: Array
+    dt: float
+
+
+class MujocoRobot(MetaEnv):
+    """A robot whose subclass gives its rules for n simulations at once.
+
+    One robot (`step`) and many (`batch`) go through the same rules, and every operation in them works on each row by
+    itself, so both give the same bits. Physics and observations are float64.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 20}
+    frame_skip: ClassVar[int]
+    """Physics steps per control step."""
+
+    def __init__(self, model: mujoco.MjModel, render_mode: str | None = None) -> None:
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise EnvError(f"{type(self).__name__}: render_mode is {render_mode!r}; required None or 'rgb_array'")
+        self.model = model
+        self.data = mujoco.MjData(model)
+        self.render_mode = render_mode
+        self.dt = model.opt.timestep * self.frame_skip
+        size = self.observe(self.data.qpos[None], self.data.qvel[None]).shape[1]
+        self.observation_space = Box(-np.inf, np.inf, (size,), np.float64)
+        low, high = model.actuator_ctrlrange.T
+        self.action_space = Box(low, high, dtype=np.float64)
+        self._renderer: mujoco.Renderer | None = None
+
+    @abstractmethod
+    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """The first joint positions [nq] and velocities [nv] of an episode."""
+
+    @abstractmethod
+    def observe(self, qpos: Array, qvel: Array) -> Array:
+        """[n, O] from [n, nq] and [n, nv]."""
+
+    @abstractmethod
+    def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
+        """Name -> [n], the terms of the reward for a step."""
+
+    def terminal(self, motion: Motion, tasks: Array) -> Array:
+        """[n] bool, whether a step ended the episode; the default is never."""
+        del tasks
+        return np.zeros(len(motion.qpos), np.bool_)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.qpos[:], self.data.qvel[:] = self.start(self.np_random)
+        mujoco.mj_forward(self.model, self.data)
+        return self._observation(), {}
+
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        qpos_before = self.data.qpos.copy()
+        self.data.ctrl[:] = action
+        mujoco.mj_step(self.model, self.data, nstep=self.frame_skip)
+        actions = np.asarray(action, np.float64)[None]
+        motion = Motion(qpos_before[None], self.data.qpos[None], self.data.qvel[None], actions, self.dt)
+        tasks = self.task[None]
+        terms = {name: float(term[0]) for name, term in self.reward_terms(motion, tasks).items()}
+        terminated = bool(self.terminal(motion, tasks)[0])
+        return self._observation(), sum(terms.values()), terminated, False, {"reward_terms": terms}
+
+    def _observation(self) -> Array:
+        return self.observe(self.data.qpos[None], self.data.qvel[None])[0]
+
+    def batch(self, num_rows: int, num_threads: int) -> "MujocoBatch | None":
+        # A subclass with a step or reset of its own has rules that the batch does not know.
+        if type(self).step is not MujocoRobot.step or type(self).reset is not MujocoRobot.reset:
+            return None
+        return MujocoBatch(self, num_rows, num_threads)
+
+    def render(self) -> Any:
+        """[height, width, 3] uint8, or None without render_mode="rgb_array"."""
+        if self.render_mode is None:
+            return None
+        if self._renderer is None:
+            self._renderer = mujoco.Renderer(self.model)
+        self._renderer.update_scene(self.data, camera="track" if self.model.ncam else -1)
+        return self._renderer.render()
+
+    def close(self) -> None:
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+
+class MujocoBatch:
+    """N simulations of one robot on `num_threads` threads; the bits do not depend on their number."""
+
+    def __init__(self, robot: MujocoRobot, num_rows: int, num_threads: int) -> None:
+        self._robot = robot
+        self._batch = physics_batch(robot.model, num_rows, num_threads)
+        self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
+        self._tasks = np.zeros((num_rows, len(robot.task_fields)))
+        self.num_rows = num_rows
+        self.observation_size = robot.observation_space.shape[0]  # pyright: ignore[reportOptionalSubscript]
+        self.action_size = robot.model.nu
+
+    def reset(self, tasks: Array, seeds: Array) -> Array:
+        stop_profiling_timer()
+        self._tasks = tasks
+        self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
+        for row, seed in enumerate(seeds.tolist()):
+            self._qpos[row], self._qvel[row] = self._robot.start(np.random.Generator(np.random.PCG64(seed)))
+        # As a single robot's reset does: the solver's first step starts from what this leaves behind.
+        self._batch.forward()
+        return self._robot.observe(self._qpos, self._qvel)
+
+    def step(self, actions: Array, rows: Array) -> BatchStep:
+        if len(rows) == self.num_rows:
+            return self._step(actions, None, slice(None))
+        return self._step(actions, rows, rows)
+
+    def _step(self, actions: Array, ids: Array | None, rows: Array | slice) -> BatchStep:
+        qpos_before = self._qpos[rows].copy()
+        self._ctrl[rows] = actions
+        self._batch.step(ids=ids, nstep=self._robot.frame_skip)
+        qpos, qvel, tasks = self._qpos[rows], self._qvel[rows], self._tasks[rows]
+        motion = Motion(qpos_before, qpos, qvel, actions, self._robot.dt)
+        terms = self._robot.reward_terms(motion, tasks)
+        terminated = self._robot.terminal(motion, tasks)
+        return BatchStep(self._robot.observe(qpos, qvel), terms, terminated, np.zeros(len(actions), np.bool_))
+
+    @property
+    def state(self) -> Array:
+        return np.concatenate([self._qpos, self._qvel], axis=1)
+
+    def close(self) -> None:
+        # The batch frees its threads when it is collected.
+        del self._batch
+
+
+def physics_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> mujoco_batch.Batch:
+    """MuJoCo's own batch of a robot that stands alone in its scene, without what such a robot pays for in vain."""
+    model = copy.copy(model)
+    # Solving contacts island by island gives the same bits, and costs time where there is but one island.
+    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
+    return mujoco_batch.Batch(model, num_rows, num_threads)
+
+
+def stop_profiling_timer() -> None:
+    """Stop the Python binding from timing every part of every physics step, which costs a tenth of it.
+
+    The binding installs a C callback for that; clearing the pointer is all there is, since `set_mjcb_time(None)` puts
+    the callback back. To be called before each rollout, since other uses of MuJoCo in this process may do the same.
+    """
+    library = _mujoco_library()
+    if library is not None:
+        ctypes.c_void_p.in_dll(library, "mjcb_time").value = None
+
+
+@cache
+def _mujoco_library() -> ctypes.CDLL | None:
+    for path in Path(mujoco.__file__).parent.glob("*mujoco*"):
+        if path.suffix in (".dll", ".dylib") or path.name.startswith("libmujoco.so"):
+            return ctypes.CDLL(str(path))
+    return None

@@ -1,0 +1,172 @@
+"""Point robots in the plane, and those that go to a goal: cheap tasks on which adaptation can be seen."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium.spaces import Box
+
+from pipeline.envs.contract import BatchStep, MetaEnv, TaskField
+from pipeline.types import Array
+
+GOAL = (
+    TaskField("goal_x", "m", "where to go, first coordinate"),
+    TaskField("goal_y", "m", "where to go, second coordinate"),
+)
+
+
+class PointRobot(MetaEnv):
+    """A point whose whole state is observed. Subclasses give its rules for n points at once.
+
+    One point (`step`) and many (`batch`) go through the same rules, and every operation in them works on each row by
+    itself, so both give the same bits.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    max_action: ClassVar[float]
+    state_size: ClassVar[int] = 2
+
+    def __init__(self) -> None:
+        self.observation_space = Box(-np.inf, np.inf, (self.state_size,), np.float64)
+        self.action_space = Box(-self.max_action, self.max_action, (2,), np.float64)
+        self._state = np.zeros(self.state_size)
+
+    @abstractmethod
+    def start(self, rng: np.random.Generator) -> Array:
+        """[S], the first state of an episode."""
+
+    def advance(self, states: Array, actions: Array, tasks: Array) -> Array:
+        """[n, S], the states after one step; the actions are clipped here."""
+        del tasks
+        return states + np.clip(actions, -self.max_action, self.max_action)
+
+    @abstractmethod
+    def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
+        """Name -> [n], the terms of the reward for moving from `states` to `next_states`."""
+
+    def terminal(self, states: Array, tasks: Array) -> Array:
+        """[n] bool, whether an episode ends in a state; the default is never."""
+        del tasks
+        return np.zeros(len(states), np.bool_)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._state = self.start(self.np_random)
+        return self._state.copy(), {}
+
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        states, tasks = self._state[None], self.task[None]
+        next_states = self.advance(states, np.asarray(action, np.float64)[None], tasks)
+        terms = {name: float(term[0]) for name, term in self.reward_terms(states, next_states, tasks).items()}
+        terminated = bool(self.terminal(next_states, tasks)[0])
+        self._state = next_states[0]
+        return self._state.copy(), sum(terms.values()), terminated, False, {"reward_terms": terms}
+
+    def batch(self, num_rows: int, num_threads: int) -> "PointBatch | None":
+        del num_threads
+        # A subclass with a step or reset of its own has rules that the batch does not know.
+        if type(self).step is not PointRobot.step or type(self).reset is not PointRobot.reset:
+            return None
+        return PointBatch(self, num_rows)
+
+
+class PointBatch:
+    """N points, stepped as arrays."""
+
+    action_size = 2
+
+    def __init__(self, robot: PointRobot, num_rows: int) -> None:
+        self._robot = robot
+        self.num_rows = num_rows
+        self.observation_size = robot.state_size
+        self._states = np.zeros((num_rows, robot.state_size))
+        self._tasks = np.zeros((num_rows, len(robot.task_fields)))
+
+    def reset(self, tasks: Array, seeds: Array) -> Array:
+        self._tasks = tasks
+        for row, seed in enumerate(seeds.tolist()):
+            self._states[row] = self._robot.start(np.random.Generator(np.random.PCG64(seed)))
+        return self._states.copy()
+
+    def step(self, actions: Array, rows: Array) -> BatchStep:
+        states, tasks = self._states[rows], self._tasks[rows]
+        next_states = self._robot.advance(states, actions, tasks)
+        self._states[rows] = next_states
+        terms = self._robot.reward_terms(states, next_states, tasks)
+        terminated = self._robot.terminal(next_states, tasks)
+        return BatchStep(next_states, terms, terminated, np.zeros(len(rows), np.bool_))
+
+    @property
+    def state(self) -> Array:
+        return self._states.copy()
+
+    def close(self) -> None:
+        pass
+
+
+class Point2D(PointRobot):
+    """Go to the origin from anywhere: one task, for checks without adaptation (MetaPointEnv).
+
+    | observation | unit | | action | unit | range |
+    | ----------- | ---- |-| ------ | ---- | ----- |
+    | x, y        | m    | | dx, dy | m    | ±0.1  |
+
+    Task parameters: none. Start: U(-2, 2) per axis. Reward term: distance = -‖s'‖, m. Terminates when |x| and |y|
+    are both below 0.01 m.
+    """
+
+    task_set = ((),)
+    max_action = 0.1
+    near = 0.01
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        del rng
+        return np.zeros((num_tasks, 0))
+
+    def start(self, rng: np.random.Generator) -> Array:
+        return rng.uniform(-2, 2, 2)
+
+    def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
+        return {"distance": -norm(next_states)}
+
+    def terminal(self, states: Array, tasks: Array) -> Array:
+        return np.asarray(np.all(np.abs(states) < self.near, axis=1))
+
+
+class Point2DGoal(PointRobot):
+    """Go from the origin to a goal that the observation does not show (MetaPointEnv, version 2).
+
+    | observation | unit | | action | unit | range |
+    | ----------- | ---- |-| ------ | ---- | ----- |
+    | x, y        | m    | | dx, dy | m    | ±0.1  |
+
+    | task field     | unit | distribution |
+    | -------------- | ---- | ------------ |
+    | goal_x, goal_y | m    | U(-2, 2)     |
+
+    Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when the point is within 0.01 m of the goal
+    on both axes. Differs from the original, which tests for nearness to the origin, where every episode starts.
+    """
+
+    task_fields = GOAL
+    max_action = 0.1
+    near = 0.01
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return rng.uniform(-2, 2, (num_tasks, 2))
+
+    def start(self, rng: np.random.Generator) -> Array:
+        del rng
+        return np.zeros(2)
+
+    def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
+        return {"distance": -norm(next_states - tasks)}
+
+    def terminal(self, states: Array, tasks: Array) -> Array:
+        return np.asarray(np.all(np.abs(states - tasks) < self.near, axis=1))
+
+
+def norm(vectors: Array) -> Array:
+    """[n], lengths of [n, 2]."""
+    # Written out: numpy may sum an axis in another order for another number of rows.
+    return np.sqrt(vectors[:, 0] * vectors[:, 0] + vectors[:, 1] * vectors[:, 1])

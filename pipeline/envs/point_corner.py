@@ -1,0 +1,171 @@
+"""Point robots that go to one of four corners: straight, through walls, or by accelerating."""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from pipeline.envs.contract import EnvError, TaskField
+from pipeline.envs.point import GOAL, PointRobot, norm
+from pipeline.types import Array
+
+RewardName = Literal["dense", "dense_squared", "sparse"]
+
+CORNERS = ((-2.0, -2.0), (-2.0, 2.0), (2.0, -2.0), (2.0, 2.0))
+
+
+class PointCorner(PointRobot):
+    """Go to one of four corners, which only the reward tells apart (MetaPointEnvCorner).
+
+    | observation | unit | | action | unit | range |
+    | ----------- | ---- |-| ------ | ---- | ----- |
+    | x, y        | m    | | dx, dy | m    | ±0.2  |
+
+    | task field     | unit | distribution                                     |
+    | -------------- | ---- | ------------------------------------------------ |
+    | goal_x, goal_y | m    | uniform over (±2, ±2), with replacement; id 0-3  |
+
+    | option `reward`  | term             | value, with d the distance to the goal, m                           |
+    | ---------------- | ---------------- | ------------------------------------------------------------------- |
+    | dense            | distance         | -d(s')                                                              |
+    | dense_squared    | squared_distance | -d(s')², m²                                                         |
+    | sparse (default) | progress         | d(s) - d(s') where ‖s'‖₁ >= 0.5 m and no corner is nearer, else 0   |
+
+    Start: U(-0.2, 0.2) per axis. Never terminates.
+    """
+
+    task_fields = GOAL
+    task_set = CORNERS
+    max_action = 0.2
+    rewards: ClassVar[tuple[RewardName, ...]] = ("dense", "dense_squared", "sparse")
+    sparse_radius = 0.5
+
+    def __init__(self, reward: RewardName = "sparse") -> None:
+        super().__init__()
+        self.reward = _check_reward(self, reward)
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return np.array(CORNERS)[rng.integers(len(CORNERS), size=num_tasks)]
+
+    def start(self, rng: np.random.Generator) -> Array:
+        return rng.uniform(-0.2, 0.2, 2)
+
+    def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
+        distance = norm(next_states[:, :2] - tasks[:, :2])
+        if self.reward == "dense":
+            return {"distance": -distance}
+        if self.reward == "dense_squared":
+            return {"squared_distance": -np.square(distance)}
+        return self.sparse_terms(states, next_states, tasks, distance)
+
+    def sparse_terms(self, states: Array, next_states: Array, tasks: Array, distance: Array) -> dict[str, Array]:
+        """The reward term of the sparse variant; `distance` [n] is the one after the step."""
+        progress = norm(states - tasks) - distance
+        outside = np.abs(next_states).sum(axis=1) >= self.sparse_radius
+        nearest = (next_states * tasks >= 0).all(axis=1)
+        return {"progress": np.where(outside & nearest, progress, 0.0)}
+
+
+class PointWalls(PointCorner):
+    """Go to one of four corners through two round walls, each open at a place of its own (MetaPointEnvWalls).
+
+    | observation | unit | | action | unit | range |
+    | ----------- | ---- |-| ------ | ---- | ----- |
+    | x, y        | m    | | dx, dy | m    | ±0.2  |
+
+    | task field         | unit | distribution                               |
+    | ------------------ | ---- | ------------------------------------------ |
+    | goal_x, goal_y     | m    | uniform over (±2, ±2), with replacement    |
+    | gap_1_x, gap_1_y   | m    | uniform on the circle of radius 1 m        |
+    | gap_2_x, gap_2_y   | m    | uniform on the circle of radius 2 m        |
+
+    A move outwards through the wall of radius 1 or 2 passes only if it ends within 1 m of that wall's gap; else it
+    ends just inside the wall, in the same direction. Moves inwards are free.
+
+    | option `reward` | term     | value, with d the distance to the goal, m          |
+    | --------------- | -------- | -------------------------------------------------- |
+    | dense (default) | distance | -d(s')                                             |
+    | sparse          | progress | d(s) - d(s') where d(s') < 2 m, else 0             |
+
+    Start: U(-0.2, 0.2) per axis. Never terminates. Differs from the original: the reward is that of the place where
+    the point really ends, not of the place behind the wall; the sparse reward is 0 outside its radius, where the
+    original gives none; and a point exactly on a wall counts as inside it, where the original stops with an error.
+    """
+
+    task_fields = (
+        *GOAL,
+        TaskField("gap_1_x", "m", "opening of the inner wall, first coordinate"),
+        TaskField("gap_1_y", "m", "opening of the inner wall, second coordinate"),
+        TaskField("gap_2_x", "m", "opening of the outer wall, first coordinate"),
+        TaskField("gap_2_y", "m", "opening of the outer wall, second coordinate"),
+    )
+    task_set = None
+    rewards = ("dense", "sparse")
+    sparse_radius = 2.0
+    gap_reach = 1.0
+
+    def __init__(self, reward: RewardName = "dense") -> None:
+        super().__init__(reward)
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        goals = super().sample_tasks(num_tasks, rng)
+        angles = rng.uniform(0, 2 * np.pi, (num_tasks, 2))
+        inner, outer = (r * np.stack([np.cos(a), np.sin(a)], axis=1) for r, a in zip((1, 2), angles.T, strict=True))
+        return np.concatenate([goals, inner, outer], axis=1)
+
+    def advance(self, states: Array, actions: Array, tasks: Array) -> Array:
+        moved = super().advance(states, actions, tasks)
+        radius, next_radius = norm(states), norm(moved)
+        for wall, gaps in ((1.0, tasks[:, 2:4]), (2.0, tasks[:, 4:6])):
+            crosses = (radius <= wall) & (next_radius > wall)
+            blocked = crosses & (norm(moved - gaps) > self.gap_reach)
+            shrink = np.where(blocked, next_radius / wall + 1e-6, 1.0)
+            moved = moved / shrink[:, None]
+        return moved
+
+    def sparse_terms(self, states: Array, next_states: Array, tasks: Array, distance: Array) -> dict[str, Array]:
+        progress = norm(states - tasks[:, :2]) - distance
+        return {"progress": np.where(distance < self.sparse_radius, progress, 0.0)}
+
+
+class PointMomentum(PointCorner):
+    """Go to one of four corners by accelerating (MetaPointEnvMomentum).
+
+    | observation | unit   | | action   | unit    | range |
+    | ----------- | ------ |-| -------- | ------- | ----- |
+    | x, y        | m      | | dvx, dvy | m/step² | ±0.1  |
+    | vx, vy      | m/step | |          |         |       |
+
+    | task field     | unit | distribution                                     |
+    | -------------- | ---- | ------------------------------------------------ |
+    | goal_x, goal_y | m    | uniform over (±2, ±2), with replacement; id 0-3  |
+
+    | option `reward`  | term             | value, with d the distance to the goal, m |
+    | ---------------- | ---------------- | ----------------------------------------- |
+    | dense            | distance         | -d(s')                                    |
+    | dense_squared    | squared_distance | -d(s')², m²                               |
+    | sparse (default) | nearness         | max(2 - d(s'), 0)                         |
+
+    The velocity changes first and moves the point in the same step; speed has no limit. Start: position U(-0.2, 0.2),
+    velocity U(-0.1, 0.1) per axis. Never terminates.
+    """
+
+    max_action = 0.1
+    state_size = 4
+    sparse_radius = 2.0
+
+    def start(self, rng: np.random.Generator) -> Array:
+        return np.concatenate([rng.uniform(-0.2, 0.2, 2), rng.uniform(-0.1, 0.1, 2)])
+
+    def advance(self, states: Array, actions: Array, tasks: Array) -> Array:
+        del tasks
+        velocities = states[:, 2:] + np.clip(actions, -self.max_action, self.max_action)
+        return np.concatenate([states[:, :2] + velocities, velocities], axis=1)
+
+    def sparse_terms(self, states: Array, next_states: Array, tasks: Array, distance: Array) -> dict[str, Array]:
+        return {"nearness": np.maximum(self.sparse_radius - distance, 0.0)}
+
+
+def _check_reward(env: PointCorner, reward: RewardName) -> RewardName:
+    if reward not in env.rewards:
+        raise EnvError(f"{type(env).__name__}: reward is {reward!r}; required one of {', '.join(env.rewards)}")
+    return reward

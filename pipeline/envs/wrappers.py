@@ -1,0 +1,155 @@
+"""Between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+from pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv
+from pipeline.types import Array
+
+
+class ActionMap:
+    """What turns actions of a policy [..., A] into actions inside an environment's box.
+
+    With a scale c, [-c, c] is mapped linearly onto the box; without one, actions are taken as they are. Both clip to
+    the box. With c = 10 and a policy of standard deviation 1, the noise is 10 % of the box's half-width (as in ProMP).
+    """
+
+    def __init__(self, box: Box, scale: float | None) -> None:
+        self.low = box.low.astype(np.float64)
+        self.high = box.high.astype(np.float64)
+        self.scale = scale
+        if scale is not None and not box.is_bounded():
+            raise EnvError(
+                f"the action box {box} has no bounds, so action_scale {scale} cannot be mapped onto it; "
+                "set env.action_scale to null to act directly"
+            )
+
+    def __call__(self, actions: Array) -> Array:
+        """Float64, of the shape of `actions`."""
+        if self.scale is None:
+            return np.clip(actions, self.low, self.high, dtype=np.float64)
+        mapped = actions.astype(np.float64)
+        mapped += self.scale
+        mapped *= (self.high - self.low) / (2 * self.scale)
+        mapped += self.low
+        return np.clip(mapped, self.low, self.high, out=mapped)
+
+
+class PolicyActions(MetaEnv):
+    """A MetaEnv that takes a policy's actions, by way of an ActionMap."""
+
+    def __init__(self, env: MetaEnv, scale: float | None) -> None:
+        box = _action_box(env)
+        self.env = env
+        self.action_map = ActionMap(box, scale)
+        self.task_fields = env.task_fields
+        self.task_set = env.task_set
+        self.observation_space = env.observation_space
+        self.action_space = box if scale is None else Box(-scale, scale, box.shape, np.float32)
+        self.metadata = env.metadata
+        self.render_mode = env.render_mode
+        self.spec = env.spec
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return self.env.sample_tasks(num_tasks, rng)
+
+    def set_task(self, task: Array) -> None:
+        self.env.set_task(task)
+
+    @property
+    def task(self) -> Array:
+        return self.env.task
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
+        return self.env.step(self.action_map(np.asarray(action)).astype(self.env.action_space.dtype))
+
+    def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
+        batch = self.env.batch(num_rows, num_threads)
+        return None if batch is None else PolicyActionsBatch(batch, self.action_map)
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+    @property
+    def unwrapped(self) -> gymnasium.Env[Any, Any]:
+        return self.env.unwrapped
+
+
+class PolicyActionsBatch:
+    """A BatchEnv that takes a policy's actions, by way of an ActionMap."""
+
+    def __init__(self, batch: BatchEnv, action_map: ActionMap) -> None:
+        self._batch = batch
+        self._action_map = action_map
+        self.num_rows = batch.num_rows
+        self.observation_size = batch.observation_size
+        self.action_size = batch.action_size
+
+    def reset(self, tasks: Array, seeds: Array) -> Array:
+        return self._batch.reset(tasks, seeds)
+
+    def step(self, actions: Array, rows: Array) -> BatchStep:
+        return self._batch.step(self._action_map(actions), rows)
+
+    @property
+    def state(self) -> Array:
+        return self._batch.state
+
+    def close(self) -> None:
+        self._batch.close()
+
+
+class SingleTask(MetaEnv):
+    """Any gymnasium env as a MetaEnv with one task, which has no parameters."""
+
+    task_set = ((),)
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self.env = env
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
+        self.metadata = env.metadata
+        self.render_mode = env.render_mode
+        self.spec = env.spec
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        del rng
+        return np.zeros((num_tasks, 0))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated, truncated, {"reward_terms": {"reward": reward}, **info}
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+    @property
+    def unwrapped(self) -> gymnasium.Env[Any, Any]:
+        return self.env.unwrapped
+
+
+def _action_box(env: MetaEnv) -> Box:
+    space = env.action_space
+    if not isinstance(space, Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
+        raise EnvError(
+            f"{type(env.unwrapped).__name__} has the action space {space}; required a Box of floats with one axis, "
+            "since the policy is a Gaussian. Wrap the environment so that it offers one"
+        )
+    return space

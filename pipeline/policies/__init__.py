@@ -1,0 +1,5 @@
+"""Policies: functions of explicit parameters, without hidden state."""
+
+from pipeline.policies.config import PolicyConfig
+
+__all__ = ["PolicyConfig"]

@@ -1,0 +1,28 @@
+"""What a policy looks like, as plain data: workers read it without importing torch."""
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from pipeline.schema import Settings
+
+LayerSize = Annotated[int, Field(ge=1)]
+
+
+class PolicyConfig(Settings):
+    """A Gaussian policy: tanh network for the mean, one standard deviation per action that no state changes."""
+
+    hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
+    """Units in each hidden layer of the mean network."""
+    init_std: float = Field(default=1.0, gt=0)
+    """Standard deviation of every action before training."""
+    min_std: float = Field(default=1e-6, gt=0)
+    """Floor of the standard deviation, wherever it is used: acting, recording, losses."""
+    learn_std: bool = True
+    """Whether adaptation and meta-training change the standard deviation; otherwise it stays at init_std."""
+
+    @model_validator(mode="after")
+    def _floor_is_below_start(self) -> "PolicyConfig":
+        if self.min_std > self.init_std:
+            raise ValueError(f"min_std is {self.min_std} but init_std is {self.init_std}; use min_std <= init_std")
+        return self

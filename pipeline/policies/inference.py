@@ -1,0 +1,71 @@
+"""The Gaussian policy's forward pass for acting: numpy only, all tasks at once, in fixed shapes."""
+
+import numpy as np
+
+from pipeline.policies.config import PolicyConfig
+from pipeline.types import Array, Params, TaskParams
+
+# The bits of a row of a float32 matrix product depend on how many rows the product has: BLAS kernels work on blocks of
+# 4, 8 or 12 rows. So a task's product always has all its E rows, also when episodes have ended, padded to whole fours,
+# which keeps it off the kernels for single vectors.
+ROW_MULTIPLE = 4
+
+
+class GaussianInference:
+    """Means of the actions of B tasks x E rows, each task under its own parameters.
+
+    The bits of a task's actions do not depend on the other tasks, their number or their order.
+
+    Attributes:
+        log_std: [B, A] float32, with the floor applied.
+    """
+
+    def __init__(self, config: PolicyConfig, params: TaskParams, num_rows: int) -> None:
+        layers = [f"hidden_{i}" for i in range(len(config.hidden_sizes))] + ["output"]
+        self._kernels = [params.params[f"mean_network.{layer}.kernel"] for layer in layers]
+        biases = [params.params[f"mean_network.{layer}.bias"] for layer in layers]
+        self._biases = [np.ascontiguousarray(bias[:, None, :]) for bias in biases]
+        self.log_std = np.maximum(params.params["log_std"], np.float32(np.log(config.min_std)))
+        self._num_rows = num_rows
+        padded = -(-num_rows // ROW_MULTIPLE) * ROW_MULTIPLE
+        B, observation_size, _ = self._kernels[0].shape
+        self._inputs = np.zeros((B, padded, observation_size), np.float32)
+        self._outputs = [np.empty((B, padded, kernel.shape[2]), np.float32) for kernel in self._kernels]
+
+    @property
+    def inputs(self) -> Array:
+        """[B, E, O] float32 view: write the observations here."""
+        return self._inputs[:, : self._num_rows]
+
+    def mean(self) -> Array:
+        """[B, E, A] float32 for the current `inputs`; a view that the next call overwrites."""
+        x = self._inputs
+        for kernel, bias, out in zip(self._kernels, self._biases, self._outputs, strict=True):
+            np.matmul(x, kernel, out=out)
+            out += bias
+            if out is not self._outputs[-1]:
+                np.tanh(out, out=out)
+            x = out
+        return x[:, : self._num_rows]
+
+
+def check_params(config: PolicyConfig, params: Params, observation_size: int, action_size: int) -> None:
+    """Refuse parameters [B, ...] that do not fit the environment.
+
+    Raises:
+        ValueError: naming the parameter, its shape and the one required.
+    """
+    sizes = [observation_size, *config.hidden_sizes, action_size]
+    layers = [f"hidden_{i}" for i in range(len(config.hidden_sizes))] + ["output"]
+    required: dict[str, tuple[int, ...]] = {"log_std": (action_size,)}
+    for layer, rows, columns in zip(layers, sizes[:-1], sizes[1:], strict=True):
+        required[f"mean_network.{layer}.kernel"] = (rows, columns)
+        required[f"mean_network.{layer}.bias"] = (columns,)
+    for name, shape in required.items():
+        if name not in params or params[name].shape[1:] != shape:
+            found = params[name].shape if name in params else "nothing"
+            raise ValueError(f"policy parameter {name}: found {found}; required [B, {', '.join(map(str, shape))}]")
+        finite = np.isfinite(params[name])
+        if not finite.all():
+            task = np.argwhere(~finite)[0][0]
+            raise ValueError(f"policy parameter {name} of task {task} is not finite; required finite numbers")

@@ -1,0 +1,30 @@
+"""Draw the tasks of an iteration."""
+
+import numpy as np
+
+from pipeline.envs.contract import EnvError, MetaEnv
+from pipeline.seeding import generator
+from pipeline.types import Array, TaskBatch
+
+
+def sample_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int) -> TaskBatch:
+    """The meta-batch of an iteration: `num_tasks` independent draws from the env's task distribution.
+
+    Raises:
+        EnvError: the env's `sample_tasks` gives something else than [B, P] finite numbers.
+    """
+    params = np.asarray(env.sample_tasks(num_tasks, generator(run_seed, "tasks", iteration)), np.float64)
+    names = tuple(field.name for field in env.task_fields)
+    if params.shape != (num_tasks, len(names)) or not np.isfinite(params).all():
+        raise EnvError(
+            f"{type(env.unwrapped).__name__}.sample_tasks gave shape {params.shape}; "
+            f"required {(num_tasks, len(names))} finite numbers: one row per task, columns {names}"
+        )
+    return TaskBatch(params, _ids(env, params), names, tuple(field.unit for field in env.task_fields))
+
+
+def _ids(env: MetaEnv, params: Array) -> Array:
+    if env.task_set is None:
+        return np.full(len(params), -1, np.int64)
+    place = {task: index for index, task in enumerate(env.task_set)}
+    return np.array([place.get(tuple(task), -1) for task in params.tolist()], np.int64)

@@ -1,0 +1,176 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.envs import EnvConfig, EnvError, make_env
+from pipeline.envs.point import Point2D, Point2DGoal
+from pipeline.envs.point_corner import PointCorner, PointMomentum, PointWalls
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+moves = st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1, max_size=60)
+angles = st.floats(0, 2 * np.pi)
+CORNER = np.array([[2.0, 2.0]])
+
+
+def terms(env: PointCorner, state: list[float], next_state: list[float], goal: list[float]) -> float:
+    (term,) = env.reward_terms(np.array([state]), np.array([next_state]), np.array([goal])).values()
+    return float(term[0])
+
+
+@pytest.mark.parametrize("reward", ["sparse", "dense", "dense_squared"])
+def test_corner_agrees_with_the_original_to_1e_6(reward: str) -> None:
+    golden = np.load(GOLDEN / "env_point_corner_normalized.npz")
+    env = make_env(EnvConfig(name="point-corner", options={"reward": reward}))
+    env.reset(seed=0)
+    point = env.unwrapped
+    assert isinstance(point, PointCorner)
+    for state, action, goal, next_state, value in zip(
+        *(golden[f"{reward}_{name}"] for name in ("state", "policy_action", "goal", "next_state", "reward")),
+        strict=True,
+    ):
+        env.set_task(goal)
+        point._state = state
+        observation, found, *_ = env.step(action)
+        np.testing.assert_allclose(observation, next_state, atol=1e-6, rtol=0)
+        assert found == pytest.approx(value, abs=1e-6)
+
+
+@given(moves)
+def test_a_point_moves_by_its_clipped_action(actions: list[tuple[float, float]]) -> None:
+    env = PointCorner()
+    start, _ = env.reset(seed=1)
+    place = start
+    for action in actions:
+        place, *_ = env.step(np.array(action))
+    np.testing.assert_allclose(place - start, np.clip(actions, -0.2, 0.2).sum(axis=0), atol=1e-12)
+
+
+@given(moves)
+def test_momentum_adds_its_clipped_action_to_the_velocity_that_moves_it(actions: list[tuple[float, float]]) -> None:
+    env = PointMomentum()
+    start, _ = env.reset(seed=1)
+    observations = np.array([start] + [env.step(np.array(action))[0] for action in actions])
+    np.testing.assert_allclose(np.diff(observations[:, 2:], axis=0), np.clip(actions, -0.1, 0.1), atol=1e-12)
+    np.testing.assert_allclose(np.diff(observations[:, :2], axis=0), observations[1:, 2:], atol=1e-12)
+
+
+@given(moves, angles, angles)
+def test_a_wall_is_only_crossed_outwards_near_its_gap(
+    actions: list[tuple[float, float]], inner: float, outer: float
+) -> None:
+    env = PointWalls()
+    gaps = [r * np.array([np.cos(a), np.sin(a)]) for r, a in ((1, inner), (2, outer))]
+    env.set_task(np.concatenate([[2.0, 2.0], *gaps]))
+    before, _ = env.reset(seed=2)
+    for action in actions:
+        after, *_ = env.step(np.array(action))
+        for wall, gap in zip((1, 2), gaps, strict=True):
+            if np.linalg.norm(before) <= wall < np.linalg.norm(after):
+                assert np.linalg.norm(after - gap) <= 1
+        before = after
+
+
+def walled(action: list[float], gap_1: list[float]) -> tuple[np.ndarray, float]:
+    env = PointWalls()
+    env.set_task(np.array([2.0, 2.0, *gap_1, 2.0, 0.0]))
+    env.reset(seed=0)
+    env._state = np.array([0.95, 0.0])
+    observation, reward, *_ = env.step(np.array(action))
+    return observation, reward
+
+
+def test_a_blocked_move_ends_just_inside_the_wall_and_is_rewarded_for_the_place_it_ends_at() -> None:
+    place, reward = walled([0.2, 0.0], gap_1=[-1.0, 0.0])
+    np.testing.assert_allclose(place, [1 / (1 + 1e-6 / 1.15), 0.0], atol=1e-6)
+    assert np.linalg.norm(place) < 1
+    assert reward == -np.linalg.norm(place - CORNER[0])
+
+
+def test_a_move_through_the_gap_and_a_move_inwards_are_free() -> None:
+    np.testing.assert_allclose(walled([0.2, 0.0], gap_1=[1.0, 0.0])[0], [1.15, 0.0])
+    np.testing.assert_allclose(walled([-0.2, 0.0], gap_1=[-1.0, 0.0])[0], [0.75, 0.0])
+
+
+def test_a_point_exactly_on_a_wall_is_still_held_by_it() -> None:
+    env = PointWalls()
+    tasks = np.array([[2.0, 2.0, -1.0, 0.0, -2.0, 0.0]])
+    for wall in (1.0, 2.0):
+        moved = env.advance(np.array([[wall, 0.0]]), np.array([[0.2, 0.0]]), tasks)
+        assert np.linalg.norm(moved) < wall
+
+
+def test_walls_sparse_reward_is_progress_near_the_goal_and_nothing_elsewhere() -> None:
+    env = PointWalls(reward="sparse")
+    gaps = [1.0, 0.0, 2.0, 0.0]
+    assert terms(env, [1.0, 1.0], [1.1, 1.1], [2.0, 2.0, *gaps]) == pytest.approx(0.1 * np.sqrt(2))
+    assert terms(env, [-1.0, 0.0], [-0.9, 0.0], [2.0, 2.0, *gaps]) == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "next_state", "expected"),
+    [
+        ([0.3, 0.3], [0.4, 0.3], np.hypot(1.7, 1.7) - np.hypot(1.6, 1.7)),  # progress in the goal's quadrant
+        ([0.1, 0.1], [0.2, 0.2], 0.0),  # too near the start: 0.4 < 0.5
+        ([-0.4, 0.4], [-0.3, 0.4], 0.0),  # another corner is nearer
+        ([0.2, 0.5], [0.0, 0.6], np.hypot(1.8, 1.5) - np.hypot(2.0, 1.4)),  # two corners equally near count
+    ],
+)
+def test_corner_sparse_reward_cases(state: list[float], next_state: list[float], expected: float) -> None:
+    assert terms(PointCorner(), state, next_state, [2.0, 2.0]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_momentum_rewards_by_hand() -> None:
+    state, next_state = [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.5, 0.5]
+    goal = [2.0, 2.0]
+    assert terms(PointMomentum(), state, next_state, goal) == pytest.approx(2 - np.sqrt(2))
+    assert terms(PointMomentum(), state, [-1.0, 0.0, 0.0, 0.0], goal) == 0
+    assert terms(PointMomentum("dense"), state, next_state, goal) == pytest.approx(-np.sqrt(2))
+    assert terms(PointMomentum("dense_squared"), state, next_state, goal) == pytest.approx(-2)
+
+
+def test_the_goal_point_ends_at_its_goal_and_not_at_the_origin() -> None:
+    env = Point2DGoal()
+    env.set_task(np.array([0.25, -0.1]))
+    observation, _ = env.reset(seed=0)
+    assert np.array_equal(observation, [0.0, 0.0])
+    _, _, terminated, _, _ = env.step(np.zeros(2))
+    assert not terminated
+    for action in ([0.1, -0.1], [0.1, 0.0], [0.045, 0.005]):
+        _, reward, terminated, _, _ = env.step(np.array(action))
+    assert terminated
+    assert reward == pytest.approx(-np.hypot(0.005, 0.005))
+
+
+def test_the_plain_point_ends_at_the_origin() -> None:
+    env = Point2D()
+    env.reset(seed=0)
+    env._state = np.array([0.1, 0.1])
+    assert not env.step(np.array([-0.1, -0.08]))[2]
+    _, reward, terminated, _, _ = env.step(np.array([0.0, -0.02]))
+    assert terminated
+    assert reward == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("env", "low", "high"), [(Point2D, -2, 2), (PointCorner, -0.2, 0.2), (PointWalls, -0.2, 0.2)])
+def test_starts_are_uniform_over_their_box(env: type, low: float, high: float) -> None:
+    starts = np.array([env().reset(seed=s)[0] for s in range(400)])
+    # 400 draws: the mean of U(low, high) has a standard error of (high - low) / sqrt(12 * 400).
+    assert low <= starts.min() < low * 0.9
+    assert high * 0.9 < starts.max() <= high
+    assert np.abs(starts.mean(axis=0)).max() < 5 * (high - low) / np.sqrt(12 * 400)
+
+
+def test_gaps_lie_on_their_walls() -> None:
+    tasks = PointWalls().sample_tasks(100, np.random.default_rng(0))
+    np.testing.assert_allclose(np.linalg.norm(tasks[:, 2:4], axis=1), 1)
+    np.testing.assert_allclose(np.linalg.norm(tasks[:, 4:6], axis=1), 2)
+    assert {tuple(goal) for goal in tasks[:, :2].tolist()} == set(PointCorner.task_set)
+
+
+@pytest.mark.parametrize(("env", "reward"), [(PointCorner, "dens"), (PointWalls, "dense_squared")])
+def test_an_unknown_reward_is_refused_with_the_ones_there_are(env: type, reward: str) -> None:
+    with pytest.raises(EnvError, match=f"{env.__name__}: reward is '{reward}'; required one of dense, "):
+        env(reward=reward)

@@ -1,0 +1,220 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.envs import EnvConfig, EnvError, make_batch_env, make_env
+from pipeline.envs.loop_batch import LoopBatch
+from pipeline.envs.wrappers import SingleTask
+
+MODULE = '''
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from pipeline.envs import MetaEnv, TaskField
+
+
+class Plain(gymnasium.Env):
+    """Counts; ends at `last`, or by its own time limit at 6."""
+
+    observation_space = Box(0, 100, (1, 2), np.float32)
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, last=100, action_type=np.float32):
+        self.last, self.action_type = last, action_type
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.offset = 0, self.np_random.uniform()
+        return self.observe(), {}
+
+    def observe(self):
+        return np.array([[self.t, self.offset]], np.float32)
+
+    def step(self, action):
+        assert action.dtype == self.action_type and self.action_space.contains(action)
+        self.t += 1
+        return self.observe(), float(action[0]), self.t == self.last, self.t == 6, {}
+
+
+class Meta(Plain, MetaEnv):
+    task_fields = (TaskField("gain", "1", "factor of the reward"),)
+
+    def sample_tasks(self, num_tasks, rng):
+        return rng.uniform(1, 2, (num_tasks, 1))
+
+    def step(self, action):
+        observation, reward, *ended, info = super().step(action)
+        terms = {"gain": self.task[0], "action": reward}
+        return observation, sum(terms.values()), *ended, {"reward_terms": terms}
+
+
+class Wrong(Meta):
+    def step(self, action):
+        observation, reward, *ended, info = super().step(action)
+        return observation, reward + 1, *ended, info
+
+
+class Unsteady(Meta):
+    def step(self, action):
+        observation, reward, *ended, info = super().step(action)
+        terms = {f"t{self.t}": reward}
+        return observation, reward, *ended, {"reward_terms": terms}
+
+
+class Choices(Plain):
+    action_space = Discrete(3)
+
+
+class Endless(Plain):
+    action_space = Box(-np.inf, np.inf, (1,), np.float32)
+
+
+class Words(Plain):
+    observation_space = Discrete(3)
+
+
+class Shown(Plain):
+    def state_vector(self):
+        return np.array([self.offset])
+
+
+class NotAnEnv:
+    pass
+'''
+
+
+@pytest.fixture(autouse=True)
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_envs.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_envs", raising=False)
+
+
+def test_a_meta_env_of_ones_own_is_found_by_its_path_in_the_working_folder() -> None:
+    env = make_env(EnvConfig(name="own_envs:Meta", options={"last": 3}))
+    env.set_task(np.array([1.5]))
+    env.reset(seed=0)
+    _, reward, terminated, _, info = env.step(np.array([5.0], np.float32))
+    assert reward == 2.0
+    assert info["reward_terms"] == {"gain": 1.5, "action": 0.5}
+    assert not terminated
+
+
+def test_a_plain_gymnasium_env_is_a_meta_env_with_one_task() -> None:
+    env = make_env(EnvConfig(name="own_envs:Plain"))
+    assert isinstance(env.env, SingleTask)  # pyright: ignore[reportAttributeAccessIssue]
+    assert env.task_fields == ()
+    env.reset(seed=0)
+    _, reward, _, _, info = env.step(np.array([5.0], np.float32))
+    assert info["reward_terms"] == {"reward": reward} == {"reward": 0.5}
+
+
+def test_a_loop_of_envs_keeps_termination_and_the_envs_own_truncation_apart() -> None:
+    batch = make_batch_env(EnvConfig(name="own_envs:Meta", options={"last": 6}), 3)
+    assert isinstance(batch, LoopBatch)
+    assert (batch.observation_size, batch.action_size) == (2, 1)
+    first = batch.reset(np.array([[1.0], [2.0], [3.0]]), np.array([5, 6, 2**64 - 1], np.uint64))
+    assert np.array_equal(
+        first, [make_env(EnvConfig(name="own_envs:Meta")).reset(seed=s)[0][0] for s in (5, 6, 2**64 - 1)]
+    )
+    rows = np.array([0, 2])
+    for t in range(1, 7):
+        step = batch.step(np.full((2, 1), 10.0, np.float32), rows)
+        assert np.array_equal(step.observations[:, 0], [t, t])
+        assert np.array_equal(step.reward_terms["gain"], [1.0, 3.0])
+        assert np.array_equal(step.reward_terms["action"], [1.0, 1.0])
+        assert step.terminated.tolist() == step.truncated.tolist() == [t == 6] * 2
+    assert batch.step(np.zeros((1, 1), np.float32), np.array([1])).observations[0, 0] == 1
+    assert batch.state.shape == (3, 0)
+    batch.close()
+
+
+def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> None:
+    batch = make_batch_env(EnvConfig(name="own_envs:Shown"), 2)
+    first = batch.reset(np.zeros((2, 0)), np.array([5, 6], np.uint64))
+    assert np.array_equal(batch.state.astype(np.float32), first[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("half-cheeta-dir", r"env.name is 'half-cheeta-dir'; did you mean half-cheetah-dir or .*point-corner"),
+        ("no-such-thing-at-all", r"Required: one of half-cheetah-dir, .*Hopper-v5; or module:Class"),
+        ("own_envs:Missing", r"env.name is 'own_envs:Missing': .*no attribute 'Missing'; required module:Class"),
+        ("nowhere:Env", r"No module named 'nowhere'; required module:Class, with the module in "),
+        (":Env", r"required module:Class"),
+        ("own_envs:NotAnEnv", r"makes a NotAnEnv; required a gymnasium.Env or MetaEnv"),
+        ("own_envs:Choices", r"Choices has the action space Discrete\(3\); required a Box of floats with one axis"),
+        ("own_envs:Endless", r"has no bounds, so action_scale 10.0 .* set env.action_scale to null"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused_with_what_can(name: str, message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        make_env(EnvConfig(name=name))
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [("point-corner", "allowed: reward"), ("point-2d", "allowed: none"), ("half-cheetah-dir", "allowed: none")],
+)
+def test_an_unknown_option_is_refused_with_those_there_are(name: str, allowed: str) -> None:
+    with pytest.raises(EnvError, match=f"env.options of {name} are .*'speed'; {allowed}"):
+        make_env(EnvConfig(name=name, options={"speed": 3}))
+
+
+def test_an_observation_space_that_is_no_box_is_refused_with_the_wrapper_that_helps() -> None:
+    with pytest.raises(EnvError, match=r"Discrete\(3\); required a Box.*FlattenObservation"):
+        make_batch_env(EnvConfig(name="own_envs:Words"), 1)
+
+
+def test_reward_terms_that_do_not_sum_to_the_reward_are_refused() -> None:
+    batch = make_batch_env(EnvConfig(name="own_envs:Wrong"), 1)
+    batch.reset(np.ones((1, 1)), np.zeros(1, np.uint64))
+    with pytest.raises(EnvError, match=r"Wrong.step: .*sums to 1.0, the reward is 2.0"):
+        batch.step(np.zeros((1, 1), np.float32), np.arange(1))
+
+
+def test_reward_terms_that_change_their_names_are_refused() -> None:
+    batch = make_batch_env(EnvConfig(name="own_envs:Unsteady"), 1)
+    batch.reset(np.ones((1, 1)), np.zeros(1, np.uint64))
+    batch.step(np.zeros((1, 1), np.float32), np.arange(1))
+    with pytest.raises(EnvError, match=r"has \['t2'\]; required the same terms as in its first step, \['t1'\]"):
+        batch.step(np.zeros((1, 1), np.float32), np.arange(1))
+
+
+def test_an_env_that_gymnasium_knows_comes_without_its_time_limit() -> None:
+    env = make_env(EnvConfig(name="MountainCarContinuous-v0", action_scale=None))
+    env.reset(seed=0)
+    assert not any(env.step(np.zeros(1, np.float32))[3] for _ in range(1000))  # its limit is 999 steps
+
+
+def test_an_env_that_gymnasium_cannot_make_says_why() -> None:
+    with pytest.raises(EnvError, match=r"gymnasium cannot make 'Pendulum-v1' with options \{'weight': 1\}"):
+        make_env(EnvConfig(name="Pendulum-v1", options={"weight": 1}))
+
+
+def test_without_a_scale_actions_reach_the_env_as_they_are_but_inside_its_box() -> None:
+    env = make_env(EnvConfig(name="point-corner", action_scale=None, options={"reward": "dense"}))
+    start, _ = env.reset(seed=0)
+    place, *_ = env.step(np.array([0.05, -7.0]))
+    np.testing.assert_allclose(place - start, [0.05, -0.2], atol=1e-12)
+    assert env.action_space == env.unwrapped.action_space
+
+
+def test_reading_the_registry_imports_no_simulator_and_no_torch() -> None:
+    code = "import sys, pipeline.envs; assert not {'torch', 'mujoco'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_a_worker_that_samples_half_cheetah_imports_no_torch() -> None:
+    code = (
+        "import sys, stages.collect_rollouts, pipeline.envs as e; "
+        "e.make_batch_env(e.EnvConfig(name='half-cheetah-dir'), 4); "
+        "assert 'mujoco' in sys.modules and not {'torch', 'prefect', 'dask'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+
+from pipeline.envs import EnvConfig, EnvError, make_env
+from pipeline.envs.point import Point2DGoal
+from stages.sample_tasks import sample_tasks
+
+
+def draw(name: str, iteration: int = 0, num_tasks: int = 200):
+    return sample_tasks(make_env(EnvConfig(name=name)), num_tasks=num_tasks, run_seed=5, iteration=iteration)
+
+
+def test_tasks_follow_from_the_seed_and_the_iteration() -> None:
+    assert np.array_equal(draw("half-cheetah-vel").params, draw("half-cheetah-vel").params)
+    assert not np.array_equal(draw("half-cheetah-vel").params, draw("half-cheetah-vel", iteration=1).params)
+
+
+def test_columns_carry_the_names_and_units_of_the_task_fields() -> None:
+    tasks = draw("point-corner")
+    assert tasks.names == ("goal_x", "goal_y")
+    assert tasks.units == ("m", "m")
+    assert draw("half-cheetah-vel").units == ("m/s",)
+
+
+def test_ids_name_the_tasks_of_a_finite_set_and_are_minus_one_otherwise() -> None:
+    tasks = draw("half-cheetah-dir")
+    assert np.array_equal(tasks.params[:, 0], np.where(tasks.ids == 1, 1.0, -1.0))
+    assert set(tasks.ids.tolist()) == {0, 1}
+    assert set(draw("point-corner").ids.tolist()) == {0, 1, 2, 3}
+    assert set(draw("half-cheetah-vel").ids.tolist()) == {-1}
+    assert draw("point-2d").ids.tolist() == [0] * 200
+
+
+def test_directions_are_equally_likely() -> None:
+    forward = draw("half-cheetah-dir", num_tasks=4000).ids.mean()
+    # 4,000 fair draws: a standard error of 0.5 / sqrt(4000) = 0.0079.
+    assert forward == pytest.approx(0.5, abs=4 * 0.0079)
+
+
+@pytest.mark.parametrize("value", [np.zeros((3, 3)), np.zeros(2), np.full((3, 2), np.inf)])
+def test_tasks_of_the_wrong_form_are_refused(value: np.ndarray) -> None:
+    class Odd(Point2DGoal):
+        def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> np.ndarray:
+            return value
+
+    with pytest.raises(EnvError, match=r"Odd.sample_tasks gave shape .*; required \(3, 2\) finite numbers"):
+        sample_tasks(Odd(), num_tasks=3, run_seed=0, iteration=0)
