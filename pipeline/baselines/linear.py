@@ -1,0 +1,91 @@
+"""Linear baselines: ridge regression of the returns on features of state and time.
+
+The feature baseline is that of Duan et al. 2016, arXiv:1604.06778.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.baselines.contract import BaselineError
+from pipeline.types import Array
+
+TIME_SCALE = 100.0
+MAX_FIT_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class LinearTimeBaseline:
+    """Regresses on τ, τ², τ³ and 1, with τ = t / 100."""
+
+    regularization: float = 1e-5
+
+    def features(self, observations: Array) -> Array:
+        """[E, T, 4] float64."""
+        return np.broadcast_to(time_features(observations.shape[1]), (*observations.shape[:2], 4))
+
+    def fit_predict(self, observations: Array, targets: Array, mask: Array) -> Array:
+        """Least-squares fit to one task and its predictions [E, T]; see Baseline."""
+        return _fit_predict(self.features(observations), targets, mask, self.regularization)
+
+
+@dataclass(frozen=True)
+class LinearFeatureBaseline:
+    """Regresses on observations clipped to ±10, their squares, τ, τ², τ³ and 1, with τ = t / 100."""
+
+    regularization: float = 1e-5
+
+    def features(self, observations: Array) -> Array:
+        """[E, T, 2 O + 4] float64."""
+        E, T, O = observations.shape
+        features = np.empty((E, T, 2 * O + 4))
+        clipped = features[..., :O]
+        np.clip(observations, -10, 10, out=clipped)
+        np.square(clipped, out=features[..., O : 2 * O])
+        features[..., 2 * O :] = time_features(T)
+        return features
+
+    def fit_predict(self, observations: Array, targets: Array, mask: Array) -> Array:
+        """Least-squares fit to one task and its predictions [E, T]; see Baseline."""
+        return _fit_predict(self.features(observations), targets, mask, self.regularization)
+
+
+def time_features(num_steps: int) -> Array:
+    """[T, 4]: τ, τ², τ³, 1 of every step of an episode."""
+    tau = np.arange(num_steps) / TIME_SCALE
+    return np.stack([tau, tau**2, tau**3, np.ones(num_steps)], axis=-1)
+
+
+def fit(features: Array, targets: Array, regularization: float) -> Array:
+    """Coefficients w [F] that solve (ΦᵀΦ + ρI) w = Φᵀy in the least-squares sense.
+
+    ρ grows tenfold while a coefficient is not finite. Unlike the reference, which keeps the last attempt whatever it
+    holds, failing after five attempts is an error.
+
+    Args:
+        features: Φ [N, F]; rows of zeros take no part.
+        targets: y [N].
+        regularization: ρ of the first attempt.
+    """
+    for name, values in (("observations", features), ("returns", targets)):
+        if not np.isfinite(values).all():
+            raise BaselineError(f"{name} are not finite, so no baseline fits them; look at the rollouts of this task")
+    gram = features.T @ features
+    moments = features.T @ targets
+    for attempt in range(MAX_FIT_ATTEMPTS):
+        ridge = regularization * 10**attempt * np.eye(len(gram))
+        coefficients = np.linalg.lstsq(gram + ridge, moments, rcond=None)[0]
+        if np.isfinite(coefficients).all():
+            return coefficients
+    raise BaselineError(
+        f"no finite fit of the baseline with regularization up to {regularization * 10 ** (MAX_FIT_ATTEMPTS - 1):g}; "
+        "set baseline.regularization higher"
+    )
+
+
+def _fit_predict(features: Array, targets: Array, mask: Array, regularization: float) -> Array:
+    rows = features.reshape(-1, features.shape[-1])
+    if not mask.all():
+        rows = rows * mask.reshape(-1, 1)
+    coefficients = fit(rows, targets.reshape(-1) * mask.reshape(-1), regularization)
+    return (rows @ coefficients).reshape(targets.shape)

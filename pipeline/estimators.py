@@ -1,0 +1,81 @@
+"""Estimators of returns and advantages, in float64 along the last axis.
+
+Padding must be zero in every input; it then is zero in every result.
+"""
+
+import numpy as np
+
+from pipeline.types import Array
+
+EPSILON = 1e-8
+
+
+def discounted_returns(rewards: Array, discount: float) -> Array:
+    """R_t = Σ_{k ≥ t} γ^{k-t} r_k, [..., T] float64."""
+    returns = np.moveaxis(np.array(rewards, np.float64), -1, 0).copy()
+    for t in range(len(returns) - 2, -1, -1):
+        returns[t] += discount * returns[t + 1]
+    return np.moveaxis(returns, 0, -1)
+
+
+def gae(rewards: Array, values: Array, discount: float, gae_lambda: float) -> Array:
+    """Generalized advantage estimates.
+
+    Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+
+    Args:
+        rewards: [..., T].
+        values: [..., T+1]; the entry after an episode's last step is the value that its end is credited with, 0 for
+            an end that is the task's own.
+        discount: γ.
+        gae_lambda: λ; 1 gives returns minus values, 0 the one-step errors.
+
+    Returns:
+        [..., T] float64.
+    """
+    td_errors = rewards + discount * values[..., 1:] - values[..., :-1]
+    return discounted_returns(td_errors, discount * gae_lambda)
+
+
+def n_step_returns(rewards: Array, values: Array, discount: float, n: int) -> Array:
+    """Σ_{k<n} γ^k r_{t+k} + γ^n V_{t+n}, cut off where the T steps end: [..., T] float64.
+
+    Sutton and Barto 2018, eq. 7.1.
+
+    Args:
+        rewards: [..., T].
+        values: [..., T+1], as for gae.
+        discount: γ.
+        n: steps before the value takes over, at least 1; n = T gives the discounted returns plus the last value.
+    """
+    T = rewards.shape[-1]
+    returns = np.empty(rewards.shape, np.float64)
+    for t in range(T):
+        end = min(t + n, T)
+        powers = discount ** np.arange(end - t)
+        returns[..., t] = rewards[..., t:end] @ powers + discount ** (end - t) * values[..., end]
+    return returns
+
+
+def normalize(values: Array, mask: Array) -> Array:
+    """Zero mean and unit standard deviation over all real entries: (x - mean) / (std + 1e-8); zero on padding."""
+    mean, std = _moments(values, mask)
+    return (values - mean) / (std + EPSILON) * mask
+
+
+def shift_positive(values: Array, mask: Array) -> Array:
+    """Values shifted so that the smallest real entry is 1e-8; zero on padding."""
+    smallest = np.min(values, where=mask != 0, initial=np.inf)
+    return (values - smallest + EPSILON) * mask
+
+
+def explained_variance(values: Array, returns: Array, mask: Array) -> float:
+    """1 - Var(returns - values) / Var(returns) over the real entries; 0 when the returns do not vary."""
+    _, returns_std = _moments(returns, mask)
+    _, residual_std = _moments(returns - values, mask)
+    return 0.0 if returns_std == 0 else float(1 - (residual_std / returns_std) ** 2)
+
+
+def _moments(values: Array, mask: Array) -> tuple[np.float64, np.float64]:
+    real = np.asarray(values, np.float64)[mask != 0]
+    return real.mean(), real.std()

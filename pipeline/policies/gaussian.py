@@ -1,0 +1,53 @@
+"""A Gaussian policy whose mean is a tanh network and whose standard deviation does not depend on the state."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from pipeline.distributions import DiagGaussian
+from pipeline.networks import initialize_mlp, mlp
+from pipeline.policies.config import PolicyConfig
+from pipeline.types import Params
+
+MEAN_NETWORK = "mean_network"
+LOG_STD = "log_std"
+
+
+@dataclass(frozen=True)
+class GaussianPolicy:
+    """Functions of explicit parameters; holds no parameters itself.
+
+    Attributes:
+        observation_size: O.
+        action_size: A.
+        config: sizes and bounds.
+    """
+
+    observation_size: int
+    action_size: int
+    config: PolicyConfig
+
+    def initialize(self, rng: np.random.Generator) -> Params:
+        """Float32 parameters by name: the layers of the mean network in order, then log_std [A]."""
+        params = initialize_mlp(MEAN_NETWORK, self.observation_size, self.config.hidden_sizes, self.action_size, rng)
+        params[LOG_STD] = np.full(self.action_size, math.log(self.config.init_std), np.float32)
+        return params
+
+    def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
+        """Names of the parameters that adaptation and meta-training change, in order."""
+        return tuple(name for name in params if self.config.learn_std or name != LOG_STD)
+
+    def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> DiagGaussian:
+        """Actions' distribution: mean [..., N, A], log_std [..., 1, A] with the floor log(min_std) applied.
+
+        Args:
+            params: by name, all with or all without a leading task axis B.
+            observations: [B, N, O] or [N, O] accordingly.
+        """
+        mean = mlp(MEAN_NETWORK, len(self.config.hidden_sizes), params, observations)
+        # The reference clamps on some paths only (acting and per-task losses see the raw value); here it is one rule.
+        log_std = params[LOG_STD].clamp(min=math.log(self.config.min_std)).unsqueeze(-2)
+        return DiagGaussian(mean, log_std)

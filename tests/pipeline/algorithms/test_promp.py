@@ -1,0 +1,263 @@
+"""Every option of ProMP does what it says, and contradictions are refused."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from pipeline.algorithms import ProMP
+from pipeline.algorithms.gradient_based import LOG_INNER_LR, NUM_UPDATES
+from pipeline.algorithms.promp import INNER_KL_COEFF, adapted_kl_coeff
+from pipeline.optimizers import STEP_COUNT
+from pipeline.policies import PolicyConfig
+from pipeline.policies.gaussian import GaussianPolicy
+from pipeline.types import LearnerState, TaskParams
+
+POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
+
+
+def optimize(promp, steps, learner=None, *, policy=POLICY, run_seed=0, iteration=0):
+    learner = learner or promp.initialize(policy, run_seed=1)
+    return promp.optimize(policy, learner, steps, run_seed=run_seed, iteration=iteration)
+
+
+def distance(a: LearnerState, b: LearnerState) -> float:
+    return max(abs(a.params[name] - b.params[name]).max() for name in a.params)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"inner_lr": 1.0},
+        {"clip_eps": 0.01},
+        {"outer_lr": 1e-2},
+        {"num_epochs": 2},
+        {"num_minibatches": 2},
+        {"init_inner_kl_penalty": 50.0},
+        {"trainable_inner_lr": True, "num_epochs": 2, "outer_lr": 0.5},
+        {"first_order": True},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_every_option_changes_the_learner(random_steps, changed):
+    steps = random_steps(2)
+    base = {name: changed[name] for name in ("num_epochs", "outer_lr") if len(changed) > 1}
+    plain, _ = optimize(ProMP(**base), steps)
+    other, _ = optimize(ProMP(**changed), steps)
+    assert distance(plain, other) > 1e-5
+
+
+def test_inner_steps_decides_the_number_of_rounds(random_steps):
+    for inner_steps in (0, 1, 3):
+        _, metrics = optimize(ProMP(inner_steps=inner_steps), random_steps(inner_steps + 1))
+        assert ("inner_kl" in metrics) == (inner_steps > 0)
+    with pytest.raises(ValueError, match=r"found samples of rounds \[0, 1\]; required \[0, 1, 2\]"):
+        optimize(ProMP(inner_steps=2), random_steps(2))
+
+
+def test_adapting_on_the_last_round_is_refused(random_steps):
+    promp, steps = ProMP(), random_steps(2)
+    learner = promp.initialize(POLICY, run_seed=0)
+    with pytest.raises(ValueError, match="round 1"):
+        promp.adapt(POLICY, learner, TaskParams.broadcast(learner.params, 3), steps[1])
+
+
+def test_without_inner_steps_the_loss_is_the_clipped_surrogate_of_ppo(random_steps):
+    steps = random_steps(1, ragged=False)
+    promp = ProMP(inner_steps=0, clip_eps=0.1)
+    learner = promp.initialize(POLICY, run_seed=1)
+    _, metrics = optimize(promp, steps, learner)
+    p, episodes = {name: value.astype(np.float64) for name, value in learner.params.items()}, steps[0].episodes
+    hidden = np.tanh(episodes.observations[:, :, :-1] @ p["mean_network.hidden_0.kernel"])
+    mean = hidden @ p["mean_network.output.kernel"]
+
+    def log_prob(mean, log_std):
+        z = (episodes.actions - mean) / np.exp(log_std)
+        return (-0.5 * z**2 - log_std).sum(-1)
+
+    behavior_log_std = episodes.behavior["log_std"][:, None, None].astype(np.float64)
+    ratio = np.exp(log_prob(mean, p["log_std"]) - log_prob(episodes.behavior["mean"], behavior_log_std))
+    advantages = steps[0].samples.advantages
+    expected = -np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages).mean()
+    assert metrics["loss_before"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_more_adam_steps_lower_the_loss_further(random_steps):
+    steps = random_steps(2)
+    losses = [optimize(ProMP(num_epochs=n, outer_lr=0.01), steps)[1]["loss_after"] for n in (1, 5, 20)]
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_minibatches_make_one_adam_step_each(random_steps):
+    updated, _ = optimize(ProMP(num_epochs=2, num_minibatches=3), random_steps(2))
+    assert updated.optimizer[STEP_COUNT] == 6
+
+
+def test_minibatches_are_drawn_from_run_seed_and_iteration(random_steps):
+    promp, steps = ProMP(num_minibatches=2), random_steps(2)
+    first, _ = optimize(promp, steps)
+    again, _ = optimize(promp, steps)
+    assert distance(first, again) == 0
+    for position in ({"run_seed": 1}, {"iteration": 1}):
+        other, _ = optimize(promp, steps, **position)
+        assert distance(first, other) > 1e-6
+
+
+def test_metrics_with_minibatches_are_those_of_all_samples(random_steps):
+    steps = random_steps(2)
+    whole, parts = (optimize(ProMP(num_minibatches=n), steps)[1] for n in (1, 2))
+    assert parts["loss_before"] == whole["loss_before"]
+
+
+def test_clip_eps_shrinks_by_the_anneal_factor_with_every_update(random_steps):
+    promp, steps = ProMP(clip_eps=0.4, anneal_factor=0.5), random_steps(2)
+    learner, seen = promp.initialize(POLICY, run_seed=1), []
+    for iteration in range(3):
+        learner, metrics = optimize(promp, steps, learner, iteration=iteration)
+        seen.append(metrics["clip_eps"])
+    assert seen == pytest.approx([0.4, 0.2, 0.1])
+    assert learner.extra[NUM_UPDATES] == 3
+
+
+def test_the_annealed_clip_range_is_the_one_in_the_loss(random_steps):
+    steps, promp = random_steps(2), ProMP(clip_eps=0.4, anneal_factor=0.5)
+    learner = promp.initialize(POLICY, run_seed=1)
+    annealed = LearnerState(learner.params, learner.optimizer, learner.extra | {NUM_UPDATES: np.array(2)})
+    _, late = optimize(promp, steps, annealed)
+    _, narrow = optimize(ProMP(clip_eps=0.1), steps)
+    assert late["loss_after"] == narrow["loss_after"]
+
+
+@pytest.mark.parametrize(("target", "factor"), [(1e-4, 2), (1e4, 0.5)])
+def test_the_adaptive_penalty_follows_the_kl(random_steps, target, factor):
+    promp = ProMP(inner_steps=2, adaptive_inner_kl_penalty=True, target_inner_kl=target, init_inner_kl_penalty=0.01)
+    updated, metrics = optimize(promp, random_steps(3))
+    np.testing.assert_allclose(updated.extra[INNER_KL_COEFF], [0.01 * factor] * 2)
+    assert metrics["inner_kl_coeff"] == pytest.approx(0.01)
+
+
+def test_without_adaptation_the_penalty_stays(random_steps):
+    updated, _ = optimize(ProMP(init_inner_kl_penalty=0.01), random_steps(2))
+    np.testing.assert_array_equal(updated.extra[INNER_KL_COEFF], [0.01])
+
+
+def test_the_penalty_is_the_mean_of_coefficient_times_kl_over_inner_steps(random_steps):
+    steps = random_steps(3)
+    free, dear = (optimize(ProMP(inner_steps=2, init_inner_kl_penalty=c), steps)[1] for c in (0.0, 3.0))
+    # `inner_kl` is measured after the update; a negligible step makes it that of before.
+    still = ProMP(inner_steps=2, outer_lr=1e-12)
+    kl = optimize(still, steps)[1]["inner_kl"]
+    assert dear["loss_before"] - free["loss_before"] == pytest.approx(3.0 * kl, rel=1e-4)
+
+
+def test_the_adaptive_penalty_is_bounded_on_both_sides():
+    assert adapted_kl_coeff(1e-6, kl=0.0, target=0.01) == 1e-6
+    assert adapted_kl_coeff(80.0, kl=1.0, target=0.01) == 100.0
+
+
+def test_trainable_step_sizes_start_at_inner_lr_and_learn(random_steps):
+    promp = ProMP(inner_steps=2, trainable_inner_lr=True, inner_lr=0.3, outer_lr=0.05)
+    learner = promp.initialize(POLICY, run_seed=1)
+    sizes = {name: value for name, value in learner.extra.items() if name.startswith(LOG_INNER_LR)}
+    assert {name.removeprefix(LOG_INNER_LR) for name in sizes} == set(learner.params)
+    for name, value in sizes.items():
+        assert value.shape == (2, *learner.params[name.removeprefix(LOG_INNER_LR)].shape)
+        np.testing.assert_allclose(np.exp(value), 0.3, rtol=1e-6)
+    updated, metrics = optimize(promp, random_steps(3), learner)
+    moved = np.exp(updated.extra[LOG_INNER_LR + "log_std"])
+    assert abs(moved - 0.3).max() > 1e-3
+    assert (moved > 0).all()
+    assert metrics["inner_lr"] != pytest.approx(0.3, rel=1e-4)
+
+
+def test_adapt_uses_the_learned_step_size_of_its_inner_step(random_steps):
+    promp, steps = ProMP(inner_steps=2, trainable_inner_lr=True), random_steps(2)
+    learner = promp.initialize(POLICY, run_seed=1)
+    extra = dict(learner.extra)
+    for name in learner.params:
+        logs = extra[LOG_INNER_LR + name].copy()
+        logs[1] = np.log(0.7)
+        extra[LOG_INNER_LR + name] = logs
+    learner = LearnerState(learner.params, learner.optimizer, extra)
+    before = TaskParams.broadcast(learner.params, 3)
+    found = promp.adapt(POLICY, learner, before, steps[1])
+    expected = ProMP(inner_steps=2, inner_lr=0.7).adapt(POLICY, learner_without_logs(learner), before, steps[1])
+    for name in learner.params:
+        np.testing.assert_allclose(found.params[name], expected.params[name], rtol=1e-5, atol=1e-6)
+
+
+def learner_without_logs(learner):
+    extra = {name: value for name, value in learner.extra.items() if not name.startswith(LOG_INNER_LR)}
+    return LearnerState(learner.params, learner.optimizer, extra)
+
+
+def test_a_fixed_standard_deviation_stays(random_steps):
+    policy = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,), learn_std=False, init_std=0.7))
+    promp, steps = ProMP(outer_lr=0.1), random_steps(2)
+    learner = promp.initialize(policy, run_seed=1)
+    adapted = promp.adapt(policy, learner, TaskParams.broadcast(learner.params, 3), steps[0])
+    updated, _ = optimize(promp, steps, learner, policy=policy)
+    np.testing.assert_array_equal(adapted.params["log_std"], np.broadcast_to(learner.params["log_std"], (3, 2)))
+    np.testing.assert_array_equal(updated.params["log_std"], learner.params["log_std"])
+    assert list(updated.params) == list(learner.params)
+    assert not any("log_std" in name for name in updated.optimizer)
+
+
+def test_initialization_depends_on_the_run_seed_alone():
+    first, again, other = (ProMP().initialize(POLICY, run_seed=seed) for seed in (3, 3, 4))
+    assert distance(first, again) == 0
+    assert distance(first, other) > 0.1
+
+
+def test_inputs_are_left_alone(random_steps):
+    promp, steps = ProMP(trainable_inner_lr=True), random_steps(2)
+    learner = promp.initialize(POLICY, run_seed=1)
+    groups = (learner.params, learner.optimizer, learner.extra)
+    for group in groups:
+        for value in group.values():
+            value.flags.writeable = False
+    copies = [{name: value.copy() for name, value in group.items()} for group in groups]
+    promp.adapt(POLICY, learner, TaskParams.broadcast(learner.params, 3), steps[0])
+    optimize(promp, steps, learner)
+    for group, copy in zip(groups, copies, strict=True):
+        assert list(group) == list(copy)
+        assert all(np.array_equal(group[name], copy[name]) for name in copy)
+
+
+def test_state_keeps_names_shapes_and_dtypes_from_update_to_update(random_steps):
+    promp = ProMP(inner_steps=2, trainable_inner_lr=True, adaptive_inner_kl_penalty=True)
+    learner = promp.initialize(POLICY, run_seed=1)
+    updated, _ = optimize(promp, random_steps(3), learner)
+    for group in ("params", "optimizer", "extra"):
+        old, new = getattr(learner, group), getattr(updated, group)
+        assert {k: (type(v), v.shape, v.dtype) for k, v in new.items()} == {
+            k: (type(v), v.shape, v.dtype) for k, v in old.items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inner_steps": 0, "trainable_inner_lr": True}, "trainable_inner_lr is on"),
+        ({"inner_steps": 0, "first_order": True}, "first_order is on"),
+        ({"inner_steps": 0, "adaptive_inner_kl_penalty": True}, "no inner step has a KL"),
+        ({"adaptive_inner_kl_penalty": True, "init_inner_kl_penalty": 0}, "start above 0"),
+        ({"target_inner_kl": 0.02}, "turn it on"),
+        ({"clip_eps": 0}, "greater than 0"),
+        ({"anneal_factor": 1.1}, "less than or equal to 1"),
+        ({"inner_steps": -1}, "greater than or equal to 0"),
+        ({"num_epochs": 0}, "greater than or equal to 1"),
+        ({"alpha": 1}, "Extra inputs"),
+        ({"name": "ppo"}, "promp"),
+    ],
+)
+def test_impossible_and_contradictory_settings_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        ProMP(**settings)
+
+
+def test_configuration_is_read_without_importing_torch():
+    code = "import sys, pipeline.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

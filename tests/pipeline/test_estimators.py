@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from pipeline.estimators import (
+    discounted_returns,
+    explained_variance,
+    gae,
+    n_step_returns,
+    normalize,
+    shift_positive,
+)
+
+FACTORS = st.floats(0, 1)
+NUMBERS = st.floats(-100, 100, width=32)
+REWARDS = arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 12)), elements=NUMBERS)
+
+
+def random_values(rewards):
+    rng = np.random.default_rng(rewards.size)
+    return rng.standard_normal((rewards.shape[0], rewards.shape[1] + 1))
+
+
+def test_returns_of_four_steps_by_hand():
+    # 4 + 0; 2 + 0.5 * 4; 0 + 0.5 * 4; 1 + 0.5 * 2
+    np.testing.assert_array_equal(discounted_returns(np.array([1.0, 0.0, 2.0, 4.0]), 0.5), [2.0, 2.0, 4.0, 4.0])
+
+
+@given(REWARDS, FACTORS)
+def test_returns_are_the_discounted_sums_of_their_definition(rewards, discount):
+    T = rewards.shape[1]
+    expected = np.array([[sum(discount ** (k - t) * row[k] for k in range(t, T)) for t in range(T)] for row in rewards])
+    np.testing.assert_allclose(discounted_returns(rewards, discount), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_returns_are_float64_and_leave_their_input_alone():
+    rewards = np.ones((2, 3), np.float32)
+    rewards.flags.writeable = False
+    assert discounted_returns(rewards, 0.9).dtype == np.float64
+
+
+@given(REWARDS, FACTORS)
+def test_gae_with_lambda_one_is_returns_minus_values_when_the_end_is_worth_nothing(rewards, discount):
+    values = random_values(rewards)
+    values[:, -1] = 0
+    expected = discounted_returns(rewards, discount) - values[:, :-1]
+    np.testing.assert_allclose(gae(rewards, values, discount, 1.0), expected, rtol=1e-9, atol=1e-9)
+
+
+@given(REWARDS, FACTORS)
+def test_gae_with_lambda_zero_is_the_one_step_error(rewards, discount):
+    values = random_values(rewards)
+    expected = rewards + discount * values[:, 1:] - values[:, :-1]
+    np.testing.assert_allclose(gae(rewards, values, discount, 0.0), expected, rtol=1e-12, atol=1e-12)
+
+
+@given(REWARDS, FACTORS, FACTORS)
+def test_padding_changes_no_real_advantage_and_stays_zero(rewards, discount, gae_lambda):
+    values = random_values(rewards)
+    values[:, -1] = 0
+    padded = gae(np.pad(rewards, [(0, 0), (0, 3)]), np.pad(values, [(0, 0), (0, 3)]), discount, gae_lambda)
+    np.testing.assert_array_equal(padded[:, : rewards.shape[1]], gae(rewards, values, discount, gae_lambda))
+    assert not padded[:, rewards.shape[1] :].any()
+
+
+@given(REWARDS, FACTORS)
+def test_n_step_returns_over_all_steps_are_returns_plus_the_last_value(rewards, discount):
+    values, T = random_values(rewards), rewards.shape[1]
+    tail = discount ** np.arange(T, 0, -1) * values[:, -1:]
+    expected = discounted_returns(rewards, discount) + tail
+    np.testing.assert_allclose(n_step_returns(rewards, values, discount, T), expected, rtol=1e-9, atol=1e-9)
+
+
+@given(REWARDS, FACTORS)
+def test_one_step_returns_are_reward_plus_next_value(rewards, discount):
+    values = random_values(rewards)
+    expected = rewards + discount * values[:, 1:]
+    np.testing.assert_allclose(n_step_returns(rewards, values, discount, 1), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_two_step_returns_by_hand():
+    # t=0: 1 + 0.5 * 2 + 0.25 * V_2; t=1: 2 + 0.5 * 4 + 0.25 * V_3; t=2: only one step is left: 4 + 0.5 * V_3
+    values = np.array([[7.0, 7.0, 8.0, 16.0]])
+    np.testing.assert_array_equal(n_step_returns(np.array([[1.0, 2.0, 4.0]]), values, 0.5, 2), [[4.0, 8.0, 12.0]])
+
+
+def test_normalizing_uses_real_entries_only():
+    values, mask = np.array([[1.0, 3.0, 50.0], [5.0, 7.0, 9.0]]), np.array([[1, 1, 0], [1, 1, 1]])
+    normalized = normalize(values, mask)
+    real = normalized[mask == 1]
+    assert abs(real.mean()) < 1e-12
+    assert abs(real.std() - 1) < 1e-7
+    assert normalized[0, 2] == 0
+
+
+def test_equal_values_normalize_to_zero_instead_of_nan():
+    assert not normalize(np.full((2, 2), 3.0), np.ones((2, 2))).any()
+
+
+def test_the_smallest_shifted_real_value_is_1e_8_and_padding_stays_zero():
+    values, mask = np.array([[-2.0, 3.0, -50.0]]), np.array([[1, 1, 0]])
+    np.testing.assert_allclose(shift_positive(values, mask), [[1e-8, 5.0 + 1e-8, 0]], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([1.0, 2.0, 3.0], 1.0), ([2.0, 2.0, 2.0], 0.0), ([3.0, 2.0, 1.0], -3.0)]
+)
+def test_explained_variance_is_one_for_a_perfect_fit_and_zero_for_a_constant(values, expected):
+    returns, mask = np.array([1.0, 2.0, 3.0, 99.0]), np.array([1, 1, 1, 0])
+    assert explained_variance(np.array([*values, 0.0]), returns, mask) == pytest.approx(expected)
+
+
+def test_explained_variance_of_constant_returns_is_zero():
+    assert explained_variance(np.zeros(3), np.ones(3), np.ones(3)) == 0

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+
+from pipeline.optimizers import Adam
+
+
+def minimize(adam, params, gradient_of, num_steps):
+    state = adam.initialize(params)
+    for _ in range(num_steps):
+        params, state = adam.step(params, gradient_of(params), state)
+    return params, state
+
+
+def test_the_first_step_is_the_learning_rate_against_the_sign_of_the_gradient():
+    # m / √v = (1 - β₁) g / √((1 - β₂) g²), which the correction √(1 - β₂) / (1 - β₁) turns into the sign of g.
+    params = {"x": np.array([1.0, 1.0])}
+    stepped, _ = minimize(Adam(0.1), params, lambda _: {"x": np.array([5.0, -0.01])}, 1)
+    np.testing.assert_allclose(stepped["x"], [0.9, 1.1], rtol=1e-4)
+
+
+def test_the_second_step_follows_the_formula_with_epsilon_outside_the_correction():
+    adam, gradients = Adam(0.1, epsilon=0.5), [2.0, -1.0]
+    params, state = {"x": np.array([0.0])}, adam.initialize({"x": np.array([0.0])})
+    for gradient in gradients:
+        params, state = adam.step(params, {"x": np.array([gradient])}, state)
+    m1, v1 = 0.1 * 2.0, 0.001 * 4.0
+    m2, v2 = 0.9 * m1 - 0.1, 0.999 * v1 + 0.001
+    x = -0.1 * np.sqrt(1 - 0.999) / (1 - 0.9) * m1 / (np.sqrt(v1) + 0.5)
+    x -= 0.1 * np.sqrt(1 - 0.999**2) / (1 - 0.9**2) * m2 / (np.sqrt(v2) + 0.5)
+    np.testing.assert_allclose(params["x"], [x], rtol=1e-12)
+
+
+def test_a_quadratic_is_minimized():
+    params, _ = minimize(Adam(0.05), {"x": np.array([3.0, -2.0])}, lambda p: {"x": 2 * (p["x"] - 1)}, 500)
+    np.testing.assert_allclose(params["x"], 1, atol=1e-3)
+
+
+def test_inputs_are_left_alone_and_float32_stays_float32():
+    adam, params = Adam(0.1), {"x": np.ones((2, 3), np.float32), "scalar": np.ones((), np.float32)}
+    gradients = {name: np.full_like(value, 2) for name, value in params.items()}
+    state = adam.initialize(params)
+    for mapping in (params, gradients, state):
+        for value in mapping.values():
+            value.flags.writeable = False
+    stepped, new_state = adam.step(params, gradients, state)
+    assert all(value.dtype == np.float32 for value in stepped.values())
+    assert {name: value.dtype for name, value in new_state.items()} == {n: v.dtype for n, v in state.items()}
+    assert {name: value.shape for name, value in new_state.items()} == {n: v.shape for n, v in state.items()}
+    assert all(isinstance(value, np.ndarray) for value in (*stepped.values(), *new_state.values()))
+
+
+def test_parameters_without_a_gradient_are_passed_on():
+    adam, params = Adam(0.1), {"learned": np.ones(2), "fixed": np.ones(2)}
+    stepped, state = adam.step(params, {"learned": np.ones(2)}, adam.initialize({"learned": np.ones(2)}))
+    assert stepped["fixed"] is params["fixed"]
+    assert not any("fixed" in name for name in state)
+    assert list(stepped) == list(params)
+
+
+@pytest.mark.parametrize("change", [{"learning_rate": 0.2}, {"beta_1": 0.5}, {"beta_2": 0.5}, {"epsilon": 0.1}])
+def test_every_setting_changes_the_result(change):
+    def result(adam):
+        return minimize(adam, {"x": np.array([3.0])}, lambda p: {"x": p["x"] ** 2}, 3)[0]["x"][0]
+
+    assert abs(result(Adam(**{"learning_rate": 0.1, **change})) - result(Adam(0.1))) > 1e-3
