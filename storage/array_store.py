@@ -1,0 +1,134 @@
+"""The arrays of a run being written: created when first needed, grown when a run is extended."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from storage.arrays import ArraySpec, group_document, read_metadata, render_metadata
+from storage.chunks import crc32c, encode_chunk
+from storage.codec import Piece
+from storage.committed import CommittedFiles
+from storage.errors import LayoutMismatch, StoreError
+from storage.files import Content, sync_folder
+from storage.records import StoredFile
+from storage.sessions import Session
+
+
+class ArrayStore:
+    """Writes rows of arrays on behalf of a session.
+
+    Args:
+        files: of the run.
+        session: in whose name files are published.
+    """
+
+    def __init__(self, files: CommittedFiles, session: Session) -> None:
+        self._files = files
+        self._session = session
+        self.capacity = int(read_metadata(files.data / "zarr.json")["attributes"]["capacity"])
+
+    def grow(self, capacity: int) -> None:
+        """Make room for more iterations, and finish a growth that was interrupted."""
+        if capacity > self.capacity:
+            self._write_metadata({"": group_document({"capacity": capacity})})
+            self.capacity = capacity
+        paths = [str(file.parent.relative_to(self._files.data)) for file in self._files.data.glob("*/*/zarr.json")]
+        specs = [self._files.spec(path) for path in sorted(paths)]
+        short = [spec for spec in specs if spec.rows != self._rows(spec.path)]
+        self._write_metadata({spec.path: spec.with_rows(self._rows(spec.path)).document() for spec in short})
+        self._files.forget_specs()
+
+    def write(self, pieces: Sequence[Piece]) -> tuple[StoredFile, ...]:
+        """Write rows, safe from a power cut, and say what a record has to commit.
+
+        Raises:
+            LayoutMismatch: a row does not fit the array that earlier iterations created.
+            FencedOut: a later session has begun.
+        """
+        self._create([piece for piece in pieces if not (self._files.data / piece.path / "zarr.json").exists()])
+        specs = [self._fitting_spec(piece) for piece in pieces]
+        encoded = [
+            encode_chunk(piece.data, compressed=spec.compressed) if spec.raw_bytes else ((), 0)
+            for piece, spec in zip(pieces, specs, strict=True)
+        ]
+        keys = [spec.chunk_key(piece.row) for piece, spec in zip(pieces, specs, strict=True)]
+        self._place({f"data.zarr/{key}": content for key, (content, _) in zip(keys, encoded, strict=True) if content})
+        return tuple(
+            StoredFile(f"data.zarr/{key}", sum(map(len, content)), crc, piece.path)
+            for piece, key, (content, crc) in zip(pieces, keys, encoded, strict=True)
+        )
+
+    def write_tables(self, tables: Mapping[str, bytes]) -> tuple[StoredFile, ...]:
+        """Write files by their path below the run's folder, and say what a record has to commit."""
+        for path in tables:
+            (self._files.root / path).parent.mkdir(parents=True, exist_ok=True)
+        self._place({path: (raw,) for path, raw in tables.items()})
+        return tuple(StoredFile(path, len(raw), crc32c(raw)) for path, raw in tables.items())
+
+    def _place(self, contents: Mapping[str, Content]) -> None:
+        parts = self._session.write_aside(contents.values())
+        self._session.replace(parts, [self._files.root / path for path in contents])
+
+    def _create(self, pieces: Sequence[Piece]) -> None:
+        groups = {piece.path.partition("/")[0] for piece in pieces}
+        documents: dict[str, Mapping[str, Any]] = {
+            group: group_document({}) for group in groups if not (self._files.data / group / "zarr.json").exists()
+        }
+        _check_cases(pieces, self._files.data)
+        documents |= {piece.path: ArraySpec.of(piece, self._rows(piece.path)).document() for piece in pieces}
+        self._write_metadata(documents)
+
+    def _write_metadata(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
+        folders = [self._files.data / path for path in documents]
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+        for parent in {folder.parent for folder in folders}:
+            sync_folder(parent)
+        self._place(
+            {f"data.zarr/{path}/zarr.json": (render_metadata(document),) for path, document in documents.items()}
+        )
+
+    def _fitting_spec(self, piece: Piece) -> ArraySpec:
+        spec = self._files.spec(piece.path)
+        new = ArraySpec.of(piece, spec.rows)
+        if (spec.shape, spec.dtype) != (new.shape, new.dtype):
+            raise _mismatch(
+                spec, f"an entry of shape {new.shape}, dtype {new.dtype}", f"shape {spec.shape}, dtype {spec.dtype}"
+            )
+        for name, value in piece.attributes.items():
+            if _without_order(value) != _without_order(spec.attributes.get(name)):
+                raise _mismatch(spec, f"{name} {value!r}", f"{spec.attributes.get(name)!r}")
+        return spec
+
+    def _rows(self, path: str) -> int:
+        # The learner has a row more: what the last iteration leads to.
+        return self.capacity + path.startswith("learner/")
+
+
+def _without_order(attribute: object) -> object:
+    # The order of a mapping says nothing about its content; the first iteration's is kept.
+    if not isinstance(attribute, list):
+        return attribute
+    entries = cast(list[object], attribute)
+    return [{**cast(dict[str, object], e), "order": None} if isinstance(e, dict) else e for e in entries]
+
+
+def _check_cases(pieces: Sequence[Piece], data: Path) -> None:
+    seen: dict[str, str] = {}
+    for piece in pieces:
+        if seen.setdefault(piece.path.casefold(), piece.path) != piece.path:
+            raise StoreError(
+                data / piece.path,
+                found=f"names that differ only in case: {seen[piece.path.casefold()]} and {piece.path}",
+                required="names that are different on every file system",
+                action="Rename one of them",
+            )
+
+
+def _mismatch(spec: ArraySpec, found: str, required: str) -> LayoutMismatch:
+    return LayoutMismatch(
+        spec.path,
+        found=found,
+        required=f"{required}, as in the iterations already stored",
+        action="Start a new run for outputs of another form",
+    )

@@ -1,0 +1,143 @@
+"""What is committed in a run's folder: the index of records, and files checked against them before use."""
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.types import Array
+from storage.arrays import ArraySpec, read_spec
+from storage.canonical import damaged
+from storage.chunks import check_chunk, crc32c, decode_chunk, largest_chunk
+from storage.codec import Stored, Value, decode
+from storage.files import read_file
+from storage.layout import group_of, plan_of, row_of
+from storage.records import StageRecord, StoredFile, read_record
+from storage.refs import StageRef
+
+TABLES = ("episodes", "tasks", "metrics")
+
+_ARRAY_PATH = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+_LARGEST_TABLE = 2**30
+
+
+class CommittedFiles:
+    """The committed content of one run's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.data = root / "data.zarr"
+        self._specs: dict[str, ArraySpec] = {}
+
+    def refs(self) -> set[StageRef]:
+        """Every stored output."""
+        names = os.listdir(self.root / "_commits")
+        return {ref for name in names if (ref := StageRef.from_file_name(name)) is not None}
+
+    def record_path(self, ref: StageRef) -> Path:
+        """The file whose existence makes an output exist."""
+        return self.root / "_commits" / ref.file_name
+
+    def record(self, ref: StageRef) -> StageRecord:
+        """An output's record.
+
+        Raises:
+            FileNotFoundError: the output is not stored.
+            DamagedRun: the record is not what was written.
+        """
+        return read_record(self.record_path(ref))
+
+    def spec(self, path: str) -> ArraySpec:
+        """The metadata of an array below `data.zarr`.
+
+        Raises:
+            DamagedRun: it is missing, changed, or of an array that no run has.
+        """
+        if path not in self._specs:
+            file = self.data / path / "zarr.json"
+            if not _ARRAY_PATH.fullmatch(path) or plan_of(path) is None:
+                raise damaged(self.data, f"a record names the array {path!r}, which no run has")
+            try:
+                self._specs[path] = read_spec(self.data, path)
+            except FileNotFoundError:
+                raise damaged(file, "is missing") from None
+        return self._specs[path]
+
+    def forget_specs(self) -> None:
+        """Read metadata again when it is next needed, because it was rewritten."""
+        self._specs.clear()
+
+    def read_value(self, record: StageRecord) -> Value:
+        """The output that a record commits.
+
+        Raises:
+            DamagedRun: a file of it is missing or changed, or its arrays do not fit together.
+        """
+        return self.decode(record, self.read_arrays(record))
+
+    def decode(self, record: StageRecord, groups: Mapping[str, Stored]) -> Value:
+        """The output that the arrays of a record make up.
+
+        Raises:
+            DamagedRun: arrays are missing or do not fit together.
+        """
+        try:
+            return decode(record.ref, {group_of(record.ref): {}, **groups})
+        except (KeyError, ValueError, TypeError, IndexError) as error:
+            where = self.record_path(record.ref)
+            raise damaged(where, f"its arrays do not make up {record.ref} ({type(error).__name__}: {error})") from None
+
+    def read_arrays(self, record: StageRecord, names: Collection[str] | None = None) -> dict[str, Stored]:
+        """The arrays of an output by group and name; only the named ones if names are given."""
+        groups: dict[str, dict[str, tuple[Array, Mapping[str, Any]]]] = {}
+        for chunk in record.chunks:
+            group, _, name = chunk.array.partition("/")
+            if names is None or name in names:
+                groups.setdefault(group, {})[name] = self.read_row(record, chunk)
+        return {**groups}
+
+    def read_bytes(self, record: StageRecord, file: StoredFile) -> bytes:
+        """The bytes of a file that a record commits, checked.
+
+        Raises:
+            DamagedRun: it is missing or changed, or the record names a file that is not its own.
+        """
+        if file.path not in self._own_places(record.ref, file):
+            raise damaged(self.record_path(record.ref), f"names {file.path}, which is not its own")
+        path = self.root / file.path
+        limit = largest_chunk(self.spec(file.array)) if file.array else _LARGEST_TABLE
+        try:
+            raw = read_file(path, limit=limit)
+        except FileNotFoundError:
+            raise damaged(path, "is missing") from None
+        (check_chunk if file.array else _check_table)(raw, path, size=file.size, crc=file.crc32c)
+        return raw
+
+    def read_row(self, record: StageRecord, chunk: StoredFile) -> tuple[Array, Mapping[str, Any]]:
+        """The row of an array that a record commits, with the attributes of the array.
+
+        Raises:
+            DamagedRun: its file is missing or changed.
+        """
+        spec = self.spec(chunk.array)
+        if spec.raw_bytes == 0:  # no entries, no file
+            return np.empty(spec.shape, spec.dtype), spec.attributes
+        return decode_chunk(self.read_bytes(record, chunk), spec, self.root / chunk.path), spec.attributes
+
+    def _own_places(self, ref: StageRef, file: StoredFile) -> tuple[str, ...]:
+        if not file.array:
+            return tuple(table_path(name, ref.iteration) for name in TABLES)
+        return (f"data.zarr/{self.spec(file.array).chunk_key(row_of(ref, file.array.partition('/')[0]))}",)
+
+
+def table_path(name: str, iteration: int) -> str:
+    """Path of one iteration's part of a table, below the run's folder."""
+    return f"tables/{name}/{iteration:08d}.parquet"
+
+
+def _check_table(raw: bytes, where: Path, *, size: int, crc: int) -> None:
+    if len(raw) != size or crc32c(raw) != crc:
+        raise damaged(where, "its size or CRC-32C is not the committed one")

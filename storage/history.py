@@ -1,0 +1,114 @@
+"""The chain of commit records: every record names the hash of the one before it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage.canonical import damaged
+from storage.committed import CommittedFiles
+from storage.errors import DamagedRun
+from storage.records import StageRecord
+from storage.refs import StageRef
+
+
+@dataclass
+class History:
+    """What a writer has to know about the records so far.
+
+    Attributes:
+        digests: digest of every stored output.
+        next_sequence: position of the next record.
+        last_hash: hash of the newest record; of run.json when there is none.
+        lost: positions of records that are gone; whoever resumes computes their outputs again.
+    """
+
+    digests: dict[StageRef, str]
+    next_sequence: int
+    last_hash: str
+    lost: list[int] = field(default_factory=list[int])
+
+    def append(self, record: StageRecord) -> None:
+        """Take a published record into account."""
+        self.digests[record.ref] = record.digest
+        self.next_sequence = record.sequence + 1
+        self.last_hash = record.sha256
+
+
+def read_history(files: CommittedFiles, info: Mapping[str, Any], *, repair: bool) -> History:
+    """The history of a run, after checking that its chain and its files are whole.
+
+    Args:
+        files: of the run.
+        info: content of its run.json.
+        repair: take damaged outputs out of the run, so that they are computed again, instead of raising.
+
+    Raises:
+        DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
+    """
+    records = _sound_records(files, repair=repair)
+    for problem in chain_problems(records, info["sha256"]):
+        raise problem
+    last = records[-1] if records else None
+    next_sequence = last.sequence + 1 if last else 0
+    present = {record.sequence for record in records}
+    return History(
+        digests={record.ref: record.digest for record in records},
+        next_sequence=next_sequence,
+        last_hash=last.sha256 if last else info["sha256"],
+        lost=[sequence for sequence in range(next_sequence) if sequence not in present],
+    )
+
+
+def chain_problems(records: Iterable[StageRecord], first_previous: str) -> Iterable[DamagedRun]:
+    """The places where records, in the order of their sequence, do not follow one another.
+
+    Gaps are no such place: they are a matter of what is stored, not of what a record says.
+    """
+    sequence, sha256 = -1, first_previous
+    for record in records:
+        where = Path("_commits") / record.ref.file_name
+        if record.sequence == sequence:
+            yield damaged(where, f"has the position {sequence} in the history that another record has")
+        elif record.sequence == sequence + 1 and record.previous != sha256:
+            yield damaged(where, "does not follow the record before it")
+        sequence, sha256 = record.sequence, record.sha256
+
+
+def _sound_records(files: CommittedFiles, *, repair: bool) -> list[StageRecord]:
+    records: dict[StageRef, StageRecord] = {}
+    for ref in files.refs():
+        try:
+            record = files.record(ref)
+            _check_sizes(files.root, record)
+            records[ref] = record
+        except DamagedRun as error:
+            if not repair:
+                raise _repairable(files.root, error) from error
+            # Without its update an iteration is not complete, so whoever resumes comes back to it.
+            for lost in (ref, StageRef(ref.iteration, "meta_optimize")):
+                files.record_path(lost).unlink(missing_ok=True)
+    kept = [record for ref, record in records.items() if files.record_path(ref).exists()]
+    return sorted(kept, key=lambda record: record.sequence)
+
+
+def _repairable(root: Path, error: DamagedRun) -> DamagedRun:
+    return DamagedRun(
+        error.where,
+        found=error.found,
+        required=error.required,
+        action=f"`metaloom verify {root.name}` lists all damage; `metaloom resume {root.name} --repair` takes the "
+        "damaged outputs out of the run and computes them again",
+    )
+
+
+def _check_sizes(root: Path, record: StageRecord) -> None:
+    for file in (*record.chunks, *record.tables):
+        if file.size == 0:
+            continue
+        try:
+            size = (root / file.path).stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            raise damaged(root / file.path, f"is missing; it belongs to {record.ref}") from None
+        if size != file.size:
+            raise damaged(root / file.path, f"holds {size} bytes, {file.size} were committed for {record.ref}")

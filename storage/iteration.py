@@ -1,0 +1,82 @@
+"""One iteration of a run, batch by batch."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from pipeline.types import EpisodeBatch, LearnerState, Metrics, Samples, TaskBatch, TaskParams, Update
+from storage.canonical import damaged
+from storage.codec import Value
+from storage.refs import StageRef, learner_ref
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from storage.committed import CommittedFiles
+    from storage.records import StageRecord
+
+V = TypeVar("V", bound=Value)
+
+
+class Outputs(Protocol):
+    """Where an iteration's outputs come from: a Run."""
+
+    @property
+    def files(self) -> "CommittedFiles": ...
+
+    def record(self, ref: StageRef) -> "StageRecord": ...
+
+    def load(self, ref: StageRef) -> Value: ...
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The stored batches of one iteration. Every method raises StageMissing for what is not stored."""
+
+    run: Outputs
+    index: int
+
+    def tasks(self) -> TaskBatch:
+        """The tasks."""
+        return self._load("sample_tasks", 0, TaskBatch)
+
+    def rollouts(self, k: int = 0) -> EpisodeBatch:
+        """The episodes of inner step k: 0 before adaptation, K after it."""
+        return self._load("collect_rollouts", k, EpisodeBatch)
+
+    def samples(self, k: int = 0) -> Samples:
+        """What processing added to the episodes of inner step k."""
+        return self._load("process_samples", k, Samples)
+
+    def adapted(self, k: int = 0) -> TaskParams:
+        """Every task's parameters after k + 1 inner steps."""
+        return self._load("adapt", k, TaskParams)
+
+    def learner(self) -> LearnerState:
+        """What the iteration started from."""
+        ref = learner_ref(self.index)
+        return _expect(self.run.load(ref), Update, ref).learner
+
+    def update(self) -> Update:
+        """What the iteration led to: the next learner, and the metrics."""
+        return self._load("meta_optimize", 0, Update)
+
+    def metrics(self) -> Metrics:
+        """The numbers that describe the iteration."""
+        return self.update().metrics
+
+    def xarray(self, k: int = 0) -> "xr.Dataset":
+        """Tasks, episodes and samples of inner step k with named axes and units."""
+        from storage.datasets import to_xarray
+
+        self.run.record(StageRef(self.index, "collect_rollouts", k))
+        return to_xarray(self.run.files, self.index, k)
+
+    def _load(self, stage: str, step: int, kind: type[V]) -> V:
+        ref = StageRef(self.index, stage, step)
+        return _expect(self.run.load(ref), kind, ref)
+
+
+def _expect(value: Value, kind: type[V], ref: StageRef) -> V:
+    if not isinstance(value, kind):
+        raise damaged(ref, f"holds a {type(value).__name__}")
+    return value

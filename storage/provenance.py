@@ -1,0 +1,49 @@
+"""Where and with what a run was written."""
+
+import os
+import platform
+import socket
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_PACKAGES = ("metaloom", "numpy", "torch", "mujoco", "gymnasium", "zarr", "numcodecs", "pyarrow")
+
+
+@lru_cache(maxsize=1)
+def versions() -> dict[str, str]:
+    """Versions of the interpreter and of the installed packages that numbers or files depend on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def system() -> dict[str, str]:
+    """The machine, as far as it can change floating-point results or helps to find it again."""
+    return {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "libc": " ".join(platform.libc_ver()),
+        "cpu": platform.processor() or platform.machine(),
+        "cpu_flags": _cpu_flags(),
+        "cores": str(os.cpu_count()),
+    }
+
+
+def utc(seconds: float | None = None) -> str:
+    """A time in seconds since 1970, or now, as ISO 8601 in UTC."""
+    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="microseconds")
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(("flags", "Features"))), "")

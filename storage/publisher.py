@@ -1,0 +1,131 @@
+"""Turn a stage's output into files and publish its record. Runs in the writer's background thread."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.types import EpisodeBatch, TaskBatch, Update
+from storage.array_store import ArrayStore
+from storage.codec import Piece, Value
+from storage.committed import CommittedFiles, table_path
+from storage.digests import array_digests, output_digest
+from storage.errors import StageExists
+from storage.history import History
+from storage.provenance import utc, versions
+from storage.records import Input, StageRecord, StoredFile
+from storage.refs import StageRef
+from storage.sessions import Session
+from storage.tables import EpisodeSummary, iteration_tables, summarize
+
+
+@dataclass(frozen=True)
+class Output:
+    """A stage's output on its way to the disk."""
+
+    ref: StageRef
+    value: Value
+    pieces: tuple[Piece, ...]
+    inputs: tuple[StageRef, ...]
+    seed_position: tuple[int, ...]
+    started: float
+    seconds: float
+
+
+class Publisher:
+    """Publishes outputs one after the other.
+
+    Args:
+        files: of the run.
+        session: in whose name they are published.
+        arrays: where the data goes.
+        history: the records so far; published ones are added.
+        config_digest: of the run's configuration.
+    """
+
+    def __init__(
+        self, files: CommittedFiles, session: Session, arrays: ArrayStore, history: History, config_digest: str
+    ) -> None:
+        self._files = files
+        self._session = session
+        self._arrays = arrays
+        self._history = history
+        self._config_digest = config_digest
+        self._tasks: dict[int, TaskBatch] = {}
+        self._episodes: dict[StageRef, EpisodeSummary] = {}
+
+    def publish(self, output: Output) -> None:
+        """Make an output exist: data first, safe from a power cut, then the record.
+
+        Raises:
+            FencedOut: a later session has begun.
+            LayoutMismatch: the output does not fit the run's arrays.
+        """
+        self._remember(output)
+        chunks = self._arrays.write(output.pieces)
+        tables = self._write_tables(output)
+        record = self._record(output, chunks, tables)
+        try:
+            self._session.publish(record.content(), self._files.record_path(output.ref))
+        except FileExistsError:
+            raise StageExists(
+                self._files.record_path(output.ref),
+                found="a record that appeared while this writer held the run",
+                required="one writer at a time",
+                action="Stop all writers of the run, then resume it",
+            ) from None
+        self._history.append(record)
+
+    def _record(self, output: Output, chunks: tuple[StoredFile, ...], tables: tuple[StoredFile, ...]) -> StageRecord:
+        arrays = array_digests(output.value)
+        return StageRecord(
+            ref=output.ref,
+            sequence=self._history.next_sequence,
+            session=self._session.number,
+            token=self._session.token,
+            inputs=tuple(Input(ref, self._history.digests[ref]) for ref in output.inputs),
+            seed_position=output.seed_position,
+            config_digest=self._config_digest,
+            chunks=chunks,
+            tables=tables,
+            arrays=arrays,
+            digest=output_digest({name: entry.sha256 for name, entry in arrays.items()}),
+            versions=versions(),
+            started=utc(output.started),
+            seconds=output.seconds,
+            previous=self._history.last_hash,
+        ).with_hash()
+
+    def _remember(self, output: Output) -> None:
+        if isinstance(output.value, TaskBatch):
+            self._tasks = {output.ref.iteration: output.value}
+        if isinstance(output.value, EpisodeBatch):
+            self._episodes[output.ref] = summarize(output.value)
+
+    def _write_tables(self, output: Output) -> tuple[StoredFile, ...]:
+        if output.ref.stage != "meta_optimize" or not isinstance(output.value, Update):
+            return ()
+        iteration = output.ref.iteration
+        tables = iteration_tables(
+            iteration, self._tasks_of(iteration), self._rounds_of(iteration), output.value.metrics
+        )
+        self._episodes.clear()
+        return self._arrays.write_tables({table_path(name, iteration): raw for name, raw in tables.items()})
+
+    def _tasks_of(self, iteration: int) -> TaskBatch | None:
+        ref = StageRef(iteration, "sample_tasks")
+        if iteration not in self._tasks and ref in self._history.digests:
+            value = self._files.read_value(self._files.record(ref))
+            if isinstance(value, TaskBatch):
+                self._tasks = {iteration: value}
+        return self._tasks.get(iteration)
+
+    def _rounds_of(self, iteration: int) -> Mapping[int, EpisodeSummary]:
+        stored = [r for r in self._history.digests if r.iteration == iteration and r.stage == "collect_rollouts"]
+        return {ref.step: self._summary(ref) for ref in sorted(stored)}
+
+    def _summary(self, ref: StageRef) -> EpisodeSummary:
+        # An earlier session may have collected them; then only the disk has them.
+        if ref not in self._episodes:
+            names = ("rewards", "lengths", "terminated", "truncated")
+            stored = self._files.read_arrays(self._files.record(ref), names)[f"rollouts_{ref.step}"]
+            self._episodes[ref] = EpisodeSummary.of(*(stored[name][0] for name in names))
+        return self._episodes[ref]

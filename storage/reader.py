@@ -1,0 +1,198 @@
+"""Open a run and read what it holds. Nothing is seen before its commit record, and nothing unchecked is decoded."""
+
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage.canonical import read_sealed
+from storage.codec import Value
+from storage.committed import CommittedFiles
+from storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageMissing
+from storage.iteration import Iteration
+from storage.records import SCHEMA, StageRecord
+from storage.refs import StageRef
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Iterations = None | int | range | slice | Sequence[int]
+"""All complete iterations, one of them (negative: from the end), or some."""
+Steps = None | int | Sequence[int]
+"""All inner steps, one, or some."""
+
+
+class Run:
+    """A stored run. It follows the run while a writer goes on, and never changes it."""
+
+    def __init__(self, path: Path, info: Mapping[str, Any]) -> None:
+        self.path = path
+        self.info = info
+        self.files = CommittedFiles(path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, {len(self.iterations)} iterations)"
+
+    @property
+    def name(self) -> str:
+        """The run's name: that of its folder."""
+        return self.path.resolve().name
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration that the run was created with."""
+        return self.info["config"]
+
+    @property
+    def iterations(self) -> range:
+        """The complete iterations: those from the first on whose meta_optimize is stored."""
+        done = {ref.iteration for ref in self.files.refs() if ref.stage == "meta_optimize"}
+        return range(next(i for i in range(len(done) + 1) if i not in done))
+
+    def refs(self) -> list[StageRef]:
+        """Every stored output, by iteration, stage name and step."""
+        return sorted(self.files.refs())
+
+    def contains(self, ref: StageRef) -> bool:
+        """Whether an output is stored."""
+        return self.files.record_path(ref).exists()
+
+    def record(self, ref: StageRef) -> StageRecord:
+        """What an output was made from, and how to check it.
+
+        Raises:
+            StageMissing: it is not stored.
+            DamagedRun: its record is damaged.
+        """
+        try:
+            return self.files.record(ref)
+        except FileNotFoundError:
+            raise self._missing(ref) from None
+
+    def load(self, ref: StageRef) -> Value:
+        """A stage's output, every chunk checked against its record.
+
+        Raises:
+            StageMissing: it is not stored.
+            DamagedRun: a file of it is missing or changed.
+        """
+        return self.files.read_value(self.record(ref))
+
+    def __getitem__(self, iteration: int) -> Iteration:
+        """One iteration, complete or not; a negative number counts from the last complete one."""
+        return Iteration(self, self.select(iteration)[0] if iteration < 0 else iteration)
+
+    def __iter__(self) -> Iterator[Iteration]:
+        return (Iteration(self, i) for i in self.iterations)
+
+    def __len__(self) -> int:
+        return len(self.iterations)
+
+    def select(self, iterations: Iterations) -> Sequence[int]:
+        """The complete iterations that a selection names.
+
+        Raises:
+            StageMissing: one of them is not complete.
+        """
+        complete = self.iterations
+        if iterations is None:
+            return complete
+        if isinstance(iterations, slice):
+            return complete[iterations]
+        if isinstance(iterations, int):
+            iterations = (iterations + len(complete) if iterations < 0 else iterations,)
+        for i in iterations:
+            if i not in complete:
+                raise self._missing(StageRef(max(i, 0), "meta_optimize"))
+        return iterations
+
+    def steps(
+        self, iterations: Iterations = None, columns: Sequence[str] | None = None, steps: Steps = None
+    ) -> "pa.Table":
+        """One row per real environment step; padding is left out.
+
+        Args:
+            iterations: None for all complete ones.
+            columns: None for all; only what the columns need is read.
+            steps: inner steps k to include; None for all.
+        """
+        return self.scan_steps(iterations, columns, steps).read_all()
+
+    def scan_steps(
+        self, iterations: Iterations = None, columns: Sequence[str] | None = None, steps: Steps = None
+    ) -> "pa.RecordBatchReader":
+        """What `steps` gives, one round of rollouts at a time, so that memory stays bounded."""
+        from storage.frames import scan_steps
+
+        return scan_steps(self.files, self.select(iterations), columns, steps)
+
+    def episodes(self, iterations: Iterations = None) -> "pa.Table":
+        """One row per episode: return, length, how it ended, and the parameters of its task as `task_*`."""
+        return self._table("episodes", iterations)
+
+    def tasks(self, iterations: Iterations = None) -> "pa.Table":
+        """One row per task with its parameters as `task_*`."""
+        return self._table("tasks", iterations)
+
+    def metrics(self, iterations: Iterations = None) -> "pa.Table":
+        """One row per iteration with its metrics."""
+        return self._table("metrics", iterations)
+
+    def lineage(self) -> "pa.Table":
+        """One row per stored output, in the order of their making: from what, when, by which session and versions."""
+        from storage.frames import lineage
+
+        return lineage(self._records())
+
+    def _records(self) -> Iterable[StageRecord]:
+        return (self.record(ref) for ref in self.refs())
+
+    def _table(self, name: str, iterations: Iterations) -> "pa.Table":
+        from storage.frames import read_tables
+
+        return read_tables(self.files, name, self.select(iterations))
+
+    def _missing(self, ref: StageRef) -> StageMissing:
+        count = len(self.iterations)
+        return StageMissing(
+            self.path,
+            found=f"{ref} is not stored; {count} iterations are complete",
+            required=f"an iteration from 0 to {count - 1}" if count else "a run with a complete iteration",
+            action=f"`metaloom resume {self.name}` computes what is missing",
+        )
+
+
+def open_run(path: str | Path) -> Run:
+    """The run in a folder, for reading. A writer may go on meanwhile.
+
+    Raises:
+        RunNotFound, NotARun: there is no such folder, or it holds no run.
+        IncompatibleFormat: the run was written in a format that this version does not read.
+        DamagedRun: run.json is damaged.
+    """
+    return Run(Path(path), read_info(Path(path)))
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """The content of a run's run.json."""
+    if not path.is_dir():
+        raise RunNotFound(
+            path, found="no such folder", required="the folder of a run", action="`metaloom ls` lists the runs"
+        )
+    try:
+        info = read_sealed(path / "run.json", indented=True)
+    except FileNotFoundError:
+        raise NotARun(
+            path, found="a folder without run.json", required="a run", action="`metaloom ls` lists the runs"
+        ) from None
+    if info.get("format") != SCHEMA:
+        raise IncompatibleFormat(
+            path / "run.json",
+            found=f"format {info.get('format')!r}",
+            required=SCHEMA,
+            action="Use the version of metaloom that wrote the run; run.json names it under `versions`",
+        )
+    return info

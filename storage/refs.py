@@ -1,0 +1,65 @@
+"""References to stage outputs: what flows pass around instead of arrays."""
+
+import re
+from dataclasses import dataclass
+
+STAGES = ("initialize", "sample_tasks", "collect_rollouts", "process_samples", "adapt", "meta_optimize")
+"""The stages of a run, in the order data passes."""
+
+_FILE_NAME = re.compile(r"(\d{8})\.([a-z_]+)\.(\d{1,4})\.json")
+_LIMIT = 10**8
+
+
+@dataclass(frozen=True)
+class StageRef:
+    """The output of one execution of one stage. References sort in the order in which a run computes them.
+
+    Attributes:
+        iteration: from 0.
+        stage: one of STAGES.
+        step: inner step k; 0 where a stage has none.
+    """
+
+    iteration: int
+    stage: str
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise ValueError(f"StageRef.stage is {self.stage!r}; required one of {', '.join(STAGES)}")
+        if not (0 <= self.iteration < _LIMIT and 0 <= self.step < 10**4):
+            raise ValueError(
+                f"StageRef has iteration {self.iteration} and step {self.step}; required 0 to 99999999 and 0 to 9999"
+            )
+
+    def __lt__(self, other: "StageRef") -> bool:
+        return self._position < other._position
+
+    def __str__(self) -> str:
+        return f"{self.stage}(i={self.iteration}, k={self.step})"
+
+    @property
+    def _position(self) -> tuple[int, int, int, int]:
+        """Stages of an inner step come step by step, between those that an iteration begins and ends with."""
+        stage = STAGES.index(self.stage)
+        phase = {"initialize": 0, "sample_tasks": 1, "meta_optimize": 3}.get(self.stage, 2)
+        return (self.iteration, phase, self.step, stage)
+
+    @property
+    def file_name(self) -> str:
+        """The name of the commit record that makes this output exist."""
+        return f"{self.iteration:08d}.{self.stage}.{self.step}.json"
+
+    @classmethod
+    def from_file_name(cls, name: str) -> "StageRef | None":
+        """The reference whose commit record has this name, None for a name that no record has."""
+        match = _FILE_NAME.fullmatch(name)
+        if match is None or match[2] not in STAGES:
+            return None
+        ref = cls(int(match[1]), match[2], int(match[3]))
+        return ref if ref.file_name == name else None
+
+
+def learner_ref(iteration: int) -> StageRef:
+    """The stage whose output is the learner that iteration `iteration` starts from."""
+    return StageRef(0, "initialize") if iteration == 0 else StageRef(iteration - 1, "meta_optimize")

@@ -1,0 +1,181 @@
+"""Writing sessions: publish files atomically, and only while no later session has begun.
+
+Everything a writer publishes is first written into its session's own folder and reaches its place by one system call
+that names the file there: a rename for data, an exclusive link for records. Opening a run for writing renames the
+folders of all earlier sessions away. From then on the calls of an earlier writer, however late it wakes up, name a file
+that does not exist, and fail.
+"""
+
+import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage.canonical import Document, read_sealed, render, sealed
+from storage.direct import FileCreator
+from storage.errors import FencedOut
+from storage.files import Content, sync_folder
+from storage.locks import WriterLock, acquire_lock
+from storage.provenance import utc, versions
+
+SESSION_NAME = re.compile(r"(\d{6})-([0-9a-f]{16})(\.closed)?")
+PART_NAME = re.compile(r"\d{8}\.part")
+_CLOSED = ".closed"
+_ABOUT = "session.json"
+
+
+@dataclass
+class Session:
+    """The right to write one run, from one opening to its close or to the next opening elsewhere.
+
+    Attributes:
+        root: the run's folder.
+        number: counts the openings of the run.
+        token: identifies the session for ever.
+    """
+
+    root: Path
+    number: int
+    token: str
+    lock: WriterLock
+    _parts: int = field(default=0, init=False)
+    _creator: FileCreator = field(default_factory=FileCreator, init=False)
+
+    @property
+    def folder(self) -> Path:
+        """Where the session keeps what it has not published yet."""
+        return self.root / "_sessions" / f"{self.number:06d}-{self.token}"
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Write down who the session is."""
+        about = {"schema": "metaloom/1", "token": self.token, "started": utc(), "versions": versions(), **facts}
+        self.replace(self.write_aside([(render(sealed(about)),)]), [self.folder / _ABOUT])
+
+    def write_aside(self, contents: Iterable[Content]) -> list[Path]:
+        """Write files into the session's folder, safe from a power cut.
+
+        All are written before the first is waited for, so the disk can work on them together.
+
+        Raises:
+            FencedOut: a later session has begun.
+        """
+        paths: list[Path] = []
+        descriptors: list[int] = []
+        try:
+            for content in contents:
+                paths.append(self._next_part())
+                descriptors.append(self._create(paths[-1], content))
+            for descriptor in descriptors:
+                os.fsync(descriptor)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return paths
+
+    def replace(self, parts: Sequence[Path], targets: Sequence[Path]) -> None:
+        """Move written files to their places, over what an interrupted session may have left there.
+
+        Raises:
+            FencedOut: a later session has begun.
+        """
+        for part, target in zip(parts, targets, strict=True):
+            try:
+                os.replace(part, target)
+            except FileNotFoundError as error:
+                raise self._explain(error) from error
+        for folder in {target.parent for target in targets}:
+            sync_folder(folder)
+
+    def publish(self, content: bytes, target: Path) -> None:
+        """Make a file appear, complete and safe from a power cut, where there was none.
+
+        Raises:
+            FencedOut: a later session has begun.
+            FileExistsError: something is there already.
+        """
+        (part,) = self.write_aside([(content,)])
+        try:
+            os.link(part, target)
+        except FileNotFoundError as error:
+            raise self._explain(error) from error
+        sync_folder(target.parent)
+        part.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End the session and let the next writer in."""
+        _close_folder(self.folder)
+        self.lock.release()
+
+    def _next_part(self) -> Path:
+        self._parts += 1
+        return self.folder / f"{self._parts:08d}.part"
+
+    def _create(self, path: Path, content: Content) -> int:
+        try:
+            return self._creator.create(path, content)
+        except FileNotFoundError as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: OSError) -> Exception:
+        if self.folder.is_dir():
+            return error
+        return FencedOut(
+            self.root,
+            found=f"session {self.number} of this process was ended by a later writer",
+            required="the newest session of the run",
+            action="Stop this process; the later writer goes on with what was published",
+        )
+
+
+def begin_session(root: Path, *, take_over: bool) -> Session:
+    """End every earlier session of a run and begin a new one.
+
+    Raises:
+        RunLocked: another process writes the run.
+    """
+    token = secrets.token_hex(8)
+    lock = acquire_lock(root / "writer.lock", token, take_over=take_over)
+    try:
+        sessions = root / "_sessions"
+        sessions.mkdir(exist_ok=True)
+        numbers = [number for name in os.listdir(sessions) if (number := _end_earlier(sessions / name)) is not None]
+        session = Session(root, max(numbers, default=-1) + 1, token, lock)
+        session.folder.mkdir()
+        sync_folder(sessions)
+    except BaseException:
+        lock.release()
+        raise
+    return session
+
+
+def read_session(folder: Path) -> Document:
+    """What a session wrote down about itself.
+
+    Raises:
+        FileNotFoundError: it was interrupted before it could.
+        DamagedRun: the file is not what was written.
+    """
+    return read_sealed(folder / _ABOUT)
+
+
+def _end_earlier(folder: Path) -> int | None:
+    match = SESSION_NAME.fullmatch(folder.name)
+    if match is None:
+        return None
+    if match[3] is None:
+        _close_folder(folder)
+    return int(match[1])
+
+
+def _close_folder(folder: Path) -> None:
+    closed = folder.with_name(folder.name + _CLOSED)
+    try:
+        os.rename(folder, closed)
+    except FileNotFoundError:  # a later session has done it
+        return
+    for name in os.listdir(closed):
+        if PART_NAME.fullmatch(name):
+            (closed / name).unlink()

@@ -1,0 +1,300 @@
+"""Write a run: one writer, every output immutable, visible all at once or not at all."""
+
+import logging
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from storage.array_store import ArrayStore
+from storage.arrays import group_document, render_metadata
+from storage.background import BackgroundQueue
+from storage.canonical import render, sealed
+from storage.codec import Value, encode, flatten
+from storage.errors import LayoutMismatch, RunExists, StageExists, StageMissing
+from storage.files import sync_folder
+from storage.history import History, read_history
+from storage.provenance import system, utc, versions
+from storage.publisher import Output, Publisher
+from storage.reader import Run, open_run, read_info
+from storage.records import SCHEMA, StageRecord
+from storage.refs import StageRef
+from storage.sessions import Session, begin_session
+
+_LOG = logging.getLogger(__name__)
+_QUEUE_DEPTH = 2
+_RECENT_OUTPUTS = 16
+_RECENT_BYTES = 256 * 2**20
+_SKELETON = {"_commits", "_sessions", "data.zarr", "writer.lock"}
+
+
+class RunWriter:
+    """The one writer of a run, a context manager.
+
+    Outputs are written in a background thread; arrays that were given to `put` must not be changed afterwards.
+    An error there is raised by the next call, and nothing after it is stored.
+    """
+
+    def __init__(self, run: Run, session: Session, arrays: ArrayStore, history: History) -> None:
+        self.run = run
+        self._session = session
+        self._arrays = arrays
+        self._history = history
+        self._publisher = Publisher(run.files, session, arrays, history, run.info["config_digest"])
+        self._lock = threading.Lock()
+        self._pending: dict[StageRef, Value] = {}
+        self._recent = _RecentOutputs()
+        self._queue = BackgroundQueue(self._publish, _QUEUE_DEPTH)
+        self._closed = False
+
+    @property
+    def capacity(self) -> int:
+        """Iterations that the run has room for."""
+        return self._arrays.capacity
+
+    def contains(self, ref: StageRef) -> bool:
+        """Whether an output is stored or on its way to the disk."""
+        with self._lock:
+            return ref in self._pending or ref in self._history.digests
+
+    def put(
+        self,
+        ref: StageRef,
+        value: Value,
+        *,
+        inputs: Sequence[StageRef],
+        seed_position: Sequence[int],
+        started: float,
+        seconds: float,
+    ) -> None:
+        """Store a stage's output. Returns when it is queued; waits while two others are.
+
+        Args:
+            ref: the output's name.
+            value: the output; its arrays must not change any more.
+            inputs: the outputs it was computed from.
+            seed_position: what its random streams were derived from.
+            started: when the computation began, in seconds since 1970.
+            seconds: how long it took.
+
+        Raises:
+            StageExists: the output is stored already.
+            StageMissing: an input is not.
+            LayoutMismatch: the value is not what the stage yields, or lies beyond the run's capacity.
+        """
+        self._queue.check()
+        self._check(ref, inputs)
+        output = Output(ref, value, tuple(encode(ref, value)), tuple(inputs), tuple(seed_position), started, seconds)
+        with self._lock:
+            self._pending[ref] = value
+        try:
+            self._queue.submit(output)
+        except BaseException:
+            with self._lock:
+                self._pending.pop(ref, None)
+            raise
+        with self._lock:
+            self._recent.add(ref, value)
+
+    def load(self, ref: StageRef) -> Value:
+        """A stage's output: from memory if it was put lately, else from the disk."""
+        with self._lock:
+            value = self._pending.get(ref)
+            if value is None:
+                value = self._recent.get(ref)
+        return self.run.load(ref) if value is None else value
+
+    def record(self, ref: StageRef) -> StageRecord:
+        """The record of an output; waits until it is published."""
+        if ref in self._pending:
+            self.flush()
+        return self.run.record(ref)
+
+    def flush(self) -> None:
+        """Return when everything that was put is published."""
+        self._queue.wait()
+
+    def close(self) -> None:
+        """Publish what is queued and let the next writer in. Raises what went wrong since the last call."""
+        if not self._closed:
+            self._closed = True
+            self._queue.stop()
+            self._session.close()
+            self._queue.check()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException:
+            if error is None:
+                raise
+            # What already goes wrong in the block matters more than what comes on top of it.
+            _LOG.warning("%s: not everything could be stored", self.run.path, exc_info=True)
+
+    def _publish(self, output: Output) -> None:
+        self._publisher.publish(output)
+        with self._lock:
+            self._pending.pop(output.ref, None)
+
+    def _check(self, ref: StageRef, inputs: Sequence[StageRef]) -> None:
+        if self._closed:
+            raise ValueError("this RunWriter is closed; open the run again to write")
+        if self.contains(ref):
+            raise StageExists(
+                self.run.path,
+                found=f"{ref} is stored already",
+                required="an output that is not",
+                action="Ask `contains` first",
+            )
+        if ref.iteration >= self.capacity:
+            raise LayoutMismatch(
+                self.run.path,
+                found=str(ref),
+                required=f"an iteration below the capacity of {self.capacity}",
+                action="Open the run with a larger `capacity`",
+            )
+        for missing in (item for item in inputs if not self.contains(item)):
+            raise StageMissing(
+                self.run.path,
+                found=f"{missing}, an input of {ref}, is not stored",
+                required="all inputs stored",
+                action="Put the inputs first",
+            )
+
+
+class _RecentOutputs:
+    """The outputs put last, within bounds of number and size."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[StageRef, tuple[Value, int]] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, ref: StageRef, value: Value) -> None:
+        size = sum(array.nbytes for array in flatten(value).values())
+        self._values[ref] = (value, size)
+        self._bytes += size
+        while len(self._values) > _RECENT_OUTPUTS or (self._bytes > _RECENT_BYTES and len(self._values) > 1):
+            _, (_, dropped) = self._values.popitem(last=False)
+            self._bytes -= dropped
+
+    def get(self, ref: StageRef) -> Value | None:
+        entry = self._values.get(ref)
+        return entry[0] if entry else None
+
+
+def create_run(
+    path: str | Path,
+    *,
+    config: Mapping[str, Any],
+    config_digest: str,
+    capacity: int,
+    environment: Mapping[str, str],
+) -> RunWriter:
+    """Create a run and open it for writing.
+
+    Args:
+        path: folder of the run; must not exist, or be empty.
+        config: the settings, as plain JSON data.
+        config_digest: digest of those that decide the numbers.
+        capacity: iterations to make room for; `open_writer` can raise it later.
+        environment: what else decides the numbers or helps to find it again: code version, thread settings.
+
+    Raises:
+        RunExists: there is something at the path.
+        RunLocked: another process is creating the same run.
+    """
+    path = Path(path)
+    if capacity < 1:
+        raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
+    _check_free(path)
+    path.mkdir(parents=True, exist_ok=True)
+    session = begin_session(path, take_over=False)
+    try:
+        _check_free(path)
+        _write_skeleton(path, session, capacity)
+        session.publish(render(_info(config, config_digest, environment), indented=True), path / "run.json")
+        sync_folder(path.parent)
+        return _writer(path, session, None, repair=False)
+    except BaseException:
+        session.close()
+        raise
+
+
+def open_writer(
+    path: str | Path, *, capacity: int | None = None, take_over: bool = False, repair: bool = False
+) -> RunWriter:
+    """Open a run to go on writing it.
+
+    Args:
+        path: folder of the run.
+        capacity: make room for at least so many iterations.
+        take_over: end a writer that still holds the run, because its host is dead or it hangs.
+        repair: take damaged outputs out of the run, so that they can be put again, instead of raising.
+
+    Raises:
+        RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
+        RunLocked: another process writes it.
+        DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
+    """
+    path = Path(path)
+    read_info(path)
+    session = begin_session(path, take_over=take_over)
+    try:
+        return _writer(path, session, capacity, repair=repair)
+    except BaseException:
+        session.close()
+        raise
+
+
+def _writer(path: Path, session: Session, capacity: int | None, *, repair: bool) -> RunWriter:
+    run = open_run(path)
+    history = read_history(run.files, run.info, repair=repair)
+    arrays = ArrayStore(run.files, session)
+    arrays.grow(capacity or 0)
+    session.describe({"lost": history.lost, "next_sequence": history.next_sequence})
+    return RunWriter(run, session, arrays, history)
+
+
+def _check_free(path: Path) -> None:
+    # A folder with nothing but the skeleton is a creation that was interrupted.
+    if not path.exists() and not path.is_symlink():
+        return
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
+    if names - _SKELETON:
+        raise RunExists(
+            path,
+            found="a run" if "run.json" in names else f"something else ({', '.join(sorted(names)[:3])})",
+            required="a path where nothing is",
+            action=f"`metaloom resume {path.name}` continues a run; choose another name for a new one",
+        )
+
+
+def _write_skeleton(path: Path, session: Session, capacity: int) -> None:
+    for name in ("_commits", "data.zarr"):
+        (path / name).mkdir(exist_ok=True)
+    parts = session.write_aside([(render_metadata(group_document({"capacity": capacity})),)])
+    session.replace(parts, [path / "data.zarr" / "zarr.json"])
+    sync_folder(path)
+
+
+def _info(config: Mapping[str, Any], config_digest: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    return sealed(
+        {
+            "format": SCHEMA,
+            "id": str(uuid.uuid4()),
+            "config": dict(config),
+            "config_digest": config_digest,
+            "environment": dict(environment),
+            "system": system(),
+            "versions": versions(),
+            "created": utc(),
+        }
+    )

@@ -1,0 +1,144 @@
+"""Small batches of every kind, and small runs made of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import storage
+from pipeline.types import EpisodeBatch, LearnerState, Params, Samples, TaskBatch, TaskParams, Update
+from storage import RunWriter, StageRef
+from storage.codec import Value
+
+CREATION = {"config": {"seed": 1}, "config_digest": "abc", "environment": {"code": "none"}}
+
+
+@dataclass
+class Batches:
+    """Random batches of one size; the same sequence of calls gives the same batches."""
+
+    B: int = 3
+    E: int = 2
+    T: int = 5
+    O: int = 4
+    A: int = 2
+    seed: int = 0
+    rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+
+    def tasks(self) -> TaskBatch:
+        return TaskBatch(self.rng.random((self.B, 2)), np.full(self.B, -1), ("velocity", "mass"), ("m/s", "kg"))
+
+    def episodes(self, lengths: np.ndarray | None = None) -> EpisodeBatch:
+        shape = (self.B, self.E, self.T)
+        lengths = self.rng.integers(1, self.T + 1, shape[:2]) if lengths is None else lengths
+        real = np.arange(self.T) < lengths[..., None]
+        terms = {name: self._floats(shape) * real for name in ("run", "control")}
+        return EpisodeBatch(
+            observations=self._floats((self.B, self.E, self.T + 1, self.O)),
+            actions=self._floats((*shape, self.A)) * real[..., None],
+            rewards=terms["run"] + terms["control"],
+            terminated=lengths < self.T,
+            truncated=lengths == self.T,
+            lengths=lengths.astype(np.int32),
+            behavior={"mean": self._floats((*shape, self.A)), "log_std": self._floats((self.B, self.A))},
+            reward_terms=terms,
+            initial_state=self.rng.random((self.B, self.E, 3)),
+        )
+
+    def samples(self, episodes: EpisodeBatch) -> Samples:
+        mask = episodes.mask
+        return Samples(*(self._floats(mask.shape) * mask for _ in range(3)), mask)
+
+    def params(self) -> Params:
+        return {"net.kernel": self._floats((self.O, self.A)), "net.bias": self._floats((self.A,))}
+
+    def adapted(self) -> TaskParams:
+        return TaskParams({name: np.stack([value] * self.B) for name, value in self.params().items()})
+
+    def learner(self) -> LearnerState:
+        moments = {f"mean.{name}": value for name, value in self.params().items()}
+        extra = {"env_steps": np.array(7), "kl_coeff": np.array([0.5, 0.25])}
+        return LearnerState(self.params(), {**moments, "count": np.array(3)}, extra)
+
+    def update(self) -> Update:
+        return Update(self.learner(), {"step_0.average_return": float(self.rng.random()), "loss": -1.5})
+
+    def iteration(self, i: int, rounds: int = 2) -> list[tuple[StageRef, Value, list[StageRef]]]:
+        """The outputs of an iteration with their inputs, in the order of the stages."""
+        first = [(StageRef(0, "initialize"), Update(self.learner(), {}), [])] if i == 0 else []
+        outputs: list[tuple[StageRef, Value, list[StageRef]]] = [
+            *first,
+            (StageRef(i, "sample_tasks"), self.tasks(), []),
+        ]
+        for k in range(rounds):
+            rollouts = StageRef(i, "collect_rollouts", k)
+            episodes = self.episodes()
+            outputs.append((rollouts, episodes, [storage.learner_ref(i), StageRef(i, "sample_tasks")]))
+            outputs.append((StageRef(i, "process_samples", k), self.samples(episodes), [rollouts]))
+            if k < rounds - 1:
+                outputs.append((StageRef(i, "adapt", k), self.adapted(), [StageRef(i, "process_samples", k)]))
+        processed = [StageRef(i, "process_samples", k) for k in range(rounds)]
+        outputs.append((StageRef(i, "meta_optimize"), self.update(), [storage.learner_ref(i), *processed]))
+        return outputs
+
+    def _floats(self, shape: tuple[int, ...]) -> np.ndarray:
+        return self.rng.standard_normal(shape, np.float32)
+
+
+def put_all(writer: RunWriter, outputs: Sequence[tuple[StageRef, Value, list[StageRef]]]) -> None:
+    for ref, value, inputs in outputs:
+        position = (ref.iteration, ref.step)
+        writer.put(ref, value, inputs=inputs, seed_position=position, started=1.7e9, seconds=0.25)
+
+
+@pytest.fixture
+def batches() -> Batches:
+    return Batches()
+
+
+@pytest.fixture(scope="session")
+def put() -> Callable[..., None]:
+    """Puts outputs with their inputs into a writer."""
+    return put_all
+
+
+@pytest.fixture(scope="session")
+def creation() -> dict[str, object]:
+    """What `create_run` wants to know besides path and capacity."""
+    return CREATION
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a run of so many iterations and returns its folder."""
+
+    def make(iterations: int = 2, name: str = "run", capacity: int | None = None, **sizes: int) -> Path:
+        batches = Batches(**sizes)
+        with storage.create_run(tmp_path / name, capacity=capacity or iterations, **CREATION) as writer:
+            for i in range(iterations):
+                put_all(writer, batches.iteration(i))
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_digests() -> Callable[[Path], dict[StageRef, str]]:
+    """Reads the digest of every output of a run."""
+
+    def read(path: Path) -> dict[StageRef, str]:
+        run = storage.open_run(path)
+        return {ref: run.record(ref).digest for ref in run.refs()}
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def make_batches() -> type[Batches]:
+    """The class of batches, for other sizes."""
+    return Batches

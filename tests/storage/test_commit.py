@@ -1,0 +1,316 @@
+"""An output is stored all at once or not at all, once, by one writer, in a chain of records."""
+
+import copy
+import itertools
+import os
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import storage
+from pipeline.types import LearnerState, TaskBatch, TaskParams, Update
+from storage import StageRef
+from storage.publisher import Publisher
+from storage.sessions import Session
+
+TASKS = StageRef(0, "sample_tasks")
+ROLLOUTS = StageRef(0, "collect_rollouts")
+
+
+@pytest.fixture
+def writer(tmp_path, creation):
+    with storage.create_run(tmp_path / "run", capacity=2, **creation) as writer:
+        yield writer
+
+
+def test_an_output_is_invisible_until_its_record_is_published(tmp_path, creation, put, batches, monkeypatch):
+    publish, seen = Session.publish, []
+
+    def look_first(session, content, target):
+        if target.parent.name == "_commits":
+            seen.append((storage.open_run(tmp_path / "run").contains(TASKS), (tmp_path / "run/tables").exists()))
+        publish(session, content, target)
+
+    monkeypatch.setattr(Session, "publish", look_first)
+    with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+        put(writer, [(TASKS, batches.tasks(), [])])
+        writer.flush()
+        assert storage.open_run(tmp_path / "run").contains(TASKS)
+    assert seen == [(False, False)]
+
+
+def test_a_put_that_fails_before_its_record_stores_nothing_and_stops_the_writer(
+    tmp_path, creation, put, batches, monkeypatch
+):
+    broken = OSError(28, "No space left on device")
+
+    def fail(*_):
+        raise broken
+
+    monkeypatch.setattr(Publisher, "_record", fail)
+    writer = storage.create_run(tmp_path / "run", capacity=1, **creation)
+    put(writer, [(TASKS, batches.tasks(), [])])
+    for call in (writer.flush, lambda: put(writer, [(ROLLOUTS, batches.episodes(), [])]), writer.close):
+        with pytest.raises(OSError, match="No space left") as caught:
+            call()
+        assert caught.value is broken
+    monkeypatch.undo()
+    assert storage.open_run(tmp_path / "run").refs() == []
+    with storage.open_writer(tmp_path / "run") as writer:
+        put(writer, [(TASKS, batches.tasks(), [])])
+    assert storage.open_run(tmp_path / "run").refs() == [TASKS]
+
+
+def test_an_output_can_be_put_only_once(writer, put, batches):
+    put(writer, [(TASKS, batches.tasks(), [])])
+    with pytest.raises(storage.StageExists, match="sample_tasks"):
+        put(writer, [(TASKS, batches.tasks(), [])])
+
+
+def test_inputs_must_be_stored_before_what_was_computed_from_them(writer, put, batches):
+    with pytest.raises(storage.StageMissing, match="sample_tasks"):
+        put(writer, [(ROLLOUTS, batches.episodes(), [TASKS])])
+
+
+def test_an_iteration_beyond_the_capacity_is_refused_and_fits_after_growing(writer, put, batches, tmp_path):
+    for i in range(2):
+        put(writer, batches.iteration(i))
+    with pytest.raises(storage.LayoutMismatch, match="capacity of 2"):
+        put(writer, batches.iteration(2))
+    writer.close()
+    with storage.open_writer(tmp_path / "run", capacity=4) as grown:
+        assert grown.capacity == 4
+        put(grown, batches.iteration(2) + batches.iteration(3))
+    assert storage.verify_run(tmp_path / "run") == []
+    assert len(storage.open_run(tmp_path / "run").iterations) == 4
+    with storage.open_writer(tmp_path / "run", capacity=1) as again:
+        assert again.capacity == 4
+
+
+def test_a_growth_that_was_interrupted_is_finished_by_the_next_writer(make_run, monkeypatch):
+    path = make_run(2)
+    replace_, calls = Session.replace, []
+
+    def fail_at_the_second(session, parts, targets):
+        calls.append(targets)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        replace_(session, parts, targets)
+
+    monkeypatch.setattr(Session, "replace", fail_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        storage.open_writer(path, capacity=5)
+    monkeypatch.undo()
+    assert storage.verify_run(path) == []
+    with storage.open_writer(path) as writer:
+        assert writer.capacity == 5
+        rows = {name: writer.run.files.spec(name).rows for name in ("tasks/ids", "learner/params.float32")}
+    assert rows == {"tasks/ids": 5, "learner/params.float32": 6}
+
+
+def test_records_name_inputs_with_their_digests_and_form_one_chain(make_run):
+    run = storage.open_run(make_run(2))
+    records = sorted((run.record(ref) for ref in run.refs()), key=lambda record: record.sequence)
+    assert [record.ref for record in records] == run.refs()
+    assert [record.sequence for record in records] == list(range(len(records)))
+    assert records[0].previous == run.info["sha256"]
+    assert all(new.previous == old.sha256 for old, new in itertools.pairwise(records))
+    assert all(run.record(item.ref).digest == item.digest for record in records for item in record.inputs)
+    rollouts = run.record(StageRef(1, "collect_rollouts", 1))
+    assert [item.ref for item in rollouts.inputs] == [StageRef(0, "meta_optimize"), StageRef(1, "sample_tasks")]
+    assert (rollouts.seed_position, rollouts.config_digest, rollouts.seconds) == ((1, 1), "abc", 0.25)
+    assert rollouts.started == "2023-11-14T22:13:20.000000+00:00"
+    assert {"python", "numpy"} <= set(rollouts.versions)
+
+
+def test_a_record_can_be_had_right_after_the_put(writer, put, batches):
+    tasks = batches.tasks()
+    put(writer, [(TASKS, tasks, [])])
+    assert writer.record(TASKS).digest == storage.output_digest(storage.digest(tasks))
+
+
+def test_digests_do_not_depend_on_the_order_of_mappings_or_on_strides(batches):
+    params = batches.params()
+    turned = {name: np.asfortranarray(value) for name, value in reversed(params.items())}
+    assert storage.digest(LearnerState(params)) == storage.digest(LearnerState(turned))
+
+
+def test_digests_tell_dtypes_and_shapes_of_equal_bytes_apart():
+    zeros = [np.zeros(4, np.float32), np.zeros(4, np.int32), np.zeros((2, 2), np.float32), np.zeros(2)]
+    digests = {storage.digest(LearnerState({"a": value}))["params.a"] for value in zeros}
+    assert len(digests) == 4
+
+
+def test_a_mapping_in_another_order_is_stored_as_the_same_output(tmp_path, creation, put, batches):
+    params, again = batches.adapted(), batches.adapted()
+    with storage.create_run(tmp_path / "run", capacity=2, **creation) as writer:
+        put(writer, [(StageRef(0, "adapt"), params, [])])
+        turned = TaskParams(dict(reversed(again.params.items())))
+        put(writer, [(StageRef(1, "adapt"), turned, [])])
+    run = storage.open_run(tmp_path / "run")
+    assert storage.digest(run[1].adapted()) == storage.digest(again)
+    assert list(run[1].adapted().params) == list(params.params)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda b: replace(b.episodes(), actions=np.zeros((3, 2, 5, 9), np.float32)), "shape"),
+        (lambda b: replace(b.episodes(), actions=np.zeros((3, 2, 5), np.int64)), "dtype"),
+    ],
+)
+def test_an_output_of_another_form_than_the_first_iterations_stops_the_writer(
+    tmp_path, creation, put, batches, change, said
+):
+    with storage.create_run(tmp_path / "run", capacity=2, **creation) as writer:
+        put(writer, [(ROLLOUTS, batches.episodes(), [])])
+        put(writer, [(StageRef(1, "collect_rollouts"), change(batches), [])])
+        with pytest.raises(storage.LayoutMismatch, match=said):
+            writer.flush()
+        with pytest.raises(storage.LayoutMismatch):
+            writer.close()
+
+
+def test_other_parameters_or_metrics_than_the_first_iterations_are_refused(tmp_path, creation, put, batches):
+    outputs = batches.iteration(0)
+    for later in (
+        (StageRef(1, "adapt"), TaskParams({"net.kernel": np.zeros((3, 5, 2), np.float32)})),
+        (StageRef(1, "meta_optimize"), Update(batches.learner(), {"loss": 1.0, "other": 2.0})),
+        (StageRef(1, "sample_tasks"), TaskBatch(np.zeros((3, 2)), np.arange(3), ("velocity", "mass"), ("m/s", "g"))),
+    ):
+        writer = storage.create_run(tmp_path / later[0].stage, capacity=2, **creation)
+        put(writer, outputs)
+        put(writer, [(*later, [])])
+        with pytest.raises(storage.LayoutMismatch, match="as in the iterations already stored"):
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"a/b": np.zeros(2, np.float32)},
+        {"": np.zeros(2, np.float32)},
+        {"..": np.zeros(2, np.float32)},
+        {"a": np.array([object()])},
+        {"a": np.array(["text"])},
+        {"a": np.zeros(2, ">f4")},
+        {"a": np.zeros(2, np.complex64)},
+    ],
+)
+def test_what_cannot_be_stored_safely_is_refused_at_once(writer, put, params):
+    with pytest.raises(storage.LayoutMismatch):
+        put(writer, [(StageRef(0, "initialize"), Update(LearnerState({}, {}, params), {}), [])])
+    assert not writer.contains(StageRef(0, "initialize"))
+
+
+def test_names_that_differ_only_in_case_are_refused_because_some_disks_cannot_tell_them_apart(
+    tmp_path, creation, put, batches
+):
+    episodes = batches.episodes()
+    terms = {"run": episodes.rewards, "Run": episodes.rewards}
+    writer = storage.create_run(tmp_path / "run", capacity=1, **creation)
+    put(writer, [(ROLLOUTS, replace(episodes, reward_terms=terms), [])])
+    with pytest.raises(storage.StoreError, match="only in case"):
+        writer.close()
+
+
+def test_a_value_that_its_stage_does_not_yield_is_refused(writer, put, batches):
+    with pytest.raises(storage.LayoutMismatch, match="EpisodeBatch"):
+        put(writer, [(ROLLOUTS, batches.tasks(), [])])
+    with pytest.raises(storage.LayoutMismatch, match="metrics"):
+        put(writer, [(StageRef(0, "initialize"), batches.update(), [])])
+
+
+def test_a_closed_writer_refuses_to_write(tmp_path, creation, put, batches):
+    with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+        pass
+    with pytest.raises(ValueError, match="closed"):
+        put(writer, [(TASKS, batches.tasks(), [])])
+
+
+def test_no_more_than_two_outputs_wait_for_the_disk(tmp_path, creation, put, batches, monkeypatch):
+    gate, publish = threading.Event(), Publisher.publish
+    monkeypatch.setattr(Publisher, "publish", lambda self, output: gate.wait(30) and publish(self, output))
+    with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+        outputs = batches.iteration(0)
+        put(writer, outputs[:3])
+        fourth = threading.Thread(target=put, args=(writer, outputs[3:4]))
+        fourth.start()
+        fourth.join(0.2)
+        assert fourth.is_alive()
+        gate.set()
+        fourth.join(30)
+        assert not fourth.is_alive()
+
+
+def test_old_outputs_leave_memory_and_are_read_from_disk(make_run, batches, put, monkeypatch):
+    path = make_run(1, capacity=40)
+    with storage.open_writer(path) as writer:
+        tasks = {i: batches.tasks() for i in range(1, 30)}
+        put(writer, [(StageRef(i, "sample_tasks"), value, []) for i, value in tasks.items()])
+        writer.flush()
+        assert writer.load(StageRef(29, "sample_tasks")) is tasks[29]
+        old = writer.load(StageRef(1, "sample_tasks"))
+        assert old is not tasks[1]
+        assert (old.params == tasks[1].params).all()
+
+
+def test_an_error_in_the_block_is_not_hidden_by_one_of_the_writer(
+    tmp_path, creation, put, batches, monkeypatch, caplog
+):
+    def fail(*_):
+        raise OSError("disk")
+
+    def put_and_fail():
+        with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+            put(writer, [(TASKS, batches.tasks(), [])])
+            raise KeyError("mine")
+
+    monkeypatch.setattr(Publisher, "publish", fail)
+    with pytest.raises(KeyError, match="mine"):
+        put_and_fail()
+    assert "not everything could be stored" in caplog.text
+
+
+def test_a_run_is_created_only_where_nothing_is(tmp_path, creation, make_run):
+    with pytest.raises(storage.RunExists, match="a run"):
+        storage.create_run(make_run(1), capacity=1, **creation)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").touch()
+    with pytest.raises(storage.RunExists, match=r"thesis\.txt"):
+        storage.create_run(tmp_path / "other", capacity=1, **creation)
+    assert os.listdir(tmp_path / "other") == ["thesis.txt"]
+    (tmp_path / "empty").mkdir()
+    storage.create_run(tmp_path / "empty", capacity=1, **creation).close()
+
+
+def test_a_creation_that_was_interrupted_can_be_repeated(tmp_path, creation, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "publish", fail)
+    with pytest.raises(KeyboardInterrupt):
+        storage.create_run(tmp_path / "run", capacity=1, **creation)
+    monkeypatch.undo()
+    with pytest.raises(storage.NotARun):
+        storage.open_run(tmp_path / "run")
+    storage.create_run(tmp_path / "run", capacity=1, **creation).close()
+    assert storage.verify_run(tmp_path / "run") == []
+
+
+def test_opening_what_is_no_run_says_so(tmp_path, make_run):
+    with pytest.raises(storage.RunNotFound):
+        storage.open_run(tmp_path / "nothing")
+    with pytest.raises(storage.NotARun):
+        storage.open_run(tmp_path)
+    with pytest.raises(storage.StageMissing, match="2 iterations are complete"):
+        storage.open_run(make_run(2))[2].tasks()
+    with pytest.raises(storage.StageMissing):
+        storage.open_run(tmp_path / "run")[-3]
+
+
+def test_errors_survive_being_rebuilt_on_the_way_home_from_a_worker():
+    error = copy.copy(storage.StageMissing("runs/x", found="nothing", required="something", action="Do it"))
+    assert str(error) == "runs/x: nothing; required: something. Do it"

@@ -1,0 +1,227 @@
+"""A run from somewhere else cannot run code, reach outside its folder or exhaust memory."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+
+import storage
+from storage import StageRef
+from storage.canonical import read_sealed, render, sealed
+from storage.chunks import crc32c
+
+REWARDS = "data.zarr/rollouts_0/rewards"
+
+
+def rewrite(file, change, *, holder=None):
+    """Change a document and give it a right checksum again, as an attacker would."""
+    indented = holder is not None or file.name == "run.json"
+    document = read_sealed(file, indented=indented, holder=holder)
+    change(document)
+    file.write_bytes(render(sealed(document, holder=holder), indented=indented))
+
+
+def rewards_record(path):
+    return path / "_commits" / StageRef(0, "collect_rollouts").file_name
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("data_type", "object"),
+        ("data_type", {"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 1}}),
+        ("data_type", "float64"),
+        ("codecs", [{"name": "numcodecs.pickle"}]),
+        ("codecs", [{"name": "bytes", "configuration": {"endian": "little"}}]),
+        ("shape", [2, 10**9, 10**9, 10**9]),
+        ("shape", [2, -1, 2, 5]),
+        ("shape", "many"),
+        ("chunk_grid", {"name": "regular", "configuration": {"chunk_shape": [1, 1, 1, 1]}}),
+        ("storage_transformers", [{"name": "evil"}]),
+        ("attributes", []),
+    ],
+)
+def test_array_metadata_that_this_store_does_not_write_is_refused_before_any_chunk_is_read(make_run, field, value):
+    path = make_run(2)
+    file = path / REWARDS / "zarr.json"
+    if field == "attributes":
+        file.write_bytes(render({**json.loads(file.read_text()), field: value}, indented=True))
+    else:
+        rewrite(file, lambda document: document.update({field: value}), holder="attributes")
+    with pytest.raises((storage.IncompatibleFormat, storage.DamagedRun)):
+        storage.open_run(path)[0].rollouts(0)
+    assert any(damage.array == "rollouts_0/rewards" for damage in storage.verify_run(path))
+
+
+@pytest.mark.parametrize(
+    "place", ["/etc/passwd", "data.zarr/../../secret", "../secret", "data.zarr/rollouts_0/rewards/c.1.0.0.0"]
+)
+def test_a_record_cannot_name_files_that_are_not_its_own(make_run, place):
+    path = make_run(2)
+    (path.parent / "secret").write_bytes(b"secret")
+
+    def point_elsewhere(document):
+        next(chunk for chunk in document["chunks"] if chunk["array"].endswith("rewards"))["path"] = place
+
+    rewrite(rewards_record(path), point_elsewhere)
+    with pytest.raises(storage.DamagedRun, match="not its own"):
+        storage.open_run(path)[0].rollouts(0)
+
+
+@pytest.mark.parametrize("array", ["../../outside", "rollouts_0/../../outside", "rollouts_0/behavior.x/y", "/etc"])
+def test_a_record_cannot_name_arrays_outside_the_run(make_run, array):
+    path = make_run(1)
+    rewrite(rewards_record(path), lambda document: document["chunks"][0].update(array=array))
+    with pytest.raises(storage.DamagedRun, match="no run has"):
+        storage.open_run(path)[0].rollouts(0)
+
+
+@pytest.mark.parametrize("place", ["tables/metrics/../../../secret", "tables/../../secret", "/etc/passwd"])
+def test_a_record_cannot_name_tables_outside_the_run(make_run, place):
+    path = make_run(1)
+    record = path / "_commits" / StageRef(0, "meta_optimize").file_name
+
+    def point_elsewhere(document):
+        next(table for table in document["tables"] if "metrics" in table["path"])["path"] = place
+
+    rewrite(record, point_elsewhere)
+    with pytest.raises((storage.DamagedRun, storage.StageMissing)):
+        storage.open_run(path).metrics()
+    assert any("not its own" in damage.problem for damage in storage.verify_run(path))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"null",
+        b"[1]",
+        b'{"a": NaN}',
+        b'{"a": 1, "a": 2}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\xff\xfe",
+        b'{"sha256": 3}',
+        b'{"stage": "../../x", "iteration": 0}',
+        b"9" * 5000,
+    ],
+)
+@pytest.mark.parametrize("name", ["run.json", f"_commits/{StageRef(0, 'collect_rollouts').file_name}"])
+def test_documents_that_are_no_documents_are_refused(make_run, name, content):
+    path = make_run(1)
+    (path / name).write_bytes(content)
+    with pytest.raises(storage.DamagedRun):
+        storage.open_run(path)[0].rollouts(0)
+    assert any(damage.file == name for damage in storage.verify_run(path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("chunks", {}),
+        ("chunks", [1]),
+        ("chunks", []),
+        ("arrays", []),
+        ("arrays", {"rewards": {}}),
+        ("sequence", "first"),
+        ("inputs", [{"iteration": 0, "stage": "evil", "step": 0, "digest": ""}]),
+        ("step", 1),
+        ("schema", "metaloom/99"),
+    ],
+)
+def test_records_with_the_wrong_content_are_refused(make_run, field, value):
+    path = make_run(1)
+    rewrite(rewards_record(path), lambda document: document.update({field: value}))
+    assert storage.verify_run(path) != []
+    if field != "arrays" or value == []:
+        return
+    with pytest.raises(storage.DamagedRun):
+        storage.open_run(path).record(StageRef(0, "collect_rollouts"))
+
+
+def test_a_chunk_that_claims_a_huge_size_is_refused_before_memory_is_taken(tmp_path, creation, put, make_batches):
+    with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+        put(writer, make_batches(B=8, E=6, T=50, O=17).iteration(0))
+    path = tmp_path / "run"
+    file = path / "data.zarr/rollouts_0/observations/c.0.0.0.0.0"
+    payload = bytearray(file.read_bytes()[:-4])
+    payload[4:8] = (2**31 - 1).to_bytes(4, "little")
+    crc = crc32c(bytes(payload))
+    file.write_bytes(bytes(payload) + crc.to_bytes(4, "little"))
+
+    def agree(document):
+        next(chunk for chunk in document["chunks"] if chunk["array"].endswith("observations"))["crc32c"] = crc
+
+    rewrite(rewards_record(path), agree)
+    with pytest.raises(storage.DamagedRun, match="compression header"):
+        storage.open_run(path)[0].rollouts(0)
+
+
+def test_garbage_behind_a_right_compression_header_is_refused(tmp_path, creation, put, make_batches):
+    with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+        put(writer, make_batches(B=8, E=6, T=50, O=17).iteration(0))
+    path = tmp_path / "run"
+    file = path / "data.zarr/rollouts_0/observations/c.0.0.0.0.0"
+    payload = bytearray(file.read_bytes()[:-4])
+    payload[16:] = np.random.default_rng(0).bytes(len(payload) - 16)
+    crc = crc32c(bytes(payload))
+    file.write_bytes(bytes(payload) + crc.to_bytes(4, "little"))
+
+    def agree(document):
+        next(chunk for chunk in document["chunks"] if chunk["array"].endswith("observations"))["crc32c"] = crc
+
+    rewrite(rewards_record(path), agree)
+    with pytest.raises(storage.DamagedRun):
+        storage.open_run(path)[0].rollouts(0)
+
+
+def test_a_huge_file_in_place_of_a_chunk_is_not_read(make_run):
+    path = make_run(1)
+    os.truncate(path / REWARDS / "c.0.0.0.0", 2**40)
+    with pytest.raises(storage.DamagedRun, match="more than"):
+        storage.open_run(path)[0].rollouts(0)
+
+
+def test_a_pipe_in_place_of_a_file_does_not_hang_the_reader(make_run):
+    path = make_run(1)
+    (path / REWARDS / "c.0.0.0.0").unlink()
+    os.mkfifo(path / REWARDS / "c.0.0.0.0")
+    with pytest.raises(storage.DamagedRun):
+        storage.open_run(path)[0].rollouts(0)
+
+
+def test_a_run_of_a_newer_format_is_refused_politely(make_run):
+    path = make_run(1)
+    rewrite(path / "run.json", lambda document: document.update(format="metaloom/2"))
+    for use in (storage.open_run, storage.open_writer, storage.verify_run):
+        with pytest.raises(storage.IncompatibleFormat, match="metaloom/2"):
+            use(path)
+
+
+def test_unknown_facts_in_run_json_are_kept(make_run):
+    path = make_run(1)
+    rewrite(path / "run.json", lambda document: document.update(mood="good"))
+    assert storage.open_run(path).info["mood"] == "good"
+
+
+def test_the_store_contains_nothing_that_could_run_what_it_reads(pytestconfig):
+    sources = sorted((pytestconfig.rootpath / "storage").glob("*.py"))
+    assert len(sources) > 15
+    unsafe = re.compile(r"\b(import|from) (pickle|marshal|shelve|torch|yaml)|allow_pickle|\beval\(|\bexec\(")
+    assert [file.name for file in sources if unsafe.search(file.read_text(encoding="utf-8"))] == []
+
+
+def test_memory_does_not_follow_what_metadata_claims(make_run):
+    path = make_run(1)
+    rewrite(
+        path / REWARDS / "zarr.json",
+        lambda d: (
+            d.update(shape=[1, 1000, 1000, 1000])
+            or d["chunk_grid"]["configuration"].update(chunk_shape=[1, 1000, 1000, 1000])
+        ),
+        holder="attributes",
+    )
+    with pytest.raises((storage.DamagedRun, storage.IncompatibleFormat)):
+        storage.open_run(path)[0].rollouts(0)

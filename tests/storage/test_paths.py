@@ -1,0 +1,74 @@
+"""Names of runs cannot leave the folder of runs; paths lead where they say."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import storage
+
+
+@pytest.mark.parametrize(
+    "name", ["first", "promp-half-cheetah-dir-20261120-231500", "a", "A_1.b-c", "9", "com", "nul1"]
+)
+def test_a_name_stands_for_a_run_below_the_root(name):
+    assert storage.run_path(name, Path("runs")) == Path("runs") / name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        ".hidden",
+        "-rf",
+        "a\0b",
+        "a\\b",
+        "C:",
+        "nul",
+        "CON.txt",
+        "Lpt1",
+        "a b",
+        "a\nb",
+        "ä",
+        "x" * 101,
+        "a.",
+        "~",
+    ],
+)
+def test_a_name_that_some_system_could_not_keep_below_the_root_is_refused(name):
+    with pytest.raises(storage.InvalidRunName, match="run name"):
+        storage.run_path(name, Path("runs"))
+
+
+@pytest.mark.parametrize(
+    ("given_path", "leads_to"),
+    [
+        ("./x", Path("x")),
+        ("a/b", Path("a/b")),
+        ("/data/run", Path("/data/run")),
+        ("../other", Path("../other")),
+        (Path("x"), Path("x")),
+        ("~/x", Path.home() / "x"),
+    ],
+)
+def test_what_holds_a_separator_or_is_a_path_stands_for_itself(given_path, leads_to):
+    assert storage.run_path(given_path, "runs") == leads_to
+
+
+def test_a_path_with_a_null_byte_is_refused():
+    with pytest.raises(storage.InvalidRunName):
+        storage.run_path("a/b\0c", "runs")
+
+
+@given(st.text())
+def test_no_text_without_a_separator_leads_outside_the_root(text):
+    if "/" in text:
+        return
+    try:
+        path = storage.run_path(text, "/srv/runs")
+    except storage.InvalidRunName:
+        return
+    assert path.resolve().parent == Path("/srv/runs").resolve()

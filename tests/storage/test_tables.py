@@ -1,0 +1,236 @@
+"""Runs as tables: for pandas, for DuckDB, for plain pyarrow, for xarray."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+import xarray as xr
+
+import storage
+from storage import StageRef
+
+
+@pytest.fixture
+def run(make_run):
+    return storage.open_run(make_run(3))
+
+
+def test_steps_have_one_row_per_real_step_with_the_numbers_of_the_batches(run):
+    steps = run.steps().to_pandas()
+    assert len(steps) == sum(run[i].rollouts(k).num_steps for i in range(3) for k in range(2))
+    for row in steps.sample(40, random_state=0).itertuples(index=False):
+        episodes, samples = run[row.iteration].rollouts(row.step), run[row.iteration].samples(row.step)
+        at = (row.task, row.episode, row.t)
+        assert row.t < episodes.lengths[at[:2]]
+        assert (row.observation == episodes.observations[at]).all()
+        assert (row.action == episodes.actions[at]).all()
+        assert (row.mean == episodes.behavior["mean"][at]).all()
+        assert row.reward == episodes.rewards[at]
+        assert row.reward_run == episodes.reward_terms["run"][at]
+        assert (row.value, row.advantage) == (samples.values[at], samples.advantages[at])
+
+
+def test_episodes_end_on_their_last_row_of_steps_and_nowhere_else(run):
+    steps, episodes = run.steps().to_pandas(), run.episodes().to_pandas()
+    keys = ["iteration", "step", "task", "episode"]
+    ends = steps[steps.terminated | steps.truncated]
+    assert len(ends) == len(episodes)
+    merged = ends.merge(episodes, on=keys, suffixes=("", "_episode"))
+    assert (merged.t == merged.length - 1).all()
+    assert (merged.terminated == merged.terminated_episode).all()
+    assert (merged.truncated == merged.truncated_episode).all()
+    returns = steps.groupby(keys).reward.sum().reset_index().merge(episodes, on=keys)
+    np.testing.assert_allclose(returns.reward, returns["return"], rtol=1e-5)
+
+
+def test_one_line_of_pandas_gives_the_mean_return_per_iteration_before_and_after_adaptation(run):
+    means = run.episodes().to_pandas().groupby(["iteration", "step"])["return"].mean().unstack()
+    expected = [[run[i].rollouts(k).episode_returns.mean() for k in range(2)] for i in range(3)]
+    np.testing.assert_allclose(means.to_numpy(), expected, rtol=1e-12)
+
+
+def test_episodes_and_tasks_carry_the_task_parameters_with_their_units(run):
+    episodes, tasks = run.episodes(), run.tasks()
+    assert tasks.schema.field("task_velocity").metadata == {b"unit": b"m/s"}
+    assert tasks.column_names == ["iteration", "task", "id", "task_velocity", "task_mass"]
+    first = episodes.to_pandas().iloc[-1]
+    assert first.task_mass == run[2].tasks().params[first.task, 1]
+
+
+def test_metrics_have_one_row_per_iteration(run):
+    metrics = run.metrics()
+    assert metrics.column_names == ["iteration", "loss", "step_0.average_return"]
+    assert metrics["step_0.average_return"].to_pylist() == [run[i].metrics()["step_0.average_return"] for i in range(3)]
+
+
+def test_lineage_has_one_row_per_output_in_the_order_of_their_making(run):
+    lineage = run.lineage()
+    assert lineage["sequence"].to_pylist() == list(range(len(run.refs())))
+    row = lineage.filter(pa.compute.equal(lineage["stage"], "adapt")).to_pylist()[1]
+    assert (row["iteration"], row["seconds"], row["config_digest"]) == (1, 0.25, "abc")
+    assert row["digest"] == run.record(StageRef(1, "adapt")).digest
+    samples = StageRef(1, "process_samples")
+    assert row["inputs"] == [
+        {"iteration": 1, "stage": "process_samples", "step": 0, "digest": run.record(samples).digest}
+    ]
+    assert isinstance(lineage.to_pandas().started[0], pd.Timestamp)
+
+
+@pytest.mark.parametrize(
+    ("selection", "chosen"),
+    [
+        (None, [0, 1, 2]),
+        (1, [1]),
+        (-1, [2]),
+        (range(1, 3), [1, 2]),
+        (slice(None, None, 2), [0, 2]),
+        (slice(-2, None), [1, 2]),
+        ([2, 0], [0, 2]),
+        (slice(3, None), []),
+    ],
+)
+def test_every_table_can_be_had_for_some_iterations(run, selection, chosen):
+    for table in (run.steps(selection), run.episodes(selection), run.tasks(selection), run.metrics(selection)):
+        assert sorted(set(table["iteration"].to_pylist())) == chosen
+        assert table.schema.field("iteration").type == pa.int32()
+
+
+def test_iterations_that_are_not_complete_are_refused_or_left_out(make_run, put, batches):
+    path = make_run(1, capacity=3)
+    with storage.open_writer(path) as writer:
+        put(writer, batches.iteration(1)[:-1])
+    run = storage.open_run(path)
+    assert run.iterations == range(1)
+    assert set(run.steps()["iteration"].to_pylist()) == {0}
+    assert run[1].rollouts(0).num_steps > 0
+    with pytest.raises(storage.StageMissing):
+        run.steps(1)
+    with pytest.raises(storage.StageMissing):
+        run.episodes([0, 1])
+
+
+def test_a_run_without_iterations_says_that_it_has_none(tmp_path, creation):
+    storage.create_run(tmp_path / "run", capacity=1, **creation).close()
+    run = storage.open_run(tmp_path / "run")
+    assert (len(run), list(run), run.refs(), run.lineage().num_rows) == (0, [], [], 0)
+    for table in (run.steps, run.episodes, run.metrics):
+        with pytest.raises(storage.StageMissing):
+            table()
+
+
+def test_only_the_arrays_that_columns_need_are_read(run, monkeypatch):
+    read = []
+    read_row = type(run.files).read_row
+    monkeypatch.setattr(type(run.files), "read_row", lambda self, r, c: read.append(c.array) or read_row(self, r, c))
+    table = run.steps(0, columns=["task", "reward"], steps=1)
+    assert table.column_names == ["task", "reward"]
+    assert {array.partition("/")[2] for array in read} == {"rewards", "lengths", "terminated", "truncated"}
+
+
+def test_an_unknown_column_is_refused_with_the_known_ones(run):
+    with pytest.raises(ValueError, match=r"velocity.*there are iteration, step"):
+        run.steps(columns=["velocity"])
+
+
+def test_scanning_reads_one_round_of_rollouts_at_a_time(run):
+    reader = run.scan_steps(columns=["iteration", "step", "reward"])
+    rounds = [(set(b["iteration"].to_pylist()), set(b["step"].to_pylist())) for b in reader]
+    assert rounds == [({i}, {k}) for i in range(3) for k in range(2)]
+
+
+def test_steps_of_a_batch_without_padding_are_all_its_steps_in_order(creation, tmp_path, put, make_batches):
+    batches = make_batches()
+    with storage.create_run(tmp_path / "full", capacity=1, **creation) as writer:
+        outputs = batches.iteration(0, rounds=1)
+        full = batches.episodes(lengths=np.full((3, 2), 5))
+        outputs[2] = (outputs[2][0], full, outputs[2][2])
+        put(writer, outputs)
+    steps = storage.open_run(tmp_path / "full").steps()
+    assert (steps["reward"].to_numpy() == full.rewards.reshape(-1)).all()
+    assert steps["t"].to_pylist() == list(range(5)) * 6
+
+
+def test_discrete_actions_are_plain_numbers(tmp_path, creation, put, batches):
+    outputs = batches.iteration(0, rounds=1)
+    ref, episodes, inputs = outputs[2]
+    actions = np.arange(episodes.rewards.size).reshape(episodes.rewards.shape)
+    outputs[2] = (ref, replace(episodes, actions=actions), inputs)
+    with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+        put(writer, outputs)
+    steps = storage.open_run(tmp_path / "run").steps()
+    assert steps["action"].to_pylist() == actions[episodes.mask == 1].tolist()
+
+
+def test_duckdb_and_plain_pyarrow_read_the_tables_without_this_package(run):
+    files = run.path / "tables" / "episodes"
+    query = f"select iteration, step, avg(return) from '{files}/*.parquet' group by all order by all"
+    expected = [(i, k, run[i].rollouts(k).episode_returns.mean()) for i in range(3) for k in range(2)]
+    for found, wanted in zip(duckdb.sql(query).fetchall(), expected, strict=True):
+        assert found == pytest.approx(wanted)
+    table = pyarrow.dataset.dataset(files).to_table(columns=["iteration", "return"])
+    assert table.num_rows == run.episodes().num_rows
+
+
+def test_a_resumed_writer_makes_the_same_tables(make_run, put, make_batches, tmp_path, creation):
+    whole = make_run(1)
+    outputs = make_batches().iteration(0)
+    for cut in range(1, len(outputs)):
+        path = tmp_path / f"cut-{cut}"
+        with storage.create_run(path, capacity=1, **creation) as writer:
+            put(writer, outputs[:cut])
+        with storage.open_writer(path) as writer:
+            put(writer, outputs[cut:])
+        for table in ("episodes", "tasks", "metrics"):
+            name = f"tables/{table}/00000000.parquet"
+            assert (path / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_an_xarray_dataset_has_named_axes_units_and_tasks_as_coordinates(run):
+    data = run[1].xarray(1)
+    assert data.rewards.dims == ("task", "episode", "t")
+    assert data.observations.dims == ("task", "episode", "t_with_final", "observation")
+    assert (data.advantages.values == run[1].samples(1).advantages).all()
+    assert data.task_velocity.attrs["units"] == "m/s"
+    assert (data.task_velocity.values == run[1].tasks().params[:, 0]).all()
+    assert data.attrs == {"iteration": 1, "step": 1}
+    with pytest.raises(storage.StageMissing):
+        run[1].xarray(2)
+
+
+def test_plain_xarray_opens_every_group_without_a_warning(run):
+    for group in sorted(file.name for file in (run.path / "data.zarr").iterdir() if file.is_dir()):
+        data = xr.open_zarr(run.path / "data.zarr", group=group, consolidated=False, chunks=None)
+        leading = "row" if group == "learner" else "iteration"
+        assert data.sizes[leading] == 3 + (group == "learner")
+    rollouts = xr.open_zarr(run.path / "data.zarr", group="rollouts_0", consolidated=False, chunks=None)
+    assert rollouts.lengths.attrs["unit"] == "steps"
+    assert (rollouts.rewards.values[2] == run[2].rollouts(0).rewards).all()
+
+
+@pytest.mark.parametrize("use", ["", "storage.open_run(sys.argv[1])[0].rollouts(0); storage.verify_run(sys.argv[1])"])
+def test_opening_a_run_imports_neither_torch_nor_a_simulator_nor_an_orchestrator(run, use):
+    heavy = "{'torch', 'mujoco', 'gymnasium', 'prefect', 'dask', 'distributed', 'pandas', 'zarr', 'pyarrow'}"
+    code = f"import sys, storage; {use or 'pass'}; sys.exit(str({heavy} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, "set()\n")
+
+
+def test_a_writing_process_needs_no_pandas(tmp_path):
+    code = """
+import sys, time, numpy as np, storage
+from pipeline.types import LearnerState, Update
+from storage import StageRef
+about = dict(inputs=[], seed_position=[], started=0.0, seconds=0.0)
+with storage.create_run(sys.argv[1], config={}, config_digest="", capacity=1, environment={}) as writer:
+    update = Update(LearnerState({"a": np.zeros(2, np.float32)}), {"loss": 1.0})
+    writer.put(StageRef(0, "meta_optimize"), update, **about)
+sys.exit("pandas" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
+    assert storage.open_run(tmp_path / "run").metrics()["loss"].to_pylist() == [1.0]

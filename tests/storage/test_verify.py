@@ -1,0 +1,167 @@
+"""Verification names every damaged, missing and foreign file, and nothing else."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import storage
+from storage import StageRef
+
+
+def files_of(path):
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def flip(file, position):
+    data = bytearray(file.read_bytes())
+    data[position] ^= 0x20
+    file.write_bytes(bytes(data))
+
+
+def test_an_intact_run_has_no_damage_while_it_is_written_and_afterwards(make_run, put, batches):
+    path = make_run(2, capacity=3)
+    assert storage.verify_run(path) == []
+    with storage.open_writer(path) as writer:
+        put(writer, batches.iteration(2)[:3])
+        writer.flush()
+        assert storage.verify_run(path) == []
+    assert storage.verify_run(path) == []
+
+
+@pytest.mark.slow
+def test_a_flipped_byte_in_any_file_is_reported_with_the_file_its_iteration_stage_and_array(make_run):
+    path = make_run(2, B=2, E=1, T=3)
+    files = [file for file in files_of(path) if file.stat().st_size]
+    assert len(files) > 80
+    rng = np.random.default_rng(0)
+    for file in files:
+        original = file.read_bytes()
+        for position in {0, len(original) - 1, int(rng.integers(len(original)))}:
+            flip(file, position)
+            relative = file.relative_to(path).as_posix()
+            named = [damage for damage in storage.verify_run(path) if damage.file == relative]
+            assert named, f"byte {position} of {relative}"
+            _check_names(relative, named[0])
+            file.write_bytes(original)
+    assert storage.verify_run(path) == []
+
+
+def _check_names(relative, damage):
+    parts = relative.split("/")
+    if parts[0] == "_commits":
+        ref = StageRef.from_file_name(parts[1])
+        assert (damage.iteration, damage.stage, damage.step) == (ref.iteration, ref.stage, ref.step)
+    if parts[0] == "data.zarr" and parts[-1].startswith("c."):
+        assert damage.array == f"{parts[1]}/{parts[2]}"
+        assert damage.stage is not None
+        row = int(parts[-1].split(".")[1])
+        learner = parts[1] == "learner"
+        assert damage.iteration == (max(row - 1, 0) if learner else row)
+    if parts[0] == "tables":
+        assert (damage.iteration, damage.stage) == (int(parts[-1].removesuffix(".parquet")), "meta_optimize")
+
+
+@pytest.mark.slow
+def test_a_file_cut_short_emptied_or_lengthened_is_reported(make_run):
+    path = make_run(1, B=2, E=1, T=3)
+    for file in files_of(path):
+        original = file.read_bytes()
+        if not original:
+            continue
+        for content in (original[:-1], original[: len(original) // 2], b"", original + b"\0"):
+            file.write_bytes(content)
+            reported = {damage.file for damage in storage.verify_run(path)}
+            assert file.relative_to(path).as_posix() in reported
+        file.write_bytes(original)
+
+
+def test_a_missing_file_is_reported(make_run):
+    path = make_run(2, B=2, E=1, T=3)
+    newest = "_commits/" + StageRef(1, "meta_optimize").file_name  # without it the run is what it was before
+    for file in files_of(path):
+        relative = file.relative_to(path).as_posix()
+        if relative == newest:
+            continue
+        content = file.read_bytes()
+        file.unlink()
+        assert storage.verify_run(path), relative
+        file.write_bytes(content)
+    assert storage.verify_run(path) == []
+
+
+def test_chunks_that_changed_places_are_reported(make_run):
+    path = make_run(2)
+    rewards = path / "data.zarr/rollouts_0/rewards"
+    shutil.move(rewards / "c.0.0.0.0", rewards / "other")
+    shutil.move(rewards / "c.1.0.0.0", rewards / "c.0.0.0.0")
+    shutil.move(rewards / "other", rewards / "c.1.0.0.0")
+    damaged = {(damage.iteration, damage.array) for damage in storage.verify_run(path)}
+    assert damaged == {(0, "rollouts_0/rewards"), (1, "rollouts_0/rewards")}
+
+
+def test_records_of_another_run_are_reported(make_run):
+    path, other = make_run(2), make_run(2, name="other", seed=1)
+    name = StageRef(1, "adapt").file_name
+    shutil.copyfile(other / "_commits" / name, path / "_commits" / name)
+    assert any(damage.file == f"_commits/{name}" for damage in storage.verify_run(path))
+
+
+def test_files_that_do_not_belong_to_a_run_are_reported(make_run):
+    path = make_run(1)
+    strangers = ["notes.txt", "data.zarr/rollouts_0/notes.txt", "_commits/x.json", "tables/other/00000000.parquet"]
+    for name in strangers:
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text("mine")
+    os.symlink("/etc/hostname", path / "link")
+    os.symlink("/etc", path / "data.zarr" / "folder")
+    reported = {damage.file for damage in storage.verify_run(path)}
+    assert reported == {*strangers, "link", "data.zarr/folder"}
+
+
+def test_a_link_in_place_of_a_file_is_reported_and_not_followed(make_run):
+    path = make_run(1)
+    chunk = path / "data.zarr/rollouts_0/rewards/c.0.0.0.0"
+    shutil.move(chunk, path.parent / "elsewhere")
+    chunk.symlink_to(path.parent / "elsewhere")
+    problems = [damage.problem for damage in storage.verify_run(path) if damage.file.endswith("c.0.0.0.0")]
+    assert any("symbolic link" in problem for problem in problems)
+    with pytest.raises(storage.DamagedRun, match="symbolic link"):
+        storage.open_run(path)[0].rollouts(0)
+
+
+def test_reading_damaged_data_raises_and_names_the_file(make_run):
+    path = make_run(1)
+    run = storage.open_run(path)
+    flip(path / "data.zarr/samples_0/returns/c.0.0.0.0", 5)
+    flip(path / "tables/episodes/00000000.parquet", 50)
+    with pytest.raises(storage.DamagedRun, match="samples_0/returns"):
+        run[0].samples(0)
+    with pytest.raises(storage.DamagedRun, match="samples_0/returns"):
+        run[0].xarray(0)
+    with pytest.raises(storage.DamagedRun, match="samples_0/returns"):
+        run.steps(columns=["return"])
+    assert run.steps(columns=["reward"]).num_rows > 0
+    with pytest.raises(storage.DamagedRun, match=r"episodes/00000000\.parquet"):
+        run.episodes()
+
+
+def test_a_run_without_run_json_is_damaged_but_other_folders_are_no_runs(make_run, tmp_path):
+    path = make_run(1)
+    (path / "run.json").unlink()
+    assert [damage.file for damage in storage.verify_run(path)] == ["run.json"]
+    with pytest.raises(storage.NotARun):
+        storage.verify_run(tmp_path)
+    with pytest.raises(storage.RunNotFound):
+        storage.verify_run(tmp_path / "nothing")
+
+
+def test_damage_reads_as_a_sentence_with_run_file_iteration_stage_and_array(make_run):
+    path = make_run(2)
+    flip(path / "data.zarr/rollouts_1/actions/c.1.0.0.0.0", 9)
+    (damage,) = storage.verify_run(path)
+    assert str(damage) == (
+        "data.zarr/rollouts_1/actions/c.1.0.0.0.0 (iteration 1 collect_rollouts step 1, rollouts_1/actions): "
+        "its CRC-32C is not the committed one"
+    )
