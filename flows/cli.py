@@ -1,0 +1,382 @@
+"""The command line. Exit codes: 0 done, 1 found a difference or a failure, 2 wrong usage.
+
+Commands import what they need when they run: listing runs should not wait for torch.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+import storage
+from flows.runs import RunAt, new_run_name, run_folder, runs_root
+
+app = App(
+    name="metaloom",
+    help="Meta-reinforcement learning as a dataflow: every batch kept, every stage replayable bit for bit.",
+    help_format="markdown",
+    version_flags=["--version"],
+)
+
+Overrides = Annotated[
+    tuple[str, ...],
+    Parameter(name="--set", negative=(), help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable."),
+]
+Workers = Annotated[int, Parameter(help="Dask worker processes on this machine; 0 samples in this process.")]
+Threads = Annotated[int, Parameter(help="Physics threads when sampling in this process (`--workers 0`).")]
+Scheduler = Annotated[str | None, Parameter(help="Address of a running Dask scheduler, `tcp://host:port`.")]
+AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of text.")]
+RunArgument = Annotated[str, Parameter(help="A name under the runs folder, or a path.")]
+
+
+def main() -> None:
+    """Entry point of the `metaloom` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Run one command and return its exit code."""
+    try:
+        return app(tokens, exit_on_error=False, result_action="return_value") or 0
+    except CycloptsError:
+        return 2  # cyclopts has printed what is wrong
+    except (storage.RunNotFound, storage.RunExists, storage.NotARun, storage.InvalidRunName, ValueError) as error:
+        return _fail(error, 2)
+    except (storage.StoreError, ConnectionError) as error:
+        return _fail(error, 1)
+
+
+@app.command
+def train(
+    recipe: str,
+    *,
+    run: str | None = None,
+    overrides: Overrides = (),
+    workers: Workers = 2,
+    threads: Threads = 1,
+    scheduler: Scheduler = None,
+    as_json: AsJson = False,
+) -> int:
+    """Train a new run.
+
+    Example: `metaloom train promp-point-corner --run first --set iterations=20`
+
+    Args:
+        recipe: A recipe (`metaloom recipes` lists them), or a YAML or JSON file of settings.
+        run: Name of the run under the runs folder, or a path; made from recipe and time when left out.
+    """
+    from flows.recipes import load_settings
+    from flows.train import train as train_run
+    from flows.workers import Backend
+    from pipeline.config import build_config, override
+
+    config = build_config(override(load_settings(recipe), overrides))
+    backend = Backend(workers, threads, scheduler)
+    folder = run_folder(run if run is not None else new_run_name(Path(recipe).stem))
+    return _train(lambda observer: train_run(config, folder, backend=backend, observer=observer), folder, as_json)
+
+
+@app.command
+def resume(
+    run: RunArgument,
+    *,
+    iterations: int | None = None,
+    take_over: Annotated[bool, Parameter(negative=())] = False,
+    workers: Workers = 2,
+    threads: Threads = 1,
+    scheduler: Scheduler = None,
+    as_json: AsJson = False,
+) -> int:
+    """Go on with a run from its first missing stage, whatever interrupted it.
+
+    Example: `metaloom resume first --iterations 40`
+
+    Args:
+        iterations: How many iterations the run shall have; as configured when left out.
+        take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
+    """
+    from flows.train import resume as resume_run
+    from flows.workers import Backend
+
+    folder, backend = run_folder(run), Backend(workers, threads, scheduler)
+    return _train(
+        lambda observer: resume_run(
+            folder, iterations=iterations, take_over=take_over, backend=backend, observer=observer
+        ),
+        folder,
+        as_json,
+    )
+
+
+@app.command
+def replay(
+    run: RunArgument,
+    *,
+    stage: str | None = None,
+    step: int | None = None,
+    until_diff: Annotated[bool, Parameter(negative=())] = False,
+    workers: Workers = 0,
+    threads: Threads = 1,
+    scheduler: Scheduler = None,
+    as_json: AsJson = False,
+) -> int:
+    """Run stored stages again from their stored inputs and compare every array, bit for bit.
+
+    Exit code 0 when all are identical, 1 when one differs.
+
+    Example: `metaloom replay first@3 --stage adapt`
+
+    Args:
+        run: RUN@ITERATION for one iteration, RUN for all of them.
+        stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt or meta_optimize.
+        step: Only this inner step of the stage.
+        until_diff: Stop after the first stage that differs.
+    """
+    from flows.replay import replay as replay_run
+    from flows.tables import difference_table, replay_line
+    from flows.workers import Backend
+
+    at = RunAt.parse(run)
+    outcomes = []
+    for outcome in replay_run(
+        at.path,
+        at.iteration,
+        stage=stage,
+        step=step,
+        until_diff=until_diff,
+        backend=Backend(workers, threads, scheduler),
+    ):
+        outcomes.append(outcome)
+        if not as_json:
+            console().print(replay_line(outcome))
+    different = [outcome for outcome in outcomes if not outcome.identical]
+    if as_json:
+        _print_json([outcome.as_dict() for outcome in outcomes])
+    elif different:
+        console().print(difference_table([difference for outcome in different for difference in outcome.differences]))
+    else:
+        console().print(f"{len(outcomes)} stages replayed: all identical")
+    return 1 if different else 0
+
+
+@app.command
+def evaluate(
+    run: RunArgument,
+    *,
+    tasks: int | None = None,
+    adaptation_steps: int | None = None,
+    seed: int = 0,
+    workers: Workers = 2,
+    threads: Threads = 1,
+    scheduler: Scheduler = None,
+    as_json: AsJson = False,
+) -> int:
+    """Adapt a stored learner to fresh tasks and report its return after every adaptation step.
+
+    Example: `metaloom evaluate first@10 --tasks 20 --adaptation-steps 3`
+
+    Args:
+        run: RUN for the latest learner, RUN@N for the learner after N updates.
+        tasks: Tasks to draw; as many as in training when left out.
+        adaptation_steps: Inner steps to take; as many as in training when left out.
+        seed: Which fresh tasks are drawn.
+    """
+    from flows.evaluate import evaluate as evaluate_run
+    from flows.tables import evaluation_table
+    from flows.workers import Backend
+
+    at = RunAt.parse(run)
+    outcome = evaluate_run(
+        at.path,
+        at.iteration,
+        num_tasks=tasks,
+        adaptation_steps=adaptation_steps,
+        seed=seed,
+        backend=Backend(workers, threads, scheduler),
+    )
+    if as_json:
+        _print_json(outcome.table().to_pylist())
+    else:
+        console().print(evaluation_table(outcome))
+    return 0
+
+
+@app.command(name="ls")
+def list_runs(*, as_json: AsJson = False) -> int:
+    """List the runs in the runs folder.
+
+    Example: `METALOOM_RUNS=/data/runs metaloom ls`
+    """
+    from flows.tables import list_run_rows, runs_table
+
+    rows = list_run_rows(runs_root())
+    if as_json:
+        _print_json(rows)
+    elif rows:
+        console().print(runs_table(rows))
+    else:
+        console().print(f"no runs in {runs_root()}; `metaloom train promp-point-corner` makes one")
+    return 0
+
+
+@app.command
+def show(run: RunArgument, *, as_json: AsJson = False) -> int:
+    """Show what a run is and how far it got, or the stages of one iteration.
+
+    Example: `metaloom show first@3`
+    """
+    from flows.tables import iteration_info, iteration_view, run_info, run_view
+
+    at = RunAt.parse(run)
+    opened = storage.open_run(at.path)
+    if as_json:
+        _print_json(run_info(opened) if at.iteration is None else iteration_info(opened, at.iteration))
+    else:
+        console().print(run_view(opened) if at.iteration is None else iteration_view(opened, at.iteration))
+    return 0
+
+
+@app.command
+def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
+    """Check every stored file of a run against its records.
+
+    Exit code 0 when all are whole, 1 when one is damaged, missing or foreign.
+
+    Example: `metaloom verify first`
+    """
+    from flows.tables import damage_info, damage_table
+
+    folder = run_folder(run)
+    damages = storage.verify_run(folder)
+    if as_json:
+        _print_json([damage_info(damage) for damage in damages])
+    elif damages:
+        console().print(damage_table(damages))
+    else:
+        console().print(f"{folder}: every file is whole")
+    return 1 if damages else 0
+
+
+@app.command
+def report(run: RunArgument, *, out: Path | None = None) -> int:
+    """Write the learning curve as PNG and a self-contained HTML page.
+
+    Example: `metaloom report first`
+
+    Args:
+        out: Folder for the files; reports/NAME in the runs folder when left out.
+    """
+    from flows.report import write_report
+
+    opened = storage.open_run(run_folder(run))
+    files = write_report(opened, out if out is not None else _report_folder(opened.path))
+    console().print(f"learning curve  {files.png}\nreport page     {files.html}")
+    return 0
+
+
+@app.command
+def recipes(*, schema: Annotated[bool, Parameter(negative=())] = False, as_json: AsJson = False) -> int:
+    """List the recipes, or print the schema of all settings.
+
+    Example: `metaloom recipes --schema`
+
+    Args:
+        schema: Print the JSON schema of every setting instead.
+    """
+    from flows.tables import recipe_rows, recipes_table
+    from pipeline.config import RunConfig
+
+    if schema:
+        _print_json(RunConfig.model_json_schema())
+    elif as_json:
+        _print_json(recipe_rows())
+    else:
+        console().print(recipes_table(recipe_rows()))
+    return 0
+
+
+@app.command
+def doctor(*, as_json: AsJson = False) -> int:
+    """Check that this machine can train: packages, cores, disk, physics, Prefect.
+
+    Exit code 1 when something is wrong; the table says what helps.
+
+    Example: `metaloom doctor`
+    """
+    from flows.doctor import check_all
+    from flows.tables import doctor_table
+
+    checks = check_all(runs_root())
+    if as_json:
+        _print_json([check.as_dict() for check in checks])
+    else:
+        console().print(doctor_table(checks))
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def console() -> Console:
+    """A console on today's standard output; wide enough that pipes do not wrap."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+    return Console(file=sys.stdout, width=width, soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def _train(start: Any, folder: Path, as_json: bool) -> int:
+    from flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
+    from flows.progress import progress
+
+    with (
+        stop_on_interrupt() as should_stop,
+        progress(mode="json" if as_json else "auto", should_stop=should_stop, out=sys.stdout) as observer,
+    ):
+        result = start(observer)
+    if result.stopped:
+        _say(as_json, f"stopped after {result.iterations_done} iterations; go on with: metaloom resume {folder}")
+        return EXIT_INTERRUPTED
+    _say(as_json, _closing_words(result.path))
+    return 0
+
+
+def _closing_words(folder: Path) -> str:
+    from flows.report import write_report
+
+    files = write_report(storage.open_run(folder), _report_folder(folder))
+    name = folder.name if run_folder(folder.name) == folder else str(folder)
+    return "\n".join(
+        [
+            f"\nrun             {folder}",
+            f"learning curve  {files.png}",
+            f"report page     {files.html}",
+            "\nlook further:",
+            f"  metaloom show {name}",
+            f"  metaloom replay {name}@0",
+            f'  python -c "import storage; print(storage.open_run({str(folder)!r}).episodes().to_pandas())"',
+        ]
+    )
+
+
+def _report_folder(run: Path) -> Path:
+    """Beside the run, not in it: a run's folder holds only what its records vouch for."""
+    return run.parent / "reports" / run.name
+
+
+def _say(as_json: bool, words: str) -> None:
+    # With --json, standard output carries JSON alone.
+    print(words, file=sys.stderr if as_json else sys.stdout)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, default=str))
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"metaloom: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The stages of an on-policy meta-training run: their order, what each reads, and how each is computed.
+
+    learner --+--> sample_tasks --> collect_rollouts(0) --> process_samples(0) --> adapt(0) --> collect_rollouts(1) ...
+              |                                                                                        |
+              +------------------ meta_optimize(all steps) <------------------ process_samples(K) <----+--> next learner
+
+Training, resuming and replaying all go through `OnPolicyStages.compute`; they differ only in where inputs come from
+and what is done with the output.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flows.workers import RolloutWorkers
+from pipeline.config import RunConfig
+from pipeline.envs import make_env
+from pipeline.policies.gaussian import GaussianPolicy
+from pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskBatch, TaskParams, Update
+from stages.adapt import adapt
+from stages.collect_rollouts import RolloutPosition
+from stages.initialize import initialize
+from stages.meta_optimize import meta_optimize
+from stages.process_samples import process_samples
+from stages.sample_tasks import sample_tasks
+from storage import StageRef, learner_ref
+
+Load = Callable[[StageRef], Any]
+StageOutput = TaskBatch | EpisodeBatch | Samples | TaskParams | Update
+
+
+@dataclass(frozen=True)
+class OnPolicyStages:
+    """One run's stages, ready to be computed in any order in which their inputs are at hand."""
+
+    config: RunConfig
+    policy: GaussianPolicy
+    env: Any
+    rollouts: RolloutWorkers
+    parallel: Callable[..., Iterator[Any]]
+
+    @classmethod
+    def build(
+        cls, config: RunConfig, rollouts: RolloutWorkers, parallel: Callable[..., Iterator[Any]]
+    ) -> "OnPolicyStages":
+        """The stages of a run with this configuration."""
+        env = make_env(config.env)
+        observations, actions = env.observation_space.shape, env.action_space.shape
+        assert observations is not None
+        assert actions is not None
+        policy = GaussianPolicy(observations[0], actions[0], config.policy)
+        return cls(config, policy, env, rollouts, parallel)
+
+    def order(self, iteration: int) -> list[StageRef]:
+        """The stages of an iteration in the order in which they run."""
+        refs = [] if iteration else [StageRef(0, "initialize", 0)]
+        refs.append(StageRef(iteration, "sample_tasks", 0))
+        for k in range(self.config.algorithm.inner_steps + 1):
+            refs.append(StageRef(iteration, "collect_rollouts", k))
+            refs.append(StageRef(iteration, "process_samples", k))
+            if k < self.config.algorithm.inner_steps:
+                refs.append(StageRef(iteration, "adapt", k))
+        refs.append(StageRef(iteration, "meta_optimize", 0))
+        return refs
+
+    def inputs(self, ref: StageRef) -> list[StageRef]:
+        """The stages whose outputs a stage reads."""
+        i, k = ref.iteration, ref.step
+        match ref.stage:
+            case "initialize" | "sample_tasks":
+                return []
+            case "collect_rollouts":
+                return [self._acting_params(i, k), StageRef(i, "sample_tasks", 0)]
+            case "process_samples":
+                return [StageRef(i, "collect_rollouts", k)]
+            case "adapt":
+                before = [] if k == 0 else [StageRef(i, "adapt", k - 1)]
+                return [learner_ref(i), *before, *self._step_refs(i, k)]
+            case "meta_optimize":
+                rounds = range(self.config.algorithm.inner_steps + 1)
+                return [learner_ref(i), *(ref for k in rounds for ref in self._step_refs(i, k))]
+            case _:
+                raise ValueError(f"no stage is called {ref.stage!r}")
+
+    def seed_position(self, ref: StageRef) -> tuple[int, ...]:
+        """Where in the run's random streams a stage draws."""
+        return (self.config.seed, ref.iteration, ref.step)
+
+    def compute(self, ref: StageRef, load: Load) -> StageOutput:
+        """A stage's output, from the inputs that `load` brings."""
+        match ref.stage:
+            case "initialize":
+                return initialize(self.policy, self.config.algorithm, run_seed=self.config.seed)
+            case "sample_tasks":
+                return sample_tasks(
+                    self.env, num_tasks=self.config.num_tasks, run_seed=self.config.seed, iteration=ref.iteration
+                )
+            case "collect_rollouts":
+                return self._collect_rollouts(ref, load)
+            case "process_samples":
+                return self._process_samples(ref, load)
+            case "adapt":
+                return self._adapt(ref, load)
+            case "meta_optimize":
+                return self._meta_optimize(ref, load)
+            case _:
+                raise ValueError(f"no stage is called {ref.stage!r}")
+
+    def _collect_rollouts(self, ref: StageRef, load: Load) -> EpisodeBatch:
+        return self.rollouts.collect(
+            self._params(load, ref.iteration, ref.step),
+            load(StageRef(ref.iteration, "sample_tasks", 0)),
+            RolloutPosition(self.config.seed, ref.iteration, ref.step),
+        )
+
+    def _process_samples(self, ref: StageRef, load: Load) -> Samples:
+        return process_samples(
+            load(StageRef(ref.iteration, "collect_rollouts", ref.step)),
+            self.config.baseline.build(),
+            **self.config.processing.model_dump(),
+            parallel=self.parallel,
+        )
+
+    def _adapt(self, ref: StageRef, load: Load) -> TaskParams:
+        return adapt(
+            self.policy,
+            self.config.algorithm,
+            self._learner(load, ref.iteration),
+            self._params(load, ref.iteration, ref.step),
+            self._step(load, ref.iteration, ref.step),
+            parallel=self.parallel,
+        )
+
+    def _meta_optimize(self, ref: StageRef, load: Load) -> Update:
+        rounds = range(self.config.algorithm.inner_steps + 1)
+        return meta_optimize(
+            self.policy,
+            self.config.algorithm,
+            self._learner(load, ref.iteration),
+            [self._step(load, ref.iteration, k) for k in rounds],
+            run_seed=self.config.seed,
+            iteration=ref.iteration,
+            parallel=self.parallel,
+        )
+
+    def _learner(self, load: Load, iteration: int) -> LearnerState:
+        return load(learner_ref(iteration)).learner
+
+    def _acting_params(self, iteration: int, k: int) -> StageRef:
+        return StageRef(iteration, "adapt", k - 1) if k else learner_ref(iteration)
+
+    def _params(self, load: Load, iteration: int, k: int) -> TaskParams:
+        """What the tasks act with in round k: the learner's parameters for all of them, or each task's adapted ones."""
+        stored = load(self._acting_params(iteration, k))
+        return stored if k else TaskParams.broadcast(stored.learner.params, self.config.num_tasks)
+
+    def _step_refs(self, iteration: int, k: int) -> list[StageRef]:
+        return [StageRef(iteration, "collect_rollouts", k), StageRef(iteration, "process_samples", k)]
+
+    def _step(self, load: Load, iteration: int, k: int) -> Step:
+        episodes, samples = (load(ref) for ref in self._step_refs(iteration, k))
+        return Step(episodes, samples, k)

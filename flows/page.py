@@ -1,0 +1,115 @@
+"""A self-contained HTML page: text, tables and images in one file that loads nothing and runs nothing."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+# The browser enforces what the page promises: no network, no scripts, images only from the page itself.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #f6f8fa; color: #24292f; }
+body { font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+main { max-width: 1100px; margin: 0 auto; padding: 32px 20px 64px; }
+h1 { font-size: 26px; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 18px; margin: 36px 0 12px; }
+.subtitle { color: #57606a; margin: 4px 0 24px; overflow-wrap: anywhere; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-bottom: 16px; }
+.tile, figure, .card { background: #fff; border: 1px solid #d0d7de; border-radius: 8px; }
+.tile { padding: 12px 16px; }
+.tile b { display: block; font-size: 21px; font-weight: 600; }
+.tile span { color: #57606a; font-size: 13px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr)); gap: 16px; }
+figure { margin: 0; padding: 14px 16px; }
+figure img { display: block; width: 100%; height: auto; }
+figcaption { color: #57606a; font-size: 13px; margin-top: 8px; }
+.wide { margin-bottom: 16px; }
+.card { padding: 4px 16px; margin-bottom: 12px; }
+table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums; }
+td { padding: 5px 12px 5px 0; border-bottom: 1px solid #eaeef2; vertical-align: top; overflow-wrap: anywhere; }
+tr:last-child td { border-bottom: 0; }
+td:first-child { width: 38%; color: #57606a; }
+summary { cursor: pointer; padding: 8px 0; font-weight: 600; }
+@media print { body { background: #fff; } figure, .tile, .card { break-inside: avoid; } }
+""".strip()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image with what it shows in words.
+
+    Attributes:
+        source: a data URI.
+        alternative: the text a screen reader reads.
+        caption: what to look for; empty for none.
+    """
+
+    source: str
+    alternative: str
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the page holds, as plain text: everything is escaped when it is rendered.
+
+    Attributes:
+        title: heading and window title.
+        subtitle: one line below it.
+        tiles: (what, value) of the figures to see first.
+        main_picture: the image across the page.
+        sections: (heading, pictures) in their order.
+        tables: (heading, rows of name and value); folded, but for those in `unfolded`.
+        unfolded: headings of the tables that are shown open.
+    """
+
+    title: str
+    subtitle: str
+    tiles: Sequence[tuple[str, str]]
+    main_picture: Picture
+    sections: Sequence[tuple[str, Sequence[Picture]]]
+    tables: Mapping[str, Sequence[tuple[str, str]]]
+    unfolded: Sequence[str] = ()
+
+    def html(self) -> str:
+        """The page as one HTML document."""
+        return "\n".join(
+            [
+                '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+                f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
+                '<meta name="viewport" content="width=device-width, initial-scale=1">',
+                f"<title>{escape(self.title)}</title>\n<style>\n{STYLE}\n</style>\n</head>\n<body>\n<main>",
+                f'<h1>{escape(self.title)}</h1>\n<p class="subtitle">{escape(self.subtitle)}</p>',
+                _tiles(self.tiles),
+                _picture(self.main_picture, "wide"),
+                *(_section(heading, pictures) for heading, pictures in self.sections),
+                "<h2>Details</h2>",
+                *(_table(heading, rows, heading in self.unfolded) for heading, rows in self.tables.items()),
+                "</main>\n</body>\n</html>\n",
+            ]
+        )
+
+
+def _tiles(tiles: Iterable[tuple[str, str]]) -> str:
+    inner = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for what, value in tiles
+    )
+    return f'<div class="tiles">{inner}</div>'
+
+
+def _section(heading: str, pictures: Sequence[Picture]) -> str:
+    return f'<h2>{escape(heading)}</h2>\n<div class="charts">{"".join(_picture(p) for p in pictures)}</div>'
+
+
+def _picture(picture: Picture, css_class: str = "") -> str:
+    caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
+    image = f'<img src="{escape(picture.source)}" alt="{escape(picture.alternative)}">'
+    return f'<figure class="{css_class}">{image}{caption}</figure>'
+
+
+def _table(heading: str, rows: Sequence[tuple[str, str]], unfolded: bool) -> str:
+    body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+    state = " open" if unfolded else ""
+    return f'<details class="card"{state}><summary>{escape(heading)}</summary><table>{body}</table></details>'

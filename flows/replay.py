@@ -1,0 +1,171 @@
+"""Run stored stages again from their stored inputs and compare what comes out, bit for bit."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import storage
+from flows.on_policy import OnPolicyStages
+from flows.train import config_of, stages_of
+from flows.workers import Backend
+from storage import Run, StageRef
+from storage.codec import flatten
+
+
+@dataclass(frozen=True)
+class ArrayDifference:
+    """How one array of a replayed stage differs from the stored one.
+
+    Attributes:
+        ref: the stage.
+        array: the array's name.
+        index: position of the first element that differs; empty when shapes or dtypes differ.
+        stored: that element as stored (or shape and dtype).
+        replayed: that element as replayed (or shape and dtype).
+        max_abs: largest absolute difference.
+        max_ulp: largest difference in units in the last place; None for integers and booleans.
+        count: elements that differ.
+    """
+
+    ref: StageRef
+    array: str
+    index: tuple[int, ...]
+    stored: str
+    replayed: str
+    max_abs: float
+    max_ulp: int | None
+    count: int
+
+
+@dataclass(frozen=True)
+class StageReplay:
+    """One stage run again: identical when there are no differences."""
+
+    ref: StageRef
+    differences: tuple[ArrayDifference, ...]
+    seconds_stored: float
+
+    @property
+    def identical(self) -> bool:
+        """Whether every array came out with the stored bits."""
+        return not self.differences
+
+    def as_dict(self) -> dict[str, Any]:
+        """The outcome as JSON can hold it."""
+        return {
+            **asdict(self.ref),
+            "identical": self.identical,
+            "differences": [asdict(difference) for difference in self.differences],
+        }
+
+
+def replay(
+    path: Path,
+    iteration: int | None = None,
+    *,
+    stage: str | None = None,
+    step: int | None = None,
+    until_diff: bool = False,
+    backend: Backend = Backend(workers=0),
+) -> Iterator[StageReplay]:
+    """Run the stored stages of an iteration (of every iteration when None) again, one after another.
+
+    Args:
+        path: the run's folder.
+        iteration: which iteration; all complete ones when None.
+        stage: only this stage, such as collect_rollouts.
+        step: only this inner step of the stage.
+        until_diff: stop after the first stage that differs.
+        backend: where rollouts run.
+
+    Raises:
+        storage.StageMissing: nothing stored matches.
+    """
+    run = storage.open_run(path)
+    config = config_of(run)
+    with stages_of(config, backend) as stages:
+        for ref in _selected(run, stages, iteration, stage, step):
+            outcome = replay_stage(run, stages, ref)
+            yield outcome
+            if until_diff and not outcome.identical:
+                return
+
+
+def replay_stage(run: Run, stages: OnPolicyStages, ref: StageRef) -> StageReplay:
+    """One stage run again from its stored inputs."""
+    record = run.record(ref)
+    value = stages.compute(ref, run.load)
+    if storage.output_digest(storage.digest(value)) == record.digest:
+        return StageReplay(ref, (), record.seconds)
+    differences = compare(ref, flatten(run.load(ref)), flatten(value))
+    return StageReplay(ref, tuple(differences), record.seconds)
+
+
+def compare(ref: StageRef, stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> Iterator[ArrayDifference]:
+    """The arrays whose bits differ."""
+    for name in sorted({*stored, *replayed}):
+        before, after = stored.get(name), replayed.get(name)
+        if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
+            yield ArrayDifference(ref, name, (), _form(before), _form(after), float("inf"), None, -1)
+        elif before.tobytes() != after.tobytes():
+            yield _first_difference(ref, name, before, after)
+
+
+def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How many representable floating-point numbers lie between the elements of two arrays of one dtype."""
+    kind = {2: np.int16, 4: np.int32, 8: np.int64}[a.dtype.itemsize]
+
+    def ordered(x: np.ndarray) -> np.ndarray:
+        # Reading the bits as a signed integer orders the positive numbers; the negative ones need mirroring.
+        bits = x.view(kind).astype(object)
+        return np.where(bits < 0, -(bits & np.iinfo(kind).max), bits)
+
+    return np.abs(ordered(a) - ordered(b))
+
+
+def _first_difference(ref: StageRef, name: str, before: np.ndarray, after: np.ndarray) -> ArrayDifference:
+    before, after = np.ascontiguousarray(before), np.ascontiguousarray(after)
+    differs = _bits(before) != _bits(after)
+    where = np.argwhere(differs)
+    index = tuple(int(n) for n in where[0])
+    left, right = before[differs], after[differs]
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.abs(left.astype(np.float64) - right.astype(np.float64))
+    ulp = int(ulp_distance(left, right).max()) if before.dtype.kind == "f" else None
+    return ArrayDifference(
+        ref, name, index, repr(before[index]), repr(after[index]), float(np.nanmax(gap, initial=0)), ulp, len(where)
+    )
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """The elements as unsigned integers, so that NaN equals itself and -0.0 differs from 0.0."""
+    return values.view(np.dtype(f"u{values.dtype.itemsize}"))
+
+
+def _form(values: np.ndarray | None) -> str:
+    return "absent" if values is None else f"{values.dtype}{list(values.shape)}"
+
+
+def _selected(
+    run: Run, stages: OnPolicyStages, iteration: int | None, stage: str | None, step: int | None
+) -> list[StageRef]:
+    # An iteration that was interrupted has stored stages too; they can be replayed by its number.
+    iterations = run.iterations if iteration is None else [iteration]
+    refs = [
+        ref
+        for i in iterations
+        for ref in stages.order(i)
+        if stage in (None, ref.stage) and step in (None, ref.step) and run.contains(ref)
+    ]
+    if not refs:
+        wanted = StageRef(iteration or 0, stage or "sample_tasks", step or 0)
+        run.record(wanted)  # raises StageMissing with what is there
+        raise ValueError(f"no stage of this run is called {stage!r}; there are {', '.join(_names(stages))}")
+    return refs
+
+
+def _names(stages: OnPolicyStages) -> list[str]:
+    return list(dict.fromkeys(ref.stage for ref in stages.order(0)))

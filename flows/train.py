@@ -1,0 +1,225 @@
+"""Train a run from its first missing stage to its last: a fresh run and a resumed one are the same loop."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from threadpoolctl import threadpool_limits
+
+import storage
+from flows.on_policy import OnPolicyStages
+from flows.run_info import planned_iterations
+from flows.workers import Backend, rollout_workers
+from pipeline.config import RunConfig, build_config
+from pipeline.types import Update
+from storage import Run, RunWriter, StageRef
+
+
+class StageCall(Protocol):
+    """Runs one stage; Prefect's wraps it into a task named after the ref."""
+
+    def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
+        """Call `compute` and return what it returns; `inputs` are the stages whose outputs it reads."""
+        ...
+
+
+@dataclass(frozen=True)
+class IterationReport:
+    """What just happened, for progress displays.
+
+    Attributes:
+        iteration: the iteration that was completed, counted from 0.
+        iterations: how many the run will have.
+        metrics: the iteration's metrics, as stored.
+        stage_seconds: wall seconds by stage, for example collect_rollouts.1; empty stages were already stored.
+        elapsed_seconds: wall seconds since this process began to train.
+        steps_per_second: environment steps of the iteration over its wall seconds.
+    """
+
+    iteration: int
+    iterations: int
+    metrics: Mapping[str, float]
+    stage_seconds: Mapping[str, float]
+    elapsed_seconds: float
+    steps_per_second: float
+
+
+@dataclass(frozen=True)
+class Observer:
+    """What a caller is told while a run trains; the default listens to nothing and never stops it."""
+
+    stage_started: Callable[[StageRef], None] = lambda ref: None
+    iteration_done: Callable[[IterationReport], None] = lambda report: None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Where a run stands after training: `stopped` tells that it was asked to stop before its last iteration."""
+
+    path: Path
+    iterations_done: int
+    stopped: bool
+
+
+def direct(ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
+    """Run a stage in this process, without an orchestrator."""
+    del ref, inputs
+    return compute()
+
+
+def train(
+    config: RunConfig,
+    path: Path,
+    *,
+    backend: Backend = Backend(),
+    call: StageCall = direct,
+    observer: Observer = Observer(),
+) -> TrainResult:
+    """Train a new run that is kept at `path`.
+
+    Raises:
+        storage.RunExists: something is already stored there.
+    """
+    # Environment and workers first: what is wrong with them is known before anything is created on disk.
+    with (
+        stages_of(config, backend) as stages,
+        storage.create_run(
+            path,
+            config=config.model_dump(mode="json"),
+            config_digest=config.digest(),
+            capacity=config.iterations,
+            environment=environment(),
+        ) as writer,
+    ):
+        return _train(stages, writer, call, observer)
+
+
+def resume(
+    path: Path,
+    *,
+    iterations: int | None = None,
+    take_over: bool = False,
+    backend: Backend = Backend(),
+    call: StageCall = direct,
+    observer: Observer = Observer(),
+) -> TrainResult:
+    """Train a stored run from its first missing stage on.
+
+    Args:
+        path: the run's folder.
+        iterations: how many iterations the run shall have; as configured when None.
+        take_over: seize the lock of a writer that can no longer release it, such as one on a host that died.
+        backend: where rollouts run.
+        call: how a stage is run.
+        observer: is told of progress and may ask to stop.
+    """
+    config = config_of(storage.open_run(path))
+    if iterations is not None:
+        config = build_config({**config.model_dump(), "iterations": iterations})
+    # The lock first: a run that somebody else is writing is refused before workers start.
+    with (
+        storage.open_writer(path, capacity=config.iterations, take_over=take_over) as writer,
+        stages_of(config, backend) as stages,
+    ):
+        return _train(stages, writer, call, observer)
+
+
+@contextmanager
+def stages_of(config: RunConfig, backend: Backend) -> Iterator[OnPolicyStages]:
+    """The stages of a run with their workers, for as long as the context lasts.
+
+    One BLAS and one torch thread per Python thread: more would make bits depend on the number of cores.
+    """
+    torch.set_num_threads(1)
+    cores = len(os.sched_getaffinity(0))
+    with (
+        threadpool_limits(1),
+        ThreadPoolExecutor(cores, thread_name_prefix="metaloom-math") as pool,
+        rollout_workers(config, backend) as workers,
+    ):
+        yield OnPolicyStages.build(config, workers, pool.map)
+
+
+def config_of(run: Run) -> RunConfig:
+    """A stored run's configuration, with the iterations that it was last given."""
+    return build_config({**run.config, "iterations": planned_iterations(run)})
+
+
+def environment() -> dict[str, str]:
+    """What bits depend on besides the configuration: packages, processor, C library."""
+    packages = ("metaloom", "torch", "numpy", "gymnasium", "mujoco", "zarr", "pyarrow")
+    return {
+        **{name: version(name) for name in packages},
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()),
+        "cpu": _cpu_flags(),
+    }
+
+
+def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
+    path, iterations = writer.run.path, stages.config.iterations
+    began = time.perf_counter()
+    for iteration in range(len(writer.run.iterations), iterations):
+        seconds: dict[str, float] = {}
+        for ref in stages.order(iteration):
+            if observer.should_stop():
+                return TrainResult(path, iteration, stopped=True)
+            observer.stage_started(ref)
+            call(ref, stages.inputs(ref), partial(run_once, stages, writer, ref, seconds))
+        observer.iteration_done(_report(stages.config, writer, iteration, seconds, began))
+    return TrainResult(path, iterations, stopped=False)
+
+
+def run_once(stages: OnPolicyStages, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
+    """Compute and store a stage unless it is stored already."""
+    if not writer.contains(ref):
+        started, began = time.time(), time.perf_counter()
+        value = stages.compute(ref, writer.load)
+        took = time.perf_counter() - began
+        seconds[f"{ref.stage}.{ref.step}"] = took
+        writer.put(
+            ref,
+            value,
+            inputs=stages.inputs(ref),
+            seed_position=stages.seed_position(ref),
+            started=started,
+            seconds=took,
+        )
+    return ref
+
+
+def _report(
+    config: RunConfig, writer: RunWriter, iteration: int, seconds: Mapping[str, float], began: float
+) -> IterationReport:
+    update = writer.load(StageRef(iteration, "meta_optimize", 0))
+    assert isinstance(update, Update)
+    took = sum(seconds.values())
+    return IterationReport(
+        iteration=iteration,
+        iterations=config.iterations,
+        metrics=update.metrics,
+        stage_seconds=dict(seconds),
+        elapsed_seconds=time.perf_counter() - began,
+        steps_per_second=config.nominal_steps_per_iteration / took if took else 0.0,
+    )
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    found = dict(line.split(":", 1) for line in lines if ":" in line)
+    values = {key.strip(): value.strip() for key, value in found.items()}
+    return f"{values.get('model name', '')}: {values.get('flags', '')}"

@@ -1,0 +1,129 @@
+"""Where rollouts run: in this process, or on Dask workers (`flows/dask_workers.py`).
+
+An episode's bits depend on its position in the run and on nothing here, so the choice changes the time a run takes and
+never its digests. Workers import this module, so it stays free of torch.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from threadpoolctl import threadpool_limits
+
+from pipeline.envs.config import EnvConfig
+from pipeline.policies.config import PolicyConfig
+from pipeline.schema import Settings
+from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
+from stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where rollouts run.
+
+    Attributes:
+        workers: Dask worker processes started on this machine; 0 samples in this process.
+        threads: physics threads of in-process sampling; Dask workers have one each.
+        scheduler: address of a running Dask scheduler, used instead of starting workers.
+    """
+
+    workers: int = 2
+    threads: int = 1
+    scheduler: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.threads < 1:
+            raise ValueError(
+                f"found workers={self.workers} and threads={self.threads}; required workers >= 0 (0 samples in this "
+                "process) and threads >= 1"
+            )
+        if self.threads > 1 and (self.workers or self.scheduler):
+            raise ValueError(
+                f"found threads={self.threads} with Dask workers, which have one thread each; required --workers 0 for "
+                "sampling with several threads in this process, or no --threads"
+            )
+
+    def __str__(self) -> str:
+        if self.scheduler is not None:
+            return f"Dask scheduler {self.scheduler}"
+        if self.workers:
+            return f"{self.workers} Dask worker processes"
+        return f"this process, {self.threads} physics thread{'s' if self.threads > 1 else ''}"
+
+
+class RolloutWorkers(Protocol):
+    """Collects the episodes of a round for all tasks."""
+
+    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+        """E complete episodes of every task."""
+        ...
+
+
+class SamplerSpec(Settings):
+    """What a worker needs to build its sampler."""
+
+    env: EnvConfig
+    policy: PolicyConfig
+    episodes_per_task: int
+    max_episode_steps: int
+    threads: int
+
+    @classmethod
+    def of(cls, config: "RunConfig", threads: int) -> "SamplerSpec":
+        """The part of a run's configuration that rollouts depend on."""
+        return cls(
+            env=config.env,
+            policy=config.policy,
+            episodes_per_task=config.episodes_per_task,
+            max_episode_steps=config.max_episode_steps,
+            threads=threads,
+        )
+
+
+@dataclass(frozen=True)
+class LocalWorkers:
+    """Rollouts in this process."""
+
+    spec: SamplerSpec
+
+    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+        """E complete episodes of every task."""
+        return collect_shard(self.spec, params, tasks, position)
+
+
+@contextmanager
+def rollout_workers(config: "RunConfig", backend: Backend) -> Iterator[RolloutWorkers]:
+    """Workers for a run; processes that are started here end with the context."""
+    spec = SamplerSpec.of(config, backend.threads)
+    if backend.scheduler is None and backend.workers == 0:
+        yield LocalWorkers(spec)
+        return
+    # Imported when needed: it takes half a second, and sampling in this process does not need it.
+    from flows.dask_workers import DaskWorkers, dask_client
+
+    with dask_client(backend) as client:
+        yield DaskWorkers(spec, client)
+
+
+def collect_shard(spec: SamplerSpec, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+    """Episodes of some of the tasks, with the sampler that this process keeps warm."""
+    return collect_rollouts(_sampler(spec.model_dump_json()), params, tasks, position=position)
+
+
+@functools.lru_cache(maxsize=2)
+def _sampler(spec_json: str) -> Sampler:
+    spec = SamplerSpec.model_validate_json(spec_json)
+    # More than one BLAS thread would make bits depend on the machine and take the neighbours' cores.
+    threadpool_limits(1)
+    return Sampler(
+        spec.env,
+        spec.policy,
+        episodes_per_task=spec.episodes_per_task,
+        max_episode_steps=spec.max_episode_steps,
+        num_threads=spec.threads,
+    )

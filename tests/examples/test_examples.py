@@ -1,0 +1,49 @@
+"""The examples run as a user runs them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import storage
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.slow
+
+
+def output_of(name: str, *arguments: Path) -> str:
+    command = [sys.executable, "-W", "error", EXAMPLES / name, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "small-run"
+    return folder, output_of("train_and_inspect.py", folder)
+
+
+def test_train_and_inspect_answers_its_questions_from_the_stored_run(trained):
+    folder, output = trained
+    run = storage.open_run(folder)
+    returns = run.episodes().to_pandas().groupby(["iteration", "step"])["return"].mean().unstack()
+    assert f"{returns.loc[7, 1]:.4f}" in output
+    assert f"(0, 0, 100, {returns.loc[0, 0]:.2f})" in output  # DuckDB
+    assert "task 2: mean final position [" in output
+    assert (folder.parent / "reports" / "small-run" / "report.html").exists()
+
+
+def test_training_raises_the_return_after_adaptation_above_the_one_before(trained):
+    metrics = storage.open_run(trained[0]).metrics(slice(-3, None)).to_pandas()
+    gain = metrics["step_1.average_return"] - metrics["step_0.average_return"]
+    assert gain.mean() > 0
+
+
+def test_change_one_stage_repeats_the_stored_digest_and_shows_what_a_setting_changes(trained):
+    output = output_of("change_one_stage.py", trained[0])
+    assert "unchanged settings give the stored digest: True" in output
+    moved = [float(line.split()[-1]) for line in output.splitlines() if line.startswith("algorithm.")]
+    assert moved[2] > moved[0] > 0  # four times as many epochs go further

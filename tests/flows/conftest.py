@@ -1,0 +1,35 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import storage
+from pipeline.config import RunConfig, build_config
+
+TINY = {
+    "env": {"name": "point-corner", "options": {"reward": "dense"}},
+    "algorithm": {"name": "promp", "num_epochs": 2, "tasks_per_chunk": 2},
+    "policy": {"hidden_sizes": [8, 8]},
+    "iterations": 3,
+    "num_tasks": 4,
+    "episodes_per_task": 3,
+    "max_episode_steps": 10,
+    "seed": 7,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> Callable[..., RunConfig]:
+    """Builds a run that takes a fraction of a second; keyword arguments replace its settings."""
+    return lambda **changes: build_config({**TINY, **changes})
+
+
+@pytest.fixture
+def digests() -> Callable[[Path], dict[str, str]]:
+    """Reads the output digest of every stage that a run has stored."""
+
+    def read(path: Path) -> dict[str, str]:
+        run = storage.open_run(path)
+        return {f"{ref.iteration}.{ref.stage}.{ref.step}": run.record(ref).digest for ref in run.refs()}
+
+    return read

@@ -1,0 +1,77 @@
+import base64
+
+import numpy as np
+import pytest
+
+from flows import charts
+from flows.charts import Series
+
+
+def lines(n: int = 5) -> list[Series]:
+    rows = np.arange(2.0 * n).reshape(2, n)
+    return [
+        Series("before", charts.BEFORE, rows[0], (rows[0] - 1, rows[0] + 1)),
+        Series("after", charts.AFTER, rows[1]),
+    ]
+
+
+def test_a_line_chart_names_its_axes_its_lines_and_draws_the_bands():
+    figure = charts.line_chart("Title", np.arange(5), "environment steps", "return", lines(), note="what the band is")
+    (axes,) = figure.axes
+    assert (axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()) == (
+        "Title",
+        "environment steps",
+        "return",
+    )
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["before", "after"]
+    assert len(axes.collections) == 1
+    low, high = axes.collections[0].get_paths()[0].get_extents().intervaly
+    assert (low, high) == (-1, 5)
+    assert "what the band is" in [text.get_text() for text in axes.texts]
+
+
+@pytest.mark.parametrize(
+    ("largest", "label", "drawn"),
+    [(9_000, "steps", 9_000), (80_000, "steps (thousands)", 80), (32_000_000, "steps (millions)", 32)],
+)
+def test_large_x_values_are_counted_in_thousands_or_millions(largest, label, drawn):
+    figure = charts.line_chart("t", np.array([0, largest]), "steps", "y", [Series("a", "C0", np.zeros(2))])
+    assert figure.axes[0].get_xlabel() == label
+    assert figure.axes[0].lines[0].get_xdata()[-1] == drawn
+
+
+def test_a_single_line_needs_no_legend():
+    figure = charts.line_chart("t", np.arange(3), "x", "y", [Series("a", "C0", np.zeros(3))])
+    assert figure.axes[0].get_legend() is None
+
+
+def test_a_title_with_a_dollar_is_not_mathematics():
+    figure = charts.line_chart(r"a $\frac{", np.arange(3), "x", "y", lines(3))
+    assert charts.png_bytes(figure).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("n", [1, 2, 60])
+def test_stacked_layers_add_up_for_any_number_of_iterations(n):
+    layers = [Series("a", "C0", np.full(n, 1.0)), Series("b", "C1", np.full(n, 2.0))]
+    axes = charts.stacked_chart("t", np.arange(n), "iteration", "seconds", layers).axes[0]
+    assert axes.dataLim.ymax == 3.0
+    assert axes.get_ylim()[0] == 0
+
+
+def test_bars_stand_in_the_given_order_from_the_top_with_their_notes():
+    axes = charts.bar_chart("t", ["first", "second"], np.array([1.0, 2.0]), ["1 s", "2 s"], "s", ["C0", "C1"]).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [1.0, 2.0]
+    assert axes.yaxis_inverted()
+    assert [text.get_text() for text in axes.texts] == ["1 s", "2 s"]
+
+
+def test_the_same_chart_is_the_same_file():
+    uris = [charts.svg_data_uri(charts.line_chart("t", np.arange(5), "x", "y", lines())) for _ in range(2)]
+    assert uris[0] == uris[1]
+    assert b"<svg" in base64.b64decode(uris[0].partition(",")[2])
+
+
+def test_later_inner_steps_of_a_stage_have_a_lighter_colour_of_their_own():
+    colors = [charts.stage_color("collect_rollouts", k) for k in range(3)]
+    assert colors[0] == charts.STAGE_COLORS["collect_rollouts"]
+    assert len(set(colors)) == 3

@@ -1,0 +1,111 @@
+import os
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from flows import doctor
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/api/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server_url():
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/api"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_old_python_fails_and_this_one_does_not():
+    assert not doctor.check_python((3, 10)).ok
+    assert doctor.check_python().status == "ok"
+
+
+def test_every_runtime_requirement_of_this_installation_is_met():
+    checks = {check.name: check for check in doctor.check_packages()}
+    assert {"torch", "mujoco", "fastapi", "zarr"} <= set(checks)
+    assert "pytest" not in checks  # an extra
+    assert {check.status for check in checks.values()} == {"ok"}
+
+
+def test_a_package_outside_its_range_or_missing_fails_with_the_command_that_helps():
+    wrong, missing = doctor.check_packages(["numpy<1", "no-such-package-at-all>=2"])
+    assert (wrong.status, wrong.required) == ("fail", "<1")
+    assert "pip install 'numpy<1'" in wrong.advice
+    assert (missing.status, missing.found, missing.advice) == ("fail", "not installed", "make setup")
+
+
+def test_low_memory_and_a_full_disk_are_told(tmp_path):
+    assert doctor.check_memory(1e9).status == "warn"
+    assert doctor.check_memory(4e9).status == "ok"
+    assert [doctor.check_disk_space(tmp_path, free).status for free in (1e8, 5e9, 1e11)] == ["fail", "warn", "ok"]
+
+
+def test_a_runs_folder_that_does_not_exist_yet_is_fine_and_stays_so(tmp_path):
+    root = tmp_path / "not" / "yet"
+    assert doctor.check_runs_folder(root).status == "ok"
+    assert doctor.check_disk_speed(root).found.endswith("/s with fsync")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_hard_links_fails(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    check = doctor.check_runs_folder(tmp_path)
+    assert not check.ok
+    assert "METALOOM_RUNS" in check.advice
+
+
+def test_a_slow_disk_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_fsync_bytes_per_second", lambda folder: 1e6)
+    check = doctor.check_disk_speed(tmp_path)
+    assert (check.status, check.found) == ("warn", "1 MB/s with fsync")
+
+
+def test_batched_physics_works_here():
+    assert doctor.check_physics().status == "ok"
+
+
+def test_a_prefect_server_is_optional(server_url):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        dead_url = f"http://127.0.0.1:{closed.getsockname()[1]}/api"
+        assert doctor.check_prefect_server("").found == "none configured"
+        dead = doctor.check_prefect_server(dead_url)
+    assert dead.ok
+    assert "not running" in dead.found
+    assert doctor.check_prefect_server(server_url).found == f"{server_url} answers"
+    assert doctor.check_prefect_server("file:///etc/passwd").status == "warn"
+
+
+def test_a_probe_that_breaks_becomes_a_failed_check(tmp_path, monkeypatch):
+    def broken():
+        raise ImportError("libmujoco.so: cannot open shared object file")
+
+    monkeypatch.setattr(doctor, "check_physics", broken)
+    check = next(check for check in doctor.check_all(tmp_path) if check.name == "physics")
+    assert not check.ok
+    assert "libmujoco.so" in check.found
+
+
+def test_checks_are_plain_data():
+    assert doctor.Check("a", "warn", "b", "c", "d").as_dict() == {
+        "name": "a",
+        "status": "warn",
+        "found": "b",
+        "required": "c",
+        "advice": "d",
+    }

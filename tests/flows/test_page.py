@@ -1,0 +1,64 @@
+from html.parser import HTMLParser
+
+import pytest
+
+from flows.page import Page, Picture
+
+HOSTILE = '"><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>'
+
+
+class Outline(HTMLParser):
+    """The tags of a page with their attributes, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def page_with(text: str) -> Page:
+    """A page that has the text in every place a page has."""
+    picture = Picture("data:image/svg+xml;base64,AAAA", text, text)
+    return Page(
+        title=text,
+        subtitle=text,
+        tiles=[(text, text)],
+        main_picture=picture,
+        sections=[(text, [picture])],
+        tables={text: [(text, text)], "open": []},
+        unfolded=["open"],
+    )
+
+
+def test_no_text_can_add_an_element_or_an_attribute():
+    harmless, hostile = Outline(page_with("x").html()), Outline(page_with(HOSTILE).html())
+    assert [(tag, sorted(attrs)) for tag, attrs in hostile.tags] == [
+        (tag, sorted(attrs)) for tag, attrs in harmless.tags
+    ]
+    assert sum(HOSTILE in part for part in hostile.text) == sum(part == "x" for part in harmless.text) > 8
+
+
+@pytest.mark.parametrize("attribute", ["src", "href", "srcset", "action"])
+def test_the_page_refers_to_nothing_outside_itself(attribute):
+    values = [attrs[attribute] for _, attrs in Outline(page_with("x").html()).tags if attribute in attrs]
+    assert all(value and value.startswith("data:") for value in values)
+    assert "url(" not in page_with("x").html()
+    assert "@import" not in page_with("x").html()
+
+
+def test_the_page_forbids_scripts_and_the_network_to_the_browser():
+    metas = [attrs for tag, attrs in Outline(page_with("x").html()).tags if tag == "meta"]
+    policy = next(attrs["content"] for attrs in metas if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def test_only_the_named_tables_are_unfolded():
+    details = [attrs for tag, attrs in Outline(page_with("x").html()).tags if tag == "details"]
+    assert [("open" in attrs) for attrs in details] == [False, True]

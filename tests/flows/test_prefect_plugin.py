@@ -1,0 +1,62 @@
+"""A deployment's bare name; the real command against a real server is in test_prefect_server.py."""
+
+import asyncio
+import logging
+import sys
+
+import pytest
+from prefect.plugins import HookContext
+
+from flows.prefect_plugin import accept_bare_names, full_name, setup_environment
+
+
+class SyncClient:
+    def read_deployment_by_name(self, name: str) -> str:
+        return name
+
+
+class AsyncClient:
+    async def read_deployment_by_name(self, name: str) -> str:
+        return name
+
+
+def test_a_name_without_a_slash_means_flow_and_deployment_of_that_name():
+    assert full_name("meta-train") == "meta-train/meta-train"
+
+
+def test_a_full_name_is_left_alone():
+    assert full_name("meta-train/nightly") == "meta-train/nightly"
+
+
+def test_both_clients_read_a_bare_name():
+    accept_bare_names(SyncClient)
+    accept_bare_names(AsyncClient)
+    assert SyncClient().read_deployment_by_name("replay") == "replay/replay"
+    assert asyncio.run(AsyncClient().read_deployment_by_name("replay")) == "replay/replay"
+
+
+def test_a_client_is_wrapped_once_however_often_the_plugin_is_set_up():
+    class Client(SyncClient):
+        def read_deployment_by_name(self, name: str) -> str:
+            return name
+
+    accept_bare_names(Client)
+    once = Client.read_deployment_by_name
+    accept_bare_names(Client)
+    assert Client.read_deployment_by_name is once
+
+
+def test_a_prefect_that_moved_its_client_still_starts_and_is_told_about(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "prefect.client.orchestration._deployments.client", None)
+    context = HookContext(prefect_version="9.9", api_url=None, logger_factory=logging.getLogger)
+    with caplog.at_level(logging.WARNING, "flows.prefect_plugin"):
+        setup_environment(ctx=context)
+    assert "meta-train/meta-train" in caplog.text
+
+
+@pytest.mark.parametrize("group", ["prefect.plugins"])
+def test_prefect_finds_the_plugin_through_its_entry_point(group):
+    from importlib.metadata import entry_points
+
+    (point,) = [point for point in entry_points(group=group) if point.name == "metaloom"]
+    assert point.load() is sys.modules["flows.prefect_plugin"]

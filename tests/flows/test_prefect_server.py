@@ -1,0 +1,238 @@
+"""The flows under a real server and worker, started by `make serve`'s own module and driven by the real command."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import storage
+from pipeline.config import RunConfig
+
+pytestmark = [pytest.mark.prefect, pytest.mark.slow]
+
+PROJECT = Path(__file__).parents[2]
+PREFECT = Path(sys.executable).with_name("prefect")
+
+
+@dataclass(frozen=True)
+class Served:
+    project: Path
+    port: int
+    pid: int
+
+    def prefect(self, *arguments: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
+        """What a user types, in the project's folder or another one."""
+        return subprocess.run(
+            [PREFECT, *arguments],
+            cwd=folder or self.project,
+            env=clean_environment(PREFECT_API_URL=f"http://127.0.0.1:{self.port}/api", COLUMNS="200"),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    def ask(self, path: str, **body: Any) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/api/{path}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def flow_run(self, name: str) -> dict[str, Any]:
+        """The newest flow run of a name."""
+        runs = self.ask("flow_runs/filter", flow_runs={"name": {"any_": [name]}}, sort="EXPECTED_START_TIME_DESC")
+        assert runs, f"no flow run is called {name}"
+        return runs[0]
+
+    def of_flow_run(self, what: str, flow_run_id: str) -> list[dict[str, Any]]:
+        return self.ask(f"{what}/filter", flow_runs={"id": {"any_": [flow_run_id]}}, limit=200)
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """The environment without settings of a Prefect that the caller may have."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | more
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not so after {seconds:.0f} s"
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[Served]:
+    # Its own folder, so that its database and runs are apart from those of whoever calls the tests.
+    project = tmp_path_factory.mktemp("project")
+    for name in ("prefect.yaml", "pyproject.toml"):
+        (project / name).symlink_to(PROJECT / name)
+    port, log = free_port(), project / "serve.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.serve", "--port", str(port)],
+            cwd=project,
+            env=clean_environment(METALOOM_RUNS=str(project / "runs")),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_for(lambda: "Worker 'metaloom' started!" in log.read_text(), "make serve is ready", seconds=180)
+        yield Served(project, port, process.pid)
+    except BaseException:
+        sys.stderr.write(log.read_text())
+        raise
+    finally:
+        parts = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        code = process.wait(90)
+    assert code == 0
+    assert not any(part.is_running() for part in parts)
+
+
+@pytest.fixture(scope="module")
+def first(served) -> dict[str, Any]:
+    """The flow run that trained the run "first", started by the bare name."""
+    done = served.prefect(
+        *("deployment", "run", "meta-train", "--watch"),
+        *("-p", "recipe=promp-point-corner", "-p", "iterations=2", "-p", "run=first", "-p", "seed=5"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return served.flow_run("first")
+
+
+def test_the_bare_name_runs_the_flow_to_completion(served, first):
+    assert first["state"]["type"] == "COMPLETED"
+    assert "2 iterations" in first["state"]["message"]
+    run = storage.open_run(served.project / "runs" / "first")
+    assert list(run.iterations) == [0, 1]
+    assert run.config["seed"] == 5
+
+
+def test_the_flow_run_is_tagged_with_environment_and_algorithm(first):
+    assert set(first["tags"]) == {"metaloom", "point-corner", "promp"}
+
+
+def test_every_stage_is_one_completed_task_run_named_after_it(served, first):
+    steps = ["sample_tasks i={i} k=0", "collect_rollouts i={i} k=0", "process_samples i={i} k=0", "adapt i={i} k=0"]
+    steps += ["collect_rollouts i={i} k=1", "process_samples i={i} k=1", "meta_optimize i={i} k=0"]
+    expected = ["initialize i=0 k=0", *(step.format(i=i) for i in range(2) for step in steps)]
+
+    def completed() -> list[str]:
+        tasks = served.of_flow_run("task_runs", first["id"])
+        return sorted(task["name"] for task in tasks if task["state_type"] == "COMPLETED")
+
+    # The server records task runs from a stream of events, a moment after the flow has ended.
+    wait_for(lambda: len(completed()) >= len(expected), "task runs are recorded")
+    assert completed() == sorted(expected)
+
+
+def test_a_task_run_is_linked_to_those_whose_outputs_it_reads(served, first):
+    tasks = served.of_flow_run("task_runs", first["id"])
+    names = {task["id"]: task["name"] for task in tasks}
+    links = {task["name"]: {names[link["id"]] for link in task["task_inputs"]["inputs"]} for task in tasks}
+    assert links["sample_tasks i=1 k=0"] == set()
+    assert links["collect_rollouts i=1 k=0"] == {"sample_tasks i=1 k=0", "meta_optimize i=0 k=0"}
+    assert links["adapt i=0 k=0"] == {"initialize i=0 k=0", "collect_rollouts i=0 k=0", "process_samples i=0 k=0"}
+
+
+def test_the_page_shows_progress_metrics_and_where_the_run_lies(served, first):
+    artifacts = {artifact["key"]: artifact for artifact in served.of_flow_run("artifacts", first["id"])}
+    kinds = {key: artifact["type"] for key, artifact in artifacts.items()}
+    assert kinds == {
+        "progress-first": "progress",
+        "metrics-first": "table",
+        "summary-first": "markdown",
+        "run-first": "markdown",
+    }
+    assert artifacts["progress-first"]["data"] == 100.0
+    metrics = {row["metric"] for row in json.loads(artifacts["metrics-first"]["data"])}
+    assert metrics == set(storage.open_run(served.project / "runs" / "first")[1].metrics())
+    assert (served.project / "runs" / "first").as_uri() in artifacts["run-first"]["data"]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "named"),
+    [
+        ("recipe=promp-nowhere", "promp-nowhere"),
+        ("iterations=0", "minimum"),
+        ("iterations=many", "iterations"),
+        ("learning_rate=0.1", "learning_rate"),
+        ('config={"env": {"name": "point-corner"}, "algorithm": {"name": "promp", "inner_lrs": 1}}', "inner_lrs"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first, parameter, named):
+    before = served.ask("flow_runs/count")
+    refused = served.prefect("deployment", "run", "meta-train", "-p", parameter)
+    assert refused.returncode == 1
+    assert named in refused.stdout + refused.stderr
+    assert served.ask("flow_runs/count") == before
+
+
+def test_the_full_name_extends_a_run_from_any_folder(served, first, tmp_path):
+    name = str(served.project / "runs" / "first")
+    done = served.prefect(
+        *("deployment", "run", "meta-train/meta-train", "--watch", "-p", f"run={name}", "-p", "iterations=3"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(storage.open_run(Path(name)).iterations) == [0, 1, 2]
+
+
+def test_a_run_is_not_continued_with_other_settings(served, first):
+    served.prefect(*("deployment", "run", "meta-train", "--watch", "-p", "run=first", "-p", "seed=6"))
+    state = served.flow_run("first")["state"]
+    assert state["type"] == "FAILED"
+    assert "seed is 5 there, 6 was asked for" in state["message"]
+
+
+def test_replay_finds_the_stored_iteration_identical(served, first):
+    done = served.prefect("deployment", "run", "replay", "--watch", "-p", "run=first", "-p", "iteration=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    state = served.flow_run("replay first")["state"]
+    assert state["message"] == "7 stages replayed: all identical"
+
+
+def test_evaluate_reports_the_return_after_every_adaptation_step(served, first):
+    done = served.prefect(
+        *("deployment", "run", "evaluate", "--watch", "-p", "run=first"),
+        *("-p", "num_tasks=2", "-p", "adaptation_steps=2", "-p", "workers=0"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (table,) = served.of_flow_run("artifacts", served.flow_run("evaluate first")["id"])
+    assert [row["adaptation_steps"] for row in json.loads(table["data"])] == ["0", "1", "2"]
+
+
+def test_a_killed_flow_is_crashed_and_its_run_goes_on(served, tiny_config: Callable[..., RunConfig]):
+    start = ("deployment", "run", "meta-train", "-p", "run=killed", "-p", "workers=0")
+    config = tiny_config(iterations=100_000).model_dump_json()
+    assert served.prefect(*start, "-p", f"config={config}").returncode == 0
+    folder = served.project / "runs" / "killed"
+    wait_for(lambda: (folder / "run.json").exists() and len(storage.open_run(folder).iterations) > 2, "it trains")
+    (flow,) = [p for p in psutil.Process(served.pid).children(recursive=True) if "prefect.engine" in p.cmdline()]
+    flow.kill()
+    wait_for(lambda: served.flow_run("killed")["state"]["type"] == "CRASHED", "the flow run is crashed")
+    stored = len(storage.open_run(folder).iterations)
+
+    resumed = served.prefect(*start, "-p", f"iterations={stored + 2}", "--watch")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert len(storage.open_run(folder).iterations) == stored + 2
+    assert storage.verify_run(folder) == []

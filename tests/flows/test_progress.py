@@ -1,0 +1,142 @@
+import io
+import json
+import math
+from collections import deque
+
+import pytest
+from rich.console import Console
+
+from flows.progress import Panel, progress, sparkline
+from flows.train import IterationReport, train
+from flows.workers import Backend
+from storage import StageRef
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def report(iteration: int, *, before: float = -20.0, after: float = -9.5, elapsed: float = 4.0) -> IterationReport:
+    return IterationReport(
+        iteration=iteration,
+        iterations=20,
+        metrics={
+            "step_0.average_return": before,
+            "step_1.average_return": after,
+            "env_steps": 160_000.0 * (iteration + 1),
+        },
+        stage_seconds={"collect_rollouts.0": 2.0},
+        elapsed_seconds=elapsed,
+        steps_per_second=39_200.0,
+    )
+
+
+def shown(panel: Panel) -> str:
+    out = io.StringIO()
+    Console(file=out, width=100).print(panel)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["auto", "plain"])
+def test_a_file_gets_one_line_per_iteration(mode):
+    out = io.StringIO()
+    with progress(mode, out=out) as observer:
+        observer.stage_started(StageRef(2, "adapt"))
+        observer.iteration_done(report(2, elapsed=4.0))
+        observer.iteration_done(report(3, elapsed=10.0))
+    assert out.getvalue().splitlines() == [
+        "iteration 3/20  return before −20  after −9.5  39.2 k steps/s  4.00 s  0:01:08 left",
+        "iteration 4/20  return before −20  after −9.5  39.2 k steps/s  6.00 s  0:01:20 left",
+    ]
+
+
+def test_json_is_one_object_per_line_with_null_for_what_is_no_number():
+    out = Terminal()
+    with progress("json", out=out) as observer:
+        observer.iteration_done(report(0, after=math.nan))
+        observer.iteration_done(report(1))
+    first, second = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert first["metrics"]["step_1.average_return"] is None
+    assert (second["iteration"], second["iterations"], second["steps_per_second"]) == (1, 20, 39_200.0)
+    assert second["stage_seconds"] == {"collect_rollouts.0": 2.0}
+
+
+def test_lines_are_readable_before_the_context_ends(tmp_path):
+    with (tmp_path / "log").open("w") as out, progress("plain", out=out) as observer:
+        observer.iteration_done(report(0))
+        assert (tmp_path / "log").read_text().startswith("iteration 1/20")
+
+
+def test_a_terminal_gets_a_panel_that_stays_when_training_ends(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = Terminal()
+    with progress(out=out) as observer:
+        observer.stage_started(StageRef(0, "initialize"))
+        observer.iteration_done(report(19))
+    assert "\x1b[" in out.getvalue()
+    assert "20 of 20 done" in out.getvalue()
+    final = out.getvalue().rpartition("20 of 20 done")[2]
+    assert "elapsed" in final
+    assert "left" not in final
+    assert "stage" not in final
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    with progress(out=out) as observer:
+        observer.iteration_done(report(0))
+    assert out.getvalue().startswith("iteration 1/20")
+
+
+def test_the_panel_shows_stage_returns_speed_and_time_left():
+    now = [100.0]
+    panel = Panel(clock=lambda: now[0])
+    assert "starting" in shown(panel)
+    panel.stage_started(StageRef(12, "collect_rollouts", 1))
+    now[0] = 102.5
+    assert "collect_rollouts k=1  2.5 s" in shown(panel)
+    panel.iteration_done(report(12, elapsed=4.0))
+    panel.iteration_done(report(13, after=3.25, elapsed=8.0))
+    text = shown(panel)
+    for part in ("14 of 20 done", "70 %", "before −20  after 3.25", "▁█", "39.2 k env steps/s", "4.00 s per iteration"):
+        assert part in text
+    assert "2.24 M env steps so far" in text
+    assert "0:00:24 left" in text
+
+
+def test_the_first_iteration_which_also_starts_workers_does_not_decide_the_time_left():
+    out = io.StringIO()
+    with progress("plain", out=out) as observer:
+        for iteration, elapsed in enumerate([60.0, 62.0, 64.0]):
+            observer.iteration_done(report(iteration, elapsed=elapsed))
+    assert out.getvalue().splitlines()[-1].endswith("0:00:34 left")
+
+
+def test_a_run_without_adaptation_has_one_return():
+    out = io.StringIO()
+    single = IterationReport(0, 1, {"step_0.average_return": -3.0}, {}, 1.0, 10.0)
+    with progress("plain", out=out) as observer:
+        observer.iteration_done(single)
+    assert out.getvalue() == "iteration 1/1  return −3  10 steps/s  1.00 s\n"
+
+
+def test_sparklines_span_their_values():
+    assert sparkline(deque([0.0, 7.0, 3.5])) == "▁█▅"
+    assert sparkline(deque([2.0, 2.0])) == "▁▁"
+    assert sparkline(deque([2.0])) == ""
+
+
+def test_the_observer_asks_the_given_function_whether_to_stop(tmp_path, tiny_config):
+    calls = []
+
+    def stop_at_the_tenth_stage() -> bool:
+        calls.append(None)
+        return len(calls) > 9
+
+    out = io.StringIO()
+    with progress("plain", should_stop=stop_at_the_tenth_stage, out=out) as observer:
+        result = train(tiny_config(), tmp_path / "run", backend=Backend(workers=0), observer=observer)
+    assert result.stopped
+    assert len(out.getvalue().splitlines()) == result.iterations_done == 1

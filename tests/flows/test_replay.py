@@ -1,0 +1,92 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+import flows.on_policy
+import storage
+from flows.replay import compare, replay, ulp_distance
+from flows.train import train
+from flows.workers import Backend
+from storage import StageRef
+
+REF = StageRef(0, "adapt", 0)
+
+
+@pytest.fixture
+def stored(tmp_path, tiny_config):
+    train(tiny_config(iterations=2), tmp_path / "run", backend=Backend(workers=0))
+    return tmp_path / "run"
+
+
+def test_every_stage_of_every_iteration_replays_to_the_same_bits(stored):
+    outcomes = list(replay(stored))
+    assert [outcome.ref for outcome in outcomes] == list(storage.open_run(stored).refs())
+    assert all(outcome.identical for outcome in outcomes)
+
+
+def test_one_stage_of_one_iteration_can_be_replayed_alone(stored):
+    (outcome,) = replay(stored, 1, stage="collect_rollouts", step=1)
+    assert outcome.ref == StageRef(1, "collect_rollouts", 1)
+
+
+def test_a_stage_that_computes_something_else_is_reported_where_it_first_differs(stored, monkeypatch):
+    right = flows.on_policy.process_samples
+
+    def wrong(*arguments, **options):
+        samples = right(*arguments, **options)
+        advantages = samples.advantages.copy()
+        advantages[2, 1, 3] = np.nextafter(advantages[2, 1, 3], np.float32(np.inf))
+        return dataclasses.replace(samples, advantages=advantages)
+
+    monkeypatch.setattr(flows.on_policy, "process_samples", wrong)
+    (outcome,) = replay(stored, 0, stage="process_samples", step=0)
+    (difference,) = outcome.differences
+    assert (difference.array, difference.index, difference.max_ulp, difference.count) == ("advantages", (2, 1, 3), 1, 1)
+    assert difference.max_abs > 0
+
+
+def test_replay_until_the_first_difference_stops_there(stored, monkeypatch):
+    right = flows.on_policy.sample_tasks
+    monkeypatch.setattr(
+        flows.on_policy,
+        "sample_tasks",
+        lambda *arguments, **options: right(*arguments, **{**options, "run_seed": 1234}),
+    )
+    outcomes = list(replay(stored, until_diff=True))
+    assert [outcome.ref.stage for outcome in outcomes] == ["initialize", "sample_tasks"]
+    assert not outcomes[-1].identical
+
+
+def test_an_iteration_that_is_not_stored_is_refused_with_what_there_is(stored):
+    with pytest.raises(storage.StageMissing, match="9"):
+        list(replay(stored, 9))
+
+
+def test_a_stage_name_that_does_not_exist_is_refused_with_those_that_do(stored):
+    with pytest.raises(ValueError, match="collect_rollouts"):
+        list(replay(stored, 0, stage="rollout"))
+
+
+def test_nan_equals_itself_and_minus_zero_differs_from_zero():
+    nan = np.array([np.nan, 1.0], np.float32)
+    assert list(compare(REF, {"x": nan}, {"x": nan.copy()})) == []
+    (difference,) = compare(REF, {"x": np.array([0.0])}, {"x": np.array([-0.0])})
+    assert (difference.index, difference.max_abs, difference.max_ulp) == ((0,), 0.0, 0)
+
+
+def test_an_array_of_another_shape_or_one_that_is_missing_is_a_difference():
+    (shape,) = compare(REF, {"x": np.zeros(3)}, {"x": np.zeros(4)})
+    assert (shape.stored, shape.replayed) == ("float64[3]", "float64[4]")
+    (missing,) = compare(REF, {"x": np.zeros(3)}, {})
+    assert missing.replayed == "absent"
+
+
+@pytest.mark.parametrize(("a", "b", "ulps"), [(1.0, 1.0, 0), (0.0, 5e-324, 1), (-5e-324, 5e-324, 2)])
+def test_units_in_the_last_place_are_counted_across_zero(a, b, ulps):
+    assert ulp_distance(np.array([a]), np.array([b])) == [ulps]
+
+
+def test_neighbouring_numbers_are_one_unit_apart():
+    a = np.array([-3.5, 1e-30, 7e20], np.float32)
+    assert (ulp_distance(a, np.nextafter(a, np.float32(np.inf))) == 1).all()

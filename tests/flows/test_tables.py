@@ -1,0 +1,212 @@
+import io
+import json
+import os
+import shutil
+from dataclasses import dataclass
+
+import pytest
+from rich.console import Console
+
+import storage
+from flows import tables
+from flows.doctor import Check
+from flows.evaluate import evaluate
+from flows.replay import ArrayDifference, StageReplay
+from flows.run_info import bytes_by_group, current_writer
+from flows.train import resume, train
+from flows.workers import Backend
+from storage import StageRef
+
+SERIAL = Backend(workers=0)
+
+
+def text_of(renderable, width: int = 200) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(renderable)
+    return out.getvalue()
+
+
+def row_with(renderable, name: str) -> str:
+    return next(line for line in text_of(renderable).splitlines() if name in line)
+
+
+@pytest.fixture(scope="module")
+def runs_root(tmp_path_factory, tiny_config):
+    """Three runs: one complete, one stopped in its second iteration, one damaged."""
+    root = tmp_path_factory.mktemp("runs")
+    train(tiny_config(iterations=2), root / "complete", backend=SERIAL)
+    shutil.copytree(root / "complete", root / "damaged")
+    (root / "damaged" / "run.json").write_text("{}")
+    shutil.copytree(root / "complete", root / "stopped")
+    for ref in (StageRef(1, "meta_optimize"), StageRef(1, "process_samples", 1)):
+        (root / "stopped" / "_commits" / ref.file_name).unlink()
+    (root / "not-a-run").mkdir()
+    return root
+
+
+@pytest.fixture
+def complete(runs_root):
+    return storage.open_run(runs_root / "complete")
+
+
+def test_ls_lists_every_run_with_its_state(runs_root):
+    rows = {row["name"]: row for row in tables.list_run_rows(runs_root)}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "complete": "complete",
+        "stopped": "stopped",
+        "damaged": "damaged",
+    }
+    assert (rows["stopped"]["iterations_done"], rows["stopped"]["iterations"]) == (1, 2)
+    run = storage.open_run(runs_root / "complete")
+    assert rows["complete"]["last_return"] == run[1].metrics()["step_1.average_return"]
+    assert rows["complete"]["bytes"] == sum(f.stat().st_size for f in run.path.rglob("*") if f.is_file())
+    json.dumps(list(rows.values()), allow_nan=False)
+    line = row_with(tables.runs_table(list(rows.values())), "stopped")
+    assert line.split()[:6] == ["stopped", "point-corner", "promp", "1", "/", "2"]
+
+
+def test_ls_of_a_folder_that_does_not_exist_is_empty(tmp_path):
+    assert tables.list_run_rows(tmp_path / "nowhere") == []
+
+
+def test_a_run_that_is_being_written_shows_by_whom(tmp_path, tiny_config):
+    path = tmp_path / "run"
+    train(tiny_config(iterations=1), path, backend=SERIAL)
+    assert current_writer(path) is None
+    with storage.open_writer(path):
+        writer = current_writer(path)
+        assert writer is not None
+        assert writer.pid == os.getpid()
+        (row,) = tables.list_run_rows(tmp_path)
+        assert row["state"] == "training"
+        assert f"process {os.getpid()}" in row_with(tables.runs_table([row]), "training")
+    assert tables.list_run_rows(tmp_path)[0]["state"] == "complete"
+
+
+def test_a_lock_left_by_a_process_that_is_gone_does_not_count_as_training(tmp_path, tiny_config):
+    path = tmp_path / "run"
+    train(tiny_config(iterations=1), path, backend=SERIAL)
+    with storage.open_writer(path):
+        owner = json.loads((path / "writer.lock").read_text())
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    (path / "writer.lock").write_text(json.dumps(owner | {"pid": pid}))
+    assert current_writer(path) is None
+    (path / "writer.lock").write_text(json.dumps(owner | {"host": "another.example"}))
+    assert current_writer(path) is not None
+
+
+def test_a_run_that_was_extended_shows_its_new_length(tmp_path, tiny_config):
+    path = tmp_path / "run"
+    train(tiny_config(iterations=1), path, backend=SERIAL)
+    resume(path, iterations=2, backend=SERIAL)
+    info = tables.run_info(storage.open_run(path))
+    assert (info["iterations_done"], info["iterations"], info["state"]) == (2, 2, "complete")
+
+
+def test_show_run_has_progress_metrics_sizes_and_settings(complete):
+    info = tables.run_info(complete)
+    assert (info["state"], info["iterations_done"], info["last_iteration"]) == ("complete", 2, 1)
+    assert info["last_metrics"] == complete[1].metrics()
+    assert sum(info["bytes"].values()) == bytes_by_group(complete.path).total()
+    assert {"rollouts_0", "rollouts_1", "samples_0", "adapted_0", "learner", "tables", "records"} <= set(info["bytes"])
+    json.dumps(info, allow_nan=False)
+    view = text_of(tables.run_view(complete))
+    for part in (
+        "point-corner",
+        "4 tasks x 3 episodes x 10 steps, 1 inner step",
+        "algorithm.inner_lr",
+        "after adaptation",
+    ):
+        assert part in view
+
+
+def test_show_iteration_lists_stages_in_the_order_of_writing_with_their_inputs(complete):
+    info = tables.iteration_info(complete, 1)
+    assert [(stage["stage"], stage["step"]) for stage in info["stages"]] == [
+        ("sample_tasks", 0),
+        ("collect_rollouts", 0),
+        ("process_samples", 0),
+        ("adapt", 0),
+        ("collect_rollouts", 1),
+        ("process_samples", 1),
+        ("meta_optimize", 0),
+    ]
+    assert info["complete"]
+    json.dumps(info, allow_nan=False)
+    line = row_with(tables.iteration_view(complete, 1), "collect_rollouts k=0  ")
+    assert complete.record(StageRef(1, "collect_rollouts")).digest[:12] in line
+    assert "meta_optimize i=0, sample_tasks" in line
+
+
+def test_show_iteration_tells_when_it_is_not_complete_or_not_there(runs_root):
+    stopped = storage.open_run(runs_root / "stopped")
+    assert "not complete" in text_of(tables.iteration_view(stopped, 1))
+    with pytest.raises(storage.StageMissing):
+        tables.iteration_info(stopped, 7)
+
+
+def test_replay_lines_and_differences():
+    ref = StageRef(3, "adapt", 0)
+    difference = ArrayDifference(ref, "params.log_std", (2, 1), "0.5", "0.25", 0.25, 4_194_304, 17)
+    reshaped = ArrayDifference(ref, "params.x", (), "float32[2]", "absent", float("inf"), None, -1)
+    assert text_of(tables.replay_line(StageReplay(ref, (), 1.0))).strip() == "identical  iteration 3  adapt k=0"
+    different = text_of(tables.replay_line(StageReplay(ref, (difference, reshaped), 1.0)))
+    assert different.strip() == "different  iteration 3  adapt k=0  (2 arrays)"
+    table = tables.difference_table([difference, reshaped])
+    assert (
+        " ".join(row_with(table, "log_std").split()) == "3 adapt k=0 params.log_std [2, 1] 0.5 0.25 0.25 4,194,304 17"
+    )
+    assert "shape or dtype" in row_with(table, "params.x")
+    assert json.loads(json.dumps(tables.difference_info(reshaped), allow_nan=False))["max_abs"] is None
+
+
+def test_damage_names_file_iteration_stage_and_array():
+    @dataclass(frozen=True)
+    class Damage:
+        file: str
+        iteration: int | None
+        stage: str | None
+        step: int | None
+        array: str | None
+        problem: str
+
+    found = [
+        Damage("data.zarr/rollouts_1/rewards/c.3.0.0.0", 3, "collect_rollouts", 1, "rewards", "is cut short"),
+        Damage("run.json", None, None, None, None, "is missing"),
+    ]
+    table = tables.damage_table(found)
+    assert "3   collect_rollouts k=1   rewards" in row_with(table, "c.3.0.0.0")
+    assert row_with(table, "run.json").split() == ["run.json", "is", "missing"]
+    assert tables.damage_info(found[0])["array"] == "rewards"
+
+
+def test_recipes_are_listed_with_their_first_docstring_line():
+    rows = {row["name"]: row for row in tables.recipe_rows()}
+    assert rows["promp-half-cheetah-vel"]["env"] == "half-cheetah-vel"
+    assert rows["promp-half-cheetah-vel"]["sizes"] == "40 tasks x 20 episodes x 100 steps, 1 inner step"
+    json.dumps(list(rows.values()), allow_nan=False)
+    line = row_with(tables.recipes_table(list(rows.values())), "promp-half-cheetah-vel")
+    assert rows["promp-half-cheetah-vel"]["about"] in line
+
+
+def test_evaluation_shows_every_number_of_adaptation_steps(complete):
+    outcome = evaluate(complete.path, adaptation_steps=2)
+    view = text_of(tables.evaluation_table(outcome))
+    assert "learner after 2 updates, 4 fresh tasks" in view
+    for label in ("before adaptation", "after 1 inner step", "after adaptation"):
+        assert label in view
+
+
+def test_doctor_shows_what_helps():
+    table = tables.doctor_table([Check("disk", "fail", "0 B free", "10 GB free", "delete [old] runs")])
+    assert row_with(table, "disk").split("  ")[-1].strip() == "delete [old] runs"
+
+
+def test_names_from_disk_reach_the_terminal_as_text(tmp_path):
+    row = {"name": "[red]x[/red]\x1b[31m", "bytes": 1, "state": "damaged", "problem": "[bold]"}
+    line = row_with(tables.runs_table([row]), "[red]")
+    assert "[red]x[/red]\N{REPLACEMENT CHARACTER}[31m" in line
+    assert "(\x5bbold])" in line

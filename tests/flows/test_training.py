@@ -1,0 +1,167 @@
+"""The laws of a run: the same bits everywhere, resumed from anywhere."""
+
+import shutil
+import threading
+
+import psutil
+import pytest
+
+import storage
+from flows.train import Observer, resume, train
+from flows.workers import Backend
+from storage import StageRef
+
+SERIAL = Backend(workers=0)
+
+
+@pytest.fixture
+def reference(tmp_path, tiny_config):
+    path = tmp_path / "reference"
+    train(tiny_config(), path, backend=SERIAL)
+    return path
+
+
+def test_a_run_stores_every_stage_of_every_iteration_in_order(reference):
+    run = storage.open_run(reference)
+    one_iteration = [
+        ("sample_tasks", 0),
+        ("collect_rollouts", 0),
+        ("process_samples", 0),
+        ("adapt", 0),
+        ("collect_rollouts", 1),
+        ("process_samples", 1),
+        ("meta_optimize", 0),
+    ]
+    expected = [StageRef(0, "initialize", 0)]
+    expected += [StageRef(i, stage, k) for i in range(3) for stage, k in one_iteration]
+    assert list(run.refs()) == expected
+    assert list(run.iterations) == [0, 1, 2]
+
+
+def test_the_post_update_policy_is_the_adapted_one_and_not_the_learner(reference):
+    run = storage.open_run(reference)
+    before, after = run[1].rollouts(0), run[1].rollouts(1)
+    adapted = run[1].adapted(0).params["log_std"]
+    assert (after.behavior["log_std"] == adapted).all()
+    assert not (before.behavior["log_std"] == adapted).all()
+
+
+def test_two_runs_of_one_configuration_have_equal_digests(reference, tmp_path, tiny_config, digests):
+    train(tiny_config(), tmp_path / "again", backend=Backend(workers=0, threads=2))
+    assert digests(tmp_path / "again") == digests(reference)
+
+
+def test_another_seed_changes_every_stage(reference, tmp_path, tiny_config, digests):
+    train(tiny_config(seed=8), tmp_path / "other", backend=SERIAL)
+    same = {name for name, digest in digests(tmp_path / "other").items() if digests(reference)[name] == digest}
+    assert same == set()
+
+
+def test_a_run_that_lost_its_last_stages_is_completed_with_the_old_digests(reference, tmp_path, digests):
+    records = sorted(reference.glob("_commits/*/*.json"), key=lambda file: storage.read_record(file).sequence)
+    for kept in range(len(records)):
+        cut = tmp_path / f"cut-{kept}"
+        shutil.copytree(reference, cut)
+        for record in records[kept:]:
+            (cut / record.relative_to(reference)).unlink()
+        resume(cut, backend=SERIAL)
+        assert digests(cut) == digests(reference), f"resumed after {kept} stages"
+
+
+def test_a_longer_run_starts_with_the_stages_of_the_shorter_one(reference, tmp_path, tiny_config, digests):
+    before = digests(reference)
+    assert resume(reference, iterations=5, backend=SERIAL).iterations_done == 5
+    train(tiny_config(iterations=5), tmp_path / "longer", backend=SERIAL)
+    assert digests(reference) == digests(tmp_path / "longer")
+    assert before.items() <= digests(reference).items()
+
+
+def test_a_run_that_was_given_more_iterations_and_interrupted_remembers_them(reference):
+    stop_at_once = Observer(should_stop=lambda: True)
+    assert resume(reference, iterations=5, backend=SERIAL, observer=stop_at_once).stopped
+    assert resume(reference, backend=SERIAL).iterations_done == 5
+
+
+def test_a_run_that_is_asked_to_stop_keeps_the_stage_it_was_in_and_resumes(reference, tmp_path, tiny_config, digests):
+    started: list[StageRef] = []
+    observer = Observer(stage_started=started.append, should_stop=lambda: len(started) == 5)
+    result = train(tiny_config(), tmp_path / "stopped", backend=SERIAL, observer=observer)
+    assert result.stopped
+    assert list(storage.open_run(tmp_path / "stopped").refs()) == started
+    assert not resume(tmp_path / "stopped", backend=SERIAL).stopped
+    assert digests(tmp_path / "stopped") == digests(reference)
+
+
+def test_resuming_a_complete_run_computes_nothing(reference):
+    started: list[StageRef] = []
+    result = resume(reference, backend=SERIAL, observer=Observer(stage_started=started.append))
+    assert (result.iterations_done, started) == (3, [])
+
+
+@pytest.mark.parametrize("inner_steps", [0, 2])
+def test_any_number_of_inner_steps_trains(tmp_path, tiny_config, inner_steps):
+    algorithm = {"name": "promp", "inner_steps": inner_steps, "num_epochs": 1}
+    train(tiny_config(algorithm=algorithm, iterations=1), tmp_path / "run", backend=SERIAL)
+    stages = [ref.stage for ref in storage.open_run(tmp_path / "run").refs()]
+    assert stages.count("adapt") == inner_steps
+    assert stages.count("collect_rollouts") == inner_steps + 1
+
+
+@pytest.fixture
+def cheetah(tiny_config):
+    return tiny_config(env="half-cheetah-dir", num_tasks=5, episodes_per_task=3, max_episode_steps=20)
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_serial_and_any_number_of_dask_workers_give_equal_digests(tmp_path, cheetah, digests):
+    train(cheetah, tmp_path / "serial", backend=SERIAL)
+    for workers in (1, 2, 4):
+        train(cheetah, tmp_path / f"dask-{workers}", backend=Backend(workers=workers))
+        assert digests(tmp_path / f"dask-{workers}") == digests(tmp_path / "serial"), f"{workers} workers"
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_worker_killed_in_the_middle_of_a_rollout_changes_no_digest(tmp_path, tiny_config, digests):
+    # Large enough that a rollout takes about a second, so that the kill lands in it.
+    config = tiny_config(
+        env="half-cheetah-dir", num_tasks=20, episodes_per_task=20, max_episode_steps=100, iterations=2
+    )
+    killed: list[int] = []
+
+    def kill_a_worker(ref: StageRef) -> None:
+        if ref == StageRef(1, "collect_rollouts", 0):
+            threading.Timer(0.2, lambda: killed.append(_kill_one_worker())).start()
+
+    train(config, tmp_path / "serial", backend=SERIAL)
+    train(config, tmp_path / "killed", backend=Backend(workers=2), observer=Observer(stage_started=kill_a_worker))
+    assert len(killed) == 1
+    assert digests(tmp_path / "killed") == digests(tmp_path / "serial")
+    rollout = storage.open_run(tmp_path / "killed").record(StageRef(1, "collect_rollouts", 0))
+    assert rollout.seconds > 1.0, "the rollout was not interrupted: nothing was recomputed"
+
+
+@pytest.mark.dask
+def test_a_scheduler_that_does_not_answer_is_reported_before_anything_is_created(tmp_path, tiny_config):
+    with pytest.raises(ConnectionError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
+        train(tiny_config(), tmp_path / "run", backend=Backend(workers=0, scheduler="tcp://127.0.0.1:9"))
+    assert not (tmp_path / "run").exists()
+
+
+def _kill_one_worker() -> int:
+    """SIGKILL a Dask worker of this process: the busiest of its descendants."""
+    workers = [p for p in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(p.cmdline())]
+    victim = max(workers, key=lambda process: sum(process.cpu_times()[:2]))
+    victim.kill()
+    return victim.pid
+
+
+def test_a_folder_that_holds_a_run_is_refused(reference, tiny_config):
+    with pytest.raises(storage.RunExists):
+        train(tiny_config(), reference, backend=SERIAL)
+
+
+def test_threads_and_workers_together_are_refused():
+    with pytest.raises(ValueError, match="threads=2 with Dask workers"):
+        Backend(workers=2, threads=2)

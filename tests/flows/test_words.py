@@ -1,0 +1,95 @@
+import pytest
+
+from flows.words import (
+    adaptation_label,
+    adaptation_returns,
+    count,
+    dotted,
+    duration,
+    finite,
+    number,
+    printable,
+    short_time,
+    size,
+    stage_name,
+)
+from storage import StageRef
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (-20.1267, "−20.13"),
+        (0.00012345678, "0.0001235"),
+        (0.0, "0"),
+        (12345.678, "12,345.68"),
+        (-200.0, "−200"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_numbers_have_the_digits_that_tell_something(value, text):
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (950, "950"), (39_214, "39.2 k"), (1_920_000, "1.92 M")])
+def test_counts_are_short(value, text):
+    assert count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(950, "950 B"), (28_300_000, "28.3 MB"), (27e9, "27 GB"), (2.71e12, "2.71 TB")]
+)
+def test_sizes_are_in_powers_of_a_thousand(value, text):
+    assert size(value) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00:00"), (63, "0:01:03"), (3600 * 27 + 61, "27:01:01")])
+def test_durations_are_hours_minutes_seconds(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_short_times_are_in_seconds_or_milliseconds():
+    assert [short_time(seconds) for seconds in (1.934, 0.0172, 0.000221)] == ["1.93 s", "17.2 ms", "0.221 ms"]
+
+
+def test_only_stages_that_run_once_per_inner_step_are_named_with_it():
+    assert stage_name(StageRef(3, "adapt", 1)) == "adapt k=1"
+    assert stage_name(StageRef(3, "meta_optimize")) == "meta_optimize"
+
+
+def test_adaptation_returns_come_in_the_order_of_rounds_and_end_at_the_first_missing_one():
+    metrics = {
+        "step_1.average_return": 2.0,
+        "step_0.average_return": 1.0,
+        "step_3.average_return": 9.0,
+        "loss_before": 5.0,
+    }
+    assert adaptation_returns(metrics) == [1.0, 2.0]
+
+
+def test_rounds_are_named_before_between_and_after_adaptation():
+    assert [adaptation_label(k, 3) for k in range(4)] == [
+        "before adaptation",
+        "after 1 inner step",
+        "after 2 inner steps",
+        "after adaptation",
+    ]
+    assert adaptation_label(0, 0) == "return"
+
+
+def test_json_gets_null_where_it_has_no_number():
+    assert [finite(value) for value in (1.5, float("nan"), float("inf"))] == [1.5, None, None]
+
+
+def test_stored_text_cannot_drive_a_terminal():
+    assert printable("ok \x1b[31mred\x07 ünï") == "ok \N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER} ünï"
+
+
+def test_dotted_names_are_spelled_as_set_takes_them():
+    config = {"seed": 1, "env": {"name": "point-2d", "options": {}}, "algorithm": {"inner_lr": 0.1}}
+    assert list(dotted(config)) == [
+        ("seed", "1"),
+        ("env.name", "point-2d"),
+        ("env.options", "{}"),
+        ("algorithm.inner_lr", "0.1"),
+    ]
