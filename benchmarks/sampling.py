@@ -78,10 +78,10 @@ def _compare(
     def closed_loop() -> EpisodeBatch:
         return collect_rollouts(sampler, params, tasks, position=RolloutPosition(1, 0, 0))
 
-    open_loop = open_loop(env, closed_loop(), tasks, threads)
+    physics = open_loop(env, closed_loop(), tasks, threads)
     seconds = {"open": [], "closed": []}
     for _ in range(args.rounds):
-        seconds["open"].append(_time(open_loop))
+        seconds["open"].append(_time(physics))
         seconds["closed"].append(_time(closed_loop))
     steps = closed_loop().num_steps
     # The best round of each is the one that other programs disturbed least.

@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 import storage
-from flows.runs import RunAt, new_run_name, run_folder, runs_root
+from flows.runs import RunAt, new_run_name, report_folder, run_folder, runs_root
 
 app = App(
     name="metaloom",
@@ -274,7 +274,7 @@ def report(run: RunArgument, *, out: Path | None = None) -> int:
     from flows.report import write_report
 
     opened = storage.open_run(run_folder(run))
-    files = write_report(opened, out if out is not None else _report_folder(opened.path))
+    files = write_report(opened, out if out is not None else report_folder(opened.path))
     console().print(f"learning curve  {files.png}\nreport page     {files.html}")
     return 0
 
@@ -344,7 +344,7 @@ def _train(start: Any, folder: Path, as_json: bool) -> int:
 def _closing_words(folder: Path) -> str:
     from flows.report import write_report
 
-    files = write_report(storage.open_run(folder), _report_folder(folder))
+    files = write_report(storage.open_run(folder), report_folder(folder))
     name = folder.name if run_folder(folder.name) == folder else str(folder)
     return "\n".join(
         [
@@ -357,11 +357,6 @@ def _closing_words(folder: Path) -> str:
             f'  python -c "import storage; print(storage.open_run({str(folder)!r}).episodes().to_pandas())"',
         ]
     )
-
-
-def _report_folder(run: Path) -> Path:
-    """Beside the run, not in it: a run's folder holds only what its records vouch for."""
-    return run.parent / "reports" / run.name
 
 
 def _say(as_json: bool, words: str) -> None:

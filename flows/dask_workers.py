@@ -18,6 +18,9 @@ from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from stages.collect_rollouts import RolloutPosition
 
 
+LOOPBACK = "127.0.0.1"
+
+
 @dataclass(frozen=True)
 class DaskWorkers:
     """Rollouts on Dask workers, one shard of tasks for each of them."""
@@ -65,14 +68,16 @@ class _IgnoreInterrupts(WorkerPlugin):
 @contextmanager
 def _start(workers: int) -> Iterator[Client]:
     with (
-        # Whoever reaches a scheduler can run code on it: loopback only, and no dashboard.
+        # Whoever reaches a scheduler can run code on it, so everything listens on the loopback interface. Dask opens an
+        # HTTP port even without a dashboard, on all interfaces unless it is told where.
         LocalCluster(
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
-            host="127.0.0.1",
-            dashboard_address=None,  # pyright: ignore[reportArgumentType] - None is what turns it off
-            worker_dashboard_address=None,
+            host=LOOPBACK,
+            dashboard_address=f"{LOOPBACK}:0",
+            worker_dashboard_address=f"{LOOPBACK}:0",
+            scheduler_kwargs={"dashboard": False},
         ) as cluster,
         Client(cluster) as client,
     ):

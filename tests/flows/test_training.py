@@ -8,7 +8,7 @@ import pytest
 
 import storage
 from flows.train import Observer, resume, train
-from flows.workers import Backend
+from flows.workers import Backend, rollout_workers
 from storage import StageRef
 
 SERIAL = Backend(workers=0)
@@ -140,6 +140,16 @@ def test_a_worker_killed_in_the_middle_of_a_rollout_changes_no_digest(tmp_path, 
     assert digests(tmp_path / "killed") == digests(tmp_path / "serial")
     rollout = storage.open_run(tmp_path / "killed").record(StageRef(1, "collect_rollouts", 0))
     assert rollout.seconds > 1.0, "the rollout was not interrupted: nothing was recomputed"
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_nothing_that_dask_starts_listens_beyond_this_machine(tiny_config):
+    with rollout_workers(tiny_config(), Backend(workers=2)):
+        family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        listening = [c.laddr.ip for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+    assert len(listening) >= 3, "a scheduler and two workers listen"
+    assert set(listening) == {"127.0.0.1"}
 
 
 @pytest.mark.dask

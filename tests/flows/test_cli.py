@@ -1,0 +1,187 @@
+"""The command as a user types it: exit codes, messages, what is on disk afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import storage
+from flows.cli import app, run
+from flows.train import Observer, resume
+from flows.workers import Backend
+
+TINY = (
+    "--set", "num_tasks=3", "--set", "episodes_per_task=2", "--set", "max_episode_steps=5",
+    "--set", "policy.hidden_sizes=[8]", "--set", "algorithm.num_epochs=1",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def train(name: str, *options: str, iterations: int = 2) -> int:
+    tokens = ["train", "promp-point-corner", "--run", name, "--workers", "0", "--set", f"iterations={iterations}"]
+    return run([*tokens, *TINY, *options])
+
+
+def test_train_tells_where_the_run_lies_and_how_to_look_further(runs, capsys):
+    assert train("first") == 0
+    out = capsys.readouterr().out
+    assert str(runs / "first") in out
+    assert "metaloom show first" in out
+    assert "metaloom replay first@0" in out
+    assert (runs / "reports" / "first" / "learning_curve.png").stat().st_size > 1000
+
+
+def test_every_command_has_a_help_text_with_an_example(capsys):
+    names = [name for name in app if not name.startswith("-")]
+    assert {"train", "resume", "replay", "ls", "show", "verify", "doctor", "report", "recipes", "evaluate"} <= {*names}
+    for name in names:
+        assert run([name, "--help"]) == 0
+        assert "Example" in capsys.readouterr().out, name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        (["train", "promp-point-cornr"], "Did you mean promp-point-corner"),
+        (["train", "promp-point-corner", "--run", "x", "--set", "algorithm.inner_rate=1"], "algorithm.inner_rate"),
+        (["train", "promp-point-corner", "--run", "x", "--set", "iterations=0"], "iterations"),
+        (["train", "promp-point-corner", "--run", "x", "--set", "env=point-corner-2"], "point-corner-2"),
+        (["train", "promp-point-corner", "--run", "x", "--set", "env.options.reward=cheap"], "cheap"),
+        (["train", "promp-point-corner", "--run", "con"], "con"),
+        (["train", "promp-point-corner", "--run", "x", "--workers", "-1"], "workers"),
+        (["train", "promp-point-corner", "--run", "x", "--threads", "2"], "--workers 0"),
+        (["train", "settings.yaml"], "settings.yaml"),
+        (["train", "promp-point-corner", "--speed", "9"], "--speed"),
+        (["resume", "nothing-here"], "nothing-here"),
+        (["show", "nothing-here"], "nothing-here"),
+        (["verify", "nothing-here"], "nothing-here"),
+        (["replay", "nothing-here@1"], "nothing-here"),
+        (["replay", "x@last"], "last"),
+    ],
+)
+def test_wrong_usage_exits_with_2_says_why_and_creates_nothing(tokens, found, runs, tmp_path, capsys):
+    assert run(tokens) == 2
+    streams = capsys.readouterr()
+    assert found in streams.err + streams.out
+    assert "Traceback" not in streams.err
+    assert not runs.exists() or not list(runs.iterdir())
+    assert list(tmp_path.iterdir()) in ([], [runs])
+
+
+def test_a_name_that_is_taken_is_refused_and_the_run_untouched(runs, capsys):
+    assert train("first") == 0
+    before = {file: file.read_bytes() for file in (runs / "first").rglob("*") if file.is_file()}
+    assert train("first") == 2
+    assert "first" in capsys.readouterr().err
+    assert before == {file: file.read_bytes() for file in (runs / "first").rglob("*") if file.is_file()}
+
+
+def test_replay_exits_with_0_when_all_is_identical_and_prints_json(capsys):
+    train("first")
+    capsys.readouterr()
+    assert run(["replay", "first@1", "--json"]) == 0
+    outcomes = json.loads(capsys.readouterr().out)
+    assert [o["identical"] for o in outcomes] == [True] * 7
+
+
+def test_replay_exits_with_1_and_a_table_when_a_stage_differs(monkeypatch, capsys):
+    train("first")
+    import flows.on_policy
+
+    right = flows.on_policy.sample_tasks
+    monkeypatch.setattr(
+        flows.on_policy, "sample_tasks", lambda *a, **options: right(*a, **{**options, "iteration": 99})
+    )
+    capsys.readouterr()
+    assert run(["replay", "first@1", "--stage", "sample_tasks"]) == 1
+    out = capsys.readouterr().out
+    assert "params" in out
+    assert "ulp" in out
+
+
+def test_verify_exits_with_1_and_names_what_is_damaged(runs, capsys):
+    train("first")
+    capsys.readouterr()
+    assert run(["verify", "first"]) == 0
+    chunk = next((runs / "first" / "data.zarr" / "rollouts_0" / "rewards").glob("c.1.*"))
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    chunk.write_bytes(content)
+    capsys.readouterr()
+    assert run(["verify", "first"]) == 1
+    out = capsys.readouterr().out
+    for word in ("rewards", "collect_rollouts", "1"):
+        assert word in out
+
+
+def test_a_longer_run_is_made_by_resuming_with_more_iterations(capsys):
+    train("first")
+    assert run(["resume", "first", "--iterations", "3", "--workers", "0"]) == 0
+    capsys.readouterr()
+    assert run(["ls", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["iterations_done"]) == ("first", 3)
+
+
+def test_evaluate_prints_a_return_for_every_number_of_adaptation_steps(capsys):
+    train("first")
+    capsys.readouterr()
+    assert run(["evaluate", "first@1", "--tasks", "2", "--adaptation-steps", "2", "--workers", "0", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["adaptation_steps"], row["task"]) for row in rows] == [(k, b) for k in range(3) for b in range(2)]
+
+
+def test_settings_can_come_from_a_file(tmp_path, capsys):
+    file = tmp_path / "mine.yaml"
+    file.write_text("env: point-corner\nalgorithm: {name: promp, inner_steps: 2}\nnum_tasks: 2\nepisodes_per_task: 2\n")
+    tokens = ["train", str(file), "--run", "mine", "--workers", "0", "--set", "iterations=1"]
+    assert run([*tokens, "--set", "max_episode_steps=4"]) == 0
+    capsys.readouterr()
+    assert run(["show", "mine", "--json"]) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert (config["algorithm"]["inner_steps"], config["max_episode_steps"]) == (2, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(runs, interrupts, capsys):
+    command = [sys.executable, "-m", "flows.cli", "train", "promp-point-corner", "--run", "stopped"]
+    command += ["--workers", "0", "--set", "iterations=500", *TINY]
+    trainer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    try:
+        assert trainer.stdout is not None
+        assert "iteration 1/" in trainer.stdout.readline()
+        for _ in range(interrupts):
+            trainer.send_signal(signal.SIGINT)
+            time.sleep(0.001)
+        out, err = trainer.communicate(timeout=60)
+    finally:
+        trainer.kill()
+    assert trainer.returncode == 130
+    assert "finishing the current stage" in err
+    if interrupts == 1:
+        assert "go on with: metaloom resume" in out
+    stored = storage.open_run(runs / "stopped")
+    done = len(stored.iterations)
+    assert 1 <= done < 500
+    assert run(["verify", "stopped"]) == 0
+    assert run(["replay", f"stopped@{done - 1}"]) == 0
+    assert _resume_for_one_iteration(runs / "stopped") == done + 1
+    capsys.readouterr()
+
+
+def _resume_for_one_iteration(folder: Path) -> int:
+    done: list[int] = []
+    observer = Observer(iteration_done=lambda report: done.append(report.iteration + 1), should_stop=lambda: bool(done))
+    resume(folder, backend=Backend(workers=0), observer=observer)
+    return done[-1]
