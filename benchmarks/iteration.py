@@ -155,7 +155,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--recipe", default="promp-half-cheetah-dir")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--block", type=int, default=4, help="iterations per turn")
+    parser.add_argument("--block", type=int, default=10, help="iterations per turn")
     parser.add_argument("--rounds", type=int, default=3, help="turns of every variant")
     parser.add_argument("--no-prefect", dest="prefect", action="store_false")
     return parser.parse_args()
@@ -175,11 +175,11 @@ def _as_flow(work: Callable[[StageCall], None]) -> Callable[[], Any]:
     # Imported now, when the environment names the server.
     from prefect import flow
 
-    from flows.meta_train import in_task
+    from flows.meta_train import StageTasks
 
     @flow(name="benchmark", log_prints=False)
     def benchmark() -> None:
-        work(in_task)
+        work(StageTasks())
 
     return benchmark
 
