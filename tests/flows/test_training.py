@@ -2,6 +2,8 @@
 
 import shutil
 import threading
+import time
+from datetime import datetime
 
 import psutil
 import pytest
@@ -128,18 +130,22 @@ def test_a_worker_killed_in_the_middle_of_a_rollout_changes_no_digest(tmp_path, 
     config = tiny_config(
         env="half-cheetah-dir", num_tasks=20, episodes_per_task=20, max_episode_steps=100, iterations=2
     )
-    killed: list[int] = []
+    killed_at: list[float] = []
 
-    def kill_a_worker(ref: StageRef) -> None:
+    def kill_a_worker() -> None:
+        _busiest_worker().kill()
+        killed_at.append(time.time())
+
+    def watch(ref: StageRef) -> None:
         if ref == StageRef(1, "collect_rollouts", 0):
-            threading.Timer(0.2, lambda: killed.append(_kill_one_worker())).start()
+            threading.Timer(0.2, kill_a_worker).start()
 
     train(config, tmp_path / "serial", backend=SERIAL)
-    train(config, tmp_path / "killed", backend=Backend(workers=2), observer=Observer(stage_started=kill_a_worker))
-    assert len(killed) == 1
+    train(config, tmp_path / "killed", backend=Backend(workers=2), observer=Observer(stage_started=watch))
     assert digests(tmp_path / "killed") == digests(tmp_path / "serial")
     rollout = storage.open_run(tmp_path / "killed").record(StageRef(1, "collect_rollouts", 0))
-    assert rollout.seconds > 1.0, "the rollout was not interrupted: nothing was recomputed"
+    began = datetime.fromisoformat(rollout.started).timestamp()
+    assert began < killed_at[0] < began + rollout.seconds, "the kill missed the rollout, so this proves nothing"
 
 
 @pytest.mark.dask
@@ -153,18 +159,17 @@ def test_nothing_that_dask_starts_listens_beyond_this_machine(tiny_config):
 
 
 @pytest.mark.dask
+@pytest.mark.slow
 def test_a_scheduler_that_does_not_answer_is_reported_before_anything_is_created(tmp_path, tiny_config):
     with pytest.raises(ConnectionError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
         train(tiny_config(), tmp_path / "run", backend=Backend(workers=0, scheduler="tcp://127.0.0.1:9"))
     assert not (tmp_path / "run").exists()
 
 
-def _kill_one_worker() -> int:
-    """SIGKILL a Dask worker of this process: the busiest of its descendants."""
+def _busiest_worker() -> psutil.Process:
+    """The Dask worker of this process that has computed most."""
     workers = [p for p in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(p.cmdline())]
-    victim = max(workers, key=lambda process: sum(process.cpu_times()[:2]))
-    victim.kill()
-    return victim.pid
+    return max(workers, key=lambda process: sum(process.cpu_times()[:2]))
 
 
 def test_a_folder_that_holds_a_run_is_refused(reference, tiny_config):
