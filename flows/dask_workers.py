@@ -17,7 +17,6 @@ from flows.workers import Backend, SamplerSpec, collect_shard
 from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from stages.collect_rollouts import RolloutPosition
 
-
 LOOPBACK = "127.0.0.1"
 
 
