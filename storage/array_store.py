@@ -9,7 +9,7 @@ from storage.chunks import crc32c, encode_chunk
 from storage.codec import Piece
 from storage.committed import CommittedFiles
 from storage.errors import LayoutMismatch, StoreError
-from storage.files import Content, sync_folder
+from storage.files import Content, make_folder
 from storage.records import StoredFile
 from storage.sessions import Session
 
@@ -60,8 +60,9 @@ class ArrayStore:
 
     def write_tables(self, tables: Mapping[str, bytes]) -> tuple[StoredFile, ...]:
         """Write files by their path below the run's folder, and say what a record has to commit."""
+        make_folder(self._files.root / "tables")
         for path in tables:
-            (self._files.root / path).parent.mkdir(parents=True, exist_ok=True)
+            make_folder((self._files.root / path).parent)
         self._place({path: (raw,) for path, raw in tables.items()})
         return tuple(StoredFile(path, len(raw), crc32c(raw)) for path, raw in tables.items())
 
@@ -79,11 +80,8 @@ class ArrayStore:
         self._write_metadata(documents)
 
     def _write_metadata(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
-        folders = [self._files.data / path for path in documents]
-        for folder in folders:
-            folder.mkdir(exist_ok=True)
-        for parent in {folder.parent for folder in folders}:
-            sync_folder(parent)
+        for path in documents:  # groups come before their arrays
+            make_folder(self._files.data / path)
         self._place(
             {f"data.zarr/{path}/zarr.json": (render_metadata(document),) for path, document in documents.items()}
         )

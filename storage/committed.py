@@ -33,8 +33,15 @@ class CommittedFiles:
         self._specs: dict[str, ArraySpec] = {}
 
     def refs(self) -> set[StageRef]:
-        """Every stored output."""
-        names = os.listdir(self.root / "_commits")
+        """Every stored output.
+
+        Raises:
+            DamagedRun: the folder of records is missing.
+        """
+        try:
+            names = os.listdir(self.root / "_commits")
+        except FileNotFoundError:
+            raise damaged(self.root / "_commits", "is missing") from None
         return {ref for name in names if (ref := StageRef.from_file_name(name)) is not None}
 
     def record_path(self, ref: StageRef) -> Path:

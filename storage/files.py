@@ -33,6 +33,15 @@ def read_file(path: Path, *, limit: int) -> bytes:
             raise _unreadable(path, error.strerror or "cannot be read") from error
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, safe from a power cut, unless it is there."""
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return
+    sync_folder(path.parent)
+
+
 def sync_folder(path: Path) -> None:
     """Make the names in a folder survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

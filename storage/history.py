@@ -7,7 +7,7 @@ from typing import Any
 
 from storage.canonical import damaged
 from storage.committed import CommittedFiles
-from storage.errors import DamagedRun
+from storage.errors import DamagedRun, StoreError
 from storage.records import StageRecord
 from storage.refs import StageRef
 
@@ -41,10 +41,12 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any], *, repair: bool
     Args:
         files: of the run.
         info: content of its run.json.
-        repair: take damaged outputs out of the run, so that they are computed again, instead of raising.
+        repair: read every file, and take damaged outputs out of the run, so that they are computed again, instead of
+            raising for files that are missing or cut short.
 
     Raises:
         DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
+        StoreError: what is damaged cannot be computed again.
     """
     records = _sound_records(files, repair=repair)
     for problem in chain_problems(records, info["sha256"]):
@@ -77,19 +79,19 @@ def chain_problems(records: Iterable[StageRecord], first_previous: str) -> Itera
 
 def _sound_records(files: CommittedFiles, *, repair: bool) -> list[StageRecord]:
     records: dict[StageRef, StageRecord] = {}
+    lost: set[StageRef] = set()
     for ref in files.refs():
         try:
-            record = files.record(ref)
-            _check_sizes(files.root, record)
-            records[ref] = record
+            records[ref] = files.record(ref)
+            (_check_content if repair else _check_sizes)(files, records[ref])
         except DamagedRun as error:
             if not repair:
                 raise _repairable(files.root, error) from error
             # Without its update an iteration is not complete, so whoever resumes comes back to it.
-            for lost in (ref, StageRef(ref.iteration, "meta_optimize")):
-                files.record_path(lost).unlink(missing_ok=True)
-    kept = [record for ref, record in records.items() if files.record_path(ref).exists()]
-    return sorted(kept, key=lambda record: record.sequence)
+            lost |= {ref, StageRef(ref.iteration, "meta_optimize")}
+    for ref in lost:
+        files.record_path(ref).unlink(missing_ok=True)
+    return sorted((record for ref, record in records.items() if ref not in lost), key=lambda record: record.sequence)
 
 
 def _repairable(root: Path, error: DamagedRun) -> DamagedRun:
@@ -102,13 +104,35 @@ def _repairable(root: Path, error: DamagedRun) -> DamagedRun:
     )
 
 
-def _check_sizes(root: Path, record: StageRecord) -> None:
+def _check_content(files: CommittedFiles, record: StageRecord) -> None:
+    for array in {chunk.array for chunk in record.chunks}:
+        _check_metadata(files, array)
     for file in (*record.chunks, *record.tables):
+        if file.size:
+            files.read_bytes(record, file)
+
+
+def _check_metadata(files: CommittedFiles, array: str) -> None:
+    try:
+        files.spec(array)
+    except DamagedRun as error:
+        # All iterations share it and none of them could write it again: that is not for us to throw away.
+        raise StoreError(
+            error.where,
+            found=error.found,
+            required="intact metadata of the array",
+            action="Restore this one file from a copy of the run, or from a run of the same sizes and iterations",
+        ) from error
+
+
+def _check_sizes(files: CommittedFiles, record: StageRecord) -> None:
+    for file in (*record.chunks, *record.tables):
+        path = files.root / file.path
         if file.size == 0:
             continue
         try:
-            size = (root / file.path).stat(follow_symlinks=False).st_size
+            size = path.stat(follow_symlinks=False).st_size
         except FileNotFoundError:
-            raise damaged(root / file.path, f"is missing; it belongs to {record.ref}") from None
+            raise damaged(path, f"is missing; it belongs to {record.ref}") from None
         if size != file.size:
-            raise damaged(root / file.path, f"holds {size} bytes, {file.size} were committed for {record.ref}")
+            raise damaged(path, f"holds {size} bytes, {file.size} were committed for {record.ref}")

@@ -17,7 +17,7 @@ from typing import Any
 from storage.canonical import Document, read_sealed, render, sealed
 from storage.direct import FileCreator
 from storage.errors import FencedOut
-from storage.files import Content, sync_folder
+from storage.files import Content, make_folder, sync_folder
 from storage.locks import WriterLock, acquire_lock
 from storage.provenance import utc, versions
 
@@ -140,11 +140,10 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
     lock = acquire_lock(root / "writer.lock", token, take_over=take_over)
     try:
         sessions = root / "_sessions"
-        sessions.mkdir(exist_ok=True)
+        make_folder(sessions)
         numbers = [number for name in os.listdir(sessions) if (number := _end_earlier(sessions / name)) is not None]
         session = Session(root, max(numbers, default=-1) + 1, token, lock)
-        session.folder.mkdir()
-        sync_folder(sessions)
+        make_folder(session.folder)
     except BaseException:
         lock.release()
         raise
@@ -158,7 +157,10 @@ def read_session(folder: Path) -> Document:
         FileNotFoundError: it was interrupted before it could.
         DamagedRun: the file is not what was written.
     """
-    return read_sealed(folder / _ABOUT)
+    try:
+        return read_sealed(folder / _ABOUT)
+    except FileNotFoundError:  # it may have been closed since its folder was seen
+        return read_sealed(folder.with_name(folder.name.removesuffix(_CLOSED) + _CLOSED) / _ABOUT)
 
 
 def _end_earlier(folder: Path) -> int | None:

@@ -88,8 +88,16 @@ class _Verification:
             yield self._damage(self.root / "run.json", error.found)
             return None
 
+    def _names(self, folder: str) -> Generator[Damage, None, list[str]]:
+        try:
+            return sorted(os.listdir(self.root / folder))
+        except OSError as error:
+            yield self._damage(folder, _problem(error))
+            return []
+
     def _read_records(self) -> Iterator[Damage]:
-        for ref in sorted(self.files.refs()):
+        names = yield from self._names("_commits")
+        for ref in sorted(ref for name in names if (ref := StageRef.from_file_name(name)) is not None):
             try:
                 self.records[ref] = self.files.record(ref)
             except (StoreError, OSError) as error:
@@ -100,7 +108,7 @@ class _Verification:
         """Damage of session files; returns the positions of records that a later session knew to be lost."""
         lost: set[int] = set()
         needed = {record.token for record in self.records.values()}
-        for name in sorted(os.listdir(self.root / "_sessions")):
+        for name in (yield from self._names("_sessions")):
             match = SESSION_NAME.fullmatch(name)
             file = self.root / "_sessions" / name / "session.json"
             if match is None or (match[2] not in needed and not file.exists()):

@@ -15,7 +15,7 @@ from storage.background import BackgroundQueue
 from storage.canonical import render, sealed
 from storage.codec import Value, encode, flatten
 from storage.errors import LayoutMismatch, RunExists, StageExists, StageMissing
-from storage.files import sync_folder
+from storage.files import make_folder, sync_folder
 from storage.history import History, read_history
 from storage.provenance import system, utc, versions
 from storage.publisher import Output, Publisher
@@ -216,12 +216,12 @@ def create_run(
         raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
     _check_free(path)
     path.mkdir(parents=True, exist_ok=True)
+    sync_folder(path.parent)
     session = begin_session(path, take_over=False)
     try:
         _check_free(path)
         _write_skeleton(path, session, capacity)
         session.publish(render(_info(config, config_digest, environment), indented=True), path / "run.json")
-        sync_folder(path.parent)
         return _writer(path, session, None, repair=False)
     except BaseException:
         session.close()
@@ -237,7 +237,7 @@ def open_writer(
         path: folder of the run.
         capacity: make room for at least so many iterations.
         take_over: end a writer that still holds the run, because its host is dead or it hangs.
-        repair: take damaged outputs out of the run, so that they can be put again, instead of raising.
+        repair: read every file and take damaged outputs out of the run, so that they can be put again.
 
     Raises:
         RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
@@ -256,6 +256,9 @@ def open_writer(
 
 def _writer(path: Path, session: Session, capacity: int | None, *, repair: bool) -> RunWriter:
     run = open_run(path)
+    # A session that was killed may have made folders that a power cut could still take away, with what is put there.
+    for folder in (path, *path.glob("data.zarr/"), *path.glob("data.zarr/*/"), *path.glob("tables/")):
+        sync_folder(folder)
     history = read_history(run.files, run.info, repair=repair)
     arrays = ArrayStore(run.files, session)
     arrays.grow(capacity or 0)
@@ -279,7 +282,7 @@ def _check_free(path: Path) -> None:
 
 def _write_skeleton(path: Path, session: Session, capacity: int) -> None:
     for name in ("_commits", "data.zarr"):
-        (path / name).mkdir(exist_ok=True)
+        make_folder(path / name)
     parts = session.write_aside([(render_metadata(group_document({"capacity": capacity})),)])
     session.replace(parts, [path / "data.zarr" / "zarr.json"])
     sync_folder(path)

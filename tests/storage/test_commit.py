@@ -63,6 +63,25 @@ def test_a_put_that_fails_before_its_record_stores_nothing_and_stops_the_writer(
     assert storage.open_run(tmp_path / "run").refs() == [TASKS]
 
 
+def test_after_an_error_nothing_that_was_queued_behind_it_is_stored(tmp_path, creation, put, batches, monkeypatch):
+    gate, publish, calls = threading.Event(), Publisher.publish, []
+
+    def fail_once(publisher, output):
+        gate.wait(30)
+        calls.append(output.ref)
+        if len(calls) == 1:
+            raise OSError("once")
+        publish(publisher, output)
+
+    monkeypatch.setattr(Publisher, "publish", fail_once)
+    writer = storage.create_run(tmp_path / "run", capacity=2, **creation)
+    put(writer, [(TASKS, batches.tasks(), []), (StageRef(1, "sample_tasks"), batches.tasks(), [])])
+    gate.set()
+    with pytest.raises(OSError, match="once"):
+        writer.close()
+    assert (calls, storage.open_run(tmp_path / "run").refs()) == ([TASKS], [])
+
+
 def test_an_output_can_be_put_only_once(writer, put, batches):
     put(writer, [(TASKS, batches.tasks(), [])])
     with pytest.raises(storage.StageExists, match="sample_tasks"):

@@ -187,7 +187,7 @@ def test_at_every_write_the_disk_holds_a_whole_run_that_can_be_finished(
 
 def test_nothing_is_committed_before_everything_it_names_would_survive_a_power_cut(make_run, monkeypatch):
     safe, unsafe_folders, problems = set(), set(), []
-    fsync, move, link = os.fsync, os.replace, os.link
+    fsync, move, link, mkdir = os.fsync, os.replace, os.link, os.mkdir
 
     def watch_fsync(descriptor):
         fsync(descriptor)
@@ -208,6 +208,11 @@ def test_nothing_is_committed_before_everything_it_names_would_survive_a_power_c
         unsafe_folders.add(os.stat(target.parent).st_ino)
         link(source, target)
 
+    def watch_mkdir(path, *arguments):
+        mkdir(path, *arguments)
+        unsafe_folders.add(os.stat(path.parent).st_ino)
+
+    monkeypatch.setattr(os, "mkdir", watch_mkdir)
     monkeypatch.setattr(os, "fsync", watch_fsync)
     monkeypatch.setattr(os, "replace", watch_move)
     monkeypatch.setattr(os, "link", watch_link)
@@ -216,14 +221,23 @@ def test_nothing_is_committed_before_everything_it_names_would_survive_a_power_c
     assert len(safe) > 50
 
 
-def test_a_record_that_lost_its_chunk_stops_the_next_writer_and_repair_computes_it_again(
-    make_run, put, make_batches, run_digests
-):
+@pytest.mark.parametrize("damage", ["missing", "cut short", "flipped byte", "record"])
+def test_a_damaged_output_is_taken_out_by_repair_and_computed_again(make_run, put, make_batches, run_digests, damage):
     path = make_run(3)
     expected = run_digests(path)
-    (path / "data.zarr/rollouts_0/rewards/c.1.0.0.0").unlink()
-    with pytest.raises(storage.DamagedRun, match=r"rewards.*--repair"):
-        storage.open_writer(path)
+    chunk = path / "data.zarr/rollouts_0/rewards/c.1.0.0.0"
+    match damage:
+        case "missing":
+            chunk.unlink()
+        case "cut short":
+            os.truncate(chunk, 7)
+        case "flipped byte":
+            chunk.write_bytes(chunk.read_bytes()[:-9] + bytes(9))
+        case _:
+            os.truncate(path / "_commits" / StageRef(1, "collect_rollouts").file_name, 100)
+    if damage != "flipped byte":  # reading everything is left to `verify` and to a repair
+        with pytest.raises(storage.DamagedRun, match=r"rewards.*--repair|collect_rollouts.*--repair"):
+            storage.open_writer(path)
     again = make_batches()
     outputs = [output for i in range(3) for output in again.iteration(i)]
     with storage.open_writer(path, repair=True) as writer:
@@ -233,6 +247,15 @@ def test_a_record_that_lost_its_chunk_stops_the_next_writer_and_repair_computes_
         put(writer, missing)
     assert run_digests(path) == expected
     assert storage.verify_run(path) == []
+
+
+def test_repair_does_not_throw_outputs_away_for_metadata_that_it_cannot_restore(make_run, run_digests):
+    path = make_run(2)
+    expected = run_digests(path)
+    os.truncate(path / "data.zarr/rollouts_0/rewards/zarr.json", 50)
+    with pytest.raises(storage.StoreError, match="Restore this one file"):
+        storage.open_writer(path, repair=True)
+    assert run_digests(path) == expected
 
 
 @pytest.mark.parametrize("stage", ["sample_tasks", "process_samples", "meta_optimize"])

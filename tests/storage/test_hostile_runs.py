@@ -141,40 +141,61 @@ def test_records_with_the_wrong_content_are_refused(make_run, field, value):
         storage.open_run(path).record(StageRef(0, "collect_rollouts"))
 
 
-def test_a_chunk_that_claims_a_huge_size_is_refused_before_memory_is_taken(tmp_path, creation, put, make_batches):
-    with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
-        put(writer, make_batches(B=8, E=6, T=50, O=17).iteration(0))
-    path = tmp_path / "run"
-    file = path / "data.zarr/rollouts_0/observations/c.0.0.0.0.0"
-    payload = bytearray(file.read_bytes()[:-4])
-    payload[4:8] = (2**31 - 1).to_bytes(4, "little")
-    crc = crc32c(bytes(payload))
-    file.write_bytes(bytes(payload) + crc.to_bytes(4, "little"))
+OBSERVATIONS = "data.zarr/rollouts_0/observations"
 
-    def agree(document):
-        next(chunk for chunk in document["chunks"] if chunk["array"].endswith("observations"))["crc32c"] = crc
 
-    rewrite(rewards_record(path), agree)
+@pytest.fixture
+def forge(tmp_path, creation, put, make_batches):
+    """Makes a run whose first observations have another compressed payload, and records that agree with it."""
+
+    def make(change):
+        with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+            put(writer, make_batches(B=8, E=6, T=50, O=17).iteration(0))
+        file = tmp_path / "run" / OBSERVATIONS / "c.0.0.0.0.0"
+        payload = bytearray(file.read_bytes()[:-4])
+        change(payload)
+        crc = crc32c(bytes(payload))
+        file.write_bytes(bytes(payload) + crc.to_bytes(4, "little"))
+
+        def agree(document):
+            next(chunk for chunk in document["chunks"] if chunk["array"].endswith("observations"))["crc32c"] = crc
+
+        rewrite(rewards_record(tmp_path / "run"), agree)
+        return tmp_path / "run"
+
+    return make
+
+
+def claim(size):
+    def change(payload):
+        payload[4:8] = size.to_bytes(4, "little")
+
+    return change
+
+
+@pytest.mark.parametrize("size", [2**31 - 1, 8 * 6 * 51 * 17 * 4 + 4, 8 * 6 * 51 * 17 * 4 - 4, 0])
+def test_a_chunk_that_claims_another_size_than_a_row_has_is_refused(forge, size):
+    with pytest.raises(storage.DamagedRun, match="compression header"):
+        storage.open_run(forge(claim(size)))[0].rollouts(0)
+
+
+def test_a_chunk_that_no_compression_could_make_so_small_is_refused_before_memory_is_taken(forge):
+    path = forge(claim(8 * 6 * 51 * 170_000 * 4))  # 1.7 GB, and the metadata agrees
+
+    def widen(document):
+        document["shape"][-1] = document["chunk_grid"]["configuration"]["chunk_shape"][-1] = 170_000
+
+    rewrite(path / OBSERVATIONS / "zarr.json", widen, holder="attributes")
     with pytest.raises(storage.DamagedRun, match="compression header"):
         storage.open_run(path)[0].rollouts(0)
 
 
-def test_garbage_behind_a_right_compression_header_is_refused(tmp_path, creation, put, make_batches):
-    with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
-        put(writer, make_batches(B=8, E=6, T=50, O=17).iteration(0))
-    path = tmp_path / "run"
-    file = path / "data.zarr/rollouts_0/observations/c.0.0.0.0.0"
-    payload = bytearray(file.read_bytes()[:-4])
-    payload[16:] = np.random.default_rng(0).bytes(len(payload) - 16)
-    crc = crc32c(bytes(payload))
-    file.write_bytes(bytes(payload) + crc.to_bytes(4, "little"))
+def test_garbage_behind_a_right_compression_header_is_refused(forge):
+    def scramble(payload):
+        payload[16:] = np.random.default_rng(0).bytes(len(payload) - 16)
 
-    def agree(document):
-        next(chunk for chunk in document["chunks"] if chunk["array"].endswith("observations"))["crc32c"] = crc
-
-    rewrite(rewards_record(path), agree)
     with pytest.raises(storage.DamagedRun):
-        storage.open_run(path)[0].rollouts(0)
+        storage.open_run(forge(scramble))[0].rollouts(0)
 
 
 def test_a_huge_file_in_place_of_a_chunk_is_not_read(make_run):
@@ -211,17 +232,3 @@ def test_the_store_contains_nothing_that_could_run_what_it_reads(pytestconfig):
     assert len(sources) > 15
     unsafe = re.compile(r"\b(import|from) (pickle|marshal|shelve|torch|yaml)|allow_pickle|\beval\(|\bexec\(")
     assert [file.name for file in sources if unsafe.search(file.read_text(encoding="utf-8"))] == []
-
-
-def test_memory_does_not_follow_what_metadata_claims(make_run):
-    path = make_run(1)
-    rewrite(
-        path / REWARDS / "zarr.json",
-        lambda d: (
-            d.update(shape=[1, 1000, 1000, 1000])
-            or d["chunk_grid"]["configuration"].update(chunk_shape=[1, 1000, 1000, 1000])
-        ),
-        holder="attributes",
-    )
-    with pytest.raises((storage.DamagedRun, storage.IncompatibleFormat)):
-        storage.open_run(path)[0].rollouts(0)

@@ -1,5 +1,6 @@
 """Verification names every damaged, missing and foreign file, and nothing else."""
 
+import json
 import os
 import shutil
 
@@ -91,6 +92,15 @@ def test_a_missing_file_is_reported(make_run):
     assert storage.verify_run(path) == []
 
 
+def test_a_document_that_says_the_same_in_other_bytes_is_reported(make_run):
+    path = make_run(1)
+    for name in ("run.json", "data.zarr/rollouts_0/rewards/zarr.json", f"_commits/{StageRef(0, 'adapt').file_name}"):
+        original = (path / name).read_bytes()
+        (path / name).write_text(json.dumps(json.loads(original), sort_keys=True, indent=3))
+        assert name in {damage.file for damage in storage.verify_run(path)}
+        (path / name).write_bytes(original)
+
+
 def test_chunks_that_changed_places_are_reported(make_run):
     path = make_run(2)
     rewards = path / "data.zarr/rollouts_0/rewards"
@@ -155,6 +165,13 @@ def test_a_run_without_run_json_is_damaged_but_other_folders_are_no_runs(make_ru
         storage.verify_run(tmp_path)
     with pytest.raises(storage.RunNotFound):
         storage.verify_run(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("folder", ["_commits", "_sessions", "data.zarr", "data.zarr/learner", "tables"])
+def test_a_missing_folder_is_reported(make_run, folder):
+    path = make_run(1)
+    shutil.rmtree(path / folder)
+    assert any(damage.file.startswith(folder) for damage in storage.verify_run(path))
 
 
 def test_damage_reads_as_a_sentence_with_run_file_iteration_stage_and_array(make_run):

@@ -1,0 +1,90 @@
+"""docs/data_format.md says what is stored, and its reader reads it."""
+
+import json
+import re
+from fnmatch import fnmatchcase
+
+import numpy as np
+import pytest
+
+import storage
+from storage.codec import flatten
+from storage.layout import PLANS
+
+
+@pytest.fixture(scope="module")
+def document(pytestconfig):
+    return (pytestconfig.rootpath / "docs" / "data_format.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def rows(document):
+    """Array pattern -> (axes, dtype, unit, writers)."""
+    table = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in document.splitlines() if line.startswith("| `")
+    ]
+    arrays = [row for row in table if len(row) == 6]
+    return {re.sub(r"\{\w+\}", "*", row[0].strip("`")): (row[1], row[2], row[3], row[4]) for row in arrays}
+
+
+def test_every_stored_array_is_documented_with_its_axes_dtype_unit_and_writer(make_run, rows):
+    run = storage.open_run(make_run(1))
+    stored = {chunk.array: ref.stage for ref in run.refs() for chunk in run.record(ref).chunks}
+    used = set()
+    for path, stage in stored.items():
+        metadata = json.loads((run.path / "data.zarr" / path / "zarr.json").read_text())
+        (pattern,) = [pattern for pattern in rows if fnmatchcase(path, pattern)]
+        axes, dtype, unit, writers = rows[pattern]
+        assert fnmatchcase(", ".join(metadata["dimension_names"]), axes), path
+        assert dtype in (metadata["data_type"], "any"), path
+        assert unit == metadata["attributes"]["unit"], path
+        assert stage in writers.split(", "), path
+        used.add(pattern)
+    assert used == set(rows) - {"samples_*/adjusted_rewards"}  # only some algorithms have them
+
+
+def test_every_kind_of_array_in_the_code_is_in_the_document(rows):
+    documented = {pattern.replace("params.float32", "params.*") for pattern in rows}
+    assert {plan.pattern for plan in PLANS} - documented == {"rollouts_*/behavior.*"}
+
+
+def test_the_columns_of_every_table_are_documented(make_run, document):
+    run = storage.open_run(make_run(1))
+    for name, table in {"episodes": run.episodes(), "tasks": run.tasks()}.items():
+        (line,) = [line for line in document.splitlines() if line.startswith(f"| `{name}` |")]
+        assert all(column in line for column in table.column_names if not column.startswith("task_")), name
+    (steps,) = re.findall(r"`run\.steps\(\)` is computed.*?\n\n", document, re.DOTALL)
+    assert all(column in steps for column in run.steps().column_names if not column.startswith("reward_"))
+
+
+def test_every_field_of_a_record_is_documented(make_run, document):
+    run = storage.open_run(make_run(1))
+    record = json.loads(run.files.record_path(run.refs()[2]).read_bytes())
+    (example,) = re.findall(r"```json\n(.*?)```", document, re.DOTALL)
+    shown = json.loads(example)
+    assert shown.keys() == record.keys()
+    assert shown["chunks"][0].keys() == record["chunks"][0].keys()
+    assert shown["inputs"][0].keys() == record["inputs"][0].keys()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"B": 8, "E": 6, "T": 50, "O": 17}])
+def test_the_documented_reader_agrees_with_the_library(make_run, document, sizes):
+    code = re.findall(r"```python\n(.*?)```", document, re.DOTALL)[-1]
+    reader = {}
+    exec(code, reader)
+    run = storage.open_run(make_run(2, **sizes))
+    for ref in run.refs():
+        found, expected = reader["read_output"](run.path, ref.iteration, ref.stage, ref.step), flatten(run.load(ref))
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_documented_reader_sees_a_flipped_byte(make_run, document):
+    code = re.findall(r"```python\n(.*?)```", document, re.DOTALL)[-1]
+    reader = {}
+    exec(code, reader)
+    path = make_run(1)
+    chunk = path / "data.zarr/rollouts_0/rewards/c.0.0.0.0"
+    chunk.write_bytes(b"x" + chunk.read_bytes()[1:])
+    with pytest.raises(AssertionError, match="rewards"):
+        reader["read_output"](path, 0, "collect_rollouts", 0)
