@@ -87,6 +87,7 @@ def resume(
     *,
     iterations: int | None = None,
     take_over: Annotated[bool, Parameter(negative=())] = False,
+    repair: Annotated[bool, Parameter(negative=())] = False,
     workers: Workers = 2,
     threads: Threads = 1,
     scheduler: Scheduler = None,
@@ -99,6 +100,7 @@ def resume(
     Args:
         iterations: How many iterations the run shall have; as configured when left out.
         take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
+        repair: Drop the outputs that `metaloom verify` finds damaged, and compute them again.
     """
     from flows.train import resume as resume_run
     from flows.workers import Backend
@@ -106,7 +108,7 @@ def resume(
     folder, backend = run_folder(run), Backend(workers, threads, scheduler)
     return _train(
         lambda observer: resume_run(
-            folder, iterations=iterations, take_over=take_over, backend=backend, observer=observer
+            folder, iterations=iterations, take_over=take_over, repair=repair, backend=backend, observer=observer
         ),
         folder,
         as_json,

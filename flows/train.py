@@ -109,6 +109,7 @@ def resume(
     *,
     iterations: int | None = None,
     take_over: bool = False,
+    repair: bool = False,
     backend: Backend = Backend(),
     call: StageCall = direct,
     observer: Observer = Observer(),
@@ -119,6 +120,7 @@ def resume(
         path: the run's folder.
         iterations: how many iterations the run shall have; as configured when None.
         take_over: seize the lock of a writer that can no longer release it, such as one on a host that died.
+        repair: drop outputs that `verify` finds damaged, and compute them again.
         backend: where rollouts run.
         call: how a stage is run.
         observer: is told of progress and may ask to stop.
@@ -128,7 +130,7 @@ def resume(
         config = build_config({**config.model_dump(), "iterations": iterations})
     # The lock first: a run that somebody else is writing is refused before workers start.
     with (
-        storage.open_writer(path, capacity=config.iterations, take_over=take_over) as writer,
+        storage.open_writer(path, capacity=config.iterations, take_over=take_over, repair=repair) as writer,
         stages_of(config, backend) as stages,
     ):
         return _train(stages, writer, call, observer)
@@ -170,9 +172,13 @@ def environment() -> dict[str, str]:
 def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
     path, iterations = writer.run.path, stages.config.iterations
     began = time.perf_counter()
-    for iteration in range(len(writer.run.iterations), iterations):
+    for iteration in range(iterations):
+        # Not only the iterations behind the last complete one: whatever was lost is computed again.
+        missing = [ref for ref in stages.order(iteration) if not writer.contains(ref)]
+        if not missing:
+            continue
         seconds: dict[str, float] = {}
-        for ref in stages.order(iteration):
+        for ref in missing:
             if observer.should_stop():
                 return TrainResult(path, iteration, stopped=True)
             observer.stage_started(ref)

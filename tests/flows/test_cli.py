@@ -124,6 +124,18 @@ def test_verify_exits_with_1_and_names_what_is_damaged(runs, capsys):
         assert word in out
 
 
+def test_resume_with_repair_computes_damaged_outputs_again(runs, digests, capsys):
+    train("first")
+    before = digests(runs / "first")
+    chunk = next((runs / "first" / "data.zarr" / "samples_0" / "advantages").glob("c.0.*"))
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    assert run(["verify", "first"]) == 1
+    assert run(["resume", "first", "--repair", "--workers", "0"]) == 0
+    assert run(["verify", "first"]) == 0
+    assert digests(runs / "first") == before
+    capsys.readouterr()
+
+
 def test_a_longer_run_is_made_by_resuming_with_more_iterations(capsys):
     train("first")
     assert run(["resume", "first", "--iterations", "3", "--workers", "0"]) == 0

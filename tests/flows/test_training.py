@@ -60,7 +60,8 @@ def test_another_seed_changes_every_stage(reference, tmp_path, tiny_config, dige
 
 
 def test_a_run_that_lost_its_last_stages_is_completed_with_the_old_digests(reference, tmp_path, digests):
-    records = sorted(reference.glob("_commits/*/*.json"), key=lambda file: storage.read_record(file).sequence)
+    records = sorted(reference.glob("_commits/*.json"), key=lambda file: storage.read_record(file).sequence)
+    assert len(records) == 1 + 3 * 7
     for kept in range(len(records)):
         cut = tmp_path / f"cut-{kept}"
         shutil.copytree(reference, cut)
@@ -68,6 +69,17 @@ def test_a_run_that_lost_its_last_stages_is_completed_with_the_old_digests(refer
             (cut / record.relative_to(reference)).unlink()
         resume(cut, backend=SERIAL)
         assert digests(cut) == digests(reference), f"resumed after {kept} stages"
+
+
+def test_a_run_that_lost_any_one_stage_gets_it_back_with_the_old_digest(reference, tmp_path, digests):
+    for ref in storage.open_run(reference).refs():
+        holed = tmp_path / f"without-{ref.iteration}-{ref.stage}-{ref.step}"
+        shutil.copytree(reference, holed)
+        (holed / "_commits" / ref.file_name).unlink()
+        assert ref not in storage.open_run(holed).refs()
+        resume(holed, backend=SERIAL)
+        assert digests(holed) == digests(reference), f"lost {ref}"
+        assert storage.verify_run(holed) == []
 
 
 def test_a_longer_run_starts_with_the_stages_of_the_shorter_one(reference, tmp_path, tiny_config, digests):
