@@ -126,7 +126,8 @@ def _evaluate(
     for k in range(steps + 1):
         rounds.append(stages.rollouts.collect(params, tasks, RolloutPosition(run_seed, 0, k)))
         if k < steps:
-            samples = process_samples(rounds[k], config.baseline.build(), **config.processing.model_dump())
+            seed = seed_for(run_seed, "baseline", 0, k)
+            samples = process_samples(rounds[k], config.baseline.build(), config.processing, seed=seed)
             # Beyond the steps of training, the last trained step's size applies.
             trained = min(k, config.algorithm.inner_steps - 1)
             step = Step(rounds[k], samples, trained)

@@ -16,6 +16,7 @@ from flows.workers import RolloutWorkers
 from pipeline.config import RunConfig
 from pipeline.envs import make_env
 from pipeline.policies.gaussian import GaussianPolicy
+from pipeline.seeding import seed_for
 from pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskBatch, TaskParams, Update
 from stages.adapt import adapt
 from stages.collect_rollouts import RolloutPosition
@@ -117,7 +118,8 @@ class OnPolicyStages:
         return process_samples(
             load(StageRef(ref.iteration, "collect_rollouts", ref.step)),
             self.config.baseline.build(),
-            **self.config.processing.model_dump(),
+            self.config.processing,
+            seed=seed_for(self.config.seed, "baseline", ref.iteration, ref.step),
             parallel=self.parallel,
         )
 

@@ -2,15 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from pipeline.algorithms import AlgorithmConfig
-from pipeline.baselines import BaselineConfig
+from pipeline.baselines import Baseline, BaselineConfig
 from pipeline.envs.config import EnvConfig
 from pipeline.policies import PolicyConfig
 from pipeline.schema import Settings
@@ -21,14 +21,40 @@ class ConfigError(ValueError):
 
 
 class ProcessingConfig(Settings):
-    """How rewards become advantages."""
+    """How rewards become what an algorithm learns from."""
 
+    name: Literal["advantages", "dice"] = "advantages"
+    """dice adds adjusted rewards, which the DiCE losses are made of. A run's algorithm decides; leave it out."""
     discount: float = Field(default=0.99, ge=0, le=1)
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
     normalize_advantages: bool = True
-    """Zero mean and unit standard deviation per task, over real steps."""
+    """Zero mean and unit standard deviation per task, over real steps; of the adjusted rewards as well."""
     positive_advantages: bool = False
-    """Shift the advantages of each task so that the smallest is 1e-8."""
+    """Shift the advantages of each task so that the smallest is 1e-8; the adjusted rewards as well."""
+    return_baseline: BaselineConfig | None = None
+    """With name=dice: predicts returns for the advantages, while `baseline` predicts the discounted rewards."""
+    adv_norm: Literal["std", "variance"] = "std"
+    """What normalizing divides by. variance is for comparison with garage: it undoes the common scale of tasks."""
+    dice_norm: Literal["real", "padded"] = "real"
+    """Statistics over real steps. padded is for comparison with the ProMP code: its DiCE counts padding as zeros."""
+
+    @model_validator(mode="after")
+    def _norms_have_something_to_do(self) -> "ProcessingConfig":
+        if self.adv_norm != "std" and not self.normalize_advantages:
+            raise ValueError(f"adv_norm is {self.adv_norm} but normalize_advantages is off; leave one of them out")
+        if self.dice_norm != "real" and not (self.normalize_advantages or self.positive_advantages):
+            raise ValueError(f"dice_norm is {self.dice_norm} but nothing is normalized or shifted; leave it out")
+        return self
+
+    def build_return_baseline(self) -> Baseline:
+        """The baseline of the advantages with name=dice; without one configured, advantages are returns."""
+        return (self.return_baseline or BaselineConfig(name="zero")).build()
+
+
+_NAMED_SECTIONS = ("env", "algorithm", "baseline")
+"""Sections for which a bare name stands for the section with that name and defaults."""
+
+_DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
 
 
 class RunConfig(Settings):
@@ -51,14 +77,38 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "RunConfig":
-        steps_per_task = self.episodes_per_task * self.max_episode_steps
         minibatches = getattr(self.algorithm, "num_minibatches", 1)
+        steps_per_task = self.episodes_per_task * self.max_episode_steps
         if minibatches > steps_per_task:
             raise ValueError(
                 f"algorithm.num_minibatches is {minibatches} but a task has at most {steps_per_task} steps "
                 "(episodes_per_task * max_episode_steps); use at most that many"
             )
+        if self._needs_dice and minibatches > self.episodes_per_task:
+            raise ValueError(
+                f"algorithm.num_minibatches is {minibatches} but episodes_per_task is {self.episodes_per_task} and "
+                f"{self.algorithm.name} takes whole episodes; use at most that many"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _processing_fits_the_algorithm(self) -> "RunConfig":
+        if "name" not in self.processing.model_fields_set:
+            name = "dice" if self._needs_dice else "advantages"
+            # Settings are frozen; this is still their construction.
+            object.__setattr__(self, "processing", self.processing.model_copy(update={"name": name}))
+        if problem := next(_processing_problems(self.processing, self._learns_from), None):
+            raise ValueError(f"{problem} (algorithm.name is {self.algorithm.name})")
+        return self
+
+    @property
+    def _learns_from(self) -> tuple[str, ...]:
+        """Fields of Samples in the algorithm's losses."""
+        return getattr(self.algorithm, "learns_from", ("advantages",))
+
+    @property
+    def _needs_dice(self) -> bool:
+        return "adjusted_rewards" in self._learns_from
 
     @property
     def nominal_steps_per_iteration(self) -> int:
@@ -114,8 +164,8 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
         target = merged
         for section in sections:
             # `env=NAME` is short for env.name=NAME; keep the short form's meaning when a second override follows.
-            if section == "env" and isinstance(target.get("env"), str):
-                target["env"] = {"name": target["env"]}
+            if section in _NAMED_SECTIONS and isinstance(target.get(section), str):
+                target[section] = {"name": target[section]}
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
                 raise ConfigError(f"--set {assignment}: {section} is a value, not a section, so it has no field {last}")
@@ -126,9 +176,25 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
     return merged
 
 
+def _processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]) -> Iterator[str]:
+    needed = "dice" if "adjusted_rewards" in learns_from else "advantages"
+    changed = {name for name in _DICE_OPTIONS if getattr(processing, name) != _DICE_OPTIONS[name]}
+    if processing.name != needed:
+        yield f"processing.name is {processing.name} but the algorithm needs {needed}; leave processing.name out"
+    elif needed == "advantages":
+        yield from (f"processing.{name} is set but is for DiCE alone; leave it out" for name in sorted(changed))
+    elif "advantages" not in learns_from:
+        unused = changed & {"return_baseline"} | ({"gae_lambda"} if processing.gae_lambda != 1 else set())
+        why = "the algorithm does not learn from advantages"
+        yield from (f"processing.{name} is set but {why}; leave it out" for name in sorted(unused))
+    elif processing.return_baseline is None:
+        yield "processing.return_baseline is not set but the algorithm learns from advantages; name one or zero"
+
+
 def _explain(problem: Any) -> str:
     # pydantic puts the tag of a union (promp) into the path; a user never typed it.
-    path = ".".join(str(part) for part in problem["loc"])
+    loc = problem["loc"]
+    path = ".".join(str(part) for part in (loc[:1] + loc[2:] if loc[:1] == ("algorithm",) else loc))
     found = problem["input"]
     shown = "" if isinstance(found, dict) else f"; found {found!r}"
     if problem["type"] == "extra_forbidden":

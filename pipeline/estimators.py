@@ -3,11 +3,16 @@
 Padding must be zero in every input; it then is zero in every result.
 """
 
+from typing import Literal
+
 import numpy as np
 
 from pipeline.types import Array
 
 EPSILON = 1e-8
+
+Scale = Literal["std", "variance"]
+"""What values are divided by to normalize them."""
 
 
 def discounted_returns(rewards: Array, discount: float) -> Array:
@@ -57,9 +62,23 @@ def n_step_returns(rewards: Array, values: Array, discount: float, n: int) -> Ar
     return returns
 
 
-def normalize(values: Array, mask: Array) -> Array:
-    """Zero mean and unit standard deviation over all real entries: (x - mean) / (std + 1e-8); zero on padding."""
+def discounted_rewards(rewards: Array, discount: float) -> Array:
+    """γ^t r_t, t counted from the start of the episode: [..., T] float64."""
+    return rewards * discount ** np.arange(rewards.shape[-1], dtype=np.float64)
+
+
+def normalize(values: Array, mask: Array, scale: Scale = "std") -> Array:
+    """Zero mean and unit standard deviation over all real entries: (x - mean) / (std + 1e-8); zero on padding.
+
+    Args:
+        values: any shape.
+        mask: of the same shape.
+        scale: "variance" divides by the unbiased variance + 1e-8 instead, as garage does.
+    """
     mean, std = _moments(values, mask)
+    if scale == "variance":
+        count = np.count_nonzero(mask)
+        std = std**2 * count / max(count - 1, 1)
     return (values - mean) / (std + EPSILON) * mask
 
 

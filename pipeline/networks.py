@@ -19,7 +19,7 @@ def initialize_mlp(
     """Float32 kernels from U(±√(6 / (in + out))) (Glorot and Bengio 2010) and zero biases, in layer order."""
     sizes = [input_size, *hidden_sizes, output_size]
     params: Params = {}
-    for name, fan_in, fan_out in zip(_layer_names(len(hidden_sizes)), sizes[:-1], sizes[1:], strict=True):
+    for name, fan_in, fan_out in zip(layer_names(len(hidden_sizes)), sizes[:-1], sizes[1:], strict=True):
         limit = np.sqrt(6 / (fan_in + fan_out))
         params[f"{prefix}.{name}.kernel"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
         params[f"{prefix}.{name}.bias"] = np.zeros(fan_out, np.float32)
@@ -35,11 +35,21 @@ def mlp(prefix: str, num_hidden: int, params: Mapping[str, Tensor], inputs: Tens
         params: kernels (in, out) and biases (out), or [B, in, out] and [B, out].
         inputs: [N, in], or [B, N, in] when the parameters have a task axis.
     """
-    *hidden_layers, output_layer = _layer_names(num_hidden)
-    hidden = inputs
+    return mlp_activations(prefix, num_hidden, params, inputs)[-1]
+
+
+def mlp_activations(prefix: str, num_hidden: int, params: Mapping[str, Tensor], inputs: Tensor) -> list[Tensor]:
+    """What goes into every layer of the network, from its inputs on, and last its output; arguments as for mlp."""
+    *hidden_layers, output_layer = layer_names(num_hidden)
+    activations = [inputs]
     for name in hidden_layers:
-        hidden = _tanh_(_layer(f"{prefix}.{name}", params, hidden))
-    return _layer(f"{prefix}.{output_layer}", params, hidden)
+        activations.append(_tanh_(_layer(f"{prefix}.{name}", params, activations[-1])))
+    return [*activations, _layer(f"{prefix}.{output_layer}", params, activations[-1])]
+
+
+def layer_names(num_hidden: int) -> list[str]:
+    """Names of the layers in order: hidden_0, ..., output."""
+    return [*(f"hidden_{i}" for i in range(num_hidden)), "output"]
 
 
 def _layer(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -69,7 +79,3 @@ class _InPlaceTanh(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (gradient,), (result,) = gradients, ctx.saved_tensors
         return torch.ops.aten.tanh_backward(gradient, result)
-
-
-def _layer_names(num_hidden: int) -> list[str]:
-    return [*(f"hidden_{i}" for i in range(num_hidden)), "output"]

@@ -1,7 +1,8 @@
-"""Optimizers on mappings of float32 arrays. State goes in and comes out; nothing is kept."""
+"""Optimizers as functions: Adam on mappings of arrays, conjugate gradient and line search. State goes in and out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from pipeline.types import Array, Params
 FIRST_MOMENT = "first_moment"
 SECOND_MOMENT = "second_moment"
 STEP_COUNT = "step_count"
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,87 @@ class Adam:
             new_state[f"{FIRST_MOMENT}.{name}"] = np.asarray(first)
             new_state[f"{SECOND_MOMENT}.{name}"] = np.asarray(second)
         return stepped, new_state
+
+
+@dataclass(frozen=True)
+class LinearSolution:
+    """An approximate solution of A x = b.
+
+    Attributes:
+        x: the solution.
+        residual: b - A x, as the iteration tracked it.
+        iterations: products with A that it took.
+    """
+
+    x: Array
+    residual: Array
+    iterations: int
+
+
+def conjugate_gradient(
+    product: Callable[[Array], Array], b: Array, *, iterations: int, tolerance: float
+) -> LinearSolution:
+    """Solve A x = b for a symmetric positive matrix A, from x = 0. Hestenes and Stiefel 1952.
+
+    Stops early, with the solution so far, when the squared residual falls below the tolerance, and when a direction p
+    has pᵀA p <= 0 or no number: A is then not positive and further steps would lead away.
+
+    Args:
+        product: A times a vector.
+        b: [D] float64.
+        iterations: products with A at most.
+        tolerance: on the squared norm of the residual.
+    """
+    x, residual, direction = np.zeros_like(b), b, b
+    squared_norm = dot(residual, residual)
+    done = 0
+    while done < iterations and squared_norm > tolerance:
+        image = product(direction)
+        done += 1
+        curvature = dot(direction, image)
+        if not curvature > 0:
+            break
+        length = squared_norm / curvature
+        x, residual = x + length * direction, residual - length * image
+        last, squared_norm = squared_norm, dot(residual, residual)
+        direction = residual + squared_norm / last * direction
+    return LinearSolution(x, residual, done)
+
+
+def dot(a: Array, b: Array) -> float:
+    """Inner product whose bits do not depend on the threads of a linear algebra library."""
+    return float(np.sum(a * b))
+
+
+@dataclass(frozen=True)
+class LineSearch(Generic[Value]):
+    """Where a line search ended.
+
+    Attributes:
+        accepted: whether a trial was accepted; otherwise the search is to change nothing.
+        value: of the accepted trial, else of the last one.
+        trials: trials made.
+    """
+
+    accepted: bool
+    value: Value
+    trials: int
+
+
+def backtracking_line_search(
+    trial: Callable[[float], Value], accept: Callable[[Value], bool], *, ratio: float, max_trials: int
+) -> LineSearch[Value]:
+    """Try the fractions 1, ratio, ratio², ... of a step until one is accepted.
+
+    Args:
+        trial: makes a trial with a fraction of the step.
+        accept: whether what a trial gave will do.
+        ratio: of successive fractions.
+        max_trials: trials at most; at least one.
+    """
+    value = trial(1.0)
+    trials = 1
+    while not (accepted := accept(value)) and trials < max_trials:
+        value = trial(ratio**trials)
+        trials += 1
+    return LineSearch(accepted, value, trials)

@@ -141,16 +141,20 @@ class Samples:
         values: [B, E, T] float32, the baseline's prediction of them.
         advantages: [B, E, T] float32.
         mask: [B, E, T] float32, 1 where the step is real.
+        adjusted_rewards: [B, E, T] float32, discounted rewards minus a baseline of theirs; only where an algorithm of
+            the DiCE kind needs them, None otherwise.
     """
 
     returns: Array
     values: Array
     advantages: Array
     mask: Array
+    adjusted_rewards: Array | None = None
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _require(self, f.name, getattr(self, f.name), np.float32, self.returns.shape)
+            if (value := getattr(self, f.name)) is not None:
+                _require(self, f.name, value, np.float32, self.returns.shape)
         if self.returns.ndim != 3:
             raise BatchError(f"Samples.returns has shape {self.returns.shape}; required [B, E, T]")
 

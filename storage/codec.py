@@ -8,7 +8,7 @@ one array per dtype because Zarr costs per array and not per byte.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, cast
 
 import numpy as np
@@ -108,7 +108,9 @@ def decode(ref: StageRef, groups: Mapping[str, Stored]) -> Value:
                 reward_terms=_unprefixed(arrays, "reward_terms."),
             )
         case "process_samples":
-            return Samples(**{f.name: arrays[f.name][0] for f in fields(Samples)})
+            # A field with a default is an array that only some algorithms need.
+            wanted = [f.name for f in fields(Samples) if f.default is MISSING or f.name in arrays]
+            return Samples(**{name: arrays[name][0] for name in wanted})
         case "adapt":
             return TaskParams(_unpack(arrays, "params", leading=1))
         case _:

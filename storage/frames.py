@@ -24,6 +24,7 @@ _POSITION = ("iteration", "step", "task", "episode", "t")
 _ENDS = ("terminated", "truncated")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
 _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantage"}
+_DICE_SAMPLE_NAMES = {"adjusted_rewards": "adjusted_reward"}
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,10 @@ def _step_sources(files: CommittedFiles, rounds: Sequence[StageRef]) -> dict[str
         # What holds per episode or per task, such as log_std, is no column of steps.
         if (name := _column_name(array)) and (array == "observations" or spec.shape[:3] == per_step):
             sources[name] = _Source(first.ref.stage, array, _kind(spec.dtype, spec.shape))
-    number = pa.float32()
-    return sources | {name: _Source("process_samples", array, number) for array, name in _SAMPLE_NAMES.items()}
+    names = dict(_SAMPLE_NAMES)
+    # Which columns there are is asked of the folder: a damaged record of samples is no reason to hide the rollouts.
+    names |= {array: name for array, name in _DICE_SAMPLE_NAMES.items() if (files.data / "samples_0" / array).is_dir()}
+    return sources | {name: _Source("process_samples", array, pa.float32()) for array, name in names.items()}
 
 
 def _column_name(array: str) -> str | None:
@@ -123,7 +126,7 @@ def _step_rows(files: CommittedFiles, ref: StageRef, sources: dict[str, _Source]
     wanted = {sources[name].array for name in schema.names if name in sources}
     arrays = _arrays(files, ref, wanted | {"lengths", *_ENDS})
     samples = StageRef(ref.iteration, "process_samples", ref.step)
-    if wanted & set(_SAMPLE_NAMES) and files.record_path(samples).exists():
+    if wanted & {*_SAMPLE_NAMES, *_DICE_SAMPLE_NAMES} and files.record_path(samples).exists():
         arrays |= _arrays(files, samples, wanted)
     T = files.spec(f"rollouts_{ref.step}/rewards").shape[2]
     rows = _Rows(ref, arrays["lengths"], T)

@@ -47,6 +47,12 @@ PLANS = (
     ArrayPlan("samples_*/returns", ("task", "episode", "t"), "1", "discounted sum of the rewards from step t on"),
     ArrayPlan("samples_*/values", ("task", "episode", "t"), "1", "the baseline's prediction of the return"),
     ArrayPlan("samples_*/advantages", ("task", "episode", "t"), "1", "advantage estimate of step t"),
+    ArrayPlan(
+        "samples_*/adjusted_rewards",
+        ("task", "episode", "t"),
+        "1",
+        "DiCE only: discounted reward of step t minus its baseline, normalized",
+    ),
     ArrayPlan("samples_*/mask", ("task", "episode", "t"), "1", "1 where the step is real, 0 on padding"),
     ArrayPlan(
         "adapted_*/params.*", ("task", "parameter"), "1", "each task's policy parameters after k + 1 inner steps"

@@ -5,13 +5,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.recipes import promp
+from flows.recipes import dice, e_maml, maml_ppo, maml_trpo, maml_vpg, promp, vpg_dice
 from pipeline.config import ConfigError, RunConfig, load_config
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
+    "dice-maml-half-cheetah-dir": dice.half_cheetah_dir,
+    "dice-maml-point-corner": dice.point_corner,
+    "e-maml-half-cheetah-dir": e_maml.half_cheetah_dir,
+    "e-maml-point-corner": e_maml.point_corner,
+    "maml-ppo-half-cheetah-dir": maml_ppo.half_cheetah_dir,
+    "maml-ppo-point-corner": maml_ppo.point_corner,
+    "maml-trpo-half-cheetah-dir": maml_trpo.half_cheetah_dir,
+    "maml-trpo-point-corner": maml_trpo.point_corner,
+    "maml-vpg-half-cheetah-dir": maml_vpg.half_cheetah_dir,
+    "maml-vpg-point-corner": maml_vpg.point_corner,
     "promp-half-cheetah-dir": promp.half_cheetah_dir,
     "promp-half-cheetah-vel": promp.half_cheetah_vel,
     "promp-point-corner": promp.point_corner,
+    "vpg-dice-half-cheetah-dir": vpg_dice.half_cheetah_dir,
+    "vpg-dice-point-corner": vpg_dice.point_corner,
 }
 
 

@@ -3,10 +3,39 @@
 Importing this package does not import torch; the numerics are loaded when an algorithm first computes.
 """
 
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
 from pipeline.algorithms.contract import Algorithm
+from pipeline.algorithms.dice_maml import DiceMAML
+from pipeline.algorithms.e_maml import EMAML
+from pipeline.algorithms.maml_ppo import MAMLPPO
+from pipeline.algorithms.maml_trpo import MAMLTRPO
+from pipeline.algorithms.maml_vpg import MAMLVPG
 from pipeline.algorithms.promp import ProMP
+from pipeline.algorithms.vpg_dice import VPGDice
 
-# A union discriminated by `name` as soon as there is a second member: pydantic refuses a discriminator for one.
-AlgorithmConfig = ProMP
 
-__all__ = ["Algorithm", "AlgorithmConfig", "ProMP"]
+def _by_name(value: Any) -> Any:
+    """A bare name, such as maml-trpo, stands for that algorithm with its defaults."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+AlgorithmConfig = Annotated[
+    Annotated[ProMP | MAMLTRPO | MAMLVPG | MAMLPPO | EMAML | DiceMAML | VPGDice, Field(discriminator="name")],
+    BeforeValidator(_by_name),
+]
+"""The settings of any algorithm; `name` says which. A bare name stands for the algorithm with its defaults."""
+
+__all__ = [
+    "EMAML",
+    "MAMLPPO",
+    "MAMLTRPO",
+    "MAMLVPG",
+    "Algorithm",
+    "AlgorithmConfig",
+    "DiceMAML",
+    "ProMP",
+    "VPGDice",
+]

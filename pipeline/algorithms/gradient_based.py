@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from pipeline.algorithms.contract import ParallelMap
+from pipeline.algorithms.losses import INNER_KL
 from pipeline.schema import Settings
 from pipeline.seeding import generator
-from pipeline.types import Array, LearnerState, Params, Step, TaskParams
+from pipeline.types import Array, LearnerState, Metrics, Params, Step, TaskParams
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pipeline.algorithms.meta_gradient import MetaProblem, Objective, TaskValues
     from pipeline.algorithms.rows import TaskRows
     from pipeline.distributions import DiagGaussian
     from pipeline.policies.gaussian import GaussianPolicy
@@ -30,6 +33,9 @@ NUM_UPDATES = "num_updates"
 
 class GradientBased(Settings, ABC):
     """Adaptation by plain gradient steps on each task's own samples."""
+
+    learns_from: ClassVar[tuple[str, ...]] = ("advantages",)
+    """Fields of Samples in the losses; they decide what process_samples has to give."""
 
     inner_lr: float = Field(default=0.1, gt=0)
     """Step size of the inner gradient steps; with trainable_inner_lr, where training starts from."""
@@ -50,8 +56,17 @@ class GradientBased(Settings, ABC):
         return self
 
     @abstractmethod
-    def inner_loss(self, current: DiagGaussian, rows: TaskRows) -> Tensor:
+    def adaptation_loss(self, current: DiagGaussian, rows: TaskRows) -> Tensor:
         """What the adaptation minimizes, for every task: [b]."""
+
+    @abstractmethod
+    def objective(self, learner: LearnerState, steps: Sequence[Step]) -> Objective:
+        """What the meta-update minimizes, as a function of the policy's distributions along the adaptation.
+
+        Args:
+            learner: input of the iteration.
+            steps: its samples, for what an objective needs to know of all tasks at once.
+        """
 
     def adapt(
         self,
@@ -71,9 +86,17 @@ class GradientBased(Settings, ABC):
             params,
             step,
             self._step_size(learner, step.k),
-            self.inner_loss,
+            self.adaptation_loss,
             tasks_per_chunk=self.tasks_per_chunk,
             parallel=parallel,
+        )
+
+    def problem(self, policy: GaussianPolicy, learner: LearnerState, steps: Sequence[Step]) -> MetaProblem:
+        """What is differentiated in this iteration."""
+        from pipeline.algorithms.meta_gradient import MetaProblem
+
+        return MetaProblem(
+            policy, self.adaptation_loss, self.inner_lr, self.first_order, self.objective(learner, steps)
         )
 
     def initial_params(self, policy: GaussianPolicy, run_seed: int) -> tuple[Params, Params]:
@@ -85,6 +108,44 @@ class GradientBased(Settings, ABC):
                 shape = (self.inner_steps, *params[name].shape)
                 extra[LOG_INNER_LR + name] = np.full(shape, np.log(self.inner_lr), np.float32)
         return params, extra
+
+    def next_learner(
+        self, learner: LearnerState, meta_params: Mapping[str, Array], optimizer: Params, after: TaskValues
+    ) -> LearnerState:
+        """The learner of the next iteration.
+
+        Args:
+            learner: input of this iteration.
+            meta_params: after the update.
+            optimizer: its state after the update.
+            after: the objective's values at these meta-parameters.
+        """
+        del after
+        extra = learner.extra | step_size_logs(meta_params)
+        extra[NUM_UPDATES] = np.array(learner.extra[NUM_UPDATES] + 1)
+        return LearnerState({name: meta_params[name] for name in learner.params}, optimizer, extra)
+
+    def update_metrics(
+        self, learner: LearnerState, meta_params: Mapping[str, Array], before: TaskValues, after: TaskValues
+    ) -> Metrics:
+        """The loss before and after the update, and all else that the objective gives, after it."""
+        del learner
+        metrics = {"loss_before": mean_over_tasks(before["loss"]), "loss_after": mean_over_tasks(after["loss"])}
+        for name, value in after.items():
+            if name != "loss" and not name.startswith(INNER_KL):
+                metrics[name] = mean_over_tasks(value)
+        if kls := inner_kls(after):
+            metrics["inner_kl"] = float(np.mean(kls))
+        if self.trainable_inner_lr:
+            logs = np.concatenate([log.ravel() for log in step_size_logs(meta_params).values()])
+            metrics["inner_lr"] = float(np.exp(logs, dtype=np.float64).mean())
+        return metrics
+
+    def require_all_rounds(self, steps: Sequence[Step]) -> None:
+        """Refuse any samples but those of the rounds 0 ... inner_steps, in this order."""
+        found, required = [step.k for step in steps], list(range(self.inner_steps + 1))
+        if found != required:
+            raise ValueError(f"meta_optimize: found samples of rounds {found}; required {required}, in this order")
 
     def _step_size(self, learner: LearnerState, k: int) -> dict[str, Array] | float:
         if not 0 <= k < self.inner_steps:
@@ -98,3 +159,18 @@ class GradientBased(Settings, ABC):
 def step_size_logs(arrays: Mapping[str, Array]) -> Params:
     """The trainable step sizes among some arrays: log α by full name; empty when they are not trained."""
     return {name: value for name, value in arrays.items() if name.startswith(LOG_INNER_LR)}
+
+
+def inner_kls(values: TaskValues) -> list[float]:
+    """Mean over tasks of every `inner_kl_k`, for k = 0 ... K - 1."""
+    return [mean_over_tasks(value) for name, value in values.items() if name.startswith(INNER_KL)]
+
+
+def mean_over_tasks(values: Array) -> float:
+    """Mean of a quantity of every task [B], in float64."""
+    return float(values.mean(dtype=np.float64))
+
+
+def euclidean_norm(gradients: Mapping[str, Array]) -> float:
+    """Norm over all parameters together, in float64."""
+    return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))

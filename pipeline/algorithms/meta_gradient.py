@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,18 +18,22 @@ from pipeline.algorithms.contract import ParallelMap
 from pipeline.algorithms.finite import require_finite
 from pipeline.algorithms.gradient_based import LOG_INNER_LR
 from pipeline.algorithms.inner_loop import InnerLoss, StepSize, TensorParams, distributions_along_adaptation
-from pipeline.algorithms.rows import Chunk, TaskRows, to_tensor
+from pipeline.algorithms.rows import Chunk, to_tensor
 from pipeline.distributions import DiagGaussian
 from pipeline.policies.gaussian import GaussianPolicy
 from pipeline.types import Array, Params
 
 LOSS = "loss"
 
+Summand = TypeVar("Summand", Tensor, Array)
+
 TaskValues = dict[str, Array]
 """Quantities of every task by name, [B, ...]."""
 
-Objective = Callable[[Sequence[DiagGaussian], Sequence[TaskRows]], dict[str, Tensor]]
-"""Per-task quantities [b, ...] from the distributions and rows of rounds 0 ... K; `loss` [b] is the one to minimize."""
+Objective = Callable[[Sequence[DiagGaussian], Chunk], dict[str, Tensor]]
+"""Quantities [b, ...] of a chunk's tasks from the policy after k inner steps on the rows of round k, k = 0 ... K.
+
+`loss` [b] is the one to minimize."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def meta_gradient(
 
     results = list(parallel(work, chunks))
     num_tasks = sum(len(chunk) for chunk in chunks)
-    gradients = {name: _sum_in_order([part[name] for part, _ in results]) / num_tasks for name in results[0][0]}
+    gradients = {name: sum_in_order([part[name] for part, _ in results]) / num_tasks for name in results[0][0]}
     return {name: value.numpy() for name, value in gradients.items()}, _join([values for _, values in results])
 
 
@@ -128,7 +133,7 @@ def _objective_values(
         problem.inner_loss,
         differentiable=differentiable,
     )
-    values = problem.objective(current, chunk.rounds)
+    values = problem.objective(current, chunk)
     require_finite(values, chunk.first_task, "Lower outer_lr or inner_lr.")
     return values
 
@@ -137,7 +142,8 @@ def _policy_params(leaves: TensorParams) -> TensorParams:
     return {name: leaf for name, leaf in leaves.items() if not name.startswith(LOG_INNER_LR)}
 
 
-def _sum_in_order(parts: Sequence[Tensor]) -> Tensor:
+def sum_in_order(parts: Sequence[Summand]) -> Summand:
+    """Sum whose bits depend on the order of the parts alone."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.algorithms.contract import ParallelMap
 from pipeline.algorithms.finite import require_finite
 from pipeline.distributions import DiagGaussian
-from pipeline.types import Array, Step
+from pipeline.types import Array, Samples, Step
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class TaskRows:
             rows is the mean over a task's real steps.
         behavior: the distribution that acted: mean [b, N, A], log_std [b, 1, A] or [b, N, A].
         behavior_log_prob: [b, N], log-density of the actions under it.
+        episodes: what losses need that look at whole episodes; None where the samples are for others.
     """
 
     observations: Tensor
@@ -46,10 +47,35 @@ class TaskRows:
     weights: Tensor
     behavior: DiagGaussian
     behavior_log_prob: Tensor
+    episodes: EpisodeRows | None = None
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of values [b, N] over the real rows of each task: [b]."""
         return (values * self.weights).sum(-1)
+
+
+@dataclass(frozen=True)
+class EpisodeRows:
+    """The same rows as episodes: N = E * T, episode by episode, padding included.
+
+    Attributes:
+        adjusted_rewards: [b, E, T], with anything on padding.
+        mask: [b, E, T], 1 where a step is real.
+    """
+
+    adjusted_rewards: Tensor
+    mask: Tensor
+
+    def split(self, values: Tensor) -> Tensor:
+        """Values [b, N] of the rows as [b, E, T], zero on padding."""
+        return values.reshape(self.mask.shape) * self.mask
+
+    def mean_over_cells(self, values: Tensor) -> Tensor:
+        """Sum of values [b, E, T] over each task, divided by E T, padding counted: [b].
+
+        Episodes that end early then weigh less, as they must for the mean over episodes to be one of sums over time.
+        """
+        return (values * self.mask).mean((-2, -1))
 
 
 def chunk_bounds(num_tasks: int, tasks_per_chunk: int) -> list[slice]:
@@ -86,6 +112,30 @@ def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) 
     return [order[:, part::num_minibatches] for part in range(num_minibatches)]
 
 
+def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
+    """A random partition of each task's rows: of its real steps, or of its episodes where losses look at whole ones.
+
+    Args:
+        samples: of one round.
+        num_minibatches: parts.
+        rng: see minibatch_rows.
+
+    Returns:
+        One index array [B, n] per minibatch.
+    """
+    B, E, T = samples.mask.shape
+    if samples.adjusted_rewards is None:
+        return minibatch_rows(samples.mask.reshape(B, E * T), num_minibatches, rng)
+    if num_minibatches > E:
+        raise ValueError(
+            f"found {num_minibatches} minibatches for {E} episodes per task; required no more than episodes, since the "
+            "loss takes whole ones; lower algorithm.num_minibatches"
+        )
+    order = rng.permuted(np.broadcast_to(np.arange(E), (B, E)), axis=1)
+    parts = (order[:, part::num_minibatches, None] * T + np.arange(T) for part in range(num_minibatches))
+    return [rows.reshape(B, -1) for rows in parts]
+
+
 def build_chunks(
     steps: Sequence[Step],
     tasks_per_chunk: int,
@@ -118,13 +168,14 @@ def task_rows(step: Step, tasks: slice, rows: Array | None = None, dtype: torch.
     Args:
         step: one round of episodes with their samples.
         tasks: which tasks.
-        rows: [b, n] indices into the E * T rows of each task; None takes the real ones.
+        rows: [b, n] indices into the E * T rows of each task; None takes the real ones. With adjusted rewards among the
+            samples they must be whole episodes, and None takes all of them.
         dtype: of the tensors.
     """
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]
     mask = samples.mask[tasks].reshape(-1, E * T)
-    if rows is None:
+    if rows is None and samples.adjusted_rewards is None:
         rows = real_rows(mask)
 
     def select(values: Array) -> Tensor:
@@ -144,9 +195,17 @@ def task_rows(step: Step, tasks: slice, rows: Array | None = None, dtype: torch.
         weights=mask_rows / mask_rows.sum(1, keepdim=True).clamp(min=1),
         behavior=behavior,
         behavior_log_prob=behavior.log_prob(actions),
+        episodes=_episode_rows(samples, mask_rows, select),
     )
     _require_finite_rows(selected, step.k, tasks.start)
     return selected
+
+
+def _episode_rows(samples: Samples, mask: Tensor, select: Callable[[Array], Tensor]) -> EpisodeRows | None:
+    if samples.adjusted_rewards is None:
+        return None
+    shape = (len(mask), -1, samples.mask.shape[2])
+    return EpisodeRows(select(samples.adjusted_rewards).reshape(shape), mask.reshape(shape))
 
 
 def to_tensor(array: Array, dtype: torch.dtype) -> Tensor:
@@ -162,6 +221,8 @@ def _require_finite_rows(rows: TaskRows, k: int, first_task: int) -> None:
         "behavior mean": rows.behavior.mean,
         "behavior log_std": rows.behavior.log_std,
     }
+    if rows.episodes:
+        named["adjusted rewards"] = rows.episodes.adjusted_rewards
     require_finite({f"round {k}: {name}": value for name, value in named.items()}, first_task, "Look at its rollouts.")
 
 

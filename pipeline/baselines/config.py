@@ -1,15 +1,22 @@
 """Which baseline a run uses."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from pipeline.baselines.contract import Baseline
 from pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline
+from pipeline.baselines.value_network import ValueNetworkBaseline
 from pipeline.baselines.zero import ZeroBaseline
 from pipeline.schema import Settings
 
-DEFAULT_REGULARIZATION = 1e-5
+_NETWORK_OPTIONS = ("hidden_sizes", "num_epochs", "learning_rate", "steps_per_minibatch", "shared")
+_OPTIONS = {
+    "linear_feature": ("regularization",),
+    "linear_time": ("regularization",),
+    "zero": (),
+    "value_network": _NETWORK_OPTIONS,
+}
 
 
 class BaselineConfig(Settings):
@@ -18,10 +25,21 @@ class BaselineConfig(Settings):
     A bare string stands for the name: `--set baseline=zero`.
     """
 
-    name: Literal["linear_feature", "linear_time", "zero"] = "linear_feature"
-    """linear_feature: observations and time; linear_time: time alone; zero: no baseline."""
-    regularization: float = Field(default=DEFAULT_REGULARIZATION, ge=0)
+    name: Literal["linear_feature", "linear_time", "zero", "value_network"] = "linear_feature"
+    """linear_feature: observations and time; linear_time: time alone; zero: no baseline; value_network: a small
+    network of observations and time."""
+    regularization: float = Field(default=1e-5, ge=0)
     """Ridge added to the normal equations of the linear baselines."""
+    hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(32, 32), min_length=1)
+    """Units in each hidden layer of the value network."""
+    num_epochs: int = Field(default=20, ge=1)
+    """The value network's passes over the steps of a round."""
+    learning_rate: float = Field(default=0.02, gt=0)
+    """The value network's first step size; it falls linearly to zero."""
+    steps_per_minibatch: int = Field(default=250, ge=1)
+    """Environment steps in one gradient step of the value network."""
+    shared: bool = False
+    """One value network for all tasks of a round instead of one for each."""
 
     @model_validator(mode="before")
     @classmethod
@@ -29,11 +47,11 @@ class BaselineConfig(Settings):
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _zero_has_nothing_to_regularize(self) -> "BaselineConfig":
-        if self.name == "zero" and self.regularization != DEFAULT_REGULARIZATION:
-            raise ValueError(
-                "regularization is set but the zero baseline is not fitted; leave it out or name a linear one"
-            )
+    def _options_belong_to_the_baseline(self) -> "BaselineConfig":
+        for option, about in type(self).model_fields.items():
+            value = getattr(self, option)
+            if option != "name" and option not in _OPTIONS[self.name] and value != about.default:
+                raise ValueError(f"{option} is {value} but the baseline {self.name} has no such option; leave it out")
         return self
 
     def build(self) -> Baseline:
@@ -45,3 +63,5 @@ class BaselineConfig(Settings):
                 return LinearTimeBaseline(self.regularization)
             case "zero":
                 return ZeroBaseline()
+            case "value_network":
+                return ValueNetworkBaseline(**{option: getattr(self, option) for option in _NETWORK_OPTIONS})

@@ -1,8 +1,19 @@
 """What the processing of samples asks of a baseline."""
 
-from typing import Protocol
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from pipeline.types import Array
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.contract import ParallelMap
+
+FitPredict = Callable[[Array, Array, Array], Array]
+"""Observations [E, T, O], targets [E, T] and mask [E, T] of one task to predictions [E, T]."""
 
 
 class BaselineError(ArithmeticError):
@@ -10,20 +21,49 @@ class BaselineError(ArithmeticError):
 
 
 class Baseline(Protocol):
-    """Predicts returns from observations of one task."""
+    """Predicts returns from observations."""
 
-    def fit_predict(self, observations: Array, targets: Array, mask: Array) -> Array:
-        """Fit to the targets of one task's episodes, and predict them.
+    def fit_predict(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Array:
+        """Fit to the targets of every task's episodes, and predict them.
 
         Args:
-            observations: [E, T, O].
-            targets: [E, T], usually discounted returns.
-            mask: [E, T], 1 where a step is real; padding takes no part in the fit.
+            observations: [B, E, T, O].
+            targets: [B, E, T], discounted returns, or discounted rewards for DiCE.
+            mask: [B, E, T], 1 where a step is real; padding takes no part in the fit.
+            seed: of whatever the fit draws at random.
+            parallel: maps over tasks; the result does not depend on it.
 
         Returns:
-            [E, T] float64, zero on padding.
+            [B, E, T] float64, zero on padding.
 
         Raises:
-            BaselineError: no finite fit was found.
+            BaselineError: no finite fit was found; names the task.
         """
         ...
+
+
+def fit_predict_by_task(
+    fit_predict: FitPredict, observations: Array, targets: Array, mask: Array, parallel: ParallelMap
+) -> Array:
+    """The predictions of a baseline that looks at one task at a time."""
+
+    def work(b: int) -> Array:
+        try:
+            return fit_predict(observations[b], targets[b], mask[b])
+        except BaselineError as error:
+            raise BaselineError(f"task {b}: {error}") from error
+
+    return np.stack(list(parallel(work, range(len(mask)))))
+
+
+def require_finite(observations: Array, targets: Array) -> None:
+    """Refuse to fit what no baseline fits.
+
+    Raises:
+        BaselineError: naming what is not finite.
+    """
+    for name, values in (("observations", observations), ("returns", targets)):
+        if not np.isfinite(values).all():
+            raise BaselineError(f"{name} are not finite, so no baseline fits them; look at the rollouts of this task")

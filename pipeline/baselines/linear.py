@@ -3,12 +3,19 @@
 The feature baseline is that of Duan et al. 2016, arXiv:1604.06778.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.baselines.contract import BaselineError
+from pipeline.baselines.contract import BaselineError, fit_predict_by_task, require_finite
 from pipeline.types import Array
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.contract import ParallelMap
 
 TIME_SCALE = 100.0
 MAX_FIT_ATTEMPTS = 5
@@ -24,9 +31,12 @@ class LinearTimeBaseline:
         """[E, T, 4] float64."""
         return np.broadcast_to(time_features(observations.shape[1]), (*observations.shape[:2], 4))
 
-    def fit_predict(self, observations: Array, targets: Array, mask: Array) -> Array:
-        """Least-squares fit to one task and its predictions [E, T]; see Baseline."""
-        return _fit_predict(self.features(observations), targets, mask, self.regularization)
+    def fit_predict(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Array:
+        """Least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
+        del seed
+        return _fit_predict(self.features, self.regularization, observations, targets, mask, parallel)
 
 
 @dataclass(frozen=True)
@@ -45,9 +55,12 @@ class LinearFeatureBaseline:
         features[..., 2 * O :] = time_features(T)
         return features
 
-    def fit_predict(self, observations: Array, targets: Array, mask: Array) -> Array:
-        """Least-squares fit to one task and its predictions [E, T]; see Baseline."""
-        return _fit_predict(self.features(observations), targets, mask, self.regularization)
+    def fit_predict(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Array:
+        """Least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
+        del seed
+        return _fit_predict(self.features, self.regularization, observations, targets, mask, parallel)
 
 
 def time_features(num_steps: int) -> Array:
@@ -67,9 +80,7 @@ def fit(features: Array, targets: Array, regularization: float) -> Array:
         targets: y [N].
         regularization: ρ of the first attempt.
     """
-    for name, values in (("observations", features), ("returns", targets)):
-        if not np.isfinite(values).all():
-            raise BaselineError(f"{name} are not finite, so no baseline fits them; look at the rollouts of this task")
+    require_finite(features, targets)
     gram = features.T @ features
     moments = features.T @ targets
     for attempt in range(MAX_FIT_ATTEMPTS):
@@ -83,9 +94,20 @@ def fit(features: Array, targets: Array, regularization: float) -> Array:
     )
 
 
-def _fit_predict(features: Array, targets: Array, mask: Array, regularization: float) -> Array:
-    rows = features.reshape(-1, features.shape[-1])
-    if not mask.all():
-        rows = rows * mask.reshape(-1, 1)
-    coefficients = fit(rows, targets.reshape(-1) * mask.reshape(-1), regularization)
-    return (rows @ coefficients).reshape(targets.shape)
+def _fit_predict(
+    features: Callable[[Array], Array],
+    regularization: float,
+    observations: Array,
+    targets: Array,
+    mask: Array,
+    parallel: ParallelMap,
+) -> Array:
+    def task(observations: Array, targets: Array, mask: Array) -> Array:
+        rows = features(observations)
+        rows = rows.reshape(-1, rows.shape[-1])
+        if not mask.all():
+            rows = rows * mask.reshape(-1, 1)
+        coefficients = fit(rows, targets.reshape(-1) * mask.reshape(-1), regularization)
+        return (rows @ coefficients).reshape(targets.shape)
+
+    return fit_predict_by_task(task, observations, targets, mask, parallel)

@@ -1,17 +1,25 @@
 """No baseline: advantages are returns."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.types import Array
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.contract import ParallelMap
 
 
 @dataclass(frozen=True)
 class ZeroBaseline:
     """Predicts zero everywhere."""
 
-    def fit_predict(self, observations: Array, targets: Array, mask: Array) -> Array:
-        """Zeros [E, T], whatever the targets."""
-        del observations, mask
+    def fit_predict(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Array:
+        """Zeros [B, E, T], whatever the targets; see Baseline."""
+        del observations, mask, seed, parallel
         return np.zeros_like(targets, dtype=np.float64)

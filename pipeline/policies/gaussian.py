@@ -8,9 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from pipeline.distributions import DiagGaussian
+from pipeline.linearization import LinearizedMLP
 from pipeline.networks import initialize_mlp, mlp
 from pipeline.policies.config import PolicyConfig
-from pipeline.types import Params
+from pipeline.types import Array, Params
 
 MEAN_NETWORK = "mean_network"
 LOG_STD = "log_std"
@@ -48,6 +49,13 @@ class GaussianPolicy:
             observations: [B, N, O] or [N, O] accordingly.
         """
         mean = mlp(MEAN_NETWORK, len(self.config.hidden_sizes), params, observations)
+        return self.head(mean, params[LOG_STD])
+
+    def head(self, mean: Tensor, log_std: Tensor) -> DiagGaussian:
+        """The actions' distribution from the network's output and the parameter log_std [..., A]."""
         # The reference clamps on some paths only (acting and per-task losses see the raw value); here it is one rule.
-        log_std = params[LOG_STD].clamp(min=math.log(self.config.min_std)).unsqueeze(-2)
-        return DiagGaussian(mean, log_std)
+        return DiagGaussian(mean, log_std.clamp(min=math.log(self.config.min_std)).unsqueeze(-2))
+
+    def linearize(self, params: Mapping[str, Array], observations: Array) -> LinearizedMLP:
+        """Derivatives of the mean network at params [b, ...] and observations [b, N, O]."""
+        return LinearizedMLP(MEAN_NETWORK, len(self.config.hidden_sizes), params, observations)

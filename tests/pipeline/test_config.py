@@ -44,6 +44,69 @@ def test_settings_that_contradict_each_other_are_refused():
         build_config(override(MINIMAL, changes))
 
 
+VPG_DICE = {"algorithm": {"name": "vpg-dice"}, "processing": {"return_baseline": "zero"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "advantages"),
+        ({"algorithm": {"name": "dice-maml"}}, "dice"),
+        ({"algorithm": {"name": "dice-maml"}, "processing": {"discount": 0.5}}, "dice"),
+        ({"algorithm": {"name": "dice-maml"}, "processing": {"name": "dice"}}, "dice"),
+        (VPG_DICE, "dice"),
+    ],
+)
+def test_the_algorithm_decides_on_the_processing(settings, name):
+    config = build_config({**MINIMAL, **settings})
+    assert config.processing.name == name
+    assert config.processing.discount == settings.get("processing", {}).get("discount", 0.99)
+    assert build_config(json.loads(config.model_dump_json())) == config
+    assert RunConfig(**dict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"processing": {"name": "dice"}}, r"processing\.name is dice but the algorithm needs advantages"),
+        (
+            {"algorithm": {"name": "dice-maml"}, "processing": {"name": "advantages"}},
+            r"processing\.name is advantages but the algorithm needs dice",
+        ),
+        ({"processing": {"dice_norm": "padded"}}, r"processing\.dice_norm is set but is for DiCE alone"),
+        ({"processing": {"return_baseline": "zero"}}, r"processing\.return_baseline is set but is for DiCE alone"),
+        ({"algorithm": {"name": "vpg-dice"}}, r"processing\.return_baseline is not set"),
+        (
+            {"algorithm": {"name": "dice-maml"}, "processing": {"return_baseline": "linear_feature"}},
+            r"processing\.return_baseline is set but the algorithm does not learn from advantages",
+        ),
+        (
+            {"algorithm": {"name": "dice-maml"}, "processing": {"gae_lambda": 0.9}},
+            r"processing\.gae_lambda is set but the algorithm does not learn from advantages",
+        ),
+        (
+            {"algorithm": {"name": "dice-maml", "num_minibatches": 21}},
+            r"num_minibatches is 21 but episodes_per_task is 20 and dice-maml takes whole episodes",
+        ),
+        (
+            {"processing": {"adv_norm": "variance", "normalize_advantages": False}},
+            "adv_norm is variance but normalize_advantages is off",
+        ),
+        (
+            {
+                "algorithm": {"name": "dice-maml"},
+                "processing": {"dice_norm": "padded", "normalize_advantages": False},
+            },
+            "dice_norm is padded but nothing is normalized",
+        ),
+        ({"algorithm": {"name": "maml-trpo", "inner_loss": "dice"}}, "DiCE loss is not offered here"),
+    ],
+)
+def test_processing_that_does_not_fit_is_refused_with_its_reason(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        build_config({**MINIMAL, **settings})
+
+
 def test_every_wrong_setting_is_reported_at_once():
     with pytest.raises(ConfigError) as refusal:
         build_config(override(MINIMAL, ["iterations=0", "num_tasks=0"]))

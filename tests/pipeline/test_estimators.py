@@ -6,6 +6,7 @@ from hypothesis.extra.numpy import arrays
 
 from pipeline.estimators import (
     discounted_returns,
+    discounted_rewards,
     explained_variance,
     gae,
     n_step_returns,
@@ -114,3 +115,26 @@ def test_explained_variance_is_one_for_a_perfect_fit_and_zero_for_a_constant(val
 
 def test_explained_variance_of_constant_returns_is_zero():
     assert explained_variance(np.zeros(3), np.ones(3), np.ones(3)) == 0
+
+
+def test_discounted_rewards_count_time_from_the_start_of_the_episode():
+    rewards = np.array([[3.0, 5.0, 7.0], [1.0, 0.0, 2.0]])
+    np.testing.assert_array_equal(discounted_rewards(rewards, 0.5), [[3.0, 2.5, 1.75], [1.0, 0.0, 0.5]])
+    np.testing.assert_array_equal(discounted_rewards(rewards, 0.0), [[3.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+
+
+@given(REWARDS, FACTORS)
+def test_discounted_rewards_sum_to_the_return_from_the_first_step(rewards, discount):
+    found = discounted_rewards(rewards, discount).sum(-1)
+    np.testing.assert_allclose(found, discounted_returns(rewards, discount)[:, 0], rtol=1e-9, atol=1e-9)
+
+
+def test_normalizing_by_the_variance_divides_by_its_unbiased_estimate():
+    # Real entries 1, 3, 8: mean 4, unbiased variance (9 + 1 + 16) / 2 = 13.
+    values, mask = np.array([1.0, 3.0, 8.0, 100.0]), np.array([1.0, 1.0, 1.0, 0.0])
+    np.testing.assert_allclose(normalize(values, mask, "variance"), np.array([-3, -1, 4, 0]) / 13, rtol=1e-8)
+
+
+def test_a_single_value_is_normalized_to_zero_by_either_scale():
+    for scale in ("std", "variance"):
+        np.testing.assert_array_equal(normalize(np.array([3.0, 0.0]), np.array([1.0, 0.0]), scale), [0.0, 0.0])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.optimizers import Adam
+from pipeline.optimizers import Adam, backtracking_line_search, conjugate_gradient
 
 
 def minimize(adam, params, gradient_of, num_steps):
@@ -63,3 +63,70 @@ def test_every_setting_changes_the_result(change):
         return minimize(adam, {"x": np.array([3.0])}, lambda p: {"x": p["x"] ** 2}, 3)[0]["x"][0]
 
     assert abs(result(Adam(**{"learning_rate": 0.1, **change})) - result(Adam(0.1))) > 1e-3
+
+
+def positive_matrix(size, rng):
+    root = rng.standard_normal((size, size))
+    return root @ root.T + np.eye(size)
+
+
+def solve(matrix, b, iterations=50, tolerance=1e-24):
+    return conjugate_gradient(lambda v: matrix @ v, b, iterations=iterations, tolerance=tolerance)
+
+
+def test_conjugate_gradient_solves_a_positive_system():
+    rng = np.random.default_rng(0)
+    matrix, b = positive_matrix(12, rng), rng.standard_normal(12)
+    solution = solve(matrix, b)
+    np.testing.assert_allclose(solution.x, np.linalg.solve(matrix, b), rtol=1e-8)
+    assert solution.iterations < 50
+
+
+def test_conjugate_gradient_tracks_its_residual():
+    rng = np.random.default_rng(1)
+    matrix, b = positive_matrix(12, rng), rng.standard_normal(12)
+    solution = solve(matrix, b, iterations=4)
+    assert solution.iterations == 4
+    np.testing.assert_allclose(solution.residual, b - matrix @ solution.x, atol=1e-10)
+    assert np.linalg.norm(solution.residual) > 1e-3
+
+
+def test_conjugate_gradient_stops_at_its_tolerance():
+    rng = np.random.default_rng(2)
+    matrix, b = positive_matrix(12, rng), rng.standard_normal(12)
+    loose, tight = (solve(matrix, b, tolerance=tolerance) for tolerance in (1e-2, 1e-12))
+    assert loose.iterations < tight.iterations
+    assert loose.residual @ loose.residual <= 1e-2
+
+
+@pytest.mark.parametrize("bad", [-1.0, 0.0, np.nan])
+def test_conjugate_gradient_stops_where_the_matrix_is_not_positive(bad):
+    solution = solve(np.diag([1.0, 2.0, bad]), np.array([0.0, 0.0, 1.0]))
+    assert (solution.iterations, solution.x.tolist()) == (1, [0, 0, 0])
+
+
+def test_conjugate_gradient_keeps_what_it_found_before_negative_curvature():
+    solution = solve(np.diag([4.0, 1.0, -0.5]), np.array([1.0, 1.0, 0.5]))
+    assert 1 < solution.iterations < 50
+    assert np.isfinite(solution.x).all()
+    assert solution.x.any()
+
+
+def test_the_solution_for_nothing_is_nothing():
+    solution = solve(np.eye(3), np.zeros(3))
+    assert (solution.iterations, solution.x.tolist()) == (0, [0, 0, 0])
+
+
+def test_line_search_takes_the_first_fraction_that_is_accepted():
+    tried = []
+    search = backtracking_line_search(
+        lambda fraction: tried.append(fraction) or fraction, lambda x: x < 0.6, ratio=0.5, max_trials=9
+    )
+    assert tried == [1, 0.5]
+    assert (search.accepted, search.value, search.trials) == (True, 0.5, 2)
+
+
+@pytest.mark.parametrize("max_trials", [1, 4])
+def test_line_search_gives_up_after_its_trials(max_trials):
+    search = backtracking_line_search(lambda x: x, lambda x: False, ratio=0.5, max_trials=max_trials)
+    assert (search.accepted, search.trials, search.value) == (False, max_trials, 0.5 ** (max_trials - 1))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.types import BatchError, EpisodeBatch, TaskBatch, TaskParams
+from pipeline.types import BatchError, EpisodeBatch, Samples, TaskBatch, TaskParams
 
 
 def episodes(B=2, E=3, T=4, **changes):
@@ -75,3 +75,11 @@ def test_broadcast_parameters_are_shared_and_not_copied():
 def test_task_parameters_with_different_numbers_of_tasks_are_refused():
     with pytest.raises(BatchError, match="number of tasks"):
         TaskParams({"a": np.zeros((2, 1), np.float32), "b": np.zeros((3, 1), np.float32)})
+
+
+def test_adjusted_rewards_are_optional_but_of_the_shape_of_the_others():
+    values = np.zeros((2, 3, 4), np.float32)
+    assert Samples(values, values, values, values).adjusted_rewards is None
+    for wrong in (values[:1], values.astype(np.float64)):
+        with pytest.raises(BatchError, match=r"Samples\.adjusted_rewards"):
+            Samples(values, values, values, values, wrong)

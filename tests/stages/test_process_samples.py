@@ -6,14 +6,17 @@ import pytest
 
 from pipeline.baselines import BaselineError
 from pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline
+from pipeline.baselines.value_network import ValueNetworkBaseline
 from pipeline.baselines.zero import ZeroBaseline
+from pipeline.config import ProcessingConfig
 from pipeline.estimators import discounted_returns
 from pipeline.types import EpisodeBatch
 from stages.process_samples import process_samples, task_advantages
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BASELINES = {"feature": LinearFeatureBaseline(), "time": LinearTimeBaseline(), "zero": ZeroBaseline()}
-PLAIN = {"discount": 0.9, "gae_lambda": 1.0, "normalize_advantages": False, "positive_advantages": False}
+PLAIN = ProcessingConfig(discount=0.9, normalize_advantages=False)
+NORMALIZED = ProcessingConfig(discount=0.9)
 
 
 def load(name):
@@ -38,9 +41,10 @@ def golden_task(arrays, task):
 
 def golden_advantages(arrays, task, baseline, **settings):
     observations, rewards, mask = golden_task(arrays, task)
-    discount = float(arrays["discount"])
-    values = baseline.fit_predict(observations, discounted_returns(rewards, discount), mask)
-    return task_advantages(rewards, values, mask, discount=discount, **settings)[mask == 1]
+    processing = ProcessingConfig(discount=float(arrays["discount"]), **settings)
+    returns = discounted_returns(rewards, processing.discount)
+    (values,) = baseline.fit_predict(observations[None], returns[None], mask[None])
+    return task_advantages(rewards, values, mask, processing)[mask == 1]
 
 
 @pytest.mark.parametrize("task", [0, 1, 2])
@@ -98,10 +102,7 @@ def test_the_stage_gives_the_original_numbers_in_float32(gae_lambda):
     samples = process_samples(
         batch(observations, rewards, lengths),
         LinearFeatureBaseline(),
-        discount=float(arrays["discount"]),
-        gae_lambda=gae_lambda,
-        normalize_advantages=True,
-        positive_advantages=False,
+        ProcessingConfig(discount=float(arrays["discount"]), gae_lambda=gae_lambda),
     )
     for task in range(3):
         real = samples.mask[task] == 1
@@ -135,7 +136,7 @@ def ragged():
 
 
 def test_without_a_baseline_advantages_are_returns(ragged):
-    samples = process_samples(ragged, ZeroBaseline(), **PLAIN)
+    samples = process_samples(ragged, ZeroBaseline(), PLAIN)
     np.testing.assert_array_equal(samples.advantages, samples.returns)
     assert not samples.values.any()
 
@@ -146,14 +147,14 @@ def test_rewards_and_observations_on_padding_do_not_matter(ragged):
         np.where(ragged.mask == 1, ragged.rewards, 9),
         ragged.lengths,
     )
-    found, expected = (process_samples(e, LinearFeatureBaseline(), **PLAIN) for e in (other, ragged))
+    found, expected = (process_samples(e, LinearFeatureBaseline(), PLAIN) for e in (other, ragged))
     for name in ("returns", "values", "advantages"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
         assert not getattr(found, name)[ragged.mask == 0].any()
 
 
 def test_normalized_advantages_have_unit_std_per_task_over_real_steps(ragged):
-    samples = process_samples(ragged, ZeroBaseline(), **{**PLAIN, "normalize_advantages": True})
+    samples = process_samples(ragged, ZeroBaseline(), NORMALIZED)
     for b in range(2):
         real = samples.advantages[b][samples.mask[b] == 1]
         assert abs(real.mean()) < 1e-6
@@ -161,25 +162,41 @@ def test_normalized_advantages_have_unit_std_per_task_over_real_steps(ragged):
 
 
 def test_positive_advantages_are_positive_on_real_steps(ragged):
-    samples = process_samples(ragged, ZeroBaseline(), **{**PLAIN, "positive_advantages": True})
+    samples = process_samples(ragged, ZeroBaseline(), PLAIN.model_copy(update={"positive_advantages": True}))
     assert (samples.advantages[samples.mask == 1] > 0).all()
     assert not samples.advantages[samples.mask == 0].any()
 
 
 @pytest.mark.parametrize(("setting", "value"), [("discount", 0.5), ("gae_lambda", 0.3)])
 def test_discount_and_lambda_change_the_advantages(ragged, setting, value):
-    plain = process_samples(ragged, LinearFeatureBaseline(), **PLAIN)
-    changed = process_samples(ragged, LinearFeatureBaseline(), **{**PLAIN, setting: value})
+    plain = process_samples(ragged, LinearFeatureBaseline(), PLAIN)
+    changed = process_samples(ragged, LinearFeatureBaseline(), PLAIN.model_copy(update={setting: value}))
     assert abs(plain.advantages - changed.advantages).max() > 0.1
 
 
+def test_dividing_by_the_variance_undoes_the_unit_std(ragged):
+    samples = process_samples(ragged, ZeroBaseline(), NORMALIZED.model_copy(update={"adv_norm": "variance"}))
+    plain = process_samples(ragged, ZeroBaseline(), PLAIN)
+    for b in range(2):
+        real = samples.mask[b] == 1
+        values = plain.advantages[b][real].astype(np.float64)
+        expected = (values - values.mean()) / values.var(ddof=1)
+        np.testing.assert_allclose(samples.advantages[b][real], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_seed_reaches_the_baseline(ragged):
+    baseline = ValueNetworkBaseline(num_epochs=1)
+    first, again, other = (process_samples(ragged, baseline, PLAIN, seed=seed).values for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert abs(first - other).max() > 1e-4
+
+
 def test_a_task_does_not_depend_on_threads_or_on_other_tasks(ragged):
-    settings = {**PLAIN, "normalize_advantages": True}
-    expected = process_samples(ragged, LinearFeatureBaseline(), **settings)
+    expected = process_samples(ragged, LinearFeatureBaseline(), NORMALIZED)
     with ThreadPoolExecutor(2) as pool:
-        threaded = process_samples(ragged, LinearFeatureBaseline(), **settings, parallel=pool.map)
+        threaded = process_samples(ragged, LinearFeatureBaseline(), NORMALIZED, parallel=pool.map)
     alone = process_samples(
-        batch(ragged.observations[1:], ragged.rewards[1:], ragged.lengths[1:]), LinearFeatureBaseline(), **settings
+        batch(ragged.observations[1:], ragged.rewards[1:], ragged.lengths[1:]), LinearFeatureBaseline(), NORMALIZED
     )
     np.testing.assert_array_equal(threaded.advantages, expected.advantages)
     np.testing.assert_array_equal(alone.advantages, expected.advantages[1:])
@@ -189,4 +206,4 @@ def test_a_reward_that_is_not_finite_is_refused_by_the_number_of_its_task(ragged
     rewards = ragged.rewards.copy()
     rewards[1, 0, 0] = np.nan
     with pytest.raises(BaselineError, match="task 1: returns are not finite"):
-        process_samples(batch(ragged.observations, rewards, ragged.lengths), LinearFeatureBaseline(), **PLAIN)
+        process_samples(batch(ragged.observations, rewards, ragged.lengths), LinearFeatureBaseline(), PLAIN)

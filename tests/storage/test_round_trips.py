@@ -76,6 +76,25 @@ def test_discrete_actions_and_other_acting_distributions_come_back(writer, put, 
     assert same(stored(writer, put, StageRef(0, "collect_rollouts"), discrete), discrete)
 
 
+def test_samples_with_adjusted_rewards_come_back_with_them_and_others_without(writer, put, batches):
+    plain = batches.samples(batches.episodes())
+    assert stored(writer, put, StageRef(0, "process_samples", 0), plain).adjusted_rewards is None
+    adjusted = replace(plain, adjusted_rewards=plain.returns * 2)
+    assert same(stored(writer, put, StageRef(0, "process_samples", 1), adjusted), adjusted)
+
+
+def test_adjusted_rewards_come_back_where_there_are_any(writer, put, batches):
+    samples = batches.samples(batches.episodes())
+    dice = replace(samples, adjusted_rewards=samples.returns * 2)
+    assert "adjusted_rewards" in flatten(dice)
+    assert same(stored(writer, put, StageRef(0, "process_samples"), dice), dice)
+    assert "adjusted_rewards" not in flatten(samples)
+    loaded = stored(writer, put, StageRef(0, "process_samples", 1), samples)
+    assert loaded.adjusted_rewards is None
+    assert same(loaded, samples)
+    assert not (writer.run.path / "data.zarr" / "samples_1" / "adjusted_rewards").exists()
+
+
 def test_arrays_without_entries_come_back(writer, put, batches):
     tasks = TaskBatch(np.zeros((3, 0)), np.arange(3))
     episodes = replace(batches.episodes(), initial_state=np.zeros((3, 2, 0)), reward_terms={})

@@ -36,6 +36,25 @@ def test_steps_have_one_row_per_real_step_with_the_numbers_of_the_batches(run):
         assert (row.value, row.advantage) == (samples.values[at], samples.advantages[at])
 
 
+def test_steps_have_a_column_of_adjusted_rewards_where_the_run_has_them(tmp_path, creation, put, make_batches, run):
+    batches = make_batches()
+    outputs = []
+    for ref, value, inputs in batches.iteration(0):
+        if ref.stage == "process_samples":
+            value = replace(value, adjusted_rewards=value.returns * 2)
+        outputs.append((ref, value, inputs))
+    with storage.create_run(tmp_path / "dice", capacity=1, **creation) as writer:
+        put(writer, outputs)
+    steps = storage.open_run(tmp_path / "dice").steps().to_pandas()
+    assert (steps.adjusted_reward == 2 * steps["return"]).all()
+    assert storage.open_run(tmp_path / "dice").steps(columns=["adjusted_reward"]).column_names == ["adjusted_reward"]
+    dataset = storage.open_run(tmp_path / "dice")[0].xarray(1)
+    assert dataset.adjusted_rewards.dims == ("task", "episode", "t")
+    assert "adjusted_reward" not in run.steps().column_names
+    with pytest.raises(ValueError, match="adjusted_reward"):
+        run.steps(columns=["adjusted_reward"])
+
+
 def test_episodes_end_on_their_last_row_of_steps_and_nowhere_else(run):
     steps, episodes = run.steps().to_pandas(), run.episodes().to_pandas()
     keys = ["iteration", "step", "task", "episode"]

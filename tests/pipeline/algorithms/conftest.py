@@ -1,13 +1,16 @@
 """Samples for tests of algorithms: the golden ones of the original ProMP code, and small random ones."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
-from pipeline.types import EpisodeBatch, Params, Samples, Step
+from pipeline.policies.gaussian import GaussianPolicy
+from pipeline.types import EpisodeBatch, Params, Samples, Step, TaskParams
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ORIGINAL_LOG_STD = "log_std_network.log_std_var"
@@ -43,7 +46,7 @@ def golden_steps() -> Callable[[Arrays], list[Step]]:
     """The rounds of a golden file; a task's rows become one episode."""
 
     def steps(arrays: Arrays) -> list[Step]:
-        return [_golden_step(arrays, k) for k in range(int(arrays["num_inner_grad_steps"]) + 1)]
+        return [_golden_step(arrays, k) for k in range(int(arrays.get("num_inner_grad_steps", 1)) + 1)]
 
     return steps
 
@@ -75,13 +78,14 @@ def build_step(
     log_std: NDArray,
     advantages: NDArray,
     lengths: NDArray,
+    rewards: NDArray | None = None,
 ) -> Step:
     B, E, T = advantages.shape
     zeros = np.zeros((B, E, T), np.float32)
     episodes = EpisodeBatch(
         observations=observations,
         actions=actions,
-        rewards=zeros,
+        rewards=zeros if rewards is None else rewards,
         terminated=np.zeros((B, E), bool),
         truncated=np.ones((B, E), bool),
         lengths=lengths.astype(np.int32),
@@ -134,8 +138,41 @@ def _random_step(
         "mean": mean,
         "log_std": 0.1 * normal(B, A),
         "advantages": advantage_scale * normal(B, E, T) * real,
+        "rewards": normal(B, E, T) * real,
     }
     arrays = {name: value.astype(np.float32) for name, value in arrays.items()}
     for value in arrays.values():
         value.flags.writeable = False
     return build_step(k, **arrays, lengths=lengths)
+
+
+@pytest.fixture
+def on_policy_steps(random_steps) -> Callable[..., list[Step]]:
+    """Rounds as an algorithm samples them: every round by the parameters that its inner steps so far gave."""
+
+    def steps(algorithm, policy, learner, **sizes) -> list[Step]:
+        raw = random_steps(algorithm.inner_steps + 1, **sizes)
+        params = TaskParams.broadcast(learner.params, len(raw[0].episodes.lengths))
+        rounds: list[Step] = []
+        for step in raw:
+            rounds.append(_as_if_acted(step, policy, params))
+            if step.k < algorithm.inner_steps:
+                params = algorithm.adapt(policy, learner, params, rounds[-1])
+        return rounds
+
+    return steps
+
+
+def _as_if_acted(step: Step, policy: GaussianPolicy, params: TaskParams) -> Step:
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in params.params.items()}
+    B, E, T = step.episodes.rewards.shape
+    rows = torch.from_numpy(step.episodes.observations[:, :, :T].reshape(B, E * T, -1))
+    mean, log_std = policy.distribution(tensors, rows)
+    noise = np.random.default_rng(step.k).standard_normal(step.episodes.actions.shape, np.float32)
+    mean = mean.numpy().reshape(step.episodes.actions.shape)
+    episodes = dataclasses.replace(
+        step.episodes,
+        actions=mean + noise * log_std[:, :, None].exp().numpy(),
+        behavior={"mean": mean, "log_std": log_std[:, 0].numpy()},
+    )
+    return dataclasses.replace(step, episodes=episodes)

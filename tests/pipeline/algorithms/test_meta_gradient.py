@@ -25,7 +25,7 @@ def setup(promp, steps, policy=POLICY, tasks_per_chunk=2):
     learner = promp.initialize(policy, run_seed=0)
     meta_params = {k: v.astype(np.float64) for k, v in (learner.params | step_size_logs(learner.extra)).items()}
     chunks = build_chunks(steps, tasks_per_chunk, dtype=torch.float64)
-    return promp.problem(policy, learner), meta_params, chunks
+    return promp.problem(policy, learner, steps), meta_params, chunks
 
 
 def central_difference(problem, meta_params, chunks, name, index, h=1e-6):
@@ -130,7 +130,9 @@ def test_ratios_are_one_and_kls_zero_before_the_first_update(random_steps):
     step_0 = on_policy(raw[0], before.params)
     adapted = promp.adapt(POLICY, learner, before, step_0)
     step_1 = on_policy(raw[1], adapted.params)
-    values = meta_objective(promp.problem(POLICY, learner), learner.params, build_chunks([step_0, step_1], 2))
+    values = meta_objective(
+        promp.problem(POLICY, learner, [step_0, step_1]), learner.params, build_chunks([step_0, step_1], 2)
+    )
     advantages = [raw[1].samples.advantages[b][raw[1].samples.mask[b] == 1].mean() for b in range(3)]
     np.testing.assert_allclose(values["loss"], np.negative(advantages), atol=1e-6)
     for name in ("inner_kl_0", "outer_kl", "clip_fraction"):

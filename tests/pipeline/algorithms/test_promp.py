@@ -35,6 +35,7 @@ def distance(a: LearnerState, b: LearnerState) -> float:
         {"outer_lr": 1e-2},
         {"num_epochs": 2},
         {"num_minibatches": 2},
+        {"tolerance": 10.0},
         {"init_inner_kl_penalty": 50.0},
         {"trainable_inner_lr": True, "num_epochs": 2, "outer_lr": 0.5},
         {"first_order": True},

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from pipeline.baselines import BaselineConfig, BaselineError
 from pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, fit
+from pipeline.baselines.value_network import ValueNetworkBaseline
 from pipeline.baselines.zero import ZeroBaseline
 
 BASELINES = {"feature": LinearFeatureBaseline(), "time": LinearTimeBaseline()}
@@ -52,15 +53,19 @@ def test_coefficients_agree_with_the_original_to_1e_8(task, kind, golden):
 @pytest.mark.parametrize("kind", BASELINES)
 def test_predictions_agree_with_the_original_to_1e_8(task, kind):
     arrays, observations, returns, mask = task
-    predicted = BASELINES[kind].fit_predict(observations, returns, mask)
+    (predicted,) = BASELINES[kind].fit_predict(observations[None], returns[None], mask[None])
     np.testing.assert_allclose(predicted[mask == 1], arrays[f"{kind}_predict"], rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("baseline", [LinearFeatureBaseline(), LinearTimeBaseline(), ZeroBaseline()])
+@pytest.mark.parametrize(
+    "baseline",
+    [LinearFeatureBaseline(), LinearTimeBaseline(), ZeroBaseline(), ValueNetworkBaseline(num_epochs=2)],
+    ids=lambda baseline: type(baseline).__name__,
+)
 def test_padding_is_ignored_and_predicted_zero(baseline):
     rng = np.random.default_rng(0)
-    observations, targets = rng.standard_normal((2, 9, 3)), rng.standard_normal((2, 9))
-    mask = (np.arange(9) < np.array([[4], [9]])).astype(np.float32)
+    observations, targets = rng.standard_normal((2, 2, 9, 3)), rng.standard_normal((2, 2, 9))
+    mask = (np.arange(9) < np.array([[[4], [9]], [[7], [1]]])).astype(np.float32)
     garbage = np.where(mask[..., None] == 1, observations, 1e6)
     predicted = baseline.fit_predict(garbage, np.where(mask == 1, targets, 1e6), mask)
     np.testing.assert_array_equal(predicted, baseline.fit_predict(observations, targets, mask))
@@ -68,9 +73,9 @@ def test_padding_is_ignored_and_predicted_zero(baseline):
 
 
 def test_a_linear_return_is_fitted_exactly():
-    observations = np.random.default_rng(0).uniform(-1, 1, (4, 30, 2))
+    observations = np.random.default_rng(0).uniform(-1, 1, (1, 4, 30, 2))
     targets = 3 * observations[..., 0] - observations[..., 1] ** 2 + 0.1 * np.arange(30) + 2
-    predicted = LinearFeatureBaseline(1e-10).fit_predict(observations, targets, np.ones((4, 30)))
+    predicted = LinearFeatureBaseline(1e-10).fit_predict(observations, targets, np.ones((1, 4, 30)))
     np.testing.assert_allclose(predicted, targets, atol=1e-7)
 
 
@@ -84,16 +89,18 @@ def test_observations_beyond_ten_count_as_ten():
 
 
 def test_regularization_shrinks_the_fit():
-    observations, targets, mask = np.ones((1, 4, 1)), np.full((1, 4), 5.0), np.ones((1, 4))
+    observations, targets, mask = np.ones((1, 1, 4, 1)), np.full((1, 1, 4), 5.0), np.ones((1, 1, 4))
     weak, strong = (LinearFeatureBaseline(r).fit_predict(observations, targets, mask) for r in (1e-5, 1e3))
     assert abs(weak - 5).max() < 1e-3
     assert abs(strong).max() < 1
 
 
 def test_a_fit_to_infinite_returns_is_refused():
-    targets = np.full((1, 4), np.inf)
-    with pytest.raises(BaselineError, match="not finite"):
-        LinearTimeBaseline().fit_predict(np.ones((1, 4, 1)), targets, np.ones((1, 4)))
+    targets = np.zeros((3, 1, 4))
+    targets[2] = np.inf
+    for baseline in (LinearTimeBaseline(), ValueNetworkBaseline()):
+        with pytest.raises(BaselineError, match="task 2: returns are not finite"):
+            baseline.fit_predict(np.ones((3, 1, 4, 1)), targets, np.ones((3, 1, 4)))
 
 
 def test_coefficients_that_stay_infinite_are_an_error_not_a_prediction(monkeypatch):
@@ -116,12 +123,49 @@ def test_coefficients_that_stay_infinite_are_an_error_not_a_prediction(monkeypat
         ("linear_time", LinearTimeBaseline(1e-5)),
         ({"name": "linear_feature", "regularization": 0.5}, LinearFeatureBaseline(0.5)),
         ("zero", ZeroBaseline()),
+        ("value_network", ValueNetworkBaseline()),
+        (
+            {
+                "name": "value_network",
+                "hidden_sizes": [8],
+                "num_epochs": 3,
+                "learning_rate": 0.1,
+                "steps_per_minibatch": 50,
+                "shared": True,
+            },
+            ValueNetworkBaseline((8,), 3, 0.1, 50, True),
+        ),
     ],
 )
 def test_a_configuration_builds_the_baseline_it_names(settings, expected):
     assert BaselineConfig.model_validate(settings).build() == expected
 
 
-def test_regularizing_the_zero_baseline_is_refused():
-    with pytest.raises(ValidationError, match="zero baseline is not fitted"):
-        BaselineConfig(name="zero", regularization=0.1)
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("zero", "regularization", 0.1),
+        ("value_network", "regularization", 0.1),
+        ("linear_feature", "hidden_sizes", (8,)),
+        ("linear_time", "shared", True),
+        ("zero", "learning_rate", 0.1),
+    ],
+)
+def test_an_option_of_another_baseline_is_refused(name, option, value):
+    with pytest.raises(ValidationError, match=f"{option} is .* but the baseline {name} has no such option"):
+        BaselineConfig.model_validate({"name": name, option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("hidden_sizes", []),
+        ("hidden_sizes", [0]),
+        ("num_epochs", 0),
+        ("learning_rate", 0),
+        ("steps_per_minibatch", 0),
+    ],
+)
+def test_impossible_value_networks_are_refused(option, value):
+    with pytest.raises(ValidationError, match=option):
+        BaselineConfig.model_validate({"name": "value_network", option: value})

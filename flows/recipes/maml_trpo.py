@@ -1,0 +1,23 @@
+"""MAML-TRPO at the sizes of the ProMP authors' run script.
+
+Rothfuss et al. 2019, arXiv:1810.06784: 40 tasks, 20 episodes of 100 steps, two hidden layers of 64, one log-likelihood
+inner step of 0.1, a KL bound of 0.01, 10 steps of conjugate gradient.
+"""
+
+from pipeline.algorithms import MAMLTRPO
+from pipeline.config import RunConfig
+from pipeline.envs.config import EnvConfig
+
+
+def half_cheetah_dir() -> RunConfig:
+    """Run forwards or backwards; `maml_run_mujoco` of the ProMP authors' code."""
+    return _run("half-cheetah-dir")
+
+
+def point_corner() -> RunConfig:
+    """Find one of four corners, sparse reward; `maml_run_mujoco` of the ProMP authors' code on the point robot."""
+    return _run("point-corner")
+
+
+def _run(env: str) -> RunConfig:
+    return RunConfig(env=EnvConfig(name=env), algorithm=MAMLTRPO())

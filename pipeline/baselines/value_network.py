@@ -1,0 +1,168 @@
+"""A value network: a small tanh network of state and time, trained on the episodes it then predicts.
+
+NumPy only, for the sake of the bits: a stacked product is computed matrix by matrix, so a task's fit does not depend on
+which tasks share its chunk. The gradient of two or three layers is quickly written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.baselines.contract import BaselineError, require_finite
+from pipeline.baselines.linear import TIME_SCALE
+from pipeline.optimizers import Adam
+from pipeline.types import Array, Params
+
+if TYPE_CHECKING:
+    from pipeline.algorithms.contract import ParallelMap
+
+TASKS_PER_CHUNK = 4
+EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class ValueNetworkBaseline:
+    """Regresses on observations and t with a network that starts afresh in every round: nothing outlives a call.
+
+    Inputs and targets are standardized over the real steps; Adam's step size falls linearly to zero.
+
+    Attributes:
+        hidden_sizes: units of each hidden layer.
+        num_epochs: passes over a task's steps.
+        learning_rate: Adam's first step size.
+        steps_per_minibatch: environment steps per Adam step.
+        shared: one network for all tasks of the round instead of one for each.
+    """
+
+    hidden_sizes: tuple[int, ...] = (32, 32)
+    num_epochs: int = 20
+    learning_rate: float = 0.02
+    steps_per_minibatch: int = 250
+    shared: bool = False
+
+    def fit_predict(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Array:
+        """Train on every task and predict it, [B, E, T]; see Baseline."""
+        if self.shared:
+            merged = (values.reshape(1, -1, *values.shape[2:]) for values in (observations, targets, mask))
+            return self._fit_chunk(*merged, seed=seed, first_task=0).reshape(targets.shape)
+
+        def work(start: int) -> Array:
+            tasks = slice(start, start + TASKS_PER_CHUNK)
+            return self._fit_chunk(observations[tasks], targets[tasks], mask[tasks], seed=seed, first_task=start)
+
+        return np.concatenate(list(parallel(work, range(0, len(mask), TASKS_PER_CHUNK))))
+
+    def _fit_chunk(self, observations: Array, targets: Array, mask: Array, *, seed: int, first_task: int) -> Array:
+        """Predictions [b, E, T] of b networks."""
+        b, E, T = mask.shape
+        _require_finite_tasks(observations, targets, mask, first_task)
+        weights = mask.reshape(b, E * T).astype(np.float32)
+        inputs = _standardized(_with_time(observations).reshape(b, E * T, -1), weights)[0]
+        goals, mean, std = _standardized(targets.reshape(b, E * T, 1), weights)
+        rngs = [
+            np.random.Generator(np.random.Philox(key=np.array([seed, task], np.uint64)))
+            for task in range(first_task, first_task + b)
+        ]
+        params = self._train(inputs, goals, weights, rngs)
+        predicted = (_forward(params, inputs)[-1] * std + mean)[..., 0]
+        if not np.isfinite(predicted).all():
+            task = first_task + int((~np.isfinite(predicted)).any(axis=1).argmax())
+            raise BaselineError(f"task {task}: the value network diverged; lower baseline.learning_rate")
+        return (predicted * weights).reshape(b, E, T)
+
+    def _train(self, inputs: Array, goals: Array, weights: Array, rngs: Sequence[np.random.Generator]) -> Params:
+        networks = [_initial(inputs.shape[-1], self.hidden_sizes, rng) for rng in rngs]
+        params = {name: np.stack([network[name] for network in networks]) for name in networks[0]}
+        state = Adam(self.learning_rate).initialize(params)
+        num_minibatches = -(-weights.shape[1] // self.steps_per_minibatch)
+        total, done = self.num_epochs * num_minibatches, 0
+        for _ in range(self.num_epochs):
+            order = _shuffled(weights, rngs)
+            for part in range(num_minibatches):
+                rows = order[:, part::num_minibatches]
+                chosen = [np.take_along_axis(values, rows[..., None], 1) for values in (inputs, goals)]
+                gradients = _gradient(params, chosen[0], chosen[1], np.take_along_axis(weights, rows, 1))
+                params, state = Adam(self.learning_rate * (1 - done / total)).step(params, gradients, state)
+                done += 1
+        return params
+
+
+def _with_time(observations: Array) -> Array:
+    """[b, E, T, O + 1] float64: the observation clipped to ±10, as for the linear baseline, and t / 100."""
+    b, E, T, O = observations.shape
+    inputs = np.empty((b, E, T, O + 1))
+    np.clip(observations, -10, 10, out=inputs[..., :O])
+    inputs[..., O] = np.arange(T) / TIME_SCALE
+    return inputs
+
+
+def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """Float32 values of zero mean and unit deviation over the rows that weigh, and this mean and deviation in float64.
+
+    Args:
+        values: [b, N, F]; becomes zero where the weight is zero.
+        weights: [b, N] of 0 and 1.
+    """
+    real = weights[..., None].astype(np.float64)
+    count = real.sum(axis=1, keepdims=True)
+    mean = (values * real).sum(axis=1, keepdims=True) / count
+    centred = (values - mean) * real
+    std = np.sqrt(np.square(centred).sum(axis=1, keepdims=True) / count)
+    return (centred / (std + EPSILON)).astype(np.float32), mean, std
+
+
+def _shuffled(weights: Array, rngs: Sequence[np.random.Generator]) -> Array:
+    """Row numbers [b, N] of every task in random order, padding last: strided parts share the real rows evenly."""
+    keys = np.stack([rng.random(weights.shape[1]) for rng in rngs])
+    return np.argsort(np.where(weights == 0, 2.0, keys), axis=1, kind="stable")
+
+
+def _initial(num_inputs: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
+    """Glorot-uniform kernels and zero biases by layer; the output starts at zero, the mean of the targets."""
+    sizes = [num_inputs, *hidden_sizes, 1]
+    params: Params = {}
+    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+        limit = np.sqrt(6 / (fan_in + fan_out)) if layer < len(hidden_sizes) else 0.0
+        params[f"kernel_{layer}"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
+        params[f"bias_{layer}"] = np.zeros((1, fan_out), np.float32)
+    return params
+
+
+def _forward(params: Params, inputs: Array) -> list[Array]:
+    """Inputs and outputs of every layer, [b, n, ...]."""
+    num_layers = len(params) // 2
+    values = [inputs]
+    for layer in range(num_layers):
+        outputs = values[-1] @ params[f"kernel_{layer}"] + params[f"bias_{layer}"]
+        values.append(np.tanh(outputs) if layer < num_layers - 1 else outputs)
+    return values
+
+
+def _gradient(params: Params, inputs: Array, goals: Array, weights: Array) -> Params:
+    """Of every network's mean squared error / 2 over the rows that weigh."""
+    values = _forward(params, inputs)
+    share = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1)
+    errors = (values.pop() - goals) * share[..., None]
+    gradients: Params = {}
+    for layer in reversed(range(len(values))):
+        below = values[layer]
+        gradients[f"kernel_{layer}"] = below.swapaxes(1, 2) @ errors
+        gradients[f"bias_{layer}"] = errors.sum(axis=1, keepdims=True)
+        if layer:
+            errors = (errors @ params[f"kernel_{layer}"].swapaxes(1, 2)) * (1 - np.square(below))
+    return gradients
+
+
+def _require_finite_tasks(observations: Array, targets: Array, mask: Array, first_task: int) -> None:
+    for task, real in enumerate(mask != 0):
+        try:
+            require_finite(observations[task][real], targets[task][real])
+        except BaselineError as error:
+            raise BaselineError(f"task {first_task + task}: {error}") from error

@@ -1,0 +1,44 @@
+"""Recipes: one for every algorithm on two environments, by names that say so."""
+
+from typing import get_args
+
+import pytest
+
+from flows.recipes import RECIPES, load_settings
+from pipeline.algorithms import AlgorithmConfig
+from pipeline.config import build_config, override
+
+NAMES = [cls.model_fields["name"].default for cls in get_args(get_args(AlgorithmConfig)[0])]
+
+
+@pytest.mark.parametrize("env", ["point-corner", "half-cheetah-dir"])
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_every_algorithm_has_a_recipe(algorithm, env):
+    config = RECIPES[f"{algorithm}-{env}"]()
+    assert (config.algorithm.name, config.env.name) == (algorithm, env)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_named_for_what_they_run_and_say_where_they_are_from(name):
+    config = RECIPES[name]()
+    assert name == f"{config.algorithm.name}-{config.env.name}"
+    assert RECIPES[name].__doc__
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_survives_being_written_down(name):
+    assert build_config(load_settings(name)) == RECIPES[name]()
+
+
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "maml-vpg", "maml-ppo", "e-maml"])
+def test_one_word_changes_the_algorithm(algorithm):
+    settings = load_settings("promp-point-corner")
+    config = build_config(override(settings, [f"algorithm={algorithm}", "algorithm.inner_lr=0.05"]))
+    assert (config.algorithm.name, config.algorithm.inner_lr) == (algorithm, 0.05)
+    assert config.algorithm == RECIPES[f"{algorithm}-point-corner"]().algorithm.model_copy(update={"inner_lr": 0.05})
+
+
+def test_a_wrong_setting_is_named_as_the_user_typed_it():
+    settings = override(load_settings("promp-point-corner"), ["algorithm=maml-trpo", "algorithm.clip_eps=0.1"])
+    with pytest.raises(ValueError, match=r"^algorithm\.clip_eps: unknown key"):
+        build_config(settings)
