@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 done, 1 found a difference or a failure, 2 wrong usage.
+"""The command line. Exit codes: 0 done, 1 found a difference or a failure, 2 wrong usage, 130 stopped by Ctrl-C.
 
 Commands import what they need when they run: listing runs should not wait for torch.
 """
@@ -6,17 +6,35 @@ Commands import what they need when they run: listing runs should not wait for t
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 import storage
-from flows.runs import RunAt, new_run_name, report_folder, run_folder, runs_root
+from flows.errors import USAGE, exit_code
+from flows.runs import RunAt, new_run_name, report_folder, require_iteration, run_folder, runs_root
+
+if TYPE_CHECKING:
+    from flows.report import ReportFiles
+
+EXIT_OUTPUT_CLOSED = 128 + 13  # as of a process that SIGPIPE ended
+
+
+class OutputClosed(Exception):
+    """Whoever read standard output has gone away, as `head` does."""
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        raise OutputClosed
+
 
 app = App(
+    console=_Console(),
     name="metaloom",
     help="Meta-reinforcement learning as a dataflow: every batch kept, every stage replayable bit for bit.",
     help_format="markdown",
@@ -27,7 +45,10 @@ Overrides = Annotated[
     tuple[str, ...],
     Parameter(name="--set", negative=(), help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable."),
 ]
-Workers = Annotated[int, Parameter(help="Dask worker processes on this machine; 0 samples in this process.")]
+Workers = Annotated[
+    int | None,
+    Parameter(help="Dask worker processes on this machine, two if left out; 0 samples in this process."),
+]
 Threads = Annotated[int, Parameter(help="Physics threads when sampling in this process (`--workers 0`).")]
 Scheduler = Annotated[str | None, Parameter(help="Address of a running Dask scheduler, `tcp://host:port`.")]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of text.")]
@@ -44,11 +65,16 @@ def run(tokens: Sequence[str]) -> int:
     try:
         return app(tokens, exit_on_error=False, result_action="return_value") or 0
     except CycloptsError:
-        return 2  # cyclopts has printed what is wrong
-    except (storage.RunNotFound, storage.RunExists, storage.NotARun, storage.InvalidRunName, ValueError) as error:
-        return _fail(error, 2)
-    except (storage.StoreError, ConnectionError) as error:
-        return _fail(error, 1)
+        return USAGE  # cyclopts has printed what is wrong
+    except OutputClosed:
+        _discard_output()
+        return EXIT_OUTPUT_CLOSED
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        print(f"metaloom: {error}", file=sys.stderr)
+        return code
 
 
 @app.command
@@ -57,7 +83,7 @@ def train(
     *,
     run: str | None = None,
     overrides: Overrides = (),
-    workers: Workers = 2,
+    workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
     as_json: AsJson = False,
@@ -88,7 +114,7 @@ def resume(
     iterations: int | None = None,
     take_over: Annotated[bool, Parameter(negative=())] = False,
     repair: Annotated[bool, Parameter(negative=())] = False,
-    workers: Workers = 2,
+    workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
     as_json: AsJson = False,
@@ -122,7 +148,7 @@ def replay(
     stage: str | None = None,
     step: int | None = None,
     until_diff: Annotated[bool, Parameter(negative=())] = False,
-    workers: Workers = 0,
+    workers: Annotated[int | None, Parameter(help="Dask worker processes on this machine; none if left out.")] = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
     as_json: AsJson = False,
@@ -151,7 +177,7 @@ def replay(
         stage=stage,
         step=step,
         until_diff=until_diff,
-        backend=Backend(workers, threads, scheduler),
+        backend=Backend(0 if workers is None and scheduler is None else workers, threads, scheduler),
     ):
         outcomes.append(outcome)
         if not as_json:
@@ -173,7 +199,7 @@ def evaluate(
     tasks: int | None = None,
     adaptation_steps: int | None = None,
     seed: int = 0,
-    workers: Workers = 2,
+    workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
     as_json: AsJson = False,
@@ -189,7 +215,7 @@ def evaluate(
         seed: Which fresh tasks are drawn.
     """
     from flows.evaluate import evaluate as evaluate_run
-    from flows.tables import evaluation_table
+    from flows.tables import evaluation_info, evaluation_table
     from flows.workers import Backend
 
     at = RunAt.parse(run)
@@ -202,7 +228,7 @@ def evaluate(
         backend=Backend(workers, threads, scheduler),
     )
     if as_json:
-        _print_json(outcome.table().to_pylist())
+        _print_json(evaluation_info(outcome))
     else:
         console().print(evaluation_table(outcome))
     return 0
@@ -236,6 +262,8 @@ def show(run: RunArgument, *, as_json: AsJson = False) -> int:
 
     at = RunAt.parse(run)
     opened = storage.open_run(at.path)
+    if at.iteration is not None:
+        require_iteration(opened, at.iteration)
     if as_json:
         _print_json(run_info(opened) if at.iteration is None else iteration_info(opened, at.iteration))
     else:
@@ -273,10 +301,8 @@ def report(run: RunArgument, *, out: Path | None = None) -> int:
     Args:
         out: Folder for the files; reports/NAME in the runs folder when left out.
     """
-    from flows.report import write_report
-
     opened = storage.open_run(run_folder(run))
-    files = write_report(opened, out if out is not None else report_folder(opened.path))
+    files = _write_report(opened, out if out is not None else report_folder(opened.path))
     console().print(f"learning curve  {files.png}\nreport page     {files.html}")
     return 0
 
@@ -324,7 +350,7 @@ def doctor(*, as_json: AsJson = False) -> int:
 def console() -> Console:
     """A console on today's standard output; wide enough that pipes do not wrap."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
-    return Console(file=sys.stdout, width=width, soft_wrap=not sys.stdout.isatty(), highlight=False)
+    return _Console(file=sys.stdout, width=width, soft_wrap=not sys.stdout.isatty(), highlight=False)
 
 
 def _train(start: Any, folder: Path, as_json: bool) -> int:
@@ -335,18 +361,17 @@ def _train(start: Any, folder: Path, as_json: bool) -> int:
         stop_on_interrupt() as should_stop,
         progress(mode="json" if as_json else "auto", should_stop=should_stop, out=sys.stdout) as observer,
     ):
-        result = start(observer)
+        result = start(replace(observer, iteration_done=_unwatched(observer.iteration_done)))
+    say = _unwatched(_say)
     if result.stopped:
-        _say(as_json, f"stopped after {result.iterations_done} iterations; go on with: metaloom resume {folder}")
+        say(as_json, f"stopped after {result.iterations_done} iterations; go on with: metaloom resume {folder}")
         return EXIT_INTERRUPTED
-    _say(as_json, _closing_words(result.path))
+    say(as_json, _closing_words(result.path))
     return 0
 
 
 def _closing_words(folder: Path) -> str:
-    from flows.report import write_report
-
-    files = write_report(storage.open_run(folder), report_folder(folder))
+    files = _write_report(storage.open_run(folder), report_folder(folder))
     name = folder.name if run_folder(folder.name) == folder else str(folder)
     return "\n".join(
         [
@@ -361,18 +386,47 @@ def _closing_words(folder: Path) -> str:
     )
 
 
+def _write_report(run: storage.Run, folder: Path) -> "ReportFiles":
+    from flows.report import write_report
+
+    try:
+        return write_report(run, folder)
+    except OSError as error:
+        raise storage.StorageFailed(
+            folder,
+            found=error.strerror or str(error),
+            required="a folder to write the report to",
+            action=f"Free space, or choose another: `metaloom report {run.path} --out FOLDER`",
+        ) from error
+
+
 def _say(as_json: bool, words: str) -> None:
     # With --json, standard output carries JSON alone.
-    print(words, file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print(words, file=sys.stderr)
+    else:
+        console().out(words)
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, default=str))
+    console().out(json.dumps(value, indent=2, default=str, allow_nan=False))
 
 
-def _fail(error: Exception, code: int) -> int:
-    print(f"metaloom: {error}", file=sys.stderr)
-    return code
+def _unwatched(tell: Callable[..., None]) -> Callable[..., None]:
+    """The same, except that training goes on when nobody reads what it prints any more."""
+
+    def tell_if_read(*arguments: Any) -> None:
+        try:
+            tell(*arguments)
+        except (OutputClosed, BrokenPipeError):
+            _discard_output()
+
+    return tell_if_read
+
+
+def _discard_output() -> None:
+    # Also what is still buffered: Python would fail to write it when it exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Whether this machine can train: packages, cores, memory, disk, physics, Prefect. Every finding names what helps."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -19,6 +20,8 @@ from flows.words import size
 
 DISTRIBUTION = "metaloom"
 REINSTALL = "make setup"
+REBUILD = f"rm -r .venv; {REINSTALL}"
+ANOTHER_FOLDER = "choose a folder on a local disk with room: export METALOOM_RUNS=/path/to/runs"
 
 # One half-cheetah iteration at the paper's sizes is 28 MB and takes about five seconds.
 SLOW_FSYNC_BYTES_PER_SECOND = 20e6
@@ -59,17 +62,17 @@ class Check:
 def check_all(runs_root: Path) -> list[Check]:
     """Every check, in the order of a table."""
     checks: list[Check] = [check_python(), *check_packages()]
-    probes: list[tuple[str, Callable[[], Check]]] = [
-        ("cores", check_cores),
-        ("memory", check_memory),
-        ("physics", check_physics),
-        ("runs folder", lambda: check_runs_folder(runs_root)),
-        ("disk space", lambda: check_disk_space(runs_root)),
-        ("disk speed", lambda: check_disk_speed(runs_root)),
-        ("git", check_git),
-        ("prefect server", check_prefect_server),
+    probes: list[tuple[str, Callable[[], Check], str]] = [
+        ("cores", check_cores, REBUILD),
+        ("memory", check_memory, REBUILD),
+        ("physics", check_physics, REBUILD),
+        ("runs folder", lambda: check_runs_folder(runs_root), ANOTHER_FOLDER),
+        ("disk space", lambda: check_disk_space(runs_root), ANOTHER_FOLDER),
+        ("disk speed", lambda: check_disk_speed(runs_root), ANOTHER_FOLDER),
+        ("git", check_git, REBUILD),
+        ("prefect server", check_prefect_server, REBUILD),
     ]
-    return checks + [_guarded(name, probe) for name, probe in probes]
+    return checks + [_guarded(*probe) for probe in probes]
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
@@ -127,19 +130,17 @@ def check_physics() -> Check:
         env.close()
     if np.isfinite(outcome.observations).all():
         return Check("physics", "ok", f"MuJoCo {metadata.version('mujoco')}, batched step works", "mujoco.batch")
-    return Check("physics", "fail", "a batched step gave NaN", "finite numbers", f"rm -r .venv; {REINSTALL}")
+    return Check("physics", "fail", "a batched step gave NaN", "finite numbers", REBUILD)
 
 
 def check_runs_folder(runs_root: Path) -> Check:
     """Whether runs can be kept there: files, hard links and locks, which some network file systems lack."""
     required = "writable, with hard links and locks"
-    folder = _existing(runs_root)
     try:
-        with tempfile.TemporaryDirectory(prefix=".metaloom-doctor-", dir=folder) as probe:
+        with tempfile.TemporaryDirectory(prefix=".metaloom-doctor-", dir=_existing(runs_root)) as probe:
             _try_file_operations(Path(probe))
     except OSError as error:
-        advice = "choose a folder on a local disk: export METALOOM_RUNS=/path/to/runs"
-        return Check("runs folder", "fail", f"{runs_root}: {error.strerror or error}", required, advice)
+        return Check("runs folder", "fail", f"{runs_root}: {error.strerror or error}", required, ANOTHER_FOLDER)
     return Check("runs folder", "ok", str(runs_root), required)
 
 
@@ -187,12 +188,12 @@ def check_prefect_server(url: str | None = None) -> Check:
         return Check("prefect server", "ok", f"{url} is not running", required, "make serve starts it")
 
 
-def _guarded(name: str, probe: Callable[[], Check]) -> Check:
+def _guarded(name: str, probe: Callable[[], Check], advice: str) -> Check:
     try:
         return probe()
     # Whatever is broken on a machine must end up in the table, not end it.
     except Exception as error:
-        return Check(name, "fail", f"{type(error).__name__}: {error}", "no error", f"rm -r .venv; {REINSTALL}")
+        return Check(name, "fail", f"{type(error).__name__}: {error}", "no error", advice)
 
 
 def _check_package(requirement: Requirement) -> Check:
@@ -225,7 +226,10 @@ def _available_memory() -> float:
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists: a check leaves nothing behind."""
     folder = folder.absolute()
-    return next(candidate for candidate in (folder, *folder.parents) if candidate.is_dir())
+    nearest = next(candidate for candidate in (folder, *folder.parents) if candidate.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is a file")
+    return nearest
 
 
 def _try_file_operations(folder: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 import storage
+from flows.errors import UsageError
 from flows.on_policy import OnPolicyStages
 from flows.train import config_of, stages_of
 from flows.workers import Backend
@@ -98,7 +99,13 @@ def evaluate(
         adaptation_steps: inner steps; as in training when None.
         seed: which fresh tasks; independent of every seed of training.
         backend: where rollouts run.
+
+    Raises:
+        UsageError: a seed or a number of steps that no evaluation can have.
+        storage.StageMissing: the run has had fewer updates.
     """
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"found seed {seed}; required one from 0 to 2**63 - 1")
     run = storage.open_run(path)
     config = config_of(run)
     iteration = len(run.iterations) if iteration is None else iteration
@@ -106,7 +113,7 @@ def evaluate(
     assert isinstance(update, Update)
     steps = config.algorithm.inner_steps if adaptation_steps is None else adaptation_steps
     if steps < 0 or (steps and not config.algorithm.inner_steps):
-        raise ValueError(
+        raise UsageError(
             f"found {steps} adaptation steps; required 0 or more, and 0 for a run that trains with inner_steps=0"
         )
     if num_tasks is not None:

@@ -61,7 +61,7 @@ def meta_train(
     iterations: Positive | None = None,
     seed: Natural | None = None,
     run: str | None = None,
-    workers: Natural = 2,
+    workers: Natural | None = None,
     scheduler: str | None = None,
 ) -> State:
     """Meta-train a policy, or go on with a run that exists.
@@ -72,7 +72,7 @@ def meta_train(
         iterations: Meta-updates in the run, instead of the recipe's. A larger number extends a run that exists.
         seed: Seed of the run, instead of the recipe's.
         run: Name under the runs folder, or a path. A run that exists goes on where it stopped.
-        workers: Dask worker processes for rollouts on this machine; 0 samples in the flow's own process.
+        workers: Dask worker processes for rollouts here, two if left out; 0 samples in the flow's own process.
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
     """
     folder = run_folder(run or run_name())
@@ -171,8 +171,8 @@ class StageTasks:
 
 
 def is_new(folder: Path) -> bool:
-    """Whether nothing is stored in a folder."""
-    return not folder.exists() or not any(folder.iterdir())
+    """Whether a run is still to be created in a folder: the file that makes it one is missing."""
+    return not (folder / "run.json").exists()
 
 
 def settings_for(

@@ -22,7 +22,7 @@ from flows.replay import StageReplay
 from flows.report import ReportFiles, write_report
 from flows.runs import report_folder
 from flows.train import IterationReport
-from flows.words import adaptation_returns, count, duration, number, stage_name
+from flows.words import adaptation_returns, duration, number, speed, stage_name
 
 # Artifacts are written while training waits, at about 10 ms each, and a table adds a version with every update.
 PROGRESS_SECONDS = 5.0
@@ -137,7 +137,7 @@ def iteration_line(report: IterationReport) -> str:
         [
             f"iteration {report.iteration + 1}/{report.iterations}",
             *(f"{label} {number(value)}" for label, value in shown),
-            f"{count(report.steps_per_second)} steps/s",
+            speed(report.steps_per_second),
         ]
     )
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.train import IterationReport, Observer
-from flows.words import adaptation_returns, count, duration, finite, number, stage_name
+from flows.words import adaptation_returns, count, duration, finite, number, speed, stage_name
 from storage import StageRef
 
 ProgressMode = Literal["auto", "plain", "json"]
@@ -134,7 +134,7 @@ class Panel:
 
     def _speed(self, report: IterationReport) -> str:
         parts = [
-            f"{count(report.steps_per_second)} env steps/s",
+            speed(report.steps_per_second),
             f"{self._pace.seconds_per_iteration:.2f} s per iteration",
         ]
         if "env_steps" in report.metrics:
@@ -157,7 +157,7 @@ class _PlainLines:
         parts = [
             f"iteration {report.iteration + 1}/{report.iterations}",
             _returns_text(report, "return ").plain,
-            f"{count(report.steps_per_second)} steps/s",
+            speed(report.steps_per_second),
             f"{self._pace.recent[-1]:.2f} s",
         ]
         if not _finished(report):

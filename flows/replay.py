@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 
 import storage
+from flows.errors import UsageError
 from flows.on_policy import OnPolicyStages
+from flows.runs import require_iteration
+from flows.tables import difference_info
 from flows.train import config_of, stages_of
 from flows.workers import Backend
 from storage import Run, StageRef
@@ -58,7 +61,7 @@ class StageReplay:
         return {
             **asdict(self.ref),
             "identical": self.identical,
-            "differences": [asdict(difference) for difference in self.differences],
+            "differences": [difference_info(difference) for difference in self.differences],
         }
 
 
@@ -82,6 +85,7 @@ def replay(
         backend: where rollouts run.
 
     Raises:
+        UsageError: no run like this one has such a stage or step, or no iteration is complete and none is named.
         storage.StageMissing: nothing stored matches.
     """
     run = storage.open_run(path)
@@ -152,20 +156,31 @@ def _form(values: np.ndarray | None) -> str:
 def _selected(
     run: Run, stages: OnPolicyStages, iteration: int | None, stage: str | None, step: int | None
 ) -> list[StageRef]:
+    if iteration is None and not run.iterations:
+        raise UsageError(f"{run.path}: no iteration is complete; name one, as in: metaloom replay {run.path}@0")
+    if iteration is not None:
+        require_iteration(run, iteration)
+    _require_known(stages.order(iteration or 0), stage, step)
     # An iteration that was interrupted has stored stages too; they can be replayed by its number.
-    iterations = run.iterations if iteration is None else [iteration]
-    refs = [
+    wanted = [
         ref
-        for i in iterations
+        for i in (run.iterations if iteration is None else [iteration])
         for ref in stages.order(i)
-        if stage in (None, ref.stage) and step in (None, ref.step) and run.contains(ref)
+        if stage in (None, ref.stage) and step in (None, ref.step)
     ]
+    refs = [ref for ref in wanted if run.contains(ref)]
     if not refs:
-        wanted = StageRef(iteration or 0, stage or "sample_tasks", step or 0)
-        run.record(wanted)  # raises StageMissing with what is there
-        raise ValueError(f"no stage of this run is called {stage!r}; there are {', '.join(_names(stages))}")
+        run.record(wanted[0])  # raises StageMissing with what is there
     return refs
 
 
-def _names(stages: OnPolicyStages) -> list[str]:
-    return list(dict.fromkeys(ref.stage for ref in stages.order(0)))
+def _require_known(order: list[StageRef], stage: str | None, step: int | None) -> None:
+    names = list(dict.fromkeys(ref.stage for ref in order))
+    if stage not in (None, *names):
+        raise UsageError(
+            f"no stage of iteration {order[0].iteration} is called {stage!r}; there are {', '.join(names)}"
+        )
+    steps = sorted({ref.step for ref in order if stage in (None, ref.stage)})
+    if step not in (None, *steps):
+        found = ", ".join(map(str, steps))
+        raise UsageError(f"found --step {step}; required one of {found}: the inner steps of {stage or 'this run'}")

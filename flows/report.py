@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from flows import charts
 from flows.charts import Series
+from flows.errors import UsageError
 from flows.page import Page, Picture
 from flows.run_info import planned_iterations
 from flows.words import adaptation_label, count, dotted, duration, number, short_time, size, stage_label
@@ -61,7 +62,7 @@ def write_report(run: Run, out: Path) -> ReportFiles:
     """Write learning_curve.png and report.html into a folder, which is made if need be.
 
     Raises:
-        ValueError: the run has no complete iteration yet.
+        UsageError: the run has no complete iteration yet.
     """
     history = load_history(run)
     out.mkdir(parents=True, exist_ok=True)
@@ -74,7 +75,7 @@ def write_report(run: Run, out: Path) -> ReportFiles:
 def load_history(run: Run) -> History:
     """What a report shows, from the run's tables."""
     if not run.iterations:
-        raise ValueError(
+        raise UsageError(
             f"{run.path} has no complete iteration, so there is nothing to report yet; "
             f"go on with: metaloom resume {run.path}"
         )

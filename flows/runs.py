@@ -1,16 +1,18 @@
 """Where runs live and how a user names one: a name under the runs folder, or a path, with `@ITERATION` behind it."""
 
 import os
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import storage
+from flows.errors import UsageError
 
 
 def runs_root() -> Path:
-    """The folder of all runs: $METALOOM_RUNS, else `runs` in the working folder."""
-    return Path(os.environ.get("METALOOM_RUNS", "runs"))
+    """The folder of all runs: $METALOOM_RUNS, else (also if that is empty) `runs` in the working folder."""
+    return Path(os.environ.get("METALOOM_RUNS") or "runs")
 
 
 def run_folder(name_or_path: str) -> Path:
@@ -30,6 +32,22 @@ def new_run_name(recipe: str) -> str:
     return next(name for name in names if not run_folder(name).exists())
 
 
+def require_iteration(run: storage.Run, iteration: int) -> None:
+    """Refuse an iteration of which nothing is stored, with the command that computes it.
+
+    Raises:
+        storage.StageMissing: nothing of it is stored.
+    """
+    if all(ref.iteration != iteration for ref in run.refs()):
+        done = len(run.iterations)
+        raise storage.StageMissing(
+            run.path,
+            found=f"nothing of iteration {iteration} is stored; {done} are complete",
+            required=f"an iteration from 0 to {done - 1}" if done else "an iteration that has begun",
+            action=f"`metaloom resume {run.path} --iterations {max(iteration + 1, done)}` computes it",
+        )
+
+
 @dataclass(frozen=True)
 class RunAt:
     """What RUN or RUN@ITERATION stands for."""
@@ -42,17 +60,11 @@ class RunAt:
         """Read RUN or RUN@ITERATION.
 
         Raises:
-            ValueError: what follows the "@" is not an iteration.
+            UsageError: what follows the "@" is not an iteration.
         """
         name, at, iteration = text.rpartition("@")
         if not at:
             return cls(run_folder(text), None)
-        if not iteration.isdecimal():
-            raise ValueError(f"{text}: found {iteration!r} after the @; required an iteration such as {name}@12")
+        if not re.fullmatch("[0-9]{1,8}", iteration):
+            raise UsageError(f"{text}: found {iteration!r} after the @; required an iteration such as {name}@12")
         return cls(run_folder(name), int(iteration))
-
-    def require_iteration(self) -> int:
-        """The iteration, which the command cannot do without."""
-        if self.iteration is None:
-            raise ValueError(f"{self.path.name}: required an iteration, as in {self.path.name}@0")
-        return self.iteration

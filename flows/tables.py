@@ -27,6 +27,7 @@ __all__ = [
     "difference_info",
     "difference_table",
     "doctor_table",
+    "evaluation_info",
     "evaluation_table",
     "iteration_info",
     "iteration_view",
@@ -183,6 +184,12 @@ def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         table.add_row(row["name"], row["env"], row["algorithm"], row["sizes"], Text(row["about"]))
     return table
+
+
+def evaluation_info(evaluation: "Evaluation") -> list[dict[str, Any]]:
+    """`metaloom evaluate` as plain data: a row per adaptation step and task."""
+    rows = evaluation.table().to_pylist()
+    return [{name: finite(value) for name, value in row.items()} for row in rows]
 
 
 def evaluation_table(evaluation: "Evaluation") -> Table:

@@ -1,14 +1,11 @@
 """Train a run from its first missing stage to its last: a fresh run and a resumed one are the same loop."""
 
-import os
-import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
@@ -18,9 +15,9 @@ from threadpoolctl import threadpool_limits
 import storage
 from flows.on_policy import OnPolicyStages
 from flows.run_info import planned_iterations
-from flows.workers import Backend, rollout_workers
-from pipeline.config import RunConfig, build_config
-from pipeline.types import Update
+from flows.workers import Backend, code_digest, rollout_workers, usable_cores
+from pipeline.config import ConfigError, RunConfig, build_config
+from pipeline.types import EpisodeBatch, Update
 from storage import Run, RunWriter, StageRef
 
 
@@ -42,7 +39,8 @@ class IterationReport:
         metrics: the iteration's metrics, as stored.
         stage_seconds: wall seconds by stage, for example collect_rollouts.1; empty stages were already stored.
         elapsed_seconds: wall seconds since this process began to train.
-        steps_per_second: environment steps of the iteration over its wall seconds.
+        steps_per_second: environment steps sampled for the iteration over the wall seconds since the one before; None
+            when its rollouts were stored already.
     """
 
     iteration: int
@@ -50,7 +48,7 @@ class IterationReport:
     metrics: Mapping[str, float]
     stage_seconds: Mapping[str, float]
     elapsed_seconds: float
-    steps_per_second: float
+    steps_per_second: float | None
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,8 @@ def train(
     Raises:
         storage.RunExists: something is already stored there.
     """
-    # Environment and workers first: what is wrong with them is known before anything is created on disk.
+    # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
+    storage.check_new_run(path)
     with (
         stages_of(config, backend) as stages,
         storage.create_run(
@@ -125,8 +124,14 @@ def resume(
         call: how a stage is run.
         observer: is told of progress and may ask to stop.
     """
-    config = config_of(storage.open_run(path))
+    run = storage.open_run(path)
+    config = config_of(run)
     if iterations is not None:
+        if iterations < len(run.iterations):
+            raise ConfigError(
+                f"{path}: found --iterations {iterations}, but {len(run.iterations)} are stored already; required at "
+                "least that many"
+            )
         config = build_config({**config.model_dump(), "iterations": iterations})
     # The lock first: a run that somebody else is writing is refused before workers start.
     with (
@@ -143,10 +148,9 @@ def stages_of(config: RunConfig, backend: Backend) -> Iterator[OnPolicyStages]:
     One BLAS and one torch thread per Python thread: more would make bits depend on the number of cores.
     """
     torch.set_num_threads(1)
-    cores = len(os.sched_getaffinity(0))
     with (
         threadpool_limits(1),
-        ThreadPoolExecutor(cores, thread_name_prefix="metaloom-math") as pool,
+        ThreadPoolExecutor(usable_cores(), thread_name_prefix="metaloom-math") as pool,
         rollout_workers(config, backend) as workers,
     ):
         yield OnPolicyStages.build(config, workers, pool.map)
@@ -158,15 +162,8 @@ def config_of(run: Run) -> RunConfig:
 
 
 def environment() -> dict[str, str]:
-    """What bits depend on besides the configuration: packages, processor, C library."""
-    packages = ("metaloom", "torch", "numpy", "gymnasium", "mujoco", "zarr", "pyarrow")
-    return {
-        **{name: version(name) for name in packages},
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "libc": " ".join(platform.libc_ver()),
-        "cpu": _cpu_flags(),
-    }
+    """What decides the numbers besides the configuration, and is not known to the store: the code itself."""
+    return {"code": code_digest()}
 
 
 def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
@@ -178,12 +175,25 @@ def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer:
         if not missing:
             continue
         seconds: dict[str, float] = {}
+        iteration_began = time.perf_counter()
         for ref in missing:
             if observer.should_stop():
                 return TrainResult(path, iteration, stopped=True)
             observer.stage_started(ref)
             call(ref, stages.inputs(ref), partial(run_once, stages, writer, ref, seconds))
-        observer.iteration_done(_report(stages.config, writer, iteration, seconds, began))
+        update, steps = writer.load(StageRef(iteration, "meta_optimize")), _num_steps(writer, missing)
+        assert isinstance(update, Update)
+        now = time.perf_counter()
+        observer.iteration_done(
+            IterationReport(
+                iteration=iteration,
+                iterations=iterations,
+                metrics=update.metrics,
+                stage_seconds=seconds,
+                elapsed_seconds=now - began,
+                steps_per_second=steps / (now - iteration_began) if steps else None,
+            )
+        )
     return TrainResult(path, iterations, stopped=False)
 
 
@@ -205,27 +215,7 @@ def run_once(stages: OnPolicyStages, writer: RunWriter, ref: StageRef, seconds: 
     return ref
 
 
-def _report(
-    config: RunConfig, writer: RunWriter, iteration: int, seconds: Mapping[str, float], began: float
-) -> IterationReport:
-    update = writer.load(StageRef(iteration, "meta_optimize", 0))
-    assert isinstance(update, Update)
-    took = sum(seconds.values())
-    return IterationReport(
-        iteration=iteration,
-        iterations=config.iterations,
-        metrics=update.metrics,
-        stage_seconds=dict(seconds),
-        elapsed_seconds=time.perf_counter() - began,
-        steps_per_second=config.nominal_steps_per_iteration / took if took else 0.0,
-    )
-
-
-def _cpu_flags() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    found = dict(line.split(":", 1) for line in lines if ":" in line)
-    values = {key.strip(): value.strip() for key, value in found.items()}
-    return f"{values.get('model name', '')}: {values.get('flags', '')}"
+def _num_steps(writer: RunWriter, refs: Iterable[StageRef]) -> int:
+    """Environment steps in the rollouts among some stages."""
+    batches = (writer.load(ref) for ref in refs if ref.stage == "collect_rollouts")
+    return sum(batch.num_steps for batch in batches if isinstance(batch, EpisodeBatch))

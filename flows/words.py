@@ -56,6 +56,11 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def speed(steps_per_second: float | None) -> str:
+    """Sampling speed: "39.2 k steps/s"; None means that nothing had to be sampled."""
+    return "rollouts were stored" if steps_per_second is None else f"{count(steps_per_second)} steps/s"
+
+
 def size(num_bytes: float) -> str:
     """Bytes in powers of 1000: 950 B, 28.3 MB."""
     for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

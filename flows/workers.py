@@ -4,14 +4,20 @@ An episode's bits depend on its position in the run and on nothing here, so the 
 never its digests. Workers import this module, so it stays free of torch.
 """
 
-import functools
+import hashlib
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from threadpoolctl import threadpool_limits
 
+import pipeline
+import stages
+from flows.errors import UsageError
 from pipeline.envs.config import EnvConfig
 from pipeline.policies.config import PolicyConfig
 from pipeline.schema import Settings
@@ -22,28 +28,39 @@ if TYPE_CHECKING:
     from pipeline.config import RunConfig
 
 
+DEFAULT_WORKERS = 2
+
+
 @dataclass(frozen=True)
 class Backend:
     """Where rollouts run.
 
     Attributes:
-        workers: Dask worker processes started on this machine; 0 samples in this process.
+        workers: Dask worker processes started on this machine, 0 to sample in this process; two when neither this nor
+            a scheduler is given.
         threads: physics threads of in-process sampling; Dask workers have one each.
         scheduler: address of a running Dask scheduler, used instead of starting workers.
     """
 
-    workers: int = 2
+    workers: int | None = None
     threads: int = 1
     scheduler: str | None = None
 
     def __post_init__(self) -> None:
-        if self.workers < 0 or self.threads < 1:
-            raise ValueError(
+        if self.workers is not None and self.scheduler is not None:
+            raise UsageError(
+                f"found workers={self.workers} and scheduler={self.scheduler}; required one of them: a scheduler has "
+                "workers of its own"
+            )
+        if self.workers is None and self.scheduler is None:
+            object.__setattr__(self, "workers", DEFAULT_WORKERS)
+        if (self.workers or 0) < 0 or self.threads < 1:
+            raise UsageError(
                 f"found workers={self.workers} and threads={self.threads}; required workers >= 0 (0 samples in this "
                 "process) and threads >= 1"
             )
         if self.threads > 1 and (self.workers or self.scheduler):
-            raise ValueError(
+            raise UsageError(
                 f"found threads={self.threads} with Dask workers, which have one thread each; required --workers 0 for "
                 "sampling with several threads in this process, or no --threads"
             )
@@ -106,18 +123,50 @@ def rollout_workers(config: "RunConfig", backend: Backend) -> Iterator[RolloutWo
     # Imported when needed: it takes half a second, and sampling in this process does not need it.
     from flows.dask_workers import DaskWorkers, dask_client
 
-    with dask_client(backend) as client:
+    with dask_client(backend, spec) as client:
         yield DaskWorkers(spec, client)
 
 
 def collect_shard(spec: SamplerSpec, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-    """Episodes of some of the tasks, with the sampler that this process keeps warm."""
-    return collect_rollouts(_sampler(spec.model_dump_json()), params, tasks, position=position)
+    """Episodes of some of the tasks, with the sampler that this thread keeps warm."""
+    return collect_rollouts(_warm.sampler(spec), params, tasks, position=position)
 
 
-@functools.lru_cache(maxsize=2)
-def _sampler(spec_json: str) -> Sampler:
-    spec = SamplerSpec.model_validate_json(spec_json)
+def code_digest() -> str:
+    """SHA-256 of the source files that decide a rollout's numbers, so that processes can tell whether they agree."""
+    digest = hashlib.sha256()
+    for package in (pipeline, stages):
+        (folder,) = package.__path__
+        for file in sorted(Path(folder).rglob("*.py")):
+            digest.update(f"{package.__name__}/{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may run on."""
+    # Not every system can restrict a process to some of them.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _WarmSamplers(threading.local):
+    """The samplers of a thread's last two specs. A worker may have several threads, and simulators are not shared."""
+
+    def __init__(self) -> None:
+        self._by_spec: dict[str, Sampler] = {}
+
+    def sampler(self, spec: SamplerSpec) -> Sampler:
+        key = spec.model_dump_json()
+        sampler = self._by_spec.pop(key, None) or _build(spec)
+        self._by_spec[key] = sampler
+        while len(self._by_spec) > 2:
+            self._by_spec.pop(next(iter(self._by_spec))).close()
+        return sampler
+
+
+_warm = _WarmSamplers()
+
+
+def _build(spec: SamplerSpec) -> Sampler:
     # More than one BLAS thread would make bits depend on the machine and take the neighbours' cores.
     threadpool_limits(1)
     return Sampler(

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from pipeline.algorithms import AlgorithmConfig
 from pipeline.baselines import Baseline, BaselineConfig
 from pipeline.envs.config import EnvConfig
+from pipeline.plain_yaml import parse
 from pipeline.policies import PolicyConfig
 from pipeline.schema import Settings
 
@@ -129,9 +129,12 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
         ConfigError: with the path of every wrong field, the value found and what is allowed.
     """
     try:
-        return RunConfig.model_validate(settings)
+        config = RunConfig.model_validate(settings)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from None
+    if problems := list(_conversions(settings, config.model_dump(mode="json"))):
+        raise ConfigError("\n".join(problems))
+    return config
 
 
 def load_config(path: Path) -> dict[str, Any]:
@@ -141,8 +144,8 @@ def load_config(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, does not parse, or is not a mapping.
     """
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        settings = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML or JSON: {error}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: found {type(settings).__name__} at the top; required a mapping of RunConfig fields")
@@ -170,8 +173,8 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
             if not isinstance(target, dict):
                 raise ConfigError(f"--set {assignment}: {section} is a value, not a section, so it has no field {last}")
         try:
-            target[last] = yaml.safe_load(text)
-        except yaml.YAMLError:
+            target[last] = parse(text)
+        except ValueError:
             raise ConfigError(f"--set {assignment}: the value is not valid YAML; quote it") from None
     return merged
 
@@ -200,3 +203,20 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{path}: unknown key{shown}; see `metaloom recipes --schema` for the keys there are"
     return f"{path or 'config'}: {problem['msg']}{shown}"
+
+
+def _conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:
+    """Where pydantic made another value of what was given: 1 of true, 5 of "5". Only integers stand for floats."""
+    if isinstance(given, Mapping) and isinstance(kept, Mapping):
+        for name in given.keys() & kept.keys():
+            yield from _conversions(given[name], kept[name], *path, name)
+    elif isinstance(given, Sequence) and isinstance(kept, list):
+        for n, pair in enumerate(zip(given, kept, strict=True)):
+            yield from _conversions(*pair, *path, str(n))
+    elif isinstance(kept, int | float) and (
+        isinstance(given, str)
+        or isinstance(given, bool) != isinstance(kept, bool)
+        or (isinstance(given, float) and isinstance(kept, int))
+    ):
+        required = {bool: "true or false", int: "an integer", float: "a number"}[type(kept)]
+        yield f"{'.'.join(path)}: required {required}; found {given!r}"

@@ -42,26 +42,6 @@ def gae(rewards: Array, values: Array, discount: float, gae_lambda: float) -> Ar
     return discounted_returns(td_errors, discount * gae_lambda)
 
 
-def n_step_returns(rewards: Array, values: Array, discount: float, n: int) -> Array:
-    """Σ_{k<n} γ^k r_{t+k} + γ^n V_{t+n}, cut off where the T steps end: [..., T] float64.
-
-    Sutton and Barto 2018, eq. 7.1.
-
-    Args:
-        rewards: [..., T].
-        values: [..., T+1], as for gae.
-        discount: γ.
-        n: steps before the value takes over, at least 1; n = T gives the discounted returns plus the last value.
-    """
-    T = rewards.shape[-1]
-    returns = np.empty(rewards.shape, np.float64)
-    for t in range(T):
-        end = min(t + n, T)
-        powers = discount ** np.arange(end - t)
-        returns[..., t] = rewards[..., t:end] @ powers + discount ** (end - t) * values[..., end]
-    return returns
-
-
 def discounted_rewards(rewards: Array, discount: float) -> Array:
     """γ^t r_t, t counted from the start of the episode: [..., T] float64."""
     return rewards * discount ** np.arange(rewards.shape[-1], dtype=np.float64)

@@ -20,6 +20,7 @@ from storage.errors import (
     RunNotFound,
     StageExists,
     StageMissing,
+    StorageFailed,
     StoreError,
 )
 from storage.iteration import Iteration
@@ -28,7 +29,7 @@ from storage.reader import Run, open_run
 from storage.records import StageRecord, read_record
 from storage.refs import STAGES, StageRef, learner_ref
 from storage.verify import Damage, verify_run
-from storage.writer import RunWriter, create_run, open_writer
+from storage.writer import RunWriter, check_new_run, create_run, open_writer
 
 __all__ = [
     "STAGES",
@@ -49,7 +50,9 @@ __all__ = [
     "StageMissing",
     "StageRecord",
     "StageRef",
+    "StorageFailed",
     "StoreError",
+    "check_new_run",
     "check_run_name",
     "create_run",
     "digest",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from storage.errors import DamagedRun
+from storage.errors import damaged
 from storage.files import read_file
 
 Document = dict[str, Any]
@@ -58,16 +58,6 @@ def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None
     if not intact:
         raise damaged(path, "the content does not match its own checksum")
     return document
-
-
-def damaged(where: object, found: str) -> DamagedRun:
-    """The error for a file that is not what was written."""
-    return DamagedRun(
-        where,
-        found=found,
-        required="the bytes that were committed",
-        action="`metaloom verify RUN` lists all damage; restore the file from a copy of the run",
-    )
 
 
 def _parse(raw: bytes, path: Path) -> Document:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.types import Array
 from storage.arrays import ArraySpec
-from storage.canonical import damaged
+from storage.errors import damaged
 from storage.files import Content
 
 _LARGEST_RATIO = 300  # lz4 cannot expand a byte to more than 255

@@ -10,9 +10,9 @@ import numpy as np
 
 from pipeline.types import Array
 from storage.arrays import ArraySpec, read_spec
-from storage.canonical import damaged
 from storage.chunks import check_chunk, crc32c, decode_chunk, largest_chunk
 from storage.codec import Stored, Value, decode
+from storage.errors import damaged
 from storage.files import read_file
 from storage.layout import group_of, plan_of, row_of
 from storage.records import StageRecord, StoredFile, read_record
@@ -40,7 +40,7 @@ class CommittedFiles:
         """
         try:
             names = os.listdir(self.root / "_commits")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise damaged(self.root / "_commits", "is missing") from None
         return {ref for name in names if (ref := StageRef.from_file_name(name)) is not None}
 

@@ -1,5 +1,11 @@
 """What can go wrong with a stored run. Every message says where, what was found, what is required and what helps."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+_TOP = ("run.json", "_commits", "_sessions", "data.zarr", "tables")
+
 
 class StoreError(Exception):
     """A run could not be read or written.
@@ -68,6 +74,41 @@ class DamagedRun(StoreError):
 
 class IncompatibleFormat(StoreError):
     """The run was written in a format that this version does not read."""
+
+
+class StorageFailed(StoreError):
+    """The system refused to read or write: no space, no permission, no such disk. Its OSError is the `__cause__`."""
+
+
+def damaged(where: Path, found: str) -> DamagedRun:
+    """The error for a file that is not what was written."""
+    parts = where.absolute().parts
+    # The innermost, because the folder of all runs may have such a name too.
+    top = max((i for i, part in enumerate(parts) if part in _TOP), default=len(parts))
+    run = parts[top - 1]
+    # Only what one record commits can be computed again; the rest is shared by all iterations.
+    shared = top >= len(parts) - 1 or where.name == "zarr.json"
+    return DamagedRun(
+        where,
+        found=found,
+        required="the bytes that were committed",
+        action=f"`metaloom verify {run}` lists all damage; "
+        + ("restore it from a copy of the run" if shared else f"`metaloom resume {run} --repair` computes it again"),
+    )
+
+
+@contextmanager
+def system_errors(run: Path, *, required: str, action: str) -> Generator[None, None, None]:
+    """Turn what the system refuses in the block into a StorageFailed about a run."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        found = error.strerror or str(error)
+        if error.filename is not None:
+            found = f"{found}: {error.filename}"
+        raise StorageFailed(run, found=found, required=required, action=action) from error
 
 
 def _rebuild(kind: type[StoreError], where: str, found: str, required: str, action: str) -> StoreError:

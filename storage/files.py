@@ -4,7 +4,7 @@ import errno
 import os
 from pathlib import Path
 
-from storage.errors import DamagedRun
+from storage.errors import StorageFailed, damaged
 
 Content = tuple[bytes, ...]
 """What a file holds, in pieces."""
@@ -16,21 +16,30 @@ def read_file(path: Path, *, limit: int) -> bytes:
     Raises:
         FileNotFoundError: there is no such file.
         DamagedRun: it is a symbolic link or something else that is no file, or holds more than `limit` bytes.
+        StorageFailed: the system does not let us read it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EMLINK):
-            raise _unreadable(path, "is a symbolic link or no regular file") from error
+    except FileNotFoundError:
         raise
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EMLINK, errno.ENOTDIR):
+            raise damaged(path, "is a symbolic link or no regular file") from error
+        # Nothing is wrong with the run, so this must not count as damage, which repair throws away.
+        raise StorageFailed(
+            path,
+            found=error.strerror or str(error),
+            required="a file that can be read",
+            action="Check its permissions and its disk",
+        ) from error
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         size = os.fstat(descriptor).st_size
         if size > limit:
-            raise _unreadable(path, f"holds {size} bytes, more than the {limit} that its place allows")
+            raise damaged(path, f"holds {size} bytes, more than the {limit} that its place allows")
         try:
             return file.readall() or b""
         except OSError as error:
-            raise _unreadable(path, error.strerror or "cannot be read") from error
+            raise damaged(path, error.strerror or "cannot be read") from error
 
 
 def make_folder(path: Path) -> None:
@@ -49,9 +58,3 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _unreadable(path: Path, found: str) -> DamagedRun:
-    return DamagedRun(
-        path, found=found, required="a regular, readable file", action="`metaloom verify RUN` lists all damage"
-    )

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage.canonical import damaged
 from storage.committed import CommittedFiles
-from storage.errors import DamagedRun, StoreError
+from storage.errors import DamagedRun, StoreError, damaged
 from storage.records import StageRecord
 from storage.refs import StageRef
 
@@ -49,7 +48,7 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any], *, repair: bool
         StoreError: what is damaged cannot be computed again.
     """
     records = _sound_records(files, repair=repair)
-    for problem in chain_problems(records, info["sha256"]):
+    for problem in chain_problems(files, records, info["sha256"]):
         raise problem
     last = records[-1] if records else None
     next_sequence = last.sequence + 1 if last else 0
@@ -62,18 +61,18 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any], *, repair: bool
     )
 
 
-def chain_problems(records: Iterable[StageRecord], first_previous: str) -> Iterable[DamagedRun]:
+def chain_problems(files: CommittedFiles, records: Iterable[StageRecord], first_previous: str) -> Iterable[DamagedRun]:
     """The places where records, in the order of their sequence, do not follow one another.
 
     Gaps are no such place: they are a matter of what is stored, not of what a record says.
     """
     sequence, sha256 = -1, first_previous
     for record in records:
-        where = Path("_commits") / record.ref.file_name
+        where = files.record_path(record.ref)
         if record.sequence == sequence:
-            yield damaged(where, f"has the position {sequence} in the history that another record has")
+            yield _broken_chain(where, f"has the position {sequence} in the history that another record has")
         elif record.sequence == sequence + 1 and record.previous != sha256:
-            yield damaged(where, "does not follow the record before it")
+            yield _broken_chain(where, "does not follow the record before it")
         sequence, sha256 = record.sequence, record.sha256
 
 
@@ -84,9 +83,9 @@ def _sound_records(files: CommittedFiles, *, repair: bool) -> list[StageRecord]:
         try:
             records[ref] = files.record(ref)
             (_check_content if repair else _check_sizes)(files, records[ref])
-        except DamagedRun as error:
+        except DamagedRun:
             if not repair:
-                raise _repairable(files.root, error) from error
+                raise
             # Without its update an iteration is not complete, so whoever resumes comes back to it.
             lost |= {ref, StageRef(ref.iteration, "meta_optimize")}
     for ref in lost:
@@ -94,13 +93,13 @@ def _sound_records(files: CommittedFiles, *, repair: bool) -> list[StageRecord]:
     return sorted((record for ref, record in records.items() if ref not in lost), key=lambda record: record.sequence)
 
 
-def _repairable(root: Path, error: DamagedRun) -> DamagedRun:
+def _broken_chain(where: Path, found: str) -> DamagedRun:
+    # Both records are whole: which of them is the wrong one, nobody can tell.
     return DamagedRun(
-        error.where,
-        found=error.found,
-        required=error.required,
-        action=f"`metaloom verify {root.name}` lists all damage; `metaloom resume {root.name} --repair` takes the "
-        "damaged outputs out of the run and computes them again",
+        where,
+        found=found,
+        required="the records that were committed, in one chain",
+        action="Restore the `_commits` folder from a copy of the run",
     )
 
 

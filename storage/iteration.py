@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pipeline.types import EpisodeBatch, LearnerState, Metrics, Samples, TaskBatch, TaskParams, Update
-from storage.canonical import damaged
 from storage.codec import Value
+from storage.errors import damaged
 from storage.refs import StageRef, learner_ref
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ class Iteration:
 
     def learner(self) -> LearnerState:
         """What the iteration started from."""
-        ref = learner_ref(self.index)
-        return _expect(self.run.load(ref), Update, ref).learner
+        return self._expect(learner_ref(self.index), Update).learner
 
     def update(self) -> Update:
         """What the iteration led to: the next learner, and the metrics."""
@@ -72,11 +71,10 @@ class Iteration:
         return to_xarray(self.run.files, self.index, k)
 
     def _load(self, stage: str, step: int, kind: type[V]) -> V:
-        ref = StageRef(self.index, stage, step)
-        return _expect(self.run.load(ref), kind, ref)
+        return self._expect(StageRef(self.index, stage, step), kind)
 
-
-def _expect(value: Value, kind: type[V], ref: StageRef) -> V:
-    if not isinstance(value, kind):
-        raise damaged(ref, f"holds a {type(value).__name__}")
-    return value
+    def _expect(self, ref: StageRef, kind: type[V]) -> V:
+        value = self.run.load(ref)
+        if not isinstance(value, kind):
+            raise damaged(self.run.files.record_path(ref), f"holds a {type(value).__name__}")
+        return value

@@ -71,8 +71,12 @@ def _replace_lock(path: Path, token: str, owner: bytes) -> WriterLock:
 
 
 def _write_owner(descriptor: int, owner: bytes) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, owner, 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, owner, 0)
+    except OSError:
+        os.close(descriptor)  # a full disk: as long as it is open, it stays locked
+        raise
 
 
 def _is_file_at(descriptor: int, path: Path) -> bool:
@@ -88,9 +92,10 @@ def _locked(path: Path, holder: bytes) -> RunLocked:
         who = f"process {owner['pid']} on {owner['host']} has been writing it since {owner['since']}"
     except (ValueError, KeyError, TypeError, RecursionError):
         who = "another process is about to write it"
+    name = path.absolute().parent.name
     return RunLocked(
         path.parent,
         found=who,
         required="one writer at a time",
-        action="Wait for it or stop it. If its host is dead: `metaloom resume RUN --take-over`",
+        action=f"Wait for it or stop it. If its host is dead: `metaloom resume {name} --take-over`",
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from storage.canonical import read_sealed
 from storage.codec import Value
 from storage.committed import CommittedFiles
-from storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageMissing
+from storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageMissing, system_errors
 from storage.iteration import Iteration
 from storage.records import SCHEMA, StageRecord
 from storage.refs import StageRef
@@ -178,7 +178,9 @@ def open_run(path: str | Path) -> Run:
 
 def read_info(path: Path) -> dict[str, Any]:
     """The content of a run's run.json."""
-    if not path.is_dir():
+    with system_errors(path, required="a folder that can be read", action="Check its permissions and its disk"):
+        found = path.is_dir()
+    if not found:
         raise RunNotFound(
             path, found="no such folder", required="the folder of a run", action="`metaloom ls` lists the runs"
         )

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from storage.canonical import damaged, read_sealed, render, sealed
+from storage.canonical import read_sealed, render, sealed
+from storage.errors import damaged
 from storage.refs import StageRef
 
 SCHEMA = "metaloom/1"

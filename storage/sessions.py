@@ -106,8 +106,10 @@ class Session:
 
     def close(self) -> None:
         """End the session and let the next writer in."""
-        _close_folder(self.folder)
-        self.lock.release()
+        try:
+            _close_folder(self.folder)
+        finally:
+            self.lock.release()
 
     def _next_part(self) -> Path:
         self._parts += 1

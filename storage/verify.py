@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from storage.arrays import read_metadata
-from storage.canonical import damaged
 from storage.committed import TABLES, CommittedFiles
 from storage.digests import array_digests, output_digest
-from storage.errors import IncompatibleFormat, NotARun, RunNotFound, StoreError
+from storage.errors import IncompatibleFormat, NotARun, RunNotFound, StoreError, damaged
 from storage.history import chain_problems
 from storage.reader import read_info
 from storage.records import StageRecord
@@ -126,9 +125,9 @@ class _Verification:
         records = sorted(self.records.values(), key=lambda record: record.sequence)
         if not records:
             return
-        for error in chain_problems(records, info["sha256"] if info else records[0].previous):
-            ref = StageRef.from_file_name(Path(error.where).name)
-            yield self._damage(self.root / error.where, error.found, ref)
+        for error in chain_problems(self.files, records, info["sha256"] if info else records[0].previous):
+            where = Path(error.where)
+            yield self._damage(where, error.found, StageRef.from_file_name(where.name))
         present = {record.sequence for record in records} | lost
         gaps = [sequence for sequence in range(records[-1].sequence) if sequence not in present]
         if len(gaps) > len(self.unreadable):

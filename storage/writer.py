@@ -1,10 +1,12 @@
 """Write a run: one writer, every output immutable, visible all at once or not at all."""
 
 import logging
+import tempfile
 import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +16,7 @@ from storage.arrays import group_document, render_metadata
 from storage.background import BackgroundQueue
 from storage.canonical import render, sealed
 from storage.codec import Value, encode, flatten
-from storage.errors import LayoutMismatch, RunExists, StageExists, StageMissing
+from storage.errors import LayoutMismatch, RunExists, StageExists, StageMissing, StoreError, system_errors
 from storage.files import make_folder, sync_folder
 from storage.history import History, read_history
 from storage.provenance import system, utc, versions
@@ -28,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 _QUEUE_DEPTH = 2
 _RECENT_OUTPUTS = 16
 _RECENT_BYTES = 256 * 2**20
+_WRITABLE = "room and permission to write the run"
 _SKELETON = {"_commits", "_sessions", "data.zarr", "writer.lock"}
 
 
@@ -122,7 +125,8 @@ class RunWriter:
         if not self._closed:
             self._closed = True
             self._queue.stop()
-            self._session.close()
+            with self._writing():
+                self._session.close()
             self._queue.check()
 
     def __enter__(self) -> Self:
@@ -133,14 +137,20 @@ class RunWriter:
     ) -> None:
         try:
             self.close()
-        except BaseException:
+        except BaseException as own:
             if error is None:
                 raise
             # What already goes wrong in the block matters more than what comes on top of it.
-            _LOG.warning("%s: not everything could be stored", self.run.path, exc_info=True)
+            if own is not error:
+                _LOG.warning("not everything could be stored: %s", own, exc_info=not isinstance(own, StoreError))
+
+    def _writing(self) -> AbstractContextManager[None]:
+        again = f"`metaloom resume {self.run.name}` goes on behind what was stored"
+        return system_errors(self.run.path, required=_WRITABLE, action=f"Free space or mend the disk; then {again}")
 
     def _publish(self, output: Output) -> None:
-        self._publisher.publish(output)
+        with self._writing():
+            self._publisher.publish(output)
         with self._lock:
             self._pending.pop(output.ref, None)
 
@@ -210,22 +220,39 @@ def create_run(
     Raises:
         RunExists: there is something at the path.
         RunLocked: another process is creating the same run.
+        StorageFailed: the system does not let us write there.
     """
     path = Path(path)
     if capacity < 1:
         raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
-    _check_free(path)
-    path.mkdir(parents=True, exist_ok=True)
-    sync_folder(path.parent)
-    session = begin_session(path, take_over=False)
-    try:
+    with _creating(path):
         _check_free(path)
-        _write_skeleton(path, session, capacity)
-        session.publish(render(_info(config, config_digest, environment), indented=True), path / "run.json")
-        return _writer(path, session, None, repair=False)
-    except BaseException:
-        session.close()
-        raise
+        path.mkdir(parents=True, exist_ok=True)
+        sync_folder(path.parent)
+        session = begin_session(path, take_over=False)
+        try:
+            _check_free(path)
+            _write_skeleton(path, session, capacity)
+            session.publish(render(_info(config, config_digest, environment), indented=True), path / "run.json")
+            return _writer(path, session, None, repair=False)
+        except BaseException:
+            session.close()
+            raise
+
+
+def check_new_run(path: str | Path) -> None:
+    """Say now what would keep `create_run` from making a run at a path; leaves nothing there.
+
+    Raises:
+        RunExists: there is something at the path.
+        StorageFailed: the system does not let us write there.
+    """
+    path = Path(path)
+    with _creating(path):
+        _check_free(path)
+        folder = next(folder for folder in (path, *path.parents) if folder.exists())
+        with tempfile.TemporaryDirectory(prefix=".metaloom-", dir=folder):
+            pass
 
 
 def open_writer(
@@ -243,15 +270,22 @@ def open_writer(
         RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
         RunLocked: another process writes it.
         DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
+        StorageFailed: the system does not let us write there.
     """
     path = Path(path)
     read_info(path)
-    session = begin_session(path, take_over=take_over)
-    try:
-        return _writer(path, session, capacity, repair=repair)
-    except BaseException:
-        session.close()
-        raise
+    with system_errors(path, required=_WRITABLE, action="Free space, or check the folder's permissions and its disk"):
+        session = begin_session(path, take_over=take_over)
+        try:
+            return _writer(path, session, capacity, repair=repair)
+        except BaseException:
+            session.close()
+            raise
+
+
+def _creating(path: Path) -> AbstractContextManager[None]:
+    action = "Free space, or choose a folder that can be written: export METALOOM_RUNS=/path/to/runs"
+    return system_errors(path, required=_WRITABLE, action=action)
 
 
 def _writer(path: Path, session: Session, capacity: int | None, *, repair: bool) -> RunWriter:

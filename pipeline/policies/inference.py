@@ -5,18 +5,16 @@ import numpy as np
 from pipeline.policies.config import PolicyConfig
 from pipeline.types import Array, Params, TaskParams
 
-# The bits of a row of a float32 matrix product depend on how many rows the product has: BLAS kernels work on blocks of
-# 4, 8 or 12 rows. So a task's product always has all its E rows, also when episodes have ended, padded to whole fours,
-# which keeps it off the kernels for single vectors.
-ROW_MULTIPLE = 4
-
 
 class GaussianInference:
     """Means of the actions of B tasks x E rows, each task under its own parameters.
 
-    The bits of a task's actions do not depend on the other tasks, their number or their order.
+    The bits of a row of a float32 matrix product depend on how many rows the product has, not on what the others hold.
+    So a task's product always has all its E rows, also when episodes have ended; then the bits of its actions do not
+    depend on those ends, nor on the other tasks, their number or their order.
 
     Attributes:
+        inputs: [B, E, O] float32: write the observations here.
         log_std: [B, A] float32, with the floor applied.
     """
 
@@ -26,27 +24,20 @@ class GaussianInference:
         biases = [params.params[f"mean_network.{layer}.bias"] for layer in layers]
         self._biases = [np.ascontiguousarray(bias[:, None, :]) for bias in biases]
         self.log_std = np.maximum(params.params["log_std"], np.float32(np.log(config.min_std)))
-        self._num_rows = num_rows
-        padded = -(-num_rows // ROW_MULTIPLE) * ROW_MULTIPLE
         B, observation_size, _ = self._kernels[0].shape
-        self._inputs = np.zeros((B, padded, observation_size), np.float32)
-        self._outputs = [np.empty((B, padded, kernel.shape[2]), np.float32) for kernel in self._kernels]
-
-    @property
-    def inputs(self) -> Array:
-        """[B, E, O] float32 view: write the observations here."""
-        return self._inputs[:, : self._num_rows]
+        self.inputs = np.zeros((B, num_rows, observation_size), np.float32)
+        self._outputs = [np.empty((B, num_rows, kernel.shape[2]), np.float32) for kernel in self._kernels]
 
     def mean(self) -> Array:
-        """[B, E, A] float32 for the current `inputs`; a view that the next call overwrites."""
-        x = self._inputs
+        """[B, E, A] float32 for the current `inputs`; the next call overwrites it."""
+        x = self.inputs
         for kernel, bias, out in zip(self._kernels, self._biases, self._outputs, strict=True):
             np.matmul(x, kernel, out=out)
             out += bias
             if out is not self._outputs[-1]:
                 np.tanh(out, out=out)
             x = out
-        return x[:, : self._num_rows]
+        return x
 
 
 def check_params(config: PolicyConfig, params: Params, observation_size: int, action_size: int) -> None:

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 import storage
 from flows.cli import app, run
+from flows.runs import runs_root
 from flows.train import Observer, resume
 from flows.workers import Backend
 
@@ -67,6 +70,9 @@ def test_every_command_has_a_help_text_with_an_example(capsys):
         (["verify", "nothing-here"], "nothing-here"),
         (["replay", "nothing-here@1"], "nothing-here"),
         (["replay", "x@last"], "last"),
+        (["replay", f"x@{'9' * 5000}"], "after the @"),
+        (["train", "promp-point-corner", "--run", "x", "--set", "iterations=true"], "required an integer; found True"),
+        (["train", "promp-point-corner", "--run", "x", "--workers", "2", "--scheduler", "tcp://x:1"], "one of them"),
     ],
 )
 def test_wrong_usage_exits_with_2_says_why_and_creates_nothing(tokens, found, runs, tmp_path, capsys):
@@ -92,6 +98,32 @@ def test_replay_exits_with_0_when_all_is_identical_and_prints_json(capsys):
     assert run(["replay", "first@1", "--json"]) == 0
     outcomes = json.loads(capsys.readouterr().out)
     assert [o["identical"] for o in outcomes] == [True] * 7
+
+
+def test_replay_prints_json_without_infinity_when_an_array_has_another_shape(monkeypatch, capsys):
+    train("first")
+    import flows.on_policy
+
+    right = flows.on_policy.sample_tasks
+    monkeypatch.setattr(flows.on_policy, "sample_tasks", lambda *a, **options: right(*a, **{**options, "num_tasks": 9}))
+    capsys.readouterr()
+    assert run(["replay", "first@1", "--stage", "sample_tasks", "--json"]) == 1
+    (outcome,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    (params,) = [difference for difference in outcome["differences"] if difference["array"] == "params"]
+    assert (params["stage"], params["stored"], params["max_abs"]) == ("sample_tasks", "float64[3, 2]", None)
+
+
+def test_replay_and_evaluate_take_a_scheduler_instead_of_workers(monkeypatch, capsys):
+    train("first")
+    import flows.dask_workers
+
+    def refuse(address, **options):
+        raise OSError(f"nobody listens at {address}")
+
+    monkeypatch.setattr(flows.dask_workers, "Client", refuse)
+    for command in ("replay", "evaluate", "resume"):
+        assert run([command, "first", "--scheduler", "tcp://nowhere:1"]) == 1
+        assert "metaloom: no Dask scheduler answers at tcp://nowhere:1" in capsys.readouterr().err
 
 
 def test_replay_exits_with_1_and_a_table_when_a_stage_differs(monkeypatch, capsys):
@@ -162,6 +194,55 @@ def test_settings_can_come_from_a_file(tmp_path, capsys):
     assert run(["show", "mine", "--json"]) == 0
     config = json.loads(capsys.readouterr().out)["config"]
     assert (config["algorithm"]["inner_steps"], config["max_episode_steps"]) == (2, 4)
+
+
+def test_an_iteration_beyond_the_last_names_the_command_that_computes_it(capsys):
+    train("first")
+    for command in ("show", "replay"):
+        assert run([command, "first@99"]) == 1
+        err = capsys.readouterr().err
+        assert err.startswith("metaloom: ")
+        assert "first --iterations 100`" in err
+
+
+def test_a_folder_that_cannot_hold_a_report_is_refused(tmp_path, capsys):
+    train("first")
+    (tmp_path / "file").write_text("")
+    assert run(["report", "first", "--out", str(tmp_path / "file")]) == 1
+    assert "--out" in capsys.readouterr().err
+
+
+def test_an_empty_runs_variable_means_the_default(monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", "")
+    assert runs_root() == Path("runs")
+
+
+@contextmanager
+def nobody_reads() -> Iterator[None]:
+    """Standard output is a pipe whose other end is closed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    # Closing it writes what is left in its buffer, as Python does when it exits.
+    with os.fdopen(writer, "w") as out, redirect_stdout(out):
+        yield
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_training_goes_on_when_nobody_reads_its_output_any_more(options, runs, capsys):
+    with nobody_reads():
+        assert train("first", *options) == 0
+    assert len(storage.open_run(runs / "first").iterations) == 2
+    assert (runs / "reports" / "first" / "report.html").exists()
+    assert "Error" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "tokens", [["recipes"], ["recipes", "--schema"], ["ls", "--json"], ["ls"], ["--help"], ["train", "--help"]]
+)
+def test_a_command_whose_output_nobody_reads_ends_as_if_by_sigpipe(tokens, capsys):
+    with nobody_reads():
+        assert run(tokens) == 141
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import errno
 import os
 import socket
 import threading
@@ -69,6 +70,26 @@ def test_a_file_system_without_hard_links_fails(tmp_path, monkeypatch):
     assert "METALOOM_RUNS" in check.advice
 
 
+@pytest.mark.parametrize("below", ["", "runs", "runs/more"])
+def test_a_runs_folder_that_is_a_file_or_below_one_fails_and_another_folder_helps(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    checks = {check.name: check for check in doctor.check_all(tmp_path / "file" / below)}
+    for name in ("runs folder", "disk space", "disk speed"):
+        assert checks[name].status == "fail"
+        assert "is a file" in checks[name].found
+        assert "METALOOM_RUNS" in checks[name].advice
+        assert ".venv" not in checks[name].advice
+
+
+def test_a_disk_that_fills_up_while_it_is_measured_fails_and_another_folder_helps(tmp_path, monkeypatch):
+    def full(folder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(doctor, "_fsync_bytes_per_second", full)
+    check = next(check for check in doctor.check_all(tmp_path) if check.name == "disk speed")
+    assert (check.status, "METALOOM_RUNS" in check.advice, ".venv" in check.advice) == ("fail", True, False)
+
+
 def test_a_slow_disk_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "_fsync_bytes_per_second", lambda folder: 1e6)
     check = doctor.check_disk_speed(tmp_path)
@@ -99,6 +120,7 @@ def test_a_probe_that_breaks_becomes_a_failed_check(tmp_path, monkeypatch):
     check = next(check for check in doctor.check_all(tmp_path) if check.name == "physics")
     assert not check.ok
     assert "libmujoco.so" in check.found
+    assert "make setup" in check.advice
 
 
 def test_checks_are_plain_data():

@@ -5,6 +5,7 @@ import pytest
 
 import flows.on_policy
 import storage
+from flows.errors import UsageError
 from flows.replay import compare, replay, ulp_distance
 from flows.train import train
 from flows.workers import Backend
@@ -63,9 +64,28 @@ def test_an_iteration_that_is_not_stored_is_refused_with_what_there_is(stored):
         list(replay(stored, 9))
 
 
-def test_a_stage_name_that_does_not_exist_is_refused_with_those_that_do(stored):
-    with pytest.raises(ValueError, match="collect_rollouts"):
-        list(replay(stored, 0, stage="rollout"))
+@pytest.mark.parametrize(
+    ("iteration", "stage", "step", "message"),
+    [
+        (0, "rollout", None, "there are initialize, sample_tasks, collect_rollouts"),
+        (None, "rollout", 5, "is called 'rollout'; there are initialize"),
+        (1, "initialize", None, "no stage of iteration 1 is called 'initialize'; there are sample_tasks"),
+        (1, "adapt", 5, "found --step 5; required one of 0: the inner steps of adapt"),
+        (1, "collect_rollouts", 5, "required one of 0, 1: the inner steps of collect_rollouts"),
+        (None, None, 2, "required one of 0, 1: the inner steps of this run"),
+    ],
+)
+def test_a_stage_or_step_that_no_iteration_has_is_refused_with_those_it_has(stored, iteration, stage, step, message):
+    with pytest.raises(UsageError, match=message):
+        list(replay(stored, iteration, stage=stage, step=step))
+
+
+def test_a_run_without_a_complete_iteration_is_replayed_by_the_iterations_number(stored):
+    for file in (stored / "_commits").glob("*.meta_optimize.*"):
+        file.unlink()
+    with pytest.raises(UsageError, match=r"no iteration is complete; name one, as in: metaloom replay .*run@0"):
+        list(replay(stored))
+    assert len(list(replay(stored, 0))) == 7
 
 
 def test_nan_equals_itself_and_minus_zero_differs_from_zero():

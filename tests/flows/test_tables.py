@@ -4,6 +4,7 @@ import os
 import shutil
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
@@ -198,6 +199,13 @@ def test_evaluation_shows_every_number_of_adaptation_steps(complete):
     assert "learner after 2 updates, 4 fresh tasks" in view
     for label in ("before adaptation", "after 1 inner step", "after adaptation"):
         assert label in view
+
+
+def test_evaluation_as_json_has_null_for_a_return_that_is_not_finite(complete, monkeypatch):
+    outcome = evaluate(complete.path, num_tasks=1, adaptation_steps=0)
+    rows = pa.table({"task": [0], "average_return": [float("inf")]})
+    monkeypatch.setattr(type(outcome), "table", lambda self: rows)
+    assert tables.evaluation_info(outcome) == [{"task": 0, "average_return": None}]
 
 
 def test_doctor_shows_what_helps():

@@ -9,8 +9,9 @@ import psutil
 import pytest
 
 import storage
-from flows.train import Observer, resume, train
-from flows.workers import Backend, rollout_workers
+from flows.train import IterationReport, Observer, resume, train
+from flows.workers import Backend
+from pipeline.config import ConfigError
 from storage import StageRef
 
 SERIAL = Backend(workers=0)
@@ -90,6 +91,22 @@ def test_a_longer_run_starts_with_the_stages_of_the_shorter_one(reference, tmp_p
     assert before.items() <= digests(reference).items()
 
 
+def test_fewer_iterations_than_are_stored_are_refused(reference):
+    with pytest.raises(ConfigError, match="3 are stored already"):
+        resume(reference, iterations=2, backend=SERIAL)
+
+
+def test_the_reported_speed_counts_what_was_sampled_and_nothing_where_rollouts_were_stored(reference):
+    reports: list[IterationReport] = []
+    (reference / "_commits" / StageRef(2, "meta_optimize").file_name).unlink()
+    began = time.perf_counter()
+    resume(reference, iterations=4, backend=SERIAL, observer=Observer(iteration_done=reports.append))
+    took = time.perf_counter() - began
+    assert reports[0].steps_per_second is None
+    sampled = 4 * 3 * 10 * 2
+    assert sampled / took < (reports[1].steps_per_second or 0) < 1e6
+
+
 def test_a_run_that_was_given_more_iterations_and_interrupted_remembers_them(reference):
     stop_at_once = Observer(should_stop=lambda: True)
     assert resume(reference, iterations=5, backend=SERIAL, observer=stop_at_once).stopped
@@ -160,24 +177,6 @@ def test_a_worker_killed_in_the_middle_of_a_rollout_changes_no_digest(tmp_path, 
     assert began < killed_at[0] < began + rollout.seconds, "the kill missed the rollout, so this proves nothing"
 
 
-@pytest.mark.dask
-@pytest.mark.slow
-def test_nothing_that_dask_starts_listens_beyond_this_machine(tiny_config):
-    with rollout_workers(tiny_config(), Backend(workers=2)):
-        family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        listening = [c.laddr.ip for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
-    assert len(listening) >= 3, "a scheduler and two workers listen"
-    assert set(listening) == {"127.0.0.1"}
-
-
-@pytest.mark.dask
-@pytest.mark.slow
-def test_a_scheduler_that_does_not_answer_is_reported_before_anything_is_created(tmp_path, tiny_config):
-    with pytest.raises(ConnectionError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
-        train(tiny_config(), tmp_path / "run", backend=Backend(workers=0, scheduler="tcp://127.0.0.1:9"))
-    assert not (tmp_path / "run").exists()
-
-
 def _busiest_worker() -> psutil.Process:
     """The Dask worker of this process that has computed most."""
     workers = [p for p in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(p.cmdline())]
@@ -187,8 +186,3 @@ def _busiest_worker() -> psutil.Process:
 def test_a_folder_that_holds_a_run_is_refused(reference, tiny_config):
     with pytest.raises(storage.RunExists):
         train(tiny_config(), reference, backend=SERIAL)
-
-
-def test_threads_and_workers_together_are_refused():
-    with pytest.raises(ValueError, match="threads=2 with Dask workers"):
-        Backend(workers=2, threads=2)

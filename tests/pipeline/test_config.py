@@ -28,6 +28,15 @@ def test_a_bare_environment_name_is_short_for_its_section():
         ("baseline=quadratic", "baseline", "quadratic", "linear_feature"),
         ("policy.hidden_sizes=[0]", "policy.hidden_sizes", "0", "greater than"),
         ("algorithm.outer_lr=.nan", "algorithm", "nan", "finite number"),
+        ("iterations=true", "iterations", "True", "required an integer"),
+        ("iterations='5'", "iterations", "'5'", "required an integer"),
+        ("iterations=1e3", "iterations", "1000.0", "required an integer"),
+        ("policy.hidden_sizes=[8,true]", "policy.hidden_sizes.1", "True", "required an integer"),
+        ("algorithm.inner_lr=true", "algorithm.inner_lr", "True", "required a number"),
+        ("algorithm.inner_lr='0.1'", "algorithm.inner_lr", "'0.1'", "required a number"),
+        ("algorithm.first_order=1", "algorithm.first_order", "1", "required true or false"),
+        ("algorithm.first_order=yes", "algorithm.first_order", "'yes'", "required true or false"),
+        ("seed=2024-01-01", "seed", "2024-01-01", "valid integer"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_path_what_was_found_and_what_is_allowed(change, field, found, allowed):
@@ -36,6 +45,17 @@ def test_a_wrong_setting_is_refused_with_its_path_what_was_found_and_what_is_all
     assert field in str(refusal.value)
     assert found in str(refusal.value)
     assert allowed in str(refusal.value)
+
+
+def test_an_integer_stands_for_a_float_and_values_of_options_stay_as_they_are():
+    options = {"a": "5", "b": True, "c": [1, 2.0]}
+    settings = {
+        **MINIMAL,
+        "env": {"name": "mine:Env", "options": options, "action_scale": 5},
+        "policy": {"hidden_sizes": (4,)},
+    }
+    config = build_config(settings)
+    assert (config.env.action_scale, config.env.options, config.policy.hidden_sizes) == (5.0, options, (4,))
 
 
 def test_settings_that_contradict_each_other_are_refused():
@@ -113,7 +133,9 @@ def test_every_wrong_setting_is_reported_at_once():
     assert len(str(refusal.value).splitlines()) == 2
 
 
-@pytest.mark.parametrize("assignment", ["iterations", "=3", "a..b=1", "iterations.x=1"])
+@pytest.mark.parametrize(
+    "assignment", ["iterations", "=3", "a..b=1", "iterations.x=1", "a=[", "a=!!timestamp 2024-01-01", f"a={'9' * 5000}"]
+)
 def test_an_assignment_that_makes_no_sense_is_refused(assignment):
     with pytest.raises(ConfigError, match="--set"):
         override({"iterations": 3}, [assignment])
@@ -136,7 +158,13 @@ def test_a_file_of_settings_is_read_as_yaml_or_json(tmp_path):
     assert build_config(load_config(tmp_path / "a.yaml")) == build_config(load_config(tmp_path / "a.json"))
 
 
-@pytest.mark.parametrize("text", ["- a\n", "a: [", "!!python/object/apply:os.system [echo]"])
+def test_a_date_in_a_file_is_text_and_refused_where_a_number_belongs(tmp_path):
+    (tmp_path / "a.yaml").write_text("env: point-corner\nalgorithm: {name: promp}\nseed: 2024-01-01\n")
+    with pytest.raises(ConfigError, match=r"seed: Input should be a valid integer.*; found '2024-01-01'"):
+        build_config(override(load_config(tmp_path / "a.yaml"), ["iterations=1"]))
+
+
+@pytest.mark.parametrize("text", ["- a\n", "a: [", "!!python/object/apply:os.system [echo]", "&a {b: *a}", "{" * 9999])
 def test_a_file_that_is_no_mapping_of_plain_values_is_refused(tmp_path, text):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"a\.yaml"):

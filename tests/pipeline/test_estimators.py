@@ -9,7 +9,6 @@ from pipeline.estimators import (
     discounted_rewards,
     explained_variance,
     gae,
-    n_step_returns,
     normalize,
     shift_positive,
 )
@@ -64,27 +63,6 @@ def test_padding_changes_no_real_advantage_and_stays_zero(rewards, discount, gae
     padded = gae(np.pad(rewards, [(0, 0), (0, 3)]), np.pad(values, [(0, 0), (0, 3)]), discount, gae_lambda)
     np.testing.assert_array_equal(padded[:, : rewards.shape[1]], gae(rewards, values, discount, gae_lambda))
     assert not padded[:, rewards.shape[1] :].any()
-
-
-@given(REWARDS, FACTORS)
-def test_n_step_returns_over_all_steps_are_returns_plus_the_last_value(rewards, discount):
-    values, T = random_values(rewards), rewards.shape[1]
-    tail = discount ** np.arange(T, 0, -1) * values[:, -1:]
-    expected = discounted_returns(rewards, discount) + tail
-    np.testing.assert_allclose(n_step_returns(rewards, values, discount, T), expected, rtol=1e-9, atol=1e-9)
-
-
-@given(REWARDS, FACTORS)
-def test_one_step_returns_are_reward_plus_next_value(rewards, discount):
-    values = random_values(rewards)
-    expected = rewards + discount * values[:, 1:]
-    np.testing.assert_allclose(n_step_returns(rewards, values, discount, 1), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_two_step_returns_by_hand():
-    # t=0: 1 + 0.5 * 2 + 0.25 * V_2; t=1: 2 + 0.5 * 4 + 0.25 * V_3; t=2: only one step is left: 4 + 0.5 * V_3
-    values = np.array([[7.0, 7.0, 8.0, 16.0]])
-    np.testing.assert_array_equal(n_step_returns(np.array([[1.0, 2.0, 4.0]]), values, 0.5, 2), [[4.0, 8.0, 12.0]])
 
 
 def test_normalizing_uses_real_entries_only():

@@ -53,9 +53,9 @@ def test_a_put_that_fails_before_its_record_stores_nothing_and_stops_the_writer(
     writer = storage.create_run(tmp_path / "run", capacity=1, **creation)
     put(writer, [(TASKS, batches.tasks(), [])])
     for call in (writer.flush, lambda: put(writer, [(ROLLOUTS, batches.episodes(), [])]), writer.close):
-        with pytest.raises(OSError, match="No space left") as caught:
+        with pytest.raises(storage.StorageFailed, match="No space left") as caught:
             call()
-        assert caught.value is broken
+        assert caught.value.__cause__ is broken
     monkeypatch.undo()
     assert storage.open_run(tmp_path / "run").refs() == []
     with storage.open_writer(tmp_path / "run") as writer:
@@ -77,7 +77,7 @@ def test_after_an_error_nothing_that_was_queued_behind_it_is_stored(tmp_path, cr
     writer = storage.create_run(tmp_path / "run", capacity=2, **creation)
     put(writer, [(TASKS, batches.tasks(), []), (StageRef(1, "sample_tasks"), batches.tasks(), [])])
     gate.set()
-    with pytest.raises(OSError, match="once"):
+    with pytest.raises(storage.StorageFailed, match="once"):
         writer.close()
     assert (calls, storage.open_run(tmp_path / "run").refs()) == ([TASKS], [])
 

@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import storage
 from storage import StageRef
+from storage.records import read_record
 
 
 def files_of(path):
@@ -116,6 +118,17 @@ def test_records_of_another_run_are_reported(make_run):
     name = StageRef(1, "adapt").file_name
     shutil.copyfile(other / "_commits" / name, path / "_commits" / name)
     assert any(damage.file == f"_commits/{name}" for damage in storage.verify_run(path))
+
+
+def test_a_record_with_another_predecessor_is_reported_and_not_written_behind(make_run):
+    path = make_run(1)
+    name = StageRef(0, "meta_optimize").file_name  # the newest: no later record contradicts it
+    record = read_record(path / "_commits" / name)
+    (path / "_commits" / name).write_bytes(replace(record, previous="0" * 64).with_hash().content())
+    (damage,) = storage.verify_run(path)
+    assert (damage.file, damage.problem) == (f"_commits/{name}", "does not follow the record before it")
+    with pytest.raises(storage.DamagedRun, match=r"does not follow the record before it.*from a copy"):
+        storage.open_writer(path)
 
 
 def test_files_that_do_not_belong_to_a_run_are_reported(make_run):

@@ -1,0 +1,34 @@
+"""Which errors a command tells in one line, and with which exit code. All others are bugs and keep their traceback."""
+
+
+class UsageError(ValueError):
+    """What was asked for cannot be done; the message says what can."""
+
+
+class WorkersError(ConnectionError):
+    """Worker processes or their scheduler cannot be reached, or cannot be used; the message says what helps."""
+
+
+USAGE, FAILURE = 2, 1
+
+# By name, because importing them takes seconds and a command that fails has often needed few of them.
+EXIT_CODES = {
+    "flows.errors.UsageError": USAGE,
+    "flows.errors.WorkersError": FAILURE,
+    "pipeline.config.ConfigError": USAGE,
+    "pipeline.envs.contract.EnvError": USAGE,
+    "storage.errors.InvalidRunName": USAGE,
+    "storage.errors.NotARun": USAGE,
+    "storage.errors.RunExists": USAGE,
+    "storage.errors.RunNotFound": USAGE,
+    "storage.errors.StoreError": FAILURE,
+    "pipeline.algorithms.finite.NumericalError": FAILURE,
+    "pipeline.baselines.contract.BaselineError": FAILURE,
+    "stages.collect_rollouts.RolloutError": FAILURE,
+}
+
+
+def exit_code(error: Exception) -> int | None:
+    """The exit code for an error that its message explains; None for any other, such as one of a user's environment."""
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
+    return next((EXIT_CODES[name] for name in names if name in EXIT_CODES), None)

@@ -1,0 +1,86 @@
+"""Which failures a user is told in one line, and which keep their traceback."""
+
+import pkgutil
+
+import pytest
+
+import storage
+from flows import errors
+from flows.cli import run
+from pipeline.algorithms.finite import NumericalError
+from pipeline.baselines.contract import BaselineError
+
+ENVIRONMENT = """
+import os
+import numpy as np
+from gymnasium.envs.classic_control import PendulumEnv
+
+class Breaking(PendulumEnv):
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def step(self, action):
+        if self.how == "raise":
+            raise ValueError("my own bug")
+        if self.how == "die":
+            os._exit(3)
+        return np.full(3, np.nan), 0.0, False, False, {}
+"""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Trains on an environment that breaks in its first step."""
+    (tmp_path / "breaking_env.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    settings = ["env.name=breaking_env:Breaking", "num_tasks=1", "episodes_per_task=1", "max_episode_steps=2"]
+
+    def train(how: str, *options: str) -> int:
+        sets = [token for setting in [*settings, f"env.options={{how: {how}}}"] for token in ("--set", setting)]
+        return run(["train", "promp-point-corner", "--run", str(tmp_path / "run"), *sets, *options])
+
+    return train
+
+
+def test_a_bug_in_a_users_environment_keeps_its_traceback(train):
+    with pytest.raises(ValueError, match="my own bug"):
+        train("raise", "--workers", "0")
+
+
+def test_rollouts_that_are_not_finite_end_with_1_and_one_line(train, capsys):
+    assert train("nan", "--workers", "0") == 1
+    assert capsys.readouterr().err.startswith("metaloom: collect_rollouts, iteration 0, step 0: observations of task 0")
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_an_environment_that_kills_its_workers_ends_with_1_and_one_line(train, capsys):
+    assert train("die", "--workers", "1") == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("metaloom: ")
+    assert "died" in last
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UsageError("no such step"), 2),
+        (NumericalError("NaN"), 1),
+        (BaselineError("NaN"), 1),
+        (storage.RunLocked("run", found="a writer", required="none", action="Wait"), 1),
+        (storage.RunNotFound("run", found="nothing", required="a run", action="Look"), 2),
+        (ConnectionResetError("somebody else's"), None),
+        (ArithmeticError("somebody else's"), None),
+    ],
+)
+def test_usage_ends_with_2_what_a_message_explains_with_1_and_the_rest_with_a_traceback(error, code):
+    assert errors.exit_code(error) == code
+
+
+@pytest.mark.parametrize("name", errors.EXIT_CODES)
+def test_every_error_with_an_exit_code_exists(name):
+    kind = pkgutil.resolve_name(name)
+    assert issubclass(kind, Exception)
+    assert f"{kind.__module__}.{kind.__qualname__}" == name

@@ -1,0 +1,182 @@
+"""Where rollouts run must never show in their bits: threads of one process, and a scheduler with workers of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Barrier
+
+import numpy as np
+import psutil
+import pytest
+
+import flows.dask_workers
+from flows.train import resume, train
+from flows.workers import Backend, SamplerSpec, collect_shard, rollout_workers
+from pipeline.envs import make_env
+from pipeline.policies.gaussian import GaussianPolicy
+from pipeline.types import TaskParams
+from stages.collect_rollouts import RolloutPosition
+from stages.initialize import initialize
+from stages.sample_tasks import sample_tasks
+
+PROJECT = Path(flows.dask_workers.__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ({"workers": -1}, "workers=-1"),
+        ({"workers": 0, "threads": 0}, "threads=0"),
+        ({"workers": 2, "threads": 2}, "threads=2 with Dask workers"),
+        ({"workers": 2, "scheduler": "tcp://127.0.0.1:1"}, "required one of them"),
+        ({"scheduler": "tcp://127.0.0.1:1", "threads": 2}, "threads=2 with Dask workers"),
+    ],
+)
+def test_places_that_contradict_each_other_are_refused(backend, message):
+    with pytest.raises(ValueError, match=message):
+        Backend(**backend)
+
+
+def test_two_worker_processes_are_the_default():
+    assert (Backend().workers, Backend(scheduler="tcp://127.0.0.1:1").workers) == (2, None)
+
+
+def test_two_threads_of_one_process_do_not_share_a_simulator(tiny_config):
+    config = tiny_config(env="half-cheetah-dir", max_episode_steps=50)
+    spec, env = SamplerSpec.of(config, threads=1), make_env(config.env)
+    policy = GaussianPolicy(env.observation_space.shape[0], env.action_space.shape[0], config.policy)
+    learner = initialize(policy, config.algorithm, run_seed=1).learner
+    params = TaskParams.broadcast(learner.params, config.num_tasks)
+    tasks = sample_tasks(env, num_tasks=config.num_tasks, run_seed=1, iteration=0)
+
+    def collect(iteration: int) -> np.ndarray:
+        return collect_shard(spec, params, tasks, RolloutPosition(1, iteration, 0)).rewards
+
+    def collect_at_once(iteration: int) -> np.ndarray:
+        together.wait()
+        return collect(iteration)
+
+    alone = [collect(iteration) for iteration in range(4)]
+    together = Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        shared = list(pool.map(collect_at_once, range(4)))
+    for expected, found in zip(alone, shared, strict=True):
+        assert np.array_equal(expected, found)
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_scheduler_with_workers_of_its_own_gives_the_digests_of_this_process(tmp_path, tiny_config, digests):
+    config = tiny_config(env="half-cheetah-dir", max_episode_steps=20)
+    train(config, tmp_path / "here", backend=Backend(workers=0))
+    with cluster(PROJECT, threads=2) as address:
+        train(config, tmp_path / "there", backend=Backend(scheduler=address))
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_workers_that_cannot_compute_the_same_are_refused_before_anything_is_created(
+    tmp_path, tiny_config, monkeypatch
+):
+    (tmp_path / "only_here.py").write_text("from gymnasium.envs.classic_control import PendulumEnv as Mine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with cluster(PROJECT, threads=1) as address:
+        backend = Backend(scheduler=address)
+        with pytest.raises((ConnectionError, ValueError), match="only_here"):
+            train(tiny_config(env="only_here:Mine"), tmp_path / "run", backend=backend)
+        monkeypatch.setattr(flows.dask_workers, "code_digest", lambda: "another version of the code")
+        with pytest.raises(ConnectionError, match=r"metaloom's code .* there, another vers here"):
+            train(tiny_config(), tmp_path / "run", backend=backend)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_scheduler_that_does_not_answer_is_reported_before_anything_is_created(tmp_path, tiny_config):
+    with pytest.raises(ConnectionError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
+        train(tiny_config(), tmp_path / "run", backend=Backend(scheduler="tcp://127.0.0.1:9"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_local_workers_listen_on_this_machine_only_and_ignore_ctrl_c(tiny_config):
+    with rollout_workers(tiny_config(), Backend(workers=2)):
+        children = psutil.Process().children(recursive=True)
+        family = [psutil.Process(), *children]
+        listening = [c.laddr.ip for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+        workers = [p for p in children if "spawn_main" in " ".join(p.cmdline())]
+        assert [_blocks_interrupts(p.pid) for p in workers] == [True, True]
+    assert len(listening) >= 3, "a scheduler and two workers listen"
+    assert set(listening) == {"127.0.0.1"}
+    assert not _blocks_interrupts(os.getpid())
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_ctrl_c_while_workers_start_stops_in_order_and_leaves_a_run_that_can_be_resumed(tmp_path, tiny_config):
+    settings = tmp_path / "settings.json"
+    settings.write_text(tiny_config().model_dump_json())
+    command = [sys.executable, "-m", "flows.cli", "train", str(settings), "--run", str(tmp_path / "run")]
+    # A process group of its own, which the signal reaches as a whole, as in a terminal.
+    trainer = subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+    try:
+        while not any("spawn_main" in " ".join(p.cmdline()) for p in psutil.Process(trainer.pid).children()):
+            assert trainer.poll() is None
+            time.sleep(0.01)
+        os.killpg(trainer.pid, signal.SIGINT)
+        _, errors = trainer.communicate(timeout=60)
+    finally:
+        trainer.kill()
+    assert trainer.returncode == 130
+    assert "Traceback" not in errors
+    assert resume(tmp_path / "run", backend=Backend(workers=0)).iterations_done == 3
+
+
+@contextmanager
+def cluster(folder: Path, threads: int) -> Iterator[str]:
+    """A scheduler and one worker as separate processes, started in a folder; yields the scheduler's address."""
+    common = ["--no-dashboard", "--host", "127.0.0.1"]
+    with ExitStack() as stack:
+        scheduler = stack.enter_context(_running(folder, "scheduler", "--port", "0", *common))
+        address = _wait_for(scheduler, r"Scheduler at:\s+(tcp://127\.0\.0\.1:\d+)")
+        options = ["--nthreads", str(threads), "--no-nanny"]
+        worker = stack.enter_context(_running(folder, "worker", address, *options, *common))
+        _wait_for(worker, r"(Registered to)")
+        yield address
+
+
+@contextmanager
+def _running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dask", *arguments], cwd=folder, env=environment, text=True, stderr=subprocess.PIPE
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def _wait_for(process: subprocess.Popen[str], pattern: str) -> str:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if match := re.search(pattern, line):
+            return match[1]
+    raise AssertionError(f"the process ended before it said {pattern}")
+
+
+def _blocks_interrupts(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = re.findall(r"Sig(?:Blk|Ign):\s+([0-9a-f]+)", status)
+    return any(int(mask, 16) & 0b10 for mask in masks)  # bit 1 is SIGINT, signal 2

@@ -1,0 +1,48 @@
+import math
+
+import pytest
+
+from pipeline.plain_yaml import parse
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1E3", 1000.0),
+        ("-.5", -0.5),
+        ("010", 10),
+        ("+3", 3),
+        (".inf", math.inf),
+        ("true", True),
+        ("", None),
+        ("~", None),
+        ("no", "no"),
+        ("1:30", "1:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("'7'", "7"),
+        ("half-cheetah-dir", "half-cheetah-dir"),
+        ("[64, 1e-3, x]", [64, 1e-3, "x"]),
+        ("a: 1e-3\nb: {c: 010}", {"a": 1e-3, "b": {"c": 10}}),
+        ('{\n\t"a": 1e-3\n}', {"a": 1e-3}),
+        ("a: &x {b: 1}\nc: {<<: *x, d: 2}", {"a": {"b": 1}, "c": {"b": 1, "d": 2}}),
+    ],
+)
+def test_values_mean_what_yaml_1_2_and_json_say(text, value):
+    found = parse(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_what_two_aliases_share_becomes_two_values():
+    found = parse("a: &x {b: 1}\nc: *x")
+    assert isinstance(found, dict)
+    assert found["a"] is not found["c"]
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [", "!!timestamp 2024-01-01", "!!python/name:os.system", "&a [*a]", "9" * 5000, "[" * 9999]
+)
+def test_what_is_no_plain_value_is_refused(text):
+    with pytest.raises(ValueError, match=r"\w"):
+        parse(text)

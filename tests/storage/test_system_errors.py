@@ -1,0 +1,141 @@
+"""What the system refuses is said with the run and what helps, loses nothing and does not count as damage."""
+
+import errno
+import os
+import resource
+from contextlib import contextmanager
+
+import pytest
+
+import storage
+from storage import StageRef
+
+
+@contextmanager
+def full_disk(file_bytes):
+    """Let no file grow beyond a size; the limit gives an error of the system as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_stops_the_writer_with_advice_and_what_was_stored_can_be_gone_on_with(
+    tmp_path, creation, put, make_batches, caplog
+):
+    outputs = make_batches(B=20, E=10, T=20).iteration(0)
+
+    def train():
+        with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+            put(writer, outputs[:2])
+            writer.flush()
+            with full_disk(10_000):
+                put(writer, outputs[2:])
+                writer.flush()
+
+    with pytest.raises(storage.StorageFailed, match=r"run: File too large.*Free space.*metaloom resume run") as caught:
+        train()
+    assert caught.value.__cause__.errno == errno.EFBIG
+    assert caplog.text == ""  # it is raised; it need not be logged as well
+    assert storage.verify_run(tmp_path / "run") == []
+    with storage.open_writer(tmp_path / "run") as writer:
+        assert writer.run.refs() == [ref for ref, _, _ in outputs[:2]]
+        put(writer, outputs[2:])
+    assert len(storage.open_run(tmp_path / "run")) == 1
+
+
+def test_a_run_that_the_disk_had_no_room_for_can_be_created_and_opened_once_there_is_some(tmp_path, creation):
+    with full_disk(0), pytest.raises(storage.StorageFailed, match=r"too large.*METALOOM_RUNS"):
+        storage.create_run(tmp_path / "run", capacity=1, **creation)
+    storage.create_run(tmp_path / "run", capacity=1, **creation).close()
+    with full_disk(0), pytest.raises(storage.StorageFailed, match=r"too large.*Free space"):
+        storage.open_writer(tmp_path / "run")
+    storage.open_writer(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize("place", ["/proc/nope/run", "/proc/run", "{tmp}/file/run", "{tmp}/file/runs/run"])
+def test_a_place_where_no_run_can_be_is_refused_before_and_at_creation(tmp_path, creation, place):
+    (tmp_path / "file").touch()
+    path = place.format(tmp=tmp_path)
+    for create in (storage.check_new_run, lambda path: storage.create_run(path, capacity=1, **creation)):
+        with pytest.raises(storage.StorageFailed, match=f"{path}: .*METALOOM_RUNS"):
+            create(path)
+
+
+def test_checking_a_place_leaves_nothing_there_and_refuses_one_that_is_taken(tmp_path, make_run):
+    storage.check_new_run(tmp_path / "some" / "where" / "run")
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(storage.RunExists, match="a run"):
+        storage.check_new_run(make_run(1))
+
+
+def test_a_writer_that_cannot_end_its_session_lets_the_next_one_in(tmp_path, creation, monkeypatch):
+    writer = storage.create_run(tmp_path / "run", capacity=1, **creation)
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(storage.StorageFailed, match="No space left"):
+        writer.close()
+    monkeypatch.undo()
+    storage.open_writer(tmp_path / "run").close()
+
+
+def test_a_file_that_we_may_not_read_is_no_damage_that_repair_throws_away(make_run, run_digests, monkeypatch):
+    path = make_run(1)
+    expected, open_ = run_digests(path), os.open
+
+    def refuse(file, *arguments, **named):
+        if "rewards" in str(file) and os.path.basename(file).startswith("c."):
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return open_(file, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for read in (lambda: storage.open_run(path)[0].rollouts(0), lambda: storage.open_writer(path, repair=True)):
+        with pytest.raises(storage.StorageFailed, match=r"rewards/c.*Permission denied"):
+            read()
+    assert any("Permission denied" in damage.problem for damage in storage.verify_run(path))
+    monkeypatch.undo()
+    assert run_digests(path) == expected
+
+
+def test_a_runs_folder_that_we_may_not_enter_is_named(tmp_path, monkeypatch):
+    def refuse(path, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(storage.StorageFailed, match=r"run: Permission denied"):
+        storage.open_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["first", "tables"])
+def test_damage_of_what_one_stage_wrote_advises_to_repair_the_run_by_its_name(make_run, name):
+    path = make_run(1, name=f"tables/{name}")
+    run = storage.open_run(path)
+    for file, read in {
+        "data.zarr/rollouts_0/rewards/c.0.0.0.0": lambda: run[0].rollouts(0),
+        f"_commits/{StageRef(0, 'adapt').file_name}": lambda: run[0].adapted(0),
+        "tables/episodes/00000000.parquet": run.episodes,
+    }.items():
+        os.truncate(path / file, 9)
+        with pytest.raises(storage.DamagedRun, match=f"verify {name}`.*`metaloom resume {name} --repair`"):
+            read()
+
+
+@pytest.mark.parametrize("file", ["run.json", "data.zarr/rollouts_0/rewards/zarr.json"])
+def test_damage_that_no_stage_can_repair_advises_a_copy(make_run, file):
+    path = make_run(1, name="first")
+    os.truncate(path / file, 9)
+    with pytest.raises(storage.DamagedRun, match="verify first` lists all damage; restore it from a copy"):
+        storage.open_run(path)[0].rollouts(0)
+
+
+def test_a_locked_run_is_named_in_the_advice(tmp_path, creation):
+    with (
+        storage.create_run(tmp_path / "run", capacity=1, **creation),
+        pytest.raises(storage.RunLocked, match="metaloom resume run --take-over"),
+    ):
+        storage.open_writer(tmp_path / "run")
