@@ -109,6 +109,11 @@ def evaluate(
     run = storage.open_run(path)
     config = config_of(run)
     iteration = len(run.iterations) if iteration is None else iteration
+    if not run.contains(storage.learner_ref(iteration)):
+        raise UsageError(
+            f"{path}: found {iteration} updates asked for, but the run has {len(run.iterations)}; required no more. "
+            f"`metaloom resume {path} --iterations {iteration}` makes more"
+        )
     update = run.load(storage.learner_ref(iteration))
     assert isinstance(update, Update)
     steps = config.algorithm.inner_steps if adaptation_steps is None else adaptation_steps

@@ -38,3 +38,9 @@ def test_the_seed_draws_other_tasks_and_starts_and_the_same_one_the_same(stored)
 def test_a_seed_that_no_run_can_have_is_refused(stored, seed):
     with pytest.raises(UsageError, match=r"required one from 0 to 2\*\*63 - 1"):
         evaluate(stored, seed=seed)
+
+
+def test_more_updates_than_the_run_has_are_refused_with_the_command_that_makes_them(stored):
+    with pytest.raises(UsageError, match=r"the run has 2.*--iterations 3"):
+        evaluate(stored, 3)
+    assert evaluate(stored, 2).iteration == 2
