@@ -5,6 +5,7 @@ Commands import what they need when they run: listing runs should not wait for t
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -373,15 +374,16 @@ def _train(start: Any, folder: Path, as_json: bool) -> int:
 def _closing_words(folder: Path) -> str:
     files = _write_report(storage.open_run(folder), report_folder(folder))
     name = folder.name if run_folder(folder.name) == folder else str(folder)
+    question = f"import storage; print(storage.open_run({str(folder)!r}).episodes().to_pandas())"
     return "\n".join(
         [
             f"\nrun             {folder}",
             f"learning curve  {files.png}",
             f"report page     {files.html}",
             "\nlook further:",
-            f"  metaloom show {name}",
-            f"  metaloom replay {name}@0",
-            f'  python -c "import storage; print(storage.open_run({str(folder)!r}).episodes().to_pandas())"',
+            f"  {_program('metaloom')} show {name}",
+            f"  {_program('metaloom')} replay {name}@0",
+            f"  {_program('python')} -c {question!r}",
         ]
     )
 
@@ -398,6 +400,15 @@ def _write_report(run: storage.Run, folder: Path) -> "ReportFiles":
             required="a folder to write the report to",
             action=f"Free space, or choose another: `metaloom report {run.path} --out FOLDER`",
         ) from error
+
+
+def _program(name: str) -> str:
+    """How to call a program of this environment: by its name where that finds it, else by its path."""
+    ours = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    if not ours.exists() or (found and Path(found).parent == ours.parent):
+        return name
+    return os.path.relpath(ours)
 
 
 def _say(as_json: bool, words: str) -> None:
