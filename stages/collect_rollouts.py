@@ -10,9 +10,10 @@ from pipeline.policies.config import PolicyConfig
 from pipeline.policies.inference import GaussianInference, check_params
 from pipeline.seeding import generator, seed_for
 from pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
+from stages.faults import StageFault
 
 
-class RolloutError(RuntimeError):
+class RolloutError(StageFault):
     """A rollout gave numbers that are not finite; the message says in which task, episode and step."""
 
 
