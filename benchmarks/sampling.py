@@ -39,7 +39,7 @@ def main() -> None:
     env = make_env(config)
     assert isinstance(env, PolicyActions)
     tasks = sample_tasks(env, num_tasks=args.tasks, run_seed=1, iteration=0)
-    params = TaskParams.broadcast(_policy(env, args.hidden), args.tasks)
+    params = TaskParams.broadcast(policy_params(env.observation_space, env.action_space, args.hidden), args.tasks)
     results = [_compare(args, config, env, tasks, params, threads) for threads in args.threads]
     if args.json:
         print(json.dumps(results))
@@ -139,10 +139,9 @@ def _physics(robot: MujocoRobot, actions: Array, episodes: EpisodeBatch, threads
     return rollout
 
 
-def _policy(env: PolicyActions, hidden: int) -> Params:
-    assert env.observation_space.shape is not None
-    assert env.action_space.shape is not None
-    sizes = [env.observation_space.shape[0], hidden, hidden, env.action_space.shape[0]]
+def policy_params(observations: Any, actions: Any, hidden: int) -> Params:
+    """Parameters of a policy with two hidden layers for these spaces."""
+    sizes = [observations.shape[0], hidden, hidden, actions.shape[0]]
     rng = generator(1, "initialize")
     params: Params = {}
     for layer, rows, columns in zip(("hidden_0", "hidden_1", "output"), sizes[:-1], sizes[1:], strict=True):
