@@ -31,11 +31,20 @@ __all__ = [
 ENVS: dict[str, str] = {
     "half-cheetah-dir": "pipeline.envs.half_cheetah:HalfCheetahDir",
     "half-cheetah-vel": "pipeline.envs.half_cheetah:HalfCheetahVel",
+    "hopper-rand-params": "pipeline.envs.hopper:HopperRandParams",
+    "navigation-2d": "pipeline.envs.point:Navigation2D",
+    "pearl-hopper-rand-params": "pipeline.envs.hopper:PearlHopperRandParams",
+    "pearl-point-robot": "pipeline.envs.point_pearl:PearlPointRobot",
+    "pearl-sparse-point-robot": "pipeline.envs.point_pearl:PearlSparsePointRobot",
+    "pearl-walker2d-rand-params": "pipeline.envs.walker2d:PearlWalker2dRandParams",
     "point-2d": "pipeline.envs.point:Point2D",
     "point-2d-goal": "pipeline.envs.point:Point2DGoal",
     "point-corner": "pipeline.envs.point_corner:PointCorner",
     "point-momentum": "pipeline.envs.point_corner:PointMomentum",
     "point-walls": "pipeline.envs.point_corner:PointWalls",
+    "walker2d-dir": "pipeline.envs.walker2d:Walker2dDir",
+    "walker2d-rand-params": "pipeline.envs.walker2d:Walker2dRandParams",
+    "walker2d-vel": "pipeline.envs.walker2d:Walker2dVel",
 }
 """Name -> module:Class. The module is imported when an environment is made."""
 

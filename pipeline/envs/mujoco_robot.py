@@ -82,6 +82,13 @@ class MujocoRobot(MetaEnv):
         del tasks
         return np.zeros(len(motion.qpos), np.bool_)
 
+    def write_models(self, batch: mujoco_batch.Batch, tasks: Array) -> None:
+        """Write what the tasks [N, P] of a batch change in the physics of its rows; the default is nothing.
+
+        A robot that needs this does the same to its own model in `set_task`.
+        """
+        del batch, tasks
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         mujoco.mj_resetData(self.model, self.data)
@@ -139,6 +146,7 @@ class MujocoBatch:
     def reset(self, tasks: Array, seeds: Array) -> Array:
         stop_profiling_timer()
         self._tasks = tasks
+        self._robot.write_models(self._batch, tasks)
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         for row, seed in enumerate(seeds.tolist()):
             self._qpos[row], self._qvel[row] = self._robot.start(np.random.Generator(np.random.PCG64(seed)))
