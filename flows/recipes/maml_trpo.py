@@ -24,5 +24,5 @@ def point_corner() -> RunConfig:
     return _run("point-corner")
 
 
-def _run(env: str, **sizes: int) -> RunConfig:
-    return RunConfig(env=EnvConfig(name=env), algorithm=MAMLTRPO(), **sizes)
+def _run(env: str, num_tasks: int = 40) -> RunConfig:
+    return RunConfig(env=EnvConfig(name=env), algorithm=MAMLTRPO(), num_tasks=num_tasks)
