@@ -20,6 +20,12 @@ OPTIONS = {
     "point-momentum": ("reward", ("dense", "dense_squared", "sparse")),
     "pearl-sparse-point-robot": ("reward", ("dense", "sparse")),
     "walker2d-dir": ("model", ("original", "v5")),
+    "ant-dir": ("obs_style", ("promp", "pearl", "v5")),
+    "ant-goal": ("obs_style", ("promp", "pearl", "v5")),
+    "half-cheetah-vel": ("obs_style", ("promp", "pearl", "v5")),
+    "humanoid-dir": ("obs_style", ("promp", "pearl", "v5")),
+    "pearl-ant-dir": ("forward_backward", (False, True)),
+    "swimmer-vel": ("obs_style", ("promp", "v5")),
 }
 """Options that change the numbers, with all their values: each is tested."""
 CONFIGS = [
