@@ -103,8 +103,8 @@ class MujocoRobot(MetaEnv):
         del tasks
         return np.zeros(len(motion.qpos), np.bool_)
 
-    def write_models(self, batch: mujoco_batch.Batch, tasks: Array) -> None:
-        """Write what the tasks [N, P] of a batch change in the physics of its rows; the default is nothing.
+    def write_models(self, batch: Any, tasks: Array) -> None:
+        """Write what the tasks [N, P] change in the physics of a `physics_batch`'s rows; the default is nothing.
 
         A robot that needs this does the same to its own model in `set_task`.
         """
