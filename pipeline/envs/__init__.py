@@ -29,13 +29,24 @@ __all__ = [
 ]
 
 ENVS: dict[str, str] = {
+    "ant-dir": "pipeline.envs.ant:AntDir",
+    "ant-dir-2d": "pipeline.envs.ant:AntDir2D",
+    "ant-goal": "pipeline.envs.ant:AntGoal",
     "half-cheetah-dir": "pipeline.envs.half_cheetah:HalfCheetahDir",
     "half-cheetah-vel": "pipeline.envs.half_cheetah:HalfCheetahVel",
+    "humanoid-dir": "pipeline.envs.humanoid:HumanoidDir",
+    "humanoid-dir-2d": "pipeline.envs.humanoid:HumanoidDir2D",
+    "pearl-ant-dir": "pipeline.envs.ant:PearlAntDir",
+    "pearl-ant-goal": "pipeline.envs.ant:PearlAntGoal",
+    "pearl-cheetah-dir": "pipeline.envs.half_cheetah:PearlCheetahDir",
+    "pearl-cheetah-vel": "pipeline.envs.half_cheetah:PearlCheetahVel",
+    "pearl-humanoid-dir": "pipeline.envs.humanoid:PearlHumanoidDir",
     "point-2d": "pipeline.envs.point:Point2D",
     "point-2d-goal": "pipeline.envs.point:Point2DGoal",
     "point-corner": "pipeline.envs.point_corner:PointCorner",
     "point-momentum": "pipeline.envs.point_corner:PointMomentum",
     "point-walls": "pipeline.envs.point_corner:PointWalls",
+    "swimmer-vel": "pipeline.envs.swimmer:SwimmerVel",
 }
 """Name -> module:Class. The module is imported when an environment is made."""
 
