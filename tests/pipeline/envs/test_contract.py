@@ -54,8 +54,8 @@ def test_tasks_have_a_column_per_field_and_repeat_with_the_generator(config: Env
     if env.task_fields:
         assert not np.array_equal(tasks, env.sample_tasks(50, np.random.default_rng(4)))
     if env.task_set is not None:
-        many = env.sample_tasks(50 * len(env.task_set), np.random.default_rng(3))
-        assert {tuple(task) for task in many.tolist()} == set(env.task_set)
+        drawn = {tuple(task) for task in env.sample_tasks(20 * len(env.task_set), np.random.default_rng(3)).tolist()}
+        assert drawn == set(env.task_set)
 
 
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c.name not in TASK_IS_MORE_THAN_REWARD], ids=config_id)
