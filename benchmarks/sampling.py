@@ -17,7 +17,7 @@ import cProfile
 import json
 import pstats
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mujoco
@@ -98,10 +98,10 @@ def _compare(
 
 def open_loop(env: PolicyActions, episodes: EpisodeBatch, tasks: TaskBatch, threads: int) -> Callable[[], object]:
     B, E, T = episodes.rewards.shape
-    # [N, T, A]; a row whose episode ended early goes on with zero actions and is not compared.
+    # [N, T, A]; MuJoCo's rows rest once their episode has ended, point robots go on with zero actions.
     actions = env.action_map(episodes.actions.reshape(B * E, T, -1))
     if isinstance(env.env, MujocoRobot):
-        return _physics(env.env, actions, episodes, threads)
+        return _physics(env.env, actions, episodes, np.repeat(tasks.params, E, axis=0), threads)
     batch = env.env.batch(B * E, threads)
     if batch is None:
         raise SystemExit(f"{type(env.unwrapped).__name__} has no batch to compare with; it is a loop over copies")
@@ -118,25 +118,40 @@ def open_loop(env: PolicyActions, episodes: EpisodeBatch, tasks: TaskBatch, thre
     return steps
 
 
-def _physics(robot: MujocoRobot, actions: Array, episodes: EpisodeBatch, threads: int) -> Callable[[], object]:
+def _physics(
+    robot: MujocoRobot, actions: Array, episodes: EpisodeBatch, tasks: Array, threads: int
+) -> Callable[[], object]:
     batch = physics_batch(robot.model, len(actions), threads)
-    controls = np.repeat(actions, robot.frame_skip, axis=1)
+    robot.write_models(batch, tasks)
+    lengths = episodes.lengths.reshape(-1)
+    parts = list(_parts(np.repeat(actions, robot.frame_skip, axis=1), lengths * robot.frame_skip))
     first = episodes.initial_state.reshape(len(actions), -1)
-    nq, steps = robot.model.nq, controls.shape[1]
+    nq = robot.model.nq
 
     def rollout() -> None:
         stop_profiling_timer()
         batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         batch.qpos[:], batch.qvel[:] = first[:, :nq], first[:, nq:]
         batch.forward()
-        batch.rollout(steps, controls, int(mujoco.mjtState.mjSTATE_CTRL), record=())
+        for rows, controls in parts:
+            batch.rollout(controls.shape[1], controls, int(mujoco.mjtState.mjSTATE_CTRL), record=(), ids=rows)
 
     rollout()
     found = robot.observe(batch.qpos, batch.qvel).astype(np.float32)
-    full = (episodes.lengths == episodes.rewards.shape[2]).reshape(-1)
-    if not np.array_equal(found[full], episodes.observations[:, :, -1].reshape(found.shape)[full]):
+    ends = episodes.observations.reshape(len(actions), -1, episodes.observations.shape[3])
+    # Some robots observe more than joints; these columns come first.
+    if not np.array_equal(found, ends[np.arange(len(ends)), lengths][:, : found.shape[1]]):
         raise SystemExit("open and closed loop end in different states, so they did not compute the same physics")
     return rollout
+
+
+def _parts(controls: Array, lengths: Array) -> Iterator[tuple[Array | None, Array]]:
+    """The rollout cut where episodes end: for each part, the rows that still run (None: all) and their controls."""
+    start = 0
+    for end in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths >= end)
+        yield None if len(rows) == len(lengths) else rows, np.ascontiguousarray(controls[rows, start:end])
+        start = end
 
 
 def policy_params(observations: Any, actions: Any, hidden: int) -> Params:

@@ -14,10 +14,15 @@ def half_cheetah_dir() -> RunConfig:
     return _run("half-cheetah-dir")
 
 
+def navigation_2d() -> RunConfig:
+    """Find a near goal in the plane: the 2-D navigation of MAML's paper, arXiv:1703.03400, with 20 tasks."""
+    return _run("navigation-2d", num_tasks=20)
+
+
 def point_corner() -> RunConfig:
     """Find one of four corners, sparse reward; `maml_run_mujoco` of the ProMP authors' code on the point robot."""
     return _run("point-corner")
 
 
-def _run(env: str) -> RunConfig:
-    return RunConfig(env=EnvConfig(name=env), algorithm=MAMLTRPO())
+def _run(env: str, num_tasks: int = 40) -> RunConfig:
+    return RunConfig(env=EnvConfig(name=env), algorithm=MAMLTRPO(), num_tasks=num_tasks)

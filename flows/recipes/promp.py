@@ -1,12 +1,34 @@
-"""ProMP at the sizes of its authors' run scripts.
+"""ProMP at the sizes of its authors' experiments.
 
-Rothfuss et al. 2019, arXiv:1810.06784: 40 tasks, 20 episodes of 100 steps, two hidden layers of 64, one inner step of
-0.1, five Adam steps of 1e-3, clipping at 0.3, a fixed inner KL penalty of 5e-4.
+Rothfuss et al. 2019, arXiv:1810.06784: 40 tasks, 20 episodes, two hidden layers of 64, one inner step of 0.1, five
+Adam steps of 1e-3, clipping at 0.3, a fixed inner KL penalty of 5e-4. Episodes have 100 steps on half-cheetah and
+point robots, which are the authors' run scripts, and 200 on the other robots, as in the experiments of their paper.
 """
+
+from typing import Any
 
 from pipeline.algorithms import ProMP
 from pipeline.config import RunConfig
 from pipeline.envs.config import EnvConfig
+from pipeline.policies import PolicyConfig
+
+LONG = 200
+"""Steps of an episode on the robots that can fall, and on those that are slow to start."""
+
+
+def ant_dir() -> RunConfig:
+    """Run forwards or backwards on four legs, 200 steps."""
+    return _run("ant-dir", max_episode_steps=LONG)
+
+
+def ant_dir_2d() -> RunConfig:
+    """Run in any direction of the plane on four legs, 200 steps."""
+    return _run("ant-dir-2d", max_episode_steps=LONG)
+
+
+def ant_goal() -> RunConfig:
+    """Go to a place in the plane on four legs, 200 steps and two inner steps: 480,000 steps per iteration."""
+    return _run("ant-goal", ProMP(inner_steps=2), max_episode_steps=LONG)
 
 
 def half_cheetah_dir() -> RunConfig:
@@ -19,10 +41,55 @@ def half_cheetah_vel() -> RunConfig:
     return _run("half-cheetah-vel")
 
 
+def hopper_rand_params() -> RunConfig:
+    """Hop with an unknown body, 200 steps; inner step 0.05, three Adam steps, adaptive KL penalty from 1e-3."""
+    return _run("hopper-rand-params", _for_unknown_bodies(), max_episode_steps=LONG)
+
+
+def humanoid_dir() -> RunConfig:
+    """Walk forwards or backwards on two legs, 200 steps, hidden layers of 128."""
+    return _run("humanoid-dir", max_episode_steps=LONG, policy=PolicyConfig(hidden_sizes=(128, 128)))
+
+
+def humanoid_dir_2d() -> RunConfig:
+    """Walk in any direction of the plane on two legs, 200 steps, hidden layers of 128."""
+    return _run("humanoid-dir-2d", max_episode_steps=LONG, policy=PolicyConfig(hidden_sizes=(128, 128)))
+
+
 def point_corner() -> RunConfig:
     """Find one of four corners, sparse reward; `pro-mp_run_point_mass` of the authors' code."""
     return _run("point-corner")
 
 
-def _run(env: str) -> RunConfig:
-    return RunConfig(env=EnvConfig(name=env), algorithm=ProMP())
+def swimmer_vel() -> RunConfig:
+    """Swim at a target speed between 0.1 and 0.2 m/s, 200 steps; the authors publish no run, so their other sizes."""
+    return _run("swimmer-vel", max_episode_steps=LONG)
+
+
+def walker2d_dir() -> RunConfig:
+    """Walk forwards or backwards in a plane, 200 steps."""
+    return _run("walker2d-dir", max_episode_steps=LONG)
+
+
+def walker2d_rand_params() -> RunConfig:
+    """Walk with an unknown body, 200 steps; inner step 0.05, three Adam steps, adaptive KL penalty from 1e-3."""
+    return _run("walker2d-rand-params", _for_unknown_bodies(), max_episode_steps=LONG)
+
+
+def walker2d_vel() -> RunConfig:
+    """Walk at a target speed between 0 and 10 m/s, 200 steps."""
+    return _run("walker2d-vel", max_episode_steps=LONG)
+
+
+def _for_unknown_bodies() -> ProMP:
+    return ProMP(
+        inner_lr=0.05,
+        num_epochs=3,
+        init_inner_kl_penalty=1e-3,
+        adaptive_inner_kl_penalty=True,
+        target_inner_kl=0.01,
+    )
+
+
+def _run(env: str, algorithm: ProMP | None = None, **sizes: Any) -> RunConfig:
+    return RunConfig(env=EnvConfig(name=env), algorithm=algorithm or ProMP(), **sizes)

@@ -29,13 +29,33 @@ __all__ = [
 ]
 
 ENVS: dict[str, str] = {
+    "ant-dir": "pipeline.envs.ant:AntDir",
+    "ant-dir-2d": "pipeline.envs.ant:AntDir2D",
+    "ant-goal": "pipeline.envs.ant:AntGoal",
     "half-cheetah-dir": "pipeline.envs.half_cheetah:HalfCheetahDir",
     "half-cheetah-vel": "pipeline.envs.half_cheetah:HalfCheetahVel",
+    "hopper-rand-params": "pipeline.envs.hopper:HopperRandParams",
+    "humanoid-dir": "pipeline.envs.humanoid:HumanoidDir",
+    "humanoid-dir-2d": "pipeline.envs.humanoid:HumanoidDir2D",
+    "navigation-2d": "pipeline.envs.point:Navigation2D",
+    "pearl-ant-dir": "pipeline.envs.ant:PearlAntDir",
+    "pearl-ant-goal": "pipeline.envs.ant:PearlAntGoal",
+    "pearl-cheetah-dir": "pipeline.envs.half_cheetah:PearlCheetahDir",
+    "pearl-cheetah-vel": "pipeline.envs.half_cheetah:PearlCheetahVel",
+    "pearl-hopper-rand-params": "pipeline.envs.hopper:PearlHopperRandParams",
+    "pearl-humanoid-dir": "pipeline.envs.humanoid:PearlHumanoidDir",
+    "pearl-point-robot": "pipeline.envs.point_pearl:PearlPointRobot",
+    "pearl-sparse-point-robot": "pipeline.envs.point_pearl:PearlSparsePointRobot",
+    "pearl-walker2d-rand-params": "pipeline.envs.walker2d:PearlWalker2dRandParams",
     "point-2d": "pipeline.envs.point:Point2D",
     "point-2d-goal": "pipeline.envs.point:Point2DGoal",
     "point-corner": "pipeline.envs.point_corner:PointCorner",
     "point-momentum": "pipeline.envs.point_corner:PointMomentum",
     "point-walls": "pipeline.envs.point_corner:PointWalls",
+    "swimmer-vel": "pipeline.envs.swimmer:SwimmerVel",
+    "walker2d-dir": "pipeline.envs.walker2d:Walker2dDir",
+    "walker2d-rand-params": "pipeline.envs.walker2d:Walker2dRandParams",
+    "walker2d-vel": "pipeline.envs.walker2d:Walker2dVel",
 }
 """Name -> module:Class. The module is imported when an environment is made."""
 

@@ -3,12 +3,15 @@
 # MuJoCo's compiled modules have no type stubs.
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 
 import mujoco
 import numpy as np
 
 from pipeline.envs.contract import TaskField
-from pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot
+from pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot, ObsStyle, check_obs_style
+from pipeline.envs.task_draws import draw_signs
+from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
 from pipeline.types import Array
 
 
@@ -25,6 +28,7 @@ class HalfCheetah(MujocoRobot):
     | 10          | angular velocity of the front tip                                  | rad/s    |
     | 11-13       | angular velocities of back thigh, shin, foot                       | rad/s    |
     | 14-16       | angular velocities of front thigh, shin, foot                      | rad/s    |
+    | 17-19       | only with obs_style pearl: place x, y, z of the torso              | m        |
 
     | action | content                                  | range  | unit                                    |
     | ------ | ---------------------------------------- | ------ | --------------------------------------- |
@@ -40,7 +44,10 @@ class HalfCheetah(MujocoRobot):
     control_cost = 0.05
     total_mass = 14.0
 
-    def __init__(self, render_mode: str | None = None) -> None:
+    def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
+        self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
+        if obs_style == "pearl":
+            self.derived = ("xpos",)
         super().__init__(_load_model(), render_mode)
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -49,6 +56,9 @@ class HalfCheetah(MujocoRobot):
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 1:], qvel], axis=1)
+
+    def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
+        return [derived["xpos"][:, 1]] if self.obs_style == "pearl" else []
 
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
         velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
@@ -83,7 +93,7 @@ class HalfCheetahDir(HalfCheetah):
     task_set = ((-1.0,), (1.0,))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return 2.0 * rng.integers(2, size=(num_tasks, 1)) - 1.0
+        return draw_signs(num_tasks, rng)
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
         return tasks[:, 0] * velocity
@@ -113,6 +123,37 @@ class HalfCheetahVel(HalfCheetah):
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
         return -np.abs(velocity - tasks[:, 0])
+
+
+class PearlCheetahDir(HalfCheetahDir):
+    """Run forward or backward, as PEARL's cheetah-dir: HalfCheetahDir with PEARL's observations.
+
+    Both directions are trained on, so there is none to hold out: `test_task_set` is None, and a test task is a draw
+    from the two.
+    """
+
+    def __init__(self, obs_style: ObsStyle = "pearl", render_mode: str | None = None) -> None:
+        super().__init__(obs_style, render_mode)
+
+
+class PearlCheetahVel(HalfCheetahVel):
+    """Run forward at one of 100 speeds, as PEARL's cheetah-vel: HalfCheetahVel with PEARL's observations.
+
+    | task field | unit | distribution                                                                      |
+    | ---------- | ---- | --------------------------------------------------------------------------------- |
+    | velocity   | m/s  | one of 100 draws of U(0, 3), made once; 30 more are `test_task_set`               |
+
+    The original draws its tasks by seeding numpy's global generator, which changes everything else that draws from it;
+    ours are of a generator of their own, so the speeds differ.
+    """
+
+    task_set, test_task_set = fixed_task_sets(lambda n, rng: rng.uniform(0, 3, (n, 1)), num_train=100, num_test=30)
+
+    def __init__(self, obs_style: ObsStyle = "pearl", render_mode: str | None = None) -> None:
+        super().__init__(obs_style, render_mode)
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return choose_tasks(self, num_tasks, rng)
 
 
 def _load_model() -> mujoco.MjModel:

@@ -5,10 +5,10 @@
 import copy
 import ctypes
 from abc import abstractmethod
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import mujoco
@@ -16,8 +16,12 @@ import numpy as np
 from gymnasium.spaces import Box
 from mujoco import batch as mujoco_batch
 
+from pipeline.envs.contact_batch import CONTACT_FORCES, ContactBatch, ContactLoop, contact_batch, mujoco_library
 from pipeline.envs.contract import BatchStep, EnvError, MetaEnv
 from pipeline.types import Array
+
+ObsStyle = Literal["promp", "pearl", "v5"]
+"""Whose selection of observations: ProMP's, PEARL's, or that of gymnasium's v5 robots."""
 
 GYMNASIUM_MODELS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
@@ -32,6 +36,8 @@ class Motion:
         qvel: [n, nv] joint velocities after it.
         actions: [n, A] controls that were applied.
         dt: seconds from one to the other.
+        derived_before: name -> [n, ...], the robot's `derived_before` fields before the step.
+        derived: name -> [n, ...], its `derived` fields after it.
     """
 
     qpos_before: Array
@@ -39,6 +45,8 @@ class Motion:
     qvel: Array
     actions: Array
     dt: float
+    derived_before: Mapping[str, Array] = field(default_factory=dict)
+    derived: Mapping[str, Array] = field(default_factory=dict)
 
 
 class MujocoRobot(MetaEnv):
@@ -51,6 +59,15 @@ class MujocoRobot(MetaEnv):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 20}
     frame_skip: ClassVar[int]
     """Physics steps per control step."""
+    derived: tuple[str, ...] = ()
+    """Fields of MjData that the rules read besides joint positions and velocities.
+
+    They are what `mj_step` leaves: of the state that the integrator evaluated last, which for Euler's is one physics
+    step behind the joints. `cfrc_ext`, the forces of contacts, is computed once per control step for robots that name
+    it, and zero after a reset.
+    """
+    derived_before: tuple[str, ...] = ()
+    """Those of them that `reward_terms` also reads as they were before the step."""
 
     def __init__(self, model: mujoco.MjModel, render_mode: str | None = None) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
@@ -59,8 +76,7 @@ class MujocoRobot(MetaEnv):
         self.data = mujoco.MjData(model)
         self.render_mode = render_mode
         self.dt = model.opt.timestep * self.frame_skip
-        size = self.observe(self.data.qpos[None], self.data.qvel[None]).shape[1]
-        self.observation_space = Box(-np.inf, np.inf, (size,), np.float64)
+        self.observation_space = Box(-np.inf, np.inf, self._observation().shape, np.float64)
         low, high = model.actuator_ctrlrange.T
         self.action_space = Box(low, high, dtype=np.float64)
         self._renderer: mujoco.Renderer | None = None
@@ -71,7 +87,12 @@ class MujocoRobot(MetaEnv):
 
     @abstractmethod
     def observe(self, qpos: Array, qvel: Array) -> Array:
-        """[n, O] from [n, nq] and [n, nv]."""
+        """[n, O] from [n, nq] and [n, nv]: the whole observation, or the part of it before `sense`."""
+
+    def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
+        """The observation's further columns, [n, ...] each, from the `derived` fields; the default is none."""
+        del derived
+        return ()
 
     @abstractmethod
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
@@ -82,6 +103,13 @@ class MujocoRobot(MetaEnv):
         del tasks
         return np.zeros(len(motion.qpos), np.bool_)
 
+    def write_models(self, batch: Any, tasks: Array) -> None:
+        """Write what the tasks [N, P] change in the physics of a `physics_batch`'s rows; the default is nothing.
+
+        A robot that needs this does the same to its own model in `set_task`.
+        """
+        del batch, tasks
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         mujoco.mj_resetData(self.model, self.data)
@@ -90,18 +118,30 @@ class MujocoRobot(MetaEnv):
         return self._observation(), {}
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        qpos_before = self.data.qpos.copy()
+        qpos_before, derived_before = self.data.qpos.copy(), self._read(self.derived_before, copy=True)
         self.data.ctrl[:] = action
         mujoco.mj_step(self.model, self.data, nstep=self.frame_skip)
+        if CONTACT_FORCES in self.derived:
+            mujoco.mj_rnePostConstraint(self.model, self.data)
+        qpos, qvel, derived = self.data.qpos[None], self.data.qvel[None], self._read(self.derived)
         actions = np.asarray(action, np.float64)[None]
-        motion = Motion(qpos_before[None], self.data.qpos[None], self.data.qvel[None], actions, self.dt)
+        motion = Motion(qpos_before[None], qpos, qvel, actions, self.dt, derived_before, derived)
         tasks = self.task[None]
         terms = {name: float(term[0]) for name, term in self.reward_terms(motion, tasks).items()}
         terminated = bool(self.terminal(motion, tasks)[0])
         return self._observation(), sum(terms.values()), terminated, False, {"reward_terms": terms}
 
+    def observations(self, qpos: Array, qvel: Array, derived: Mapping[str, Array]) -> Array:
+        """[n, O], all columns of the observation."""
+        columns = [self.observe(qpos, qvel), *(field.reshape(len(qpos), -1) for field in self.sense(derived))]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+
     def _observation(self) -> Array:
-        return self.observe(self.data.qpos[None], self.data.qvel[None])[0]
+        return self.observations(self.data.qpos[None], self.data.qvel[None], self._read(self.derived))[0]
+
+    def _read(self, names: tuple[str, ...], copy: bool = False) -> dict[str, Array]:
+        """Name -> [1, ...], fields of this robot's MjData."""
+        return {name: np.array(getattr(self.data, name), copy=copy or None)[None] for name in names}
 
     def batch(self, num_rows: int, num_threads: int) -> "MujocoBatch | None":
         # A subclass with a step or reset of its own has rules that the batch does not know.
@@ -129,8 +169,10 @@ class MujocoBatch:
 
     def __init__(self, robot: MujocoRobot, num_rows: int, num_threads: int) -> None:
         self._robot = robot
-        self._batch = physics_batch(robot.model, num_rows, num_threads)
+        contact_forces = CONTACT_FORCES in robot.derived
+        self._batch = physics_batch(robot.model, num_rows, num_threads, contact_forces=contact_forces)
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
+        self._derived = {name: self._batch.bind(name) for name in robot.derived}
         self._tasks = np.zeros((num_rows, len(robot.task_fields)))
         self.num_rows = num_rows
         self.observation_size = robot.observation_space.shape[0]  # pyright: ignore[reportOptionalSubscript]
@@ -139,12 +181,13 @@ class MujocoBatch:
     def reset(self, tasks: Array, seeds: Array) -> Array:
         stop_profiling_timer()
         self._tasks = tasks
+        self._robot.write_models(self._batch, tasks)
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         for row, seed in enumerate(seeds.tolist()):
             self._qpos[row], self._qvel[row] = self._robot.start(np.random.Generator(np.random.PCG64(seed)))
         # As a single robot's reset does: the solver's first step starts from what this leaves behind.
         self._batch.forward()
-        return self._robot.observe(self._qpos, self._qvel)
+        return self._robot.observations(self._qpos, self._qvel, self._derived)
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
         if len(rows) == self.num_rows:
@@ -152,14 +195,18 @@ class MujocoBatch:
         return self._step(actions, rows, rows)
 
     def _step(self, actions: Array, ids: Array | None, rows: Array | slice) -> BatchStep:
+        robot = self._robot
         qpos_before = self._qpos[rows].copy()
+        derived_before = {name: self._derived[name][rows].copy() for name in robot.derived_before}
         self._ctrl[rows] = actions
-        self._batch.step(ids=ids, nstep=self._robot.frame_skip)
+        self._batch.step(ids=ids, nstep=robot.frame_skip)
         qpos, qvel, tasks = self._qpos[rows], self._qvel[rows], self._tasks[rows]
-        motion = Motion(qpos_before, qpos, qvel, actions, self._robot.dt)
-        terms = self._robot.reward_terms(motion, tasks)
-        terminated = self._robot.terminal(motion, tasks)
-        return BatchStep(self._robot.observe(qpos, qvel), terms, terminated, np.zeros(len(actions), np.bool_))
+        derived = {name: field[rows] for name, field in self._derived.items()}
+        motion = Motion(qpos_before, qpos, qvel, actions, robot.dt, derived_before, derived)
+        terms = robot.reward_terms(motion, tasks)
+        terminated = robot.terminal(motion, tasks)
+        observations = robot.observations(qpos, qvel, derived)
+        return BatchStep(observations, terms, terminated, np.zeros(len(actions), np.bool_))
 
     @property
     def state(self) -> Array:
@@ -170,12 +217,33 @@ class MujocoBatch:
         del self._batch
 
 
-def physics_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> mujoco_batch.Batch:
+def physics_batch(
+    model: mujoco.MjModel, num_rows: int, num_threads: int, *, contact_forces: bool = False
+) -> mujoco_batch.Batch | ContactBatch | ContactLoop:
     """MuJoCo's own batch of a robot that stands alone in its scene, without what such a robot pays for in vain."""
     model = copy.copy(model)
     # Solving contacts island by island gives the same bits, and costs time where there is but one island.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
+    if contact_forces:
+        return contact_batch(model, num_rows, num_threads)
     return mujoco_batch.Batch(model, num_rows, num_threads)
+
+
+def squared_norm(vectors: Array) -> Array:
+    """[n], the sum of squares of each row of [n, ...]; its bits do not depend on n."""
+    # In C order, numpy adds up each row by itself.
+    return np.square(vectors, order="C").reshape(len(vectors), -1).sum(axis=1)
+
+
+def check_obs_style(robot: MujocoRobot, obs_style: ObsStyle, allowed: tuple[ObsStyle, ...]) -> ObsStyle:
+    """The style.
+
+    Raises:
+        EnvError: the robot does not offer it.
+    """
+    if obs_style not in allowed:
+        raise EnvError(f"{type(robot).__name__}: obs_style is {obs_style!r}; required one of {', '.join(allowed)}")
+    return obs_style
 
 
 def stop_profiling_timer() -> None:
@@ -184,14 +252,6 @@ def stop_profiling_timer() -> None:
     The binding installs a C callback for that; clearing the pointer is all there is, since `set_mjcb_time(None)` puts
     the callback back. To be called before each rollout, since other uses of MuJoCo in this process may do the same.
     """
-    library = _mujoco_library()
+    library = mujoco_library()
     if library is not None:
         ctypes.c_void_p.in_dll(library, "mjcb_time").value = None
-
-
-@cache
-def _mujoco_library() -> ctypes.CDLL | None:
-    for path in Path(mujoco.__file__).parent.glob("*mujoco*"):
-        if path.suffix in (".dll", ".dylib") or path.name.startswith("libmujoco.so"):
-            return ctypes.CDLL(str(path))
-    return None

@@ -133,7 +133,29 @@ class Point2D(PointRobot):
         return np.asarray(np.all(np.abs(states) < self.near, axis=1))
 
 
-class Point2DGoal(PointRobot):
+class _GoalPoint(PointRobot):
+    """Starts at the origin and goes to a goal drawn from a square; ends there."""
+
+    task_fields = GOAL
+    max_action = 0.1
+    near = 0.01
+    goal_range: ClassVar[float]
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return rng.uniform(-self.goal_range, self.goal_range, (num_tasks, 2))
+
+    def start(self, rng: np.random.Generator) -> Array:
+        del rng
+        return np.zeros(2)
+
+    def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
+        return {"distance": -norm(next_states - tasks)}
+
+    def terminal(self, states: Array, tasks: Array) -> Array:
+        return np.asarray(np.all(np.abs(states - tasks) < self.near, axis=1))
+
+
+class Point2DGoal(_GoalPoint):
     """Go from the origin to a goal that the observation does not show (MetaPointEnv, version 2).
 
     | observation | unit | | action | unit | range |
@@ -148,22 +170,25 @@ class Point2DGoal(PointRobot):
     on both axes. Differs from the original, which tests for nearness to the origin, where every episode starts.
     """
 
-    task_fields = GOAL
-    max_action = 0.1
-    near = 0.01
+    goal_range = 2.0
 
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return rng.uniform(-2, 2, (num_tasks, 2))
 
-    def start(self, rng: np.random.Generator) -> Array:
-        del rng
-        return np.zeros(2)
+class Navigation2D(_GoalPoint):
+    """Go from the origin to a near goal that the observation does not show (2-D navigation of MAML's paper).
 
-    def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
-        return {"distance": -norm(next_states - tasks)}
+    | observation | unit | | action | unit | range |
+    | ----------- | ---- |-| ------ | ---- | ----- |
+    | x, y        | m    | | dx, dy | m    | ±0.1  |
 
-    def terminal(self, states: Array, tasks: Array) -> Array:
-        return np.asarray(np.all(np.abs(states - tasks) < self.near, axis=1))
+    | task field     | unit | distribution |
+    | -------------- | ---- | ------------ |
+    | goal_x, goal_y | m    | U(-0.5, 0.5) |
+
+    Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when the point is within 0.01 m of the goal
+    on both axes.
+    """
+
+    goal_range = 0.5
 
 
 def norm(vectors: Array) -> Array:

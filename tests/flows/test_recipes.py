@@ -30,6 +30,35 @@ def test_a_recipe_survives_being_written_down(name):
     assert build_config(load_settings(name)) == RECIPES[name]()
 
 
+# Episode steps, inner steps, hidden units and steps per iteration of the ProMP paper's experiments.
+SIZES = {
+    "promp-half-cheetah-dir": (100, 1, 64, 160_000),
+    "promp-ant-goal": (200, 2, 64, 480_000),
+    "promp-walker2d-dir": (200, 1, 64, 320_000),
+    "promp-walker2d-vel": (200, 1, 64, 320_000),
+    "promp-walker2d-rand-params": (200, 1, 64, 320_000),
+    "promp-hopper-rand-params": (200, 1, 64, 320_000),
+    "promp-humanoid-dir": (200, 1, 128, 320_000),
+    "promp-humanoid-dir-2d": (200, 1, 128, 320_000),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_robots_have_the_sizes_of_the_papers_experiments(name):
+    steps, inner_steps, units, total = SIZES[name]
+    config = RECIPES[name]()
+    assert (config.max_episode_steps, config.algorithm.inner_steps) == (steps, inner_steps)
+    assert config.policy.hidden_sizes == (units, units)
+    assert config.nominal_steps_per_iteration == total
+
+
+@pytest.mark.parametrize("robot", ["walker2d", "hopper"])
+def test_unknown_bodies_are_learned_more_carefully(robot):
+    algorithm = RECIPES[f"promp-{robot}-rand-params"]().algorithm
+    assert (algorithm.inner_lr, algorithm.num_epochs, algorithm.init_inner_kl_penalty) == (0.05, 3, 1e-3)
+    assert (algorithm.adaptive_inner_kl_penalty, algorithm.target_inner_kl) == (True, 0.01)
+
+
 @pytest.mark.parametrize("algorithm", ["maml-trpo", "maml-vpg", "maml-ppo", "e-maml"])
 def test_one_word_changes_the_algorithm(algorithm):
     settings = load_settings("promp-point-corner")

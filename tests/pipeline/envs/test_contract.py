@@ -1,5 +1,7 @@
 """What holds for every registered environment."""
 
+import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -12,15 +14,25 @@ from pipeline.envs.loop_batch import LoopBatch
 from pipeline.envs.point_corner import PointCorner
 from pipeline.envs.wrappers import SingleTask
 
-REWARDS = {
-    "point-corner": ("dense", "dense_squared", "sparse"),
-    "point-walls": ("dense", "sparse"),
-    "point-momentum": ("dense", "dense_squared", "sparse"),
+OPTIONS = {
+    "point-corner": ("reward", ("dense", "dense_squared", "sparse")),
+    "point-walls": ("reward", ("dense", "sparse")),
+    "point-momentum": ("reward", ("dense", "dense_squared", "sparse")),
+    "pearl-sparse-point-robot": ("reward", ("dense", "sparse")),
+    "walker2d-dir": ("model", ("original", "v5")),
+    "ant-dir": ("obs_style", ("promp", "pearl", "v5")),
+    "ant-goal": ("obs_style", ("promp", "pearl", "v5")),
+    "half-cheetah-vel": ("obs_style", ("promp", "pearl", "v5")),
+    "humanoid-dir": ("obs_style", ("promp", "pearl", "v5")),
+    "pearl-ant-dir": ("forward_backward", (False, True)),
+    "swimmer-vel": ("obs_style", ("promp", "v5")),
 }
+"""Options that change the numbers, with all their values: each is tested."""
 CONFIGS = [
-    EnvConfig(name=name, options=options)
+    EnvConfig(name=name, options={} if value is None else {option: value})
     for name in ENVS
-    for options in [{"reward": reward} for reward in REWARDS.get(name, ())] or [{}]
+    for option, values in [OPTIONS.get(name, ("", (None,)))]
+    for value in values
 ]
 
 
@@ -28,8 +40,14 @@ def config_id(config: EnvConfig) -> str:
     return "-".join([config.name, *map(str, config.options.values())])
 
 
-# One task, or one that also decides where walls are open.
+# One task; one that also decides where walls are open; a body.
 TASK_IS_MORE_THAN_REWARD = ("point-2d", "point-walls")
+TASK_IS_A_BODY = tuple(name for name in ENVS if name.endswith("-rand-params"))
+
+# Names whose episodes all begin in one place.
+STARTS_AT_THE_ORIGIN = ("point-2d-goal", "navigation-2d", "pearl-sparse-point-robot")
+# PEARL's directions: there are but two.
+TRAINED_AND_TESTED_ON_THE_SAME = ("pearl-cheetah-dir", "pearl-ant-dir")
 
 every_env = pytest.mark.parametrize("config", CONFIGS, ids=config_id)
 
@@ -54,27 +72,124 @@ def test_tasks_have_a_column_per_field_and_repeat_with_the_generator(config: Env
     if env.task_fields:
         assert not np.array_equal(tasks, env.sample_tasks(50, np.random.default_rng(4)))
     if env.task_set is not None:
-        assert {tuple(task) for task in tasks.tolist()} == set(env.task_set)
+        drawn = {tuple(task) for task in env.sample_tasks(20 * len(env.task_set), np.random.default_rng(3)).tolist()}
+        assert drawn == set(env.task_set)
 
 
-@pytest.mark.parametrize("config", [c for c in CONFIGS if c.name not in TASK_IS_MORE_THAN_REWARD], ids=config_id)
-def test_a_task_takes_effect_at_once_and_changes_only_the_reward(config: EnvConfig) -> None:
+@every_env
+def test_tasks_to_test_with_are_others_than_those_to_train_on_and_equal_in_every_process(config: EnvConfig) -> None:
+    env, again = make_env(config), make_env(config)
+    assert (env.task_set, env.test_task_set) == (again.task_set, again.test_task_set)
+    if env.test_task_set is None:
+        return
+    assert env.task_set is not None
+    for tasks in (env.task_set, env.test_task_set):
+        assert len(set(tasks)) == len(tasks)
+        assert np.array(tasks).shape == (len(tasks), len(env.task_fields))
+    if config.name not in TRAINED_AND_TESTED_ON_THE_SAME:
+        assert not set(env.task_set) & set(env.test_task_set)
+
+
+def episode(env: MetaEnv, seed: int, num_steps: int = 20) -> bytes:
+    """All numbers of an episode of fixed actions."""
+    numbers = [env.reset(seed=seed)[0]]
+    for action in np.random.default_rng(0).normal(0, 8, (num_steps, *(env.action_space.shape or ()))):
+        observation, reward, terminated, *_ = env.step(action)
+        numbers += [observation, [reward, terminated]]
+    return np.concatenate(numbers, dtype=np.float64).tobytes()
+
+
+@every_env
+def test_the_seed_of_a_reset_decides_the_episode(config: EnvConfig) -> None:
+    env, other = make_env(config), make_env(config)
+    first = episode(env, seed=5)
+    assert episode(other, seed=5) == first
+    assert episode(env, seed=5) == first
+    if config.name not in STARTS_AT_THE_ORIGIN:
+        assert episode(env, seed=6) != first
+
+
+@every_env
+def test_resets_without_a_seed_go_on_from_the_last_one(config: EnvConfig) -> None:
     env = make_env(config)
-    tasks = env.sample_tasks(20, np.random.default_rng(0))
-    tasks = np.unique(tasks, axis=0)[[0, -1]]
+    starts = [env.reset(seed=5)[0], env.reset()[0], env.reset(seed=5)[0], env.reset()[0]]
+    assert np.array_equal(starts[0], starts[2])
+    assert np.array_equal(starts[1], starts[3])
+    if config.name not in STARTS_AT_THE_ORIGIN:
+        assert not np.array_equal(starts[0], starts[1])
+
+
+@every_env
+def test_a_pickled_env_goes_on_with_its_task_and_its_episode(config: EnvConfig) -> None:
+    env = make_env(config)
+    env.set_task(env.sample_tasks(2, np.random.default_rng(8))[1])
+    env.reset(seed=1)
+    copy = pickle.loads(pickle.dumps(env))
+    assert np.array_equal(copy.task, env.task)
+    action = np.full(env.action_space.shape, 3.0)
+    for ours, theirs in zip(env.step(action), copy.step(action), strict=True):
+        assert np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs
+    assert episode(copy, seed=2) == episode(env, seed=2)
+
+
+@every_env
+def test_numbers_of_a_task_are_named_and_explained(config: EnvConfig) -> None:
+    fields = make_env(config).task_fields
+    assert len({field.name for field in fields}) == len(fields)
+    for field in fields:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", field.name), field
+        assert field.unit
+        assert len(field.description) > 5, field
+
+
+@every_env
+def test_the_docstring_is_a_data_sheet(config: EnvConfig) -> None:
+    env = make_env(config).unwrapped
+    own = type(env).__doc__
+    sheet = "\n".join(base.__doc__ or "" for base in type(env).__mro__ if issubclass(base, MetaEnv))
+    assert own
+    assert "| observation |" in sheet
+    assert re.search(r"\| action +\|", sheet)
+    # One field for every number of a body would be no sheet: it names the kinds.
+    fields = ("BODY_mass", "JOINT_damping") if config.name in TASK_IS_A_BODY else [f.name for f in env.task_fields]
+    env.reset(seed=0)
+    terms = env.step(np.zeros(env.action_space.shape))[4]["reward_terms"]
+    for word in (*fields, *terms):
+        assert re.search(rf"\b{word}\b", sheet), word
+
+
+def step_under_each_task(config: EnvConfig) -> tuple[list[np.ndarray], list[float]]:
+    """Observations and rewards of a step under each of several tasks, all from the same state."""
+    env = make_env(config)
+    tasks = np.unique(env.sample_tasks(60, np.random.default_rng(0)), axis=0)
+    action = np.full(env.action_space.shape, 9.0)
     rewards, observations = [], []
     for task in tasks:
         env.set_task(tasks[0])
         env.reset(seed=7)
         for _ in range(6):
-            env.step(np.full(env.action_space.shape, 9.0))
+            env.step(action)
         env.set_task(task)
         assert np.array_equal(env.task, task)
-        observation, reward, *_ = env.step(np.full(env.action_space.shape, 9.0))
+        observation, reward, *_ = env.step(action)
         observations.append(observation)
         rewards.append(reward)
-    assert np.array_equal(observations[0], observations[1])
-    assert rewards[0] != rewards[1]
+    return observations, rewards
+
+
+@pytest.mark.parametrize(
+    "config", [c for c in CONFIGS if c.name not in TASK_IS_MORE_THAN_REWARD + TASK_IS_A_BODY], ids=config_id
+)
+def test_a_task_takes_effect_at_once_and_changes_only_the_reward(config: EnvConfig) -> None:
+    observations, rewards = step_under_each_task(config)
+    assert all(np.array_equal(observation, observations[0]) for observation in observations)
+    assert len(set(rewards)) > 1
+
+
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.name in TASK_IS_A_BODY], ids=config_id)
+def test_a_body_takes_effect_at_once(config: EnvConfig) -> None:
+    observations, rewards = step_under_each_task(config)
+    assert len({observation.tobytes() for observation in observations}) == len(set(rewards)) == len(rewards)
 
 
 @every_env

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.envs import EnvConfig, EnvError, make_env
-from pipeline.envs.point import Point2D, Point2DGoal
+from pipeline.envs.point import Navigation2D, Point2D, Point2DGoal
 from pipeline.envs.point_corner import PointCorner, PointMomentum, PointWalls
+from pipeline.envs.point_pearl import PearlPointRobot, PearlSparsePointRobot
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 moves = st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1, max_size=60)
@@ -174,3 +175,61 @@ def test_gaps_lie_on_their_walls() -> None:
 def test_an_unknown_reward_is_refused_with_the_ones_there_are(env: type, reward: str) -> None:
     with pytest.raises(EnvError, match=f"{env.__name__}: reward is '{reward}'; required one of dense, "):
         env(reward=reward)
+
+
+@pytest.mark.parametrize(("env", "limit"), [(Point2DGoal, 2), (Navigation2D, 0.5)])
+def test_goals_are_uniform_over_their_square(env: type, limit: float) -> None:
+    goals = env().sample_tasks(400, np.random.default_rng(0))
+    assert -limit <= goals.min() < -0.9 * limit
+    assert 0.9 * limit < goals.max() <= limit
+    assert np.abs(goals.mean(axis=0)).max() < 5 * 2 * limit / np.sqrt(12 * 400)
+
+
+def test_navigation_moves_at_most_a_tenth_of_a_metre_per_axis_and_ends_at_its_goal() -> None:
+    env = Navigation2D()
+    env.set_task(np.array([0.15, 0.0]))
+    assert np.array_equal(env.reset(seed=3)[0], [0.0, 0.0])
+    place, reward, terminated, *_ = env.step(np.array([7.0, 0.0]))
+    assert place.tolist() == [0.1, 0.0]
+    assert reward == pytest.approx(-0.05)
+    assert not terminated
+    assert env.step(np.array([0.045, 0.005]))[2]
+
+
+def test_pearls_goals_lie_in_a_square_80_to_train_on_and_20_to_test_with() -> None:
+    train, test = np.array(PearlPointRobot.task_set), np.array(PearlPointRobot.test_task_set)
+    assert (train.shape, test.shape) == ((80, 2), (20, 2))
+    assert np.abs(np.concatenate([train, test])).max() <= 1
+    assert np.abs(train).max() > 0.9
+
+
+def test_pearls_sparse_goals_are_the_even_points_of_a_half_circle() -> None:
+    goals = np.concatenate([PearlSparsePointRobot.task_set, PearlSparsePointRobot.test_task_set])
+    np.testing.assert_allclose(np.linalg.norm(goals, axis=1), 1)
+    angles = np.sort(np.arctan2(goals[:, 1], goals[:, 0]))
+    np.testing.assert_allclose(angles, np.linspace(0, np.pi, 100), atol=1e-12)
+    # Shuffled: tasks to test with are not all at one end.
+    assert np.ptp(np.array(PearlSparsePointRobot.test_task_set)[:, 0]) > 1
+
+
+@pytest.mark.parametrize(("place", "sparse"), [([1.0, 0.0], 1.0), ([0.9, 0.0], 0.9), ([0.75, 0.0], 0.0)])
+def test_pearls_sparse_reward_is_seen_near_the_goal_only(place: list[float], sparse: float) -> None:
+    goal, state = np.array([[1.0, 0.0]]), np.array([place])
+    (dense,) = PearlSparsePointRobot().reward_terms(state, state, goal).values()
+    (nearness,) = PearlSparsePointRobot("sparse").reward_terms(state, state, goal).values()
+    assert dense == pytest.approx([place[0] - 1.0])
+    assert nearness == pytest.approx([sparse])
+
+
+def test_pearls_rewards_share_their_episodes() -> None:
+    dense, sparse = PearlSparsePointRobot("dense"), PearlSparsePointRobot("sparse")
+    for env in (dense, sparse):
+        env.set_task(np.array(PearlSparsePointRobot.task_set[3]))
+        env.reset(seed=1)
+    for action in np.random.default_rng(0).uniform(-0.1, 0.1, (20, 2)):
+        assert np.array_equal(dense.step(action)[0], sparse.step(action)[0])
+
+
+def test_pearls_unknown_reward_is_refused() -> None:
+    with pytest.raises(EnvError, match="PearlSparsePointRobot: reward is 'both'; required one of dense, sparse"):
+        PearlSparsePointRobot("both")  # pyright: ignore[reportArgumentType]

@@ -144,7 +144,7 @@ def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> 
     ("name", "message"),
     [
         ("half-cheeta-dir", r"env.name is 'half-cheeta-dir'; did you mean half-cheetah-dir or .*point-corner"),
-        ("no-such-thing-at-all", r"Required: one of half-cheetah-dir, .*Hopper-v5; or module:Class"),
+        ("no-such-thing-at-all", r"Required: one of ant-dir, .*Hopper-v5; or module:Class"),
         ("own_envs:Missing", r"env.name is 'own_envs:Missing': .*no attribute 'Missing'; required module:Class"),
         ("nowhere:Env", r"No module named 'nowhere'; required module:Class, with the module in "),
         (":Env", r"required module:Class"),
@@ -160,7 +160,7 @@ def test_a_name_that_cannot_be_used_is_refused_with_what_can(name: str, message:
 
 @pytest.mark.parametrize(
     ("name", "allowed"),
-    [("point-corner", "allowed: reward"), ("point-2d", "allowed: none"), ("half-cheetah-dir", "allowed: none")],
+    [("point-corner", "allowed: reward"), ("point-2d", "allowed: none"), ("half-cheetah-dir", "allowed: obs_style")],
 )
 def test_an_unknown_option_is_refused_with_those_there_are(name: str, allowed: str) -> None:
     with pytest.raises(EnvError, match=f"env.options of {name} are .*'speed'; {allowed}"):

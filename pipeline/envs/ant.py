@@ -1,0 +1,239 @@
+"""The ant: four legs on a ball, to be sent in a direction or to a place."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import mujoco
+import numpy as np
+
+from pipeline.envs.contract import TaskField
+from pipeline.envs.mujoco_robot import (
+    GYMNASIUM_MODELS,
+    Motion,
+    MujocoRobot,
+    ObsStyle,
+    check_obs_style,
+    squared_norm,
+)
+from pipeline.envs.point import GOAL
+from pipeline.envs.task_draws import draw_directions, draw_on_disk, draw_signs
+from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from pipeline.types import Array
+
+DIRECTION = (
+    TaskField("direction_x", "1", "unit vector of the way to go, first coordinate"),
+    TaskField("direction_y", "1", "unit vector of the way to go, second coordinate"),
+)
+TORSO = 1
+"""Body 0 is the world."""
+
+
+class Ant(MujocoRobot):
+    """The robot without a task: model, physics and starts are those of gymnasium's Ant-v5.
+
+    | observation | content                                                                        | unit   |
+    | ----------- | ------------------------------------------------------------------------------ | ------ |
+    | 0           | height of the torso                                                            | m      |
+    | 1-4         | orientation of the torso, quaternion w x y z                                   | 1      |
+    | 5-12        | hip, ankle of the legs front left, front right, back left, back right          | rad    |
+    | 13-15       | velocity of the torso, x y z                                                   | m/s    |
+    | 16-18       | angular velocity of the torso, x y z                                           | rad/s  |
+    | 19-26       | angular velocities in the order of 5-12                                        | rad/s  |
+    | 27-110      | contact torque and force on each body, six numbers each, clipped to [-1, 1]    | N m, N |
+
+    | action | content                                                                           | range   |
+    | ------ | --------------------------------------------------------------------------------- | ------- |
+    | 0-7    | torque at hip, ankle of back right, front left, front right, back left leg, 150 N m | [-1, 1] |
+
+    That is obs_style promp. Its first six contact forces are those of the world, which are always 0: v5 leaves them
+    out (105 numbers). PEARL's style leaves out all contact forces (27).
+
+    Start: joint positions U(-0.1, 0.1) around the rest pose, velocities 0.1 N(0, 1). A control step is 0.05 s (five
+    physics steps). The torso's place in rewards is that of MuJoCo's body frame, which the Runge-Kutta integrator leaves
+    where its last stage was: millimetres at most from what the joints say, as in both originals and in gymnasium.
+    """
+
+    frame_skip = 5
+    derived = ("xpos", "cfrc_ext")
+    derived_before = ("xpos",)
+    reset_noise = 0.1
+    control_cost = 0.5
+    contact_cost = 5e-4
+    shows_place = False
+    """Whether styles other than v5 start with the place of the torso."""
+    shows_contacts_to_pearl = False
+
+    def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
+        self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
+        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "ant.xml")), render_mode)
+
+    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        qpos = self.model.qpos0 + rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
+        return qpos, self.reset_noise * rng.standard_normal(self.model.nv)
+
+    def observe(self, qpos: Array, qvel: Array) -> Array:
+        first = 0 if self.shows_place and self.obs_style != "v5" else 2
+        return np.concatenate([qpos[:, first:], qvel], axis=1)
+
+    def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
+        if self.obs_style == "pearl" and not self.shows_contacts_to_pearl:
+            return []
+        first = 1 if self.obs_style == "v5" else 0
+        return [np.clip(derived["cfrc_ext"][:, first:], -1, 1)]
+
+    def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
+        before, place = motion.derived_before["xpos"][:, TORSO, :2], motion.derived["xpos"][:, TORSO, :2]
+        return {
+            **self.task_terms(place, (place - before) / motion.dt, tasks),
+            "control": -self.control_cost * squared_norm(motion.actions),
+            "contact": -self.contact_cost * squared_norm(np.clip(motion.derived["cfrc_ext"], -1, 1)),
+        }
+
+    @abstractmethod
+    def task_terms(self, place: Array, velocity: Array, tasks: Array) -> dict[str, Array]:
+        """Name -> [n], what place [n, 2] in m and velocity [n, 2] in m/s of the torso are worth."""
+
+
+class AntWalk(Ant):
+    """An ant that walks: it is paid for its velocity along a direction and for each step, and falls.
+
+    | reward term | value                                                              | unit  |
+    | ----------- | ------------------------------------------------------------------ | ----- |
+    | run         | direction · v, mean over the step                                  | m/s   |
+    | survive     | 1, in every step                                                   | 1     |
+    | control     | -0.5 * ‖action‖²                                                   | 1     |
+    | contact     | -5e-4 * sum of squares of the contact forces, each clipped to ±1   | 1     |
+
+    Terminates when the torso leaves a band of heights, or when a joint's position or velocity is not finite.
+    """
+
+    heights = (0.0, 1.0)
+
+    def task_terms(self, place: Array, velocity: Array, tasks: Array) -> dict[str, Array]:
+        return {"run": self.run_reward(velocity, tasks), "survive": np.ones(len(place))}
+
+    @abstractmethod
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        """[n], the velocity [n, 2] along the direction of the task."""
+
+    def terminal(self, motion: Motion, tasks: Array) -> Array:
+        finite = np.isfinite(motion.qpos).all(axis=1) & np.isfinite(motion.qvel).all(axis=1)
+        height = motion.qpos[:, 2]
+        return ~(finite & (height >= self.heights[0]) & (height <= self.heights[1]))
+
+
+class AntDir(AntWalk):
+    """Walk forward or backward along x, which only the reward tells apart (ProMP's AntRandDirec).
+
+    Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
+
+    | task field | unit | distribution                                 |
+    | ---------- | ---- | -------------------------------------------- |
+    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    """
+
+    task_fields = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
+    task_set = ((-1.0,), (1.0,))
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return draw_signs(num_tasks, rng)
+
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        return tasks[:, 0] * velocity[:, 0]
+
+
+class AntDir2D(AntWalk):
+    """Walk in a direction that only the reward tells (ProMP's AntRandDirec2D).
+
+    Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
+
+    | task field               | unit | distribution                     |
+    | ------------------------ | ---- | -------------------------------- |
+    | direction_x, direction_y | 1    | unit vector, uniform in its angle |
+    """
+
+    task_fields = DIRECTION
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return draw_directions(num_tasks, rng)
+
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        return tasks[:, 0] * velocity[:, 0] + tasks[:, 1] * velocity[:, 1]
+
+
+class AntGoal(Ant):
+    """Go to a place that only the reward tells (ProMP's AntRandGoal). Never terminates.
+
+    Observation, action, start: see Ant; styles promp and pearl start with the torso's x and y (2 more numbers).
+
+    | task field     | unit | distribution                                                        |
+    | -------------- | ---- | ------------------------------------------------------------------- |
+    | goal_x, goal_y | m    | uniform on the disk of radius 3 around the start                    |
+
+    | reward term | value                                                              | unit  |
+    | ----------- | ------------------------------------------------------------------ | ----- |
+    | distance    | -(abs(x - goal_x) + abs(y - goal_y)), of the torso                 | m     |
+    | control     | -0.1 * ‖action‖²                                                   | 1     |
+    | contact     | -5e-4 * sum of squares of the contact forces, each clipped to ±1   | 1     |
+    """
+
+    task_fields = GOAL
+    control_cost = 0.1
+    shows_place = True
+    shows_contacts_to_pearl = True
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return draw_on_disk(num_tasks, rng, radius=3)
+
+    def task_terms(self, place: Array, velocity: Array, tasks: Array) -> dict[str, Array]:
+        del velocity
+        return {"distance": -(np.abs(place[:, 0] - tasks[:, 0]) + np.abs(place[:, 1] - tasks[:, 1]))}
+
+
+class PearlAntDir(AntDir2D):
+    """Walk in one of 100 directions, as PEARL's ant-dir: AntDir2D without contact forces in the observation (27).
+
+    Terminates unless the torso is 0.2 to 1 m high.
+
+    | task field               | unit | distribution                                                             |
+    | ------------------------ | ---- | ------------------------------------------------------------------------ |
+    | direction_x, direction_y | 1    | one of 100 draws, uniform in the angle, made once; 30 more are `test_task_set` |
+
+    Option `forward_backward`: (1, 0) and (-1, 0) are the two tasks instead, and there is none to hold out.
+
+    Differs from the original, which tests on the two directions that it trains on; and whose contact cost was 0 on the
+    MuJoCo of its time.
+    """
+
+    heights = (0.2, 1.0)
+    task_set, test_task_set = fixed_task_sets(draw_directions, num_train=100, num_test=30)
+
+    def __init__(
+        self, forward_backward: bool = False, obs_style: ObsStyle = "pearl", render_mode: str | None = None
+    ) -> None:
+        super().__init__(obs_style, render_mode)
+        if forward_backward:
+            self.task_set, self.test_task_set = ((-1.0, 0.0), (1.0, 0.0)), None
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return choose_tasks(self, num_tasks, rng)
+
+
+class PearlAntGoal(AntGoal):
+    """Go to one of 150 places, as PEARL's ant-goal: AntGoal with fixed goals.
+
+    | task field     | unit | distribution                                                                        |
+    | -------------- | ---- | ----------------------------------------------------------------------------------- |
+    | goal_x, goal_y | m    | one of 150 draws on the disk of radius 3, made once; 30 more are `test_task_set`    |
+    """
+
+    task_set, test_task_set = fixed_task_sets(partial(draw_on_disk, radius=3), num_train=150, num_test=30)
+
+    def __init__(self, obs_style: ObsStyle = "pearl", render_mode: str | None = None) -> None:
+        super().__init__(obs_style, render_mode)
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return choose_tasks(self, num_tasks, rng)

@@ -1,0 +1,191 @@
+"""Batched MuJoCo physics that also computes the forces of contacts, which the Python binding's batch does not."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+from mujoco import batch as mujoco_batch
+
+from pipeline.types import Array
+
+CONTACT_FORCES = "cfrc_ext"
+"""The MjData field that `mj_step` leaves alone and `mj_rnePostConstraint` fills."""
+
+_STATE = {
+    "qpos": mujoco.mjtState.mjSTATE_QPOS,
+    "qvel": mujoco.mjtState.mjSTATE_QVEL,
+    "ctrl": mujoco.mjtState.mjSTATE_CTRL,
+}
+_NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
+
+
+def contact_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> "ContactBatch | ContactLoop":
+    """N simulations whose `cfrc_ext` holds the contact forces of their last step, as in gymnasium's robots.
+
+    Through MuJoCo's public C functions where the installed library shows them, else by a loop over the simulations:
+    the same bits, more slowly.
+    """
+    library = batch_library()
+    if library is None:
+        return ContactLoop(model, num_rows, num_threads)
+    return ContactBatch(library, model, num_rows, num_threads)
+
+
+class ContactBatch:
+    """`mujoco.batch.Batch`, as far as robots need it, by way of the C functions under it.
+
+    Those can run a C function on each simulation, on the batch's own threads; the Python class cannot.
+    """
+
+    def __init__(self, library: ctypes.CDLL, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
+        self._library = library
+        self._num_rows = num_rows
+        self._handle = _Handle(library, model, num_rows, num_threads)
+        self._batch = self._handle.address
+        self._data = mujoco.MjData(model)
+        self._state = self._view(library.mjb_state(self._batch), (num_rows, library.mjb_nstate(self._batch)))
+        self._status = self._view(library.mjb_status(self._batch), (num_rows,), ctypes.c_int)
+        self._contact_pass = ctypes.cast(library.mj_rnePostConstraint, ctypes.c_void_p)
+
+    def bind(self, name: str) -> Array:
+        """[N, ...] float64, live: joint state and controls may be written, other fields follow each call."""
+        shape = (self._num_rows, *getattr(self._data, name).shape)
+        if name in _STATE:
+            size = ctypes.c_int()
+            address = self._library.mjb_stateComponent(self._batch, int(_STATE[name]), ctypes.byref(size))
+            start = (address - self._state.ctypes.data) // self._state.itemsize
+            return self._state[:, start : start + size.value].reshape(shape)
+        values = self._view(self._library.mjb_output(self._batch, name.encode(), None, None), shape)
+        values.flags.writeable = False
+        return values
+
+    def reset(self, *, stage: int) -> None:
+        """As of `mujoco.batch.Batch`, for all rows."""
+        self._check(None, self._library.mjb_reset(self._batch, None, self._num_rows, None, stage))
+
+    def forward(self) -> None:
+        """As of `mujoco.batch.Batch`, for all rows."""
+        stage = int(mujoco.mjtStage.mjSTAGE_ACC)
+        self._check(None, self._library.mjb_forward(self._batch, None, self._num_rows, stage))
+
+    def step(self, ids: Array | None = None, nstep: int = 1) -> None:
+        """As of `mujoco.batch.Batch`; then the contact forces of the same rows."""
+        rows = None if ids is None else np.ascontiguousarray(ids, np.int32)
+        pointer, count = (None, self._num_rows) if rows is None else (rows.ctypes.data, len(rows))
+        self._check(rows, self._library.mjb_step(self._batch, pointer, count, nstep, _NO_STAGE))
+        # Called with four arguments, of which it takes the first two: C's calling conventions allow that on all
+        # platforms that MuJoCo is built for.
+        self._check(rows, self._library.mjb_apply(self._batch, pointer, count, self._contact_pass, None, 0))
+        # Applying a function does not refresh what is bound; no stage at all does.
+        self._check(rows, self._library.mjb_forward(self._batch, pointer, count, _NO_STAGE))
+
+    def _view(self, address: int, shape: tuple[int, ...], item: Any = ctypes.c_double) -> Array:
+        buffer = (item * int(np.prod(shape))).from_address(address)
+        # The array keeps the buffer, and so the memory that it shows.
+        buffer.owner = self._handle
+        return np.frombuffer(buffer, np.dtype(item)).reshape(shape)
+
+    def _check(self, rows: Array | None, num_failed: int) -> None:
+        if num_failed:
+            called = np.arange(self._num_rows) if rows is None else rows
+            failed = called[self._status[called] != 0]
+            message = self._library.mjb_error(self._batch, int(failed[0])).decode()
+            raise mujoco_batch.SimulationError(failed, message, len(called))
+
+
+class ContactLoop:
+    """The same through the Python binding alone: after each step, a loop over the simulations."""
+
+    def __init__(self, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
+        self._model = model
+        self._batch = mujoco_batch.Batch(model, num_rows, num_threads, persistent=True)
+        self._data = mujoco.MjData(model)
+        self._forces = np.zeros((num_rows, *self._data.cfrc_ext.shape))
+
+    def bind(self, name: str) -> Array:
+        """As of ContactBatch."""
+        return self._forces if name == CONTACT_FORCES else self._batch.bind(name)
+
+    def reset(self, *, stage: int) -> None:
+        """As of ContactBatch."""
+        self._batch.reset(stage=stage)
+        self._forces[:] = 0
+
+    def forward(self) -> None:
+        """As of ContactBatch."""
+        self._batch.forward()
+
+    def step(self, ids: Array | None = None, nstep: int = 1) -> None:
+        """As of ContactBatch."""
+        self._batch.step(ids=ids, nstep=nstep)
+        for row in range(len(self._forces)) if ids is None else ids.tolist():
+            self._batch.get_data(row, self._data)
+            mujoco.mj_rnePostConstraint(self._model, self._data)
+            self._forces[row] = self._data.cfrc_ext
+
+
+class _Handle:
+    """The C library's batch, freed when nothing refers to it or to arrays inside it any more."""
+
+    def __init__(self, library: ctypes.CDLL, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
+        self._delete = library.mjb_deleteBatch
+        message = ctypes.create_string_buffer(1000)
+        # Persistent, since contact forces come from what the step leaves behind in each simulation's own MjData.
+        config = _Config(num_threads, True)
+        self.address: int | None = library.mjb_makeBatch(
+            model._address, num_rows, ctypes.byref(config), message, len(message)
+        )
+        if not self.address:
+            raise MemoryError(f"MuJoCo cannot make a batch of {num_rows} simulations: {message.value.decode()}")
+
+    def __del__(self) -> None:
+        if getattr(self, "address", None):
+            self._delete(self.address)
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (("nthread", ctypes.c_int), ("persistent", ctypes.c_bool))
+
+
+@cache
+def batch_library() -> ctypes.CDLL | None:
+    """MuJoCo's library with the signatures of its batch functions, or None if it lacks one of them."""
+    library = mujoco_library()
+    if library is None:
+        return None
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "mjb_makeBatch": (pointer, [pointer, integer, pointer, pointer, integer]),
+        "mjb_deleteBatch": (None, [pointer]),
+        "mjb_nstate": (integer, [pointer]),
+        "mjb_state": (pointer, [pointer]),
+        "mjb_stateComponent": (pointer, [pointer, integer, pointer]),
+        "mjb_output": (pointer, [pointer, ctypes.c_char_p, pointer, pointer]),
+        "mjb_status": (pointer, [pointer]),
+        "mjb_error": (ctypes.c_char_p, [pointer, integer]),
+        "mjb_reset": (integer, [pointer, pointer, integer, pointer, integer]),
+        "mjb_forward": (integer, [pointer, pointer, integer, integer]),
+        "mjb_step": (integer, [pointer, pointer, integer, integer, integer]),
+        "mjb_apply": (integer, [pointer, pointer, integer, pointer, pointer, integer]),
+        "mj_rnePostConstraint": (None, [pointer, pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name, None)
+        if function is None:
+            return None
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+@cache
+def mujoco_library() -> ctypes.CDLL | None:
+    """The C library under the `mujoco` package."""
+    for path in Path(mujoco.__file__).parent.glob("*mujoco*"):
+        if path.suffix in (".dll", ".dylib") or path.name.startswith("libmujoco.so"):
+            return ctypes.CDLL(str(path))
+    return None

@@ -1,0 +1,89 @@
+"""The hopper: a planar robot with one leg that can fall, given a new body with every task."""
+
+import numpy as np
+
+from pipeline.envs.planar_walker import PlanarWalker
+from pipeline.envs.random_dynamics import RandomDynamics
+from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from pipeline.types import Array
+
+
+class Hopper(PlanarWalker):
+    """The robot without a task: model, observations, starts and termination are those of gymnasium's Hopper-v5.
+
+    | observation | content                                            | unit     |
+    | ----------- | -------------------------------------------------- | -------- |
+    | 0           | height of the torso                                | m        |
+    | 1           | angle of the torso                                 | rad      |
+    | 2-4         | angles of thigh, leg, foot                         | rad      |
+    | 5-6         | velocity of the torso, forward and up, in [-10,10] | m/s      |
+    | 7           | angular velocity of the torso, in [-10,10]         | rad/s    |
+    | 8-10        | those of thigh, leg, foot, in [-10,10]             | rad/s    |
+
+    | action | content                    | range  | unit                        |
+    | ------ | -------------------------- | ------ | --------------------------- |
+    | 0-2    | torque at thigh, leg, foot | [-1,1] | 200 N m (gear of the motor) |
+
+    Start: joint positions and velocities U(-0.005, 0.005) around standing. Terminates unless height > 0.7 m,
+    abs(angle) < 0.2 rad, and every other position and velocity is finite and within ±100. A physics step is 0.002 s.
+    """
+
+    frame_skip = 4
+    min_height, max_angle, max_state = 0.7, 0.2, 100.0
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__("hopper.xml", render_mode)
+
+    def healthy(self, qpos: Array, qvel: Array) -> Array:
+        height, angle = qpos[:, 1], qpos[:, 2]
+        # A comparison with a number that is not finite is false.
+        bounded = (np.abs(qpos[:, 2:]) < self.max_state).all(axis=1) & (np.abs(qvel) < self.max_state).all(axis=1)
+        return (
+            bounded
+            & np.isfinite(qpos[:, :2]).all(axis=1)
+            & (height > self.min_height)
+            & (np.abs(angle) < self.max_angle)
+        )
+
+
+class HopperRandParams(RandomDynamics, Hopper):
+    """Hop forward with a body of unknown masses, inertias, friction and damping (HopperRandParams).
+
+    Observation, action, start and termination: see Hopper. A control step is 0.008 s (four physics steps).
+
+    | task field                                                | unit | distribution  |
+    | --------------------------------------------------------- | ---- | ------------- |
+    | BODY_mass                                                 | 1    | 1.5^U(-3, 3)  |
+    | BODY_inertia_1, _2, _3: about its principal axes          | 1    | 1.5^U(-3, 3)  |
+    | GEOM_friction_sliding, _torsional, _rolling               | 1    | 1.5^U(-3, 3)  |
+    | JOINT_damping                                             | 1    | 1.3^U(-3, 3)  |
+
+    Every field multiplies one number of the model. BODY: torso, thigh, leg, foot; GEOM: these and floor; JOINT: thigh,
+    leg, foot. 34 fields in all.
+
+    | reward term | value                                        | unit |
+    | ----------- | -------------------------------------------- | ---- |
+    | run         | v_x, mean over the step                      | m/s  |
+    | alive       | 1                                            | 1    |
+    | control     | -0.001 * ‖action‖², of the action in [-1, 1] | 1    |
+    """
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.vary_model()
+
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        del tasks
+        return velocity
+
+
+class PearlHopperRandParams(HopperRandParams):
+    """HopperRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode)
+        self.task_set, self.test_task_set = fixed_task_sets(super().sample_tasks, num_train=40, num_test=10)
+        self.set_task(np.array(self.task_set[0]))
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return choose_tasks(self, num_tasks, rng)

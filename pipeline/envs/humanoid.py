@@ -1,0 +1,176 @@
+"""The humanoid: a walking figure of seventeen motors, to be sent in a direction."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+import mujoco
+import numpy as np
+
+from pipeline.envs.ant import DIRECTION
+from pipeline.envs.contract import TaskField
+from pipeline.envs.mujoco_robot import (
+    GYMNASIUM_MODELS,
+    Motion,
+    MujocoRobot,
+    ObsStyle,
+    check_obs_style,
+    squared_norm,
+)
+from pipeline.envs.task_draws import draw_directions, draw_signs
+from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from pipeline.types import Array
+
+
+class Humanoid(MujocoRobot):
+    """The robot without a direction: model, physics and starts are those of gymnasium's Humanoid-v5.
+
+    | observation | content                                                                   | unit            |
+    | ----------- | ------------------------------------------------------------------------- | --------------- |
+    | 0           | height of the torso                                                       | m               |
+    | 1-4         | orientation of the torso, quaternion w x y z                              | 1               |
+    | 5-7         | angles of abdomen z, y, x                                                 | rad             |
+    | 8-11, 12-15 | angles of right hip x, z, y and knee; of the left                         | rad             |
+    | 16-18, 19-21 | angles of right shoulder 1, 2 and elbow; of the left                     | rad             |
+    | 22-24       | velocity of the torso, x y z                                              | m/s             |
+    | 25-27       | angular velocity of the torso, x y z                                      | rad/s           |
+    | 28-44       | angular velocities in the order of 5-21                                   | rad/s           |
+    | 45-184      | per body: inertia (6) about the robot's centre of mass, m·offset (3), mass m | kg m², kg m, kg |
+    | 185-268     | per body: angular (3) and linear (3) velocity                             | rad/s, m/s      |
+    | 269-291     | torque of the motor at each degree of freedom                             | N m             |
+    | 292-375     | per body: contact torque (3) and force (3)                                | N m, N          |
+
+    | action | content                                               | range       | unit                  |
+    | ------ | ----------------------------------------------------- | ----------- | --------------------- |
+    | 0-2    | torque at abdomen y, z, x                             | [-0.4, 0.4] | 100 N m               |
+    | 3-6    | torque at right hip x, z, y and knee                  | [-0.4, 0.4] | 100, 100, 300, 200 N m |
+    | 7-10   | torque at left hip x, z, y and knee                   | [-0.4, 0.4] | 100, 100, 300, 200 N m |
+    | 11-13  | torque at right shoulder 1, 2 and elbow               | [-0.4, 0.4] | 25 N m                |
+    | 14-16  | torque at left shoulder 1, 2 and elbow                | [-0.4, 0.4] | 25 N m                |
+
+    That is obs_style promp, and pearl. Each of the four last groups starts with numbers that are always 0, those of the
+    world and of six degrees of freedom without a motor: v5 leaves them out (348 numbers).
+
+    | reward term | value                                                              | unit  |
+    | ----------- | ------------------------------------------------------------------ | ----- |
+    | run         | 1.25 * direction · v of the centre of mass, mean over the step     | m/s   |
+    | survive     | 5, in every step                                                   | 1     |
+    | control     | -0.1 * ‖action‖²                                                   | 1     |
+    | contact     | -min(5e-7 * sum of squares of the contact forces, 10)              | 1     |
+
+    Start: joint positions U(-0.01, 0.01) around the rest pose, velocities U(-0.01, 0.01). A control step is 0.015 s
+    (five physics steps). Terminates unless the torso is 1 to 2 m high.
+    """
+
+    frame_skip = 5
+    derived = ("xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
+    derived_before = ("xipos",)
+    reset_noise = 0.01
+    run_weight = 1.25
+    control_cost = 0.1
+    contact_cost = 5e-7
+    max_contact_cost = 10.0
+    survive = 5.0
+    heights = (1.0, 2.0)
+
+    def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
+        self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
+        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "humanoid.xml")), render_mode)
+
+    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        qpos = self.model.qpos0 + rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
+        return qpos, rng.uniform(-self.reset_noise, self.reset_noise, self.model.nv)
+
+    def observe(self, qpos: Array, qvel: Array) -> Array:
+        return np.concatenate([qpos[:, 2:], qvel], axis=1)
+
+    def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
+        body, dof = (1, 6) if self.obs_style == "v5" else (0, 0)
+        first = {"cinert": body, "cvel": body, "qfrc_actuator": dof, "cfrc_ext": body}
+        return [derived[name][:, start:] for name, start in first.items()]
+
+    def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
+        before, after = (self._mass_center(d["xipos"]) for d in (motion.derived_before, motion.derived))
+        contact = self.contact_cost * squared_norm(motion.derived["cfrc_ext"])
+        return {
+            "run": self.run_weight * self.run_reward((after - before) / motion.dt, tasks),
+            "survive": np.full(len(tasks), self.survive),
+            "control": -self.control_cost * squared_norm(motion.actions),
+            "contact": -np.minimum(contact, self.max_contact_cost),
+        }
+
+    def terminal(self, motion: Motion, tasks: Array) -> Array:
+        height = motion.qpos[:, 2]
+        return ~((height >= self.heights[0]) & (height <= self.heights[1]))
+
+    @abstractmethod
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        """[n], the velocity [n, 2] in m/s of the centre of mass along the direction of the task."""
+
+    def _mass_center(self, places: Array) -> Array:
+        """[n, 2], from the centres of the bodies [n, bodies, 3]."""
+        masses = self.model.body_mass
+        moment = np.zeros((len(places), 2))
+        # Added body by body: numpy may sum over bodies in another order for another number of rows.
+        for body, mass in enumerate(masses):
+            moment += mass * places[:, body, :2]
+        return moment / masses.sum()
+
+
+class HumanoidDir(Humanoid):
+    """Walk forward or backward along x, which only the reward tells apart (ProMP's HumanoidRandDirec).
+
+    Observation, action, reward terms, start, termination: see Humanoid.
+
+    | task field | unit | distribution                                 |
+    | ---------- | ---- | -------------------------------------------- |
+    | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
+    """
+
+    task_fields = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
+    task_set = ((-1.0,), (1.0,))
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return draw_signs(num_tasks, rng)
+
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        return tasks[:, 0] * velocity[:, 0]
+
+
+class HumanoidDir2D(Humanoid):
+    """Walk in a direction that only the reward tells (ProMP's HumanoidRandDirec2D).
+
+    Observation, action, reward terms, start, termination: see Humanoid.
+
+    | task field               | unit | distribution                      |
+    | ------------------------ | ---- | --------------------------------- |
+    | direction_x, direction_y | 1    | unit vector, uniform in its angle |
+    """
+
+    task_fields = DIRECTION
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return draw_directions(num_tasks, rng)
+
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        return tasks[:, 0] * velocity[:, 0] + tasks[:, 1] * velocity[:, 1]
+
+
+class PearlHumanoidDir(HumanoidDir2D):
+    """Walk in one of 100 directions, as PEARL's humanoid-dir: HumanoidDir2D with fixed directions.
+
+    | task field               | unit | distribution                                                                  |
+    | ------------------------ | ---- | ----------------------------------------------------------------------------- |
+    | direction_x, direction_y | 1    | one of 100 draws, uniform in the angle, made once; 30 more are `test_task_set` |
+
+    A change of task never moves the robot; in the original it forgets to reset it.
+    """
+
+    task_set, test_task_set = fixed_task_sets(draw_directions, num_train=100, num_test=30)
+
+    def __init__(self, obs_style: ObsStyle = "pearl", render_mode: str | None = None) -> None:
+        super().__init__(obs_style, render_mode)
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return choose_tasks(self, num_tasks, rng)

@@ -1,0 +1,63 @@
+"""What walker2d and hopper share: robots that walk in a plane, can fall, and are paid for staying up."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
+
+from abc import abstractmethod
+
+import mujoco
+import numpy as np
+
+from pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot
+from pipeline.types import Array
+
+
+class PlanarWalker(MujocoRobot):
+    """Joint 0 is the way forward, 1 the height, 2 the angle of the trunk; observations leave out the way.
+
+    Reward terms: `run`, what the subclass makes of the mean forward velocity of the step; `alive`, a constant, paid
+    for the step that ends an episode as well; `control` = -0.001 ‖action‖².
+    """
+
+    reset_noise = 0.005
+    control_cost = 1e-3
+    alive_bonus = 1.0
+    max_observed_velocity = 10.0
+
+    def __init__(self, model_file: str, render_mode: str | None = None) -> None:
+        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / model_file)), render_mode)
+
+    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        noise = self.reset_noise
+        qpos = self.model.qpos0 + rng.uniform(-noise, noise, self.model.nq)
+        return qpos, rng.uniform(-noise, noise, self.model.nv)
+
+    def observe(self, qpos: Array, qvel: Array) -> Array:
+        limit = self.max_observed_velocity
+        observations = np.empty((len(qpos), qpos.shape[1] + qvel.shape[1] - 1))
+        observations[:, : qpos.shape[1] - 1] = qpos[:, 1:]
+        np.clip(qvel, -limit, limit, out=observations[:, qpos.shape[1] - 1 :])
+        return observations
+
+    def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
+        velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
+        squares = np.square(motion.actions)
+        # Added column by column: numpy may sum an axis in another order for another number of rows.
+        effort = squares[:, 0].copy()
+        for column in squares.T[1:]:
+            effort += column
+        return {
+            "run": self.run_reward(velocity, tasks),
+            "alive": np.full(len(velocity), self.alive_bonus),
+            "control": -self.control_cost * effort,
+        }
+
+    @abstractmethod
+    def run_reward(self, velocity: Array, tasks: Array) -> Array:
+        """[n], what a forward velocity [n] in m/s is worth."""
+
+    def terminal(self, motion: Motion, tasks: Array) -> Array:
+        return ~self.healthy(motion.qpos, motion.qvel)
+
+    @abstractmethod
+    def healthy(self, qpos: Array, qvel: Array) -> Array:
+        """[n] bool, whether the robot is up; false where a number is not finite."""

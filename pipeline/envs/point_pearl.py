@@ -1,0 +1,92 @@
+"""The point robots of PEARL: fixed sets of goals to train on and to test with."""
+
+from typing import Literal
+
+import numpy as np
+
+from pipeline.envs.contract import EnvError
+from pipeline.envs.point import GOAL, PointRobot, norm
+from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from pipeline.types import Array
+
+NUM_TRAIN_TASKS, NUM_TEST_TASKS = 80, 20
+
+
+def _goals_in_square(num_tasks: int, rng: np.random.Generator) -> Array:
+    return rng.uniform(-1, 1, (num_tasks, 2))
+
+
+def _goals_on_half_circle(num_tasks: int, rng: np.random.Generator) -> Array:
+    angles = rng.permutation(np.linspace(0, np.pi, num_tasks))
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+class PearlPointRobot(PointRobot):
+    """Go from anywhere to one of 80 goals that the observation does not show (PEARL's point-robot).
+
+    | observation | unit | | action | unit | range |
+    | ----------- | ---- |-| ------ | ---- | ----- |
+    | x, y        | m    | | dx, dy | m    | ±0.1  |
+
+    | task field     | unit | distribution                                                                     |
+    | -------------- | ---- | -------------------------------------------------------------------------------- |
+    | goal_x, goal_y | m    | uniform over 80 fixed draws from U(-1, 1)²; 20 others to test with; id 0-79      |
+
+    Start: U(-1, 1)². Reward term: distance = -‖s' - goal‖, m. Never terminates; PEARL takes episodes of 20 steps.
+    Differs from the original: actions are clipped by the robot too, and the goals come from a generator of their own,
+    where the original seeds numpy's for the whole process.
+    """
+
+    task_fields = GOAL
+    max_action = 0.1
+    task_set, test_task_set = fixed_task_sets(_goals_in_square, num_train=NUM_TRAIN_TASKS, num_test=NUM_TEST_TASKS)
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return choose_tasks(self, num_tasks, rng)
+
+    def start(self, rng: np.random.Generator) -> Array:
+        return rng.uniform(-1, 1, 2)
+
+    def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
+        return {"distance": -norm(next_states - tasks)}
+
+
+class PearlSparsePointRobot(PearlPointRobot):
+    """Go from the origin to one of 80 goals on a half circle (PEARL's sparse-point-robot).
+
+    | observation | unit | | action | unit | range |
+    | ----------- | ---- |-| ------ | ---- | ----- |
+    | x, y        | m    | | dx, dy | m    | ±0.1  |
+
+    | task field     | unit | distribution                                                                     |
+    | -------------- | ---- | -------------------------------------------------------------------------------- |
+    | goal_x, goal_y | m    | uniform over 80 of 100 points evenly spaced on the upper half of the unit circle |
+    |                |      | (id 0-79); the other 20 to test with                                             |
+
+    | option `reward` | term      | value, with d the distance from s' to the goal, m |
+    | --------------- | --------- | ------------------------------------------------- |
+    | dense (default) | distance  | -d                                                |
+    | sparse          | nearness  | 1 - d where d <= 0.2 m, else 0                    |
+
+    PEARL trains on the dense reward, and infers the task and evaluates by the sparse one; an episode of one is that of
+    the other, with the same seed and actions. Start: the origin. Never terminates; PEARL takes episodes of 20 steps.
+    """
+
+    task_set, test_task_set = fixed_task_sets(_goals_on_half_circle, num_train=NUM_TRAIN_TASKS, num_test=NUM_TEST_TASKS)
+    goal_radius = 0.2
+
+    def __init__(self, reward: Literal["dense", "sparse"] = "dense") -> None:
+        super().__init__()
+        if reward not in ("dense", "sparse"):
+            raise EnvError(f"{type(self).__name__}: reward is {reward!r}; required one of dense, sparse")
+        self.reward = reward
+
+    def start(self, rng: np.random.Generator) -> Array:
+        del rng
+        return np.zeros(2)
+
+    def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
+        distance = norm(next_states - tasks)
+        if self.reward == "dense":
+            return {"distance": -distance}
+        return {"nearness": np.where(distance <= self.goal_radius, 1 - distance, 0.0)}

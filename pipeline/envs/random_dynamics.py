@@ -1,0 +1,129 @@
+"""Robots whose tasks are bodies: masses, inertias, friction and damping differ from task to task."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
+
+from dataclasses import dataclass
+from typing import Literal
+
+import mujoco
+import numpy as np
+from mujoco import batch as mujoco_batch
+
+from pipeline.envs.contract import EnvError, TaskField, check_task
+from pipeline.envs.mujoco_robot import MujocoRobot
+from pipeline.types import Array
+
+
+@dataclass(frozen=True)
+class ModelArray:
+    """An array of the model whose numbers a task multiplies.
+
+    Attributes:
+        name: its name in MjModel.
+        base: multipliers are base^U(-3, 3).
+        quantity: what it is called in a task field.
+        owner: what a row of it belongs to.
+        parts: names of the numbers in a row; one without a name where it is a number.
+    """
+
+    name: str
+    base: float
+    quantity: str
+    owner: Literal["body", "geom", "joint"]
+    parts: tuple[str, ...] = ("",)
+
+
+ARRAYS = (
+    ModelArray("body_mass", 1.5, "mass", "body"),
+    ModelArray("body_inertia", 1.5, "inertia", "body", ("_1", "_2", "_3")),
+    ModelArray("geom_friction", 1.5, "friction", "geom", ("_sliding", "_torsional", "_rolling")),
+    ModelArray("dof_damping", 1.3, "damping", "joint"),
+)
+MAX_EXPONENT = 3.0
+
+
+@dataclass(frozen=True)
+class _Varied:
+    """Which numbers of a model's array the columns of a task multiply, and what they are in the model file."""
+
+    array: ModelArray
+    values: Array
+    places: Array
+    columns: slice
+
+
+class RandomDynamics(MujocoRobot):
+    """A robot with a task field for each number of ARRAYS that is not 0 in its model file: the number's multiplier.
+
+    A constructor calls `vary_model` once the model is there. A task holds from the next physics step on, and whatever
+    MuJoCo derives from the model follows it; the original leaves derived constants as they were.
+    """
+
+    def vary_model(self) -> None:
+        """Name the task fields after the model and take a first task."""
+        fields: list[TaskField] = []
+        varied: list[_Varied] = []
+        for array in ARRAYS:
+            values = getattr(self.model, array.name).copy()
+            places = np.flatnonzero(values)
+            names = _names(self.model, array)
+            columns = slice(len(fields), len(fields) + len(places))
+            fields += [TaskField(names[place], "1", _description(array, names[place])) for place in places]
+            varied.append(_Varied(array, values, places, columns))
+        self.task_fields = tuple(fields)
+        self._varied = tuple(varied)
+        self._scratch = mujoco.MjData(self.model)
+        # Now, and not when the task is first asked for: the first episode may begin before.
+        self.set_task(RandomDynamics.sample_tasks(self, 1, np.random.default_rng(0))[0])
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        tasks = np.empty((num_tasks, len(self.task_fields)))
+        for varied in self._varied:
+            size = (num_tasks, len(varied.places))
+            tasks[:, varied.columns] = varied.array.base ** rng.uniform(-MAX_EXPONENT, MAX_EXPONENT, size)
+        return tasks
+
+    def set_task(self, task: Array) -> None:
+        multipliers = check_task(self, task)
+        self._check_positive(multipliers[None])
+        super().set_task(multipliers)
+        for varied in self._varied:
+            _write(getattr(self.model, varied.array.name)[None], varied, multipliers[None])
+        # With data of its own, since it moves the robot to its rest pose.
+        mujoco.mj_setConst(self.model, self._scratch)
+
+    def write_models(self, batch: mujoco_batch.Batch, tasks: Array) -> None:
+        self._check_positive(tasks)
+        for varied in self._varied:
+            _write(batch.expand(varied.array.name), varied, tasks)
+        batch.set_const()
+
+    def _check_positive(self, tasks: Array) -> None:
+        if tasks.min() <= 0:
+            field = self.task_fields[int(tasks.min(axis=0).argmin())]
+            raise EnvError(
+                f"{type(self).__name__}: {field.name} of a task is {tasks.min()}; required a multiplier above 0"
+            )
+
+
+def _write(models: Array, varied: _Varied, tasks: Array) -> None:
+    """Write into the arrays [n, ...] of n models. Always from the file's values, so that nothing adds up."""
+    values = np.repeat(varied.values.reshape(1, -1), len(tasks), axis=0)
+    values[:, varied.places] *= tasks[:, varied.columns]
+    models[:] = values.reshape(models.shape)
+
+
+def _names(model: mujoco.MjModel, array: ModelArray) -> list[str]:
+    """A field name for every number of the array, in its order."""
+    if array.owner == "joint":
+        owners = [model.joint(joint).name for joint in model.dof_jntid]
+    else:
+        count, get = {"body": (model.nbody, model.body), "geom": (model.ngeom, model.geom)}[array.owner]
+        owners = [get(i).name for i in range(count)]
+    return [
+        f"{owner.removesuffix('_' + array.owner)}_{array.quantity}{part}" for owner in owners for part in array.parts
+    ]
+
+
+def _description(array: ModelArray, name: str) -> str:
+    return f"multiplier of a number in the model's {array.name}: {name.replace('_', ' ')}"

@@ -1,0 +1,75 @@
+"""The swimmer: three rods in a viscous fluid, to swim at a speed."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
+
+import mujoco
+import numpy as np
+
+from pipeline.envs.contract import TaskField
+from pipeline.envs.mujoco_robot import (
+    GYMNASIUM_MODELS,
+    Motion,
+    MujocoRobot,
+    ObsStyle,
+    check_obs_style,
+    squared_norm,
+)
+from pipeline.types import Array
+
+
+class SwimmerVel(MujocoRobot):
+    """Swim forward at a speed that only the reward tells (ProMP's SwimmerRandVel).
+
+    Model, observations and starts are those of gymnasium's Swimmer-v5.
+
+    | observation | content                                            | unit  |
+    | ----------- | -------------------------------------------------- | ----- |
+    | 0           | angle of the front rod                             | rad   |
+    | 1-2         | angles of the first and second joint               | rad   |
+    | 3-4         | velocity of the front rod, x y                     | m/s   |
+    | 5           | angular velocity of the front rod                  | rad/s |
+    | 6-7         | angular velocities of the first and second joint   | rad/s |
+
+    | action | content                              | range  | unit                     |
+    | ------ | ------------------------------------ | ------ | ------------------------ |
+    | 0-1    | torque at the first and second joint | [-1,1] | 150 N m                  |
+
+    | task field | unit | distribution |
+    | ---------- | ---- | ------------ |
+    | velocity   | m/s  | U(0.1, 0.2)  |
+
+    | reward term | value                                              | unit  |
+    | ----------- | -------------------------------------------------- | ----- |
+    | run         | -abs(v_x - velocity), v_x: mean over the step      | m/s   |
+    | control     | -1e-4 * ‖action‖²                                  | 1     |
+
+    Start: joint positions and velocities U(-0.1, 0.1) around the rest pose. A control step is 0.04 s (four physics
+    steps). Never terminates. Differs from the original, which pays for being far from the speed (a sign). PEARL has no
+    swimmer, so obs_style is promp or v5, which show the same.
+    """
+
+    frame_skip = 4
+    reset_noise = 0.1
+    control_cost = 1e-4
+    task_fields = (TaskField("velocity", "m/s", "forward velocity to hold"),)
+
+    def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
+        self.obs_style = check_obs_style(self, obs_style, ("promp", "v5"))
+        super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "swimmer.xml")), render_mode)
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return rng.uniform(0.1, 0.2, (num_tasks, 1))
+
+    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        qpos = self.model.qpos0 + rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
+        return qpos, rng.uniform(-self.reset_noise, self.reset_noise, self.model.nv)
+
+    def observe(self, qpos: Array, qvel: Array) -> Array:
+        return np.concatenate([qpos[:, 2:], qvel], axis=1)
+
+    def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
+        velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
+        return {
+            "run": -np.abs(velocity - tasks[:, 0]),
+            "control": -self.control_cost * squared_norm(motion.actions),
+        }

@@ -1,0 +1,57 @@
+"""Every registered environment in another process: its tasks arrive there, and its episodes have the same bits."""
+
+from collections.abc import Iterator
+from operator import methodcaller
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from flows.dask_workers import dask_client
+from flows.workers import Backend, SamplerSpec, collect_shard
+from pipeline.algorithms import ProMP
+from pipeline.config import RunConfig
+from pipeline.envs import ENVS, EnvConfig, make_env
+from pipeline.policies.gaussian import GaussianPolicy
+from pipeline.types import TaskParams
+from stages.collect_rollouts import RolloutPosition
+from stages.initialize import initialize
+from stages.sample_tasks import sample_tasks
+
+pytestmark = [pytest.mark.dask, pytest.mark.slow]
+
+
+def run_config(name: str) -> RunConfig:
+    return RunConfig(env=EnvConfig(name=name), algorithm=ProMP(), num_tasks=2, episodes_per_task=2, max_episode_steps=8)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with dask_client(Backend(workers=1), SamplerSpec.of(run_config("point-corner"), threads=1)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_task_and_an_env_in_mid_episode_survive_the_way_to_a_worker(name: str, client: Client) -> None:
+    env = make_env(EnvConfig(name=name))
+    env.set_task(env.sample_tasks(2, np.random.default_rng(8))[1])
+    env.reset(seed=1)
+    assert np.array_equal(client.submit(getattr, env, "task", pure=False).result(), env.task)
+    action = np.full(env.action_space.shape, 3.0)
+    there = client.submit(methodcaller("step", action), env, pure=False).result()
+    for ours, theirs in zip(env.step(action), there, strict=True):
+        assert np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_shard_of_tasks_gives_the_same_bits_there_and_here(name: str, client: Client) -> None:
+    config = run_config(name)
+    env = make_env(config.env)
+    spaces = [space.shape for space in (env.observation_space, env.action_space) if space.shape]
+    policy = GaussianPolicy(spaces[0][0], spaces[1][0], config.policy)
+    params = TaskParams.broadcast(initialize(policy, config.algorithm, run_seed=1).learner.params, 2)
+    tasks = sample_tasks(env, num_tasks=2, run_seed=1, iteration=0)
+    shard = (SamplerSpec.of(config, threads=1), params, tasks, RolloutPosition(1, 0, 0))
+    there, here = client.submit(collect_shard, *shard, pure=False).result(), collect_shard(*shard)
+    for field in ("observations", "actions", "rewards", "terminated", "lengths", "initial_state"):
+        assert getattr(there, field).tobytes() == getattr(here, field).tobytes(), field

@@ -1,0 +1,23 @@
+"""Robots of each kind in the whole loop: trained, stored, computed again to the bit."""
+
+import numpy as np
+import pytest
+
+import storage
+from flows.replay import replay
+from flows.train import train
+from flows.workers import Backend
+from pipeline.envs import make_env
+
+
+@pytest.mark.parametrize("env", ["hopper-rand-params", "pearl-walker2d-rand-params", "pearl-sparse-point-robot"])
+def test_a_run_keeps_its_tasks_by_name_and_replays_bit_for_bit(tmp_path, tiny_config, env):
+    config = tiny_config(env=env, iterations=2, max_episode_steps=12)
+    train(config, tmp_path / "run", backend=Backend(workers=0))
+    assert storage.verify_run(tmp_path / "run") == []
+    assert all(outcome.identical for outcome in replay(tmp_path / "run"))
+    tasks = storage.open_run(tmp_path / "run")[1].tasks()
+    robot = make_env(config.env)
+    assert tasks.names == tuple(field.name for field in robot.task_fields)
+    for task, place in zip(tasks.params, tasks.ids, strict=True):
+        assert place == -1 if robot.task_set is None else np.array_equal(robot.task_set[place], task)

@@ -1,0 +1,94 @@
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import mujoco  # pyright: ignore[reportMissingTypeStubs]
+import numpy as np
+import pytest
+from mujoco.batch import SimulationError
+
+from pipeline.envs import contact_batch as module
+from pipeline.envs.ant import AntDir
+from pipeline.envs.contact_batch import ContactBatch, ContactLoop, contact_batch
+from pipeline.envs.humanoid import HumanoidDir
+
+
+@pytest.fixture
+def no_c_functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    class Library:
+        mjb_makeBatch = mjb_deleteBatch = mjb_nstate = None
+
+    monkeypatch.setattr(module, "mujoco_library", Library)
+    module.batch_library.cache_clear()
+    yield
+    module.batch_library.cache_clear()
+
+
+def episode(robot: Any, actions: np.ndarray) -> list[np.ndarray]:
+    """All that a batch of five rows gives, of which two rest from the tenth step on."""
+    batch = robot.batch(5, 2)
+    kept = [batch.reset(np.ones((5, 1)), np.arange(5, dtype=np.uint64))]
+    for t, action in enumerate(actions):
+        rows = np.arange(5) if t < 10 else np.array([0, 2, 4])
+        step = batch.step(action[rows], rows)
+        kept += [step.observations, *step.reward_terms.values()]
+    return [array.copy() for array in (*kept, batch.state)]
+
+
+@pytest.mark.parametrize("make", [AntDir, HumanoidDir])
+def test_without_the_c_functions_a_loop_gives_the_same_bits(make: Any, request: pytest.FixtureRequest) -> None:
+    robot = make()
+    actions = np.random.default_rng(0).uniform(-0.4, 0.4, (40, 5, robot.model.nu))
+    assert isinstance(contact_batch(robot.model, 1, 1), ContactBatch)
+    expected = episode(robot, actions)
+    request.getfixturevalue("no_c_functions")
+    assert isinstance(contact_batch(robot.model, 1, 1), ContactLoop)
+    found = episode(robot, actions)
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("make", [AntDir, HumanoidDir])
+def test_rows_do_not_depend_on_the_number_of_threads_or_of_rows(make: Any) -> None:
+    robot, tasks, seeds = make(), np.ones((7, 1)), np.arange(7, dtype=np.uint64)
+    actions = np.random.default_rng(0).uniform(-0.4, 0.4, (40, 7, robot.model.nu))
+
+    def last(rows: np.ndarray, num_threads: int) -> np.ndarray:
+        batch = robot.batch(len(rows), num_threads)
+        batch.reset(tasks[rows], seeds[rows])
+        everyone = np.arange(len(rows))
+        return np.concatenate([batch.step(action[rows], everyone).observations for action in actions], axis=1)
+
+    whole = last(np.arange(7), 1)
+    for num_threads in (2, 3):
+        assert np.array_equal(last(np.arange(7), num_threads), whole)
+    assert np.array_equal(last(np.array([5]), 1), whole[[5]])
+    assert np.array_equal(last(np.array([6, 1, 3]), 2), whole[[6, 1, 3]])
+
+
+def test_the_state_can_be_written_and_what_follows_from_it_cannot() -> None:
+    batch = contact_batch(AntDir().model, 3, 1)
+    batch.bind("qpos")[1, 2] = 5.0
+    batch.forward()
+    assert batch.bind("xpos")[:, 1, 2].tolist() == [0.75, 5.0, 0.75]
+    for name in ("xpos", "cfrc_ext"):
+        with pytest.raises(ValueError, match="read-only"):
+            batch.bind(name)[0] = 1
+
+
+def test_arrays_keep_the_simulations_that_they_show() -> None:
+    heights = contact_batch(AntDir().model, 200, 1).bind("qpos")[:, 2]
+    gc.collect()
+    others = [contact_batch(AntDir().model, 200, 1) for _ in range(3)]
+    for batch in others:
+        batch.bind("qpos")[:] = 9
+    assert (heights == 0.75).all()
+
+
+def test_a_fault_of_the_physics_names_the_rows() -> None:
+    xml = "<mujoco><worldbody><body name='a'><freejoint/><geom size='1'/></body></worldbody></mujoco>"
+    weld = "<equality><weld body1='a'/></equality></mujoco>"
+    model = mujoco.MjModel.from_xml_string(xml.replace("</mujoco>", weld))
+    model.eq_type[:] = 99  # which no constraint has
+    batch = contact_batch(model, 3, 1)
+    with pytest.raises(SimulationError, match=r"MuJoCo raised in 2 of 2 simulations \(0, 2\); simulation 0: .+"):
+        batch.step(np.array([0, 2]))
