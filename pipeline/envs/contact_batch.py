@@ -28,7 +28,7 @@ def contact_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> "Co
     """N simulations whose `cfrc_ext` holds the contact forces of their last step, as in gymnasium's robots.
 
     Through MuJoCo's public C functions where the installed library shows them, else by a loop over the simulations:
-    the same bits, more slowly.
+    the same bits, about a tenth slower on one thread, and the loop gains nothing from more.
     """
     library = batch_library()
     if library is None:
