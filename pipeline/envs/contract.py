@@ -95,6 +95,9 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     task_set: tuple[tuple[float, ...], ...] | None = None
     """All tasks, where there are finitely many; a task's place in it is its id. None: a continuous distribution."""
 
+    test_task_set: tuple[tuple[float, ...], ...] | None = None
+    """Held-out tasks, where training has a fixed set of its own (`task_set`); None: a fresh draw is a held-out task."""
+
     _task: Array | None = None
 
     @abstractmethod

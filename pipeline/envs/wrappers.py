@@ -47,6 +47,7 @@ class PolicyActions(MetaEnv):
         self.action_map = ActionMap(box, scale)
         self.task_fields = env.task_fields
         self.task_set = env.task_set
+        self.test_task_set = env.test_task_set
         self.observation_space = env.observation_space
         self.action_space = box if scale is None else Box(-scale, scale, box.shape, np.float32)
         self.metadata = env.metadata
