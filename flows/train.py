@@ -191,7 +191,7 @@ def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer:
                 metrics=update.metrics,
                 stage_seconds=seconds,
                 elapsed_seconds=now - began,
-                steps_per_second=steps / (now - iteration_began) if steps else None,
+                steps_per_second=steps / (now - iteration_began - seconds.get("evaluate.0", 0.0)) if steps else None,
             )
         )
     return TrainResult(path, iterations, stopped=False)
