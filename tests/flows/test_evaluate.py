@@ -15,8 +15,10 @@ from flows.train import Observer, resume, train
 from flows.workers import Backend
 from pipeline.config import ConfigError
 from pipeline.envs.contract import EnvError
-from pipeline.types import Evaluation
+from pipeline.policies.gaussian import GaussianPolicy
+from pipeline.types import Evaluation, Step
 from stages.collect_rollouts import RolloutPosition
+from stages.process_samples import process_samples
 from storage import StageRef
 
 SERIAL = Backend(workers=0)
@@ -92,6 +94,30 @@ def test_adaptation_sees_the_adaptation_episodes_alone(plain, collected, monkeyp
     evaluate(plain, adaptation_steps=2, episodes=2, test_episodes=4)
     assert [id(episodes) for episodes in seen] == [id(episodes) for _, episodes in collected[1::2]]
     assert all(episodes.lengths.shape[1] == 2 for episodes in seen)
+
+
+def test_an_adaptation_step_is_the_inner_step_of_training(plain, monkeypatch):
+    acted = []
+    real = flows.workers.collect_shard
+
+    def spy(spec, params, tasks, position):
+        acted.append((params, real(spec, params, tasks, position)))
+        return acted[-1][1]
+
+    monkeypatch.setattr(flows.workers, "collect_shard", spy)
+    outcome = evaluate(plain, 1)
+    learner = storage.open_run(plain)[0].update().learner
+    (before, _), (adapting, episodes), (after, _) = acted
+    for name, value in learner.params.items():
+        assert np.array_equal(before.params[name], np.stack([value] * 4))
+        assert np.array_equal(before.params[name], adapting.params[name])
+    config = outcome.config
+    policy = GaussianPolicy(17, 6, config.policy)
+    samples = process_samples(episodes, config.baseline.build(), config.processing)
+    expected = config.algorithm.adapt(policy, learner, before, Step(episodes, samples, 0))
+    for name, value in expected.params.items():
+        assert np.array_equal(after.params[name], value)
+        assert not np.array_equal(after.params[name], before.params[name])
 
 
 def test_what_test_episodes_give_changes_nothing_that_is_adapted(plain, monkeypatch):

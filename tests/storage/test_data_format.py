@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import storage
-from storage.codec import flatten
 from storage import StageRef
+from storage.codec import flatten
 from storage.layout import PLANS
 
 
