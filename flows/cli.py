@@ -219,9 +219,9 @@ def evaluate(
 
     Args:
         run: RUN for the latest learner, RUN@N for the learner after N updates.
-        tasks: `held-out`: tasks that training never drew; `train`: its fixed set, or those of the last iteration; or a
-            JSON, YAML or Parquet file of tasks.
-        num_tasks: Tasks to draw; all of a fixed set or file when left out, else as many as in training.
+        tasks: `held-out`: tasks that training never drew; `train`: from its fixed set, or those of the last
+            iteration; or a JSON, YAML or Parquet file of tasks.
+        num_tasks: Tasks to draw; when left out each test task or task of the file once, else as many as in training.
         evenly_by: Draw evenly from the classes of a fixed set: the task field that tells them apart.
         adaptation_steps: Largest number of inner steps; the return is reported for each from 0 on.
         episodes: Episodes per task that every adaptation step learns from.

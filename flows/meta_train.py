@@ -145,7 +145,7 @@ def evaluate(
         run: Name under the runs folder, or a path.
         iteration: Updates the learner has had; all of the run's when left out.
         tasks: held-out, train, or a JSON, YAML or Parquet file of tasks.
-        num_tasks: Tasks to draw; all of a fixed set or file when left out, else as many as in training.
+        num_tasks: Tasks to draw; when left out each test task or task of the file once, else as many as in training.
         evenly_by: Draw evenly from the classes of a fixed set, by this task field.
         adaptation_steps: Largest number of inner steps; the return is reported for each from 0 on.
         episodes: Episodes per task that every adaptation step learns from.

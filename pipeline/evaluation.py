@@ -72,7 +72,9 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
     if asked.evenly_by is not None:
         classes = TaskClasses(source, asked.evenly_by)
         return classes.sample(asked.num_tasks or classes.num_classes, rng)
-    return source.all() if asked.num_tasks is None else source.sample(asked.num_tasks, rng)
+    if asked.num_tasks is None and not _takes_training_set(config, env):
+        return source.all()
+    return source.sample(asked.num_tasks or config.num_tasks, rng)
 
 
 def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
@@ -93,6 +95,12 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
         return TaskPool(env.task_fields, _training_draw(config, env, max(updates - 1, 0)))
     draws = [_training_draw(config, env, i) for i in range(updates)]
     return TaskDistribution(env, np.concatenate(draws or [np.zeros((0, len(env.task_fields)))]))
+
+
+def _takes_training_set(config: RunConfig, env: MetaEnv) -> bool:
+    """Whether tasks come from the set that training draws from, rather than from one made for this evaluation."""
+    asked = config.evaluation.tasks
+    return env.task_set is not None and (asked == "train" or (asked == "held-out" and env.test_task_set is None))
 
 
 def _pool(env: MetaEnv, tasks: tuple[tuple[float, ...], ...]) -> TaskPool:

@@ -16,7 +16,7 @@ class EvaluationConfig(Settings):
     """held-out: the environment's test tasks, or draws that training never made. train: its fixed set, or the tasks of
     the last iteration. Or the tasks themselves, as lists of numbers."""
     num_tasks: int | None = Field(default=None, ge=1)
-    """Tasks to draw; null: every one of a fixed set once, else as many as in training."""
+    """Tasks to draw; null: from the training set or a distribution as many as in training, else each task once."""
     evenly_by: str | None = None
     """Draw evenly from the classes of a fixed set, by the task field of this name; without num_tasks one of each."""
     adaptation_steps: int | None = Field(default=None, ge=0)

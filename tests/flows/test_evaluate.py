@@ -190,6 +190,15 @@ def test_steps_beyond_those_of_training_take_its_last_step_size(tiny_config, tmp
     assert seen == [0, 1, 1, 1]
 
 
+def test_whoever_watches_is_told_of_every_evaluation(tiny_config, tmp_path):
+    reports = []
+    config = tiny_config(iterations=3, evaluation=EVERY_2)
+    train(config, tmp_path / "run", backend=SERIAL, observer=Observer(iteration_done=reports.append))
+    stored = storage.open_run(tmp_path / "run")[1].evaluation()
+    told = [list(report.evaluation_returns) for report in reports]
+    assert told == [[], pytest.approx(stored.test_returns.mean(axis=(0, 2))), []]
+
+
 def test_an_evaluation_is_replayed(evaluated):
     (outcome,) = replay(evaluated, 3, stage="evaluate")
     assert outcome.identical
@@ -257,13 +266,13 @@ def test_the_tasks_of_training_are_those_of_the_last_iteration(plain):
     assert np.array_equal(before_training.tasks.params, run[0].tasks().params)
 
 
-def test_finitely_many_tasks_without_held_out_ones_are_each_taken_once(tiny_config, tmp_path):
+def test_finitely_many_tasks_without_held_out_ones_are_drawn_in_turn(tiny_config, tmp_path):
     train(tiny_config(env="half-cheetah-dir", iterations=1), tmp_path / "run", backend=SERIAL)
     outcome = evaluate(tmp_path / "run")
-    assert outcome.tasks.params.tolist() == [[-1.0], [1.0]]
+    assert sorted(outcome.tasks.params[:, 0]) == [-1, -1, 1, 1]
     assert not outcome.tasks_are_new
-    drawn = evaluate(tmp_path / "run", num_tasks=4, evenly_by="direction").tasks.params[:, 0]
-    assert drawn.tolist() == [-1.0, 1.0, -1.0, 1.0]
+    even = evaluate(tmp_path / "run", num_tasks=4, evenly_by="direction").tasks.params[:, 0]
+    assert even.tolist() == [-1.0, 1.0, -1.0, 1.0]
 
 
 @pytest.mark.parametrize("kind", ["json", "yaml", "fields", "parquet", "table"])
