@@ -200,26 +200,21 @@ def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
 
 def evaluation_table(outcome: "EvaluationOutcome") -> Table:
     """`metaloom evaluate`: the return after every number of adaptation steps."""
-    rows = outcome.summary()
-    last = rows[-1].adaptation_steps
     table = _table(
-        *(">adaptation steps", ">episodes", "", ">average return", "95 % interval"),
-        *(">interquartile mean", "95 % interval", ">25 % of tasks below", ">75 % of tasks below"),
+        *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
+        *(">interquartile mean", "95 % interval", "middle half of tasks"),
     )
     kind = "tasks that training never drew" if outcome.tasks_are_new else "tasks"
     table.title = f"learner after {outcome.updates} updates, {len(outcome.tasks)} {kind}"
-    for row in rows:
-        k = row.adaptation_steps
+    for row in outcome.summary():
         table.add_row(
-            str(k),
+            str(row.adaptation_steps),
             str(row.adaptation_episodes),
-            adaptation_label(k, last) if last else "before adaptation",
             number(row.average_return),
-            f"{number(row.average_low)} to {number(row.average_high)}",
+            _range(row.average_low, row.average_high),
             number(row.iqm_return),
-            f"{number(row.iqm_low)} to {number(row.iqm_high)}",
-            number(row.lower_quartile),
-            number(row.upper_quartile),
+            _range(row.iqm_low, row.iqm_high),
+            _range(row.lower_quartile, row.upper_quartile),
         )
     test_episodes = outcome.evaluation.test_returns.shape[2]
     table.caption = (
@@ -227,6 +222,10 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
         f"{outcome.env_steps:,} environment steps, not counted as training"
     )
     return table
+
+
+def _range(low: float, high: float) -> str:
+    return f"{number(low)} to {number(high)}"
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -198,10 +198,11 @@ def test_evaluation_shows_every_number_of_adaptation_steps(complete):
     outcome = evaluate(complete.path, adaptation_steps=2, test_episodes=1)
     view = text_of(tables.evaluation_table(outcome))
     assert "learner after 2 updates, 4 tasks" in view
-    for label in ("before adaptation", "after 1 inner step", "after adaptation", "1 test episode per task"):
-        assert label in view
+    assert "1 test episode per task" in view
     assert f"{outcome.env_steps:,} environment steps, not counted as training" in view
-    assert number(outcome.summary()[2].iqm_return) in row_with(tables.evaluation_table(outcome), "after adaptation")
+    for k, step in enumerate(outcome.summary()):
+        row = row_with(tables.evaluation_table(outcome), f"{number(step.iqm_low)} to {number(step.iqm_high)}")
+        assert row.split()[:3] == [str(k), str(3 * k), number(step.average_return)]
 
 
 def test_evaluation_as_json_has_null_for_a_return_that_is_not_finite(complete, monkeypatch):
