@@ -24,6 +24,7 @@ STAGE_COLORS = {
     "process_samples": "#009e73",
     "adapt": "#e69f00",
     "meta_optimize": "#8250a8",
+    "evaluate": "#cc79a7",
 }
 
 # Up to this many points a line also shows where they are.
@@ -151,9 +152,14 @@ def png_bytes(figure: Figure) -> bytes:
     return _saved(figure, "png", dpi=160)
 
 
+def svg_bytes(figure: Figure) -> bytes:
+    """The figure as SVG."""
+    return _saved(figure, "svg")
+
+
 def svg_data_uri(figure: Figure) -> str:
     """The figure as an SVG data URI: an image that an HTML page can hold and that cannot run anything."""
-    return "data:image/svg+xml;base64," + base64.b64encode(_saved(figure, "svg")).decode()
+    return "data:image/svg+xml;base64," + base64.b64encode(svg_bytes(figure)).decode()
 
 
 def _saved(figure: Figure, kind: str, dpi: int = 100) -> bytes:

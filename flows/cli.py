@@ -162,7 +162,7 @@ def replay(
 
     Args:
         run: RUN@ITERATION for one iteration, RUN for all of them.
-        stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt or meta_optimize.
+        stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt, meta_optimize or evaluate.
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
     """
@@ -197,37 +197,65 @@ def replay(
 def evaluate(
     run: RunArgument,
     *,
-    tasks: int | None = None,
+    tasks: str | None = None,
+    num_tasks: int | None = None,
+    evenly_by: str | None = None,
     adaptation_steps: int | None = None,
-    seed: int = 0,
+    episodes: int | None = None,
+    test_episodes: int | None = None,
+    deterministic: bool | None = None,
+    seed: int | None = None,
+    plot: Path | None = None,
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> int:
-    """Adapt a stored learner to fresh tasks and report its return after every adaptation step.
+    """Adapt a stored learner to tasks and report its return on fresh test episodes after every adaptation step.
 
-    Example: `metaloom evaluate first@10 --tasks 20 --adaptation-steps 3`
+    What is left out is as in the run's `evaluation` settings, and else as in training.
+
+    Example: `metaloom evaluate first@10 --num-tasks 20 --adaptation-steps 3 --test-episodes 10 --plot curve.png`
 
     Args:
         run: RUN for the latest learner, RUN@N for the learner after N updates.
-        tasks: Tasks to draw; as many as in training when left out.
-        adaptation_steps: Inner steps to take; as many as in training when left out.
-        seed: Which fresh tasks are drawn.
+        tasks: `held-out`: tasks that training never drew; `train`: from its fixed set, or those of the last
+            iteration; or a JSON, YAML or Parquet file of tasks.
+        num_tasks: Tasks to draw; when left out each test task or task of the file once, else as many as in training.
+        evenly_by: Draw evenly from the classes of a fixed set: the task field that tells them apart.
+        adaptation_steps: Largest number of inner steps; the return is reported for each from 0 on.
+        episodes: Episodes per task that every adaptation step learns from.
+        test_episodes: Episodes per task that judge every number of steps; no step learns from them.
+        deterministic: Take the most likely action in test episodes.
+        seed: Which tasks and episodes are drawn.
+        plot: Draw return against adaptation episodes into this .png or .svg file.
     """
     from flows.evaluate import evaluate as evaluate_run
     from flows.tables import evaluation_info, evaluation_table
     from flows.workers import Backend
 
     at = RunAt.parse(run)
+    if plot is not None:
+        from flows.evaluation_plots import check_plot_file
+
+        check_plot_file(plot)
     outcome = evaluate_run(
         at.path,
         at.iteration,
-        num_tasks=tasks,
+        tasks=tasks,
+        num_tasks=num_tasks,
+        evenly_by=evenly_by,
         adaptation_steps=adaptation_steps,
+        episodes=episodes,
+        test_episodes=test_episodes,
+        deterministic=deterministic,
         seed=seed,
         backend=Backend(workers, threads, scheduler),
     )
+    if plot is not None:
+        from flows.evaluation_plots import per_shot_curve, write_plot
+
+        write_plot(plot, per_shot_curve(f"{at.path.name} after {outcome.updates} updates", outcome.evaluation))
     if as_json:
         _print_json(evaluation_info(outcome))
     else:

@@ -58,6 +58,10 @@ class DaskWorkers:
             ) from error
         return EpisodeBatch.concatenate(shards)
 
+    def sampling(self, episodes_per_task: int, *, deterministic: bool) -> "DaskWorkers":
+        """The same for another number of episodes."""
+        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic))
+
     def _num_threads(self) -> int:
         # A worker that was just killed is missing here and counts again once its nanny has restarted it.
         workers = self.client.scheduler_info(n_workers=-1)["workers"].values()

@@ -1,147 +1,132 @@
-"""How a stored learner adapts to tasks that training never drew."""
+"""How a stored learner adapts to tasks, as measured after the fact; training measures the same way as it goes."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 import storage
 from flows.errors import UsageError
-from flows.on_policy import OnPolicyStages
+from flows.evaluation_summary import AdaptationSummary, summarize_steps, summarize_tasks
+from flows.task_files import load_tasks
 from flows.train import config_of, stages_of
 from flows.workers import Backend
 from pipeline.config import RunConfig, build_config
-from pipeline.seeding import seed_for
-from pipeline.types import EpisodeBatch, LearnerState, Step, TaskBatch, TaskParams, Update
-from stages.adapt import adapt
-from stages.collect_rollouts import RolloutPosition
-from stages.process_samples import process_samples
-from stages.sample_tasks import sample_tasks
+from pipeline.envs import make_env
+from pipeline.evaluation import tasks_are_new
+from pipeline.types import Evaluation, TaskBatch, Update
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Returns on fresh tasks after 0 ... K adaptation steps.
+class EvaluationOutcome:
+    """A learner's returns after 0 ... K adaptation steps.
 
     Attributes:
-        tasks: the tasks that were drawn.
-        rounds: one batch of episodes per number of adaptation steps; each is fresh, so what a policy adapted to never
-            judges it.
+        updates: that the learner has had.
+        config: the run's configuration, with the evaluation that was asked for.
+        evaluation: the returns.
+        tasks_are_new: whether no task of it occurs in training.
     """
 
-    iteration: int
-    tasks: TaskBatch
-    rounds: tuple[EpisodeBatch, ...]
+    updates: int
+    config: RunConfig
+    evaluation: Evaluation
+    tasks_are_new: bool
+
+    @property
+    def tasks(self) -> TaskBatch:
+        """The tasks."""
+        return self.evaluation.tasks
 
     @property
     def env_steps(self) -> int:
         """Environment steps that the evaluation took; training does not count them."""
-        return sum(episodes.num_steps for episodes in self.rounds)
+        return self.evaluation.num_steps
 
     def table(self) -> pa.Table:
-        """One row per adaptation step and task: mean and standard deviation of the episode returns, task fields."""
-        rows = [
-            {
-                "adaptation_steps": k,
-                "task": b,
-                "average_return": float(returns.mean()),
-                "std_return": float(returns.std()),
-                "num_episodes": len(returns),
-                **dict(zip(self.tasks.names, self.tasks.params[b].tolist(), strict=True)),
-            }
-            for k, episodes in enumerate(self.rounds)
-            for b, returns in enumerate(episodes.episode_returns)
-        ]
-        return pa.Table.from_pylist(rows)
+        """One row per adaptation step and task; see `flows/evaluation_summary.py`."""
+        return pa.Table.from_pylist(summarize_tasks(self.evaluation))
 
-    def summary(self) -> list["AdaptationSummary"]:
-        """The mean over tasks for every number of adaptation steps."""
-        return [AdaptationSummary.of(k, episodes) for k, episodes in enumerate(self.rounds)]
-
-
-@dataclass(frozen=True)
-class AdaptationSummary:
-    """Return after k adaptation steps: mean over tasks and the quartiles of the tasks' means."""
-
-    adaptation_steps: int
-    average_return: float
-    lower_quartile: float
-    upper_quartile: float
-
-    @classmethod
-    def of(cls, k: int, episodes: EpisodeBatch) -> "AdaptationSummary":
-        """Summarise one round."""
-        by_task = episodes.episode_returns.mean(axis=1)
-        lower, upper = np.quantile(by_task, [0.25, 0.75])
-        return cls(k, float(by_task.mean()), float(lower), float(upper))
-
-    def as_dict(self) -> dict[str, float]:
-        """The fields by name."""
-        return asdict(self)
+    def summary(self) -> list[AdaptationSummary]:
+        """Averages over tasks for every number of adaptation steps."""
+        return summarize_steps(self.evaluation)
 
 
 def evaluate(
     path: Path,
     iteration: int | None = None,
     *,
+    tasks: str | Sequence[Sequence[float]] | None = None,
     num_tasks: int | None = None,
+    evenly_by: str | None = None,
     adaptation_steps: int | None = None,
-    seed: int = 0,
+    episodes: int | None = None,
+    test_episodes: int | None = None,
+    deterministic: bool | None = None,
+    seed: int | None = None,
     backend: Backend = Backend(workers=0),
-) -> Evaluation:
-    """Adapt the learner that a run had after `iteration` updates to fresh tasks.
+) -> EvaluationOutcome:
+    """Adapt the learner that a run had after `iteration` updates to tasks, and test it after every step.
+
+    What is None is as in the run's evaluation section, so that without any of them the outcome equals, bit for bit,
+    what training stored about this learner.
 
     Args:
         path: the run's folder.
         iteration: updates the learner has had; all of them when None.
-        num_tasks: tasks to draw; as in training when None.
-        adaptation_steps: inner steps; as in training when None.
-        seed: which fresh tasks; independent of every seed of training.
+        tasks: held-out, train, a file of tasks (JSON, YAML or Parquet), or the tasks themselves.
+        num_tasks: how many of them.
+        evenly_by: task field by whose values to draw evenly.
+        adaptation_steps: K.
+        episodes: per task, for every adaptation step.
+        test_episodes: per task, after every number of steps.
+        deterministic: whether test episodes take the most likely action.
+        seed: which tasks and episodes are drawn; independent of every seed of training.
         backend: where rollouts run.
 
     Raises:
-        UsageError: a seed or a number of steps that no evaluation can have.
-        storage.StageMissing: the run has had fewer updates.
+        UsageError, ConfigError, EnvError: what no evaluation of this run can be.
     """
-    if not 0 <= seed < 2**63:
+    if seed is not None and not 0 <= seed < 2**63:
         raise UsageError(f"found seed {seed}; required one from 0 to 2**63 - 1")
     run = storage.open_run(path)
-    config = config_of(run)
-    iteration = len(run.iterations) if iteration is None else iteration
-    if not run.contains(storage.learner_ref(iteration)):
-        raise UsageError(
-            f"{path}: found {iteration} updates asked for, but the run has {len(run.iterations)}; required no more. "
-            f"`metaloom resume {path} --iterations {iteration}` makes more"
-        )
-    update = run.load(storage.learner_ref(iteration))
-    assert isinstance(update, Update)
-    steps = config.algorithm.inner_steps if adaptation_steps is None else adaptation_steps
-    if steps < 0 or (steps and not config.algorithm.inner_steps):
-        raise UsageError(
-            f"found {steps} adaptation steps; required 0 or more, and 0 for a run that trains with inner_steps=0"
-        )
-    if num_tasks is not None:
-        config = build_config({**config.model_dump(), "num_tasks": num_tasks})
+    updates = len(run.iterations) if iteration is None else iteration
+    learner = _update_of(run, updates).learner
+    asked = {
+        "tasks": tasks,
+        "num_tasks": num_tasks,
+        "evenly_by": evenly_by,
+        "adaptation_steps": adaptation_steps,
+        "episodes": episodes,
+        "test_episodes": test_episodes,
+        "deterministic": deterministic,
+        "seed": seed,
+    }
+    config = _with_evaluation(config_of(run), {name: value for name, value in asked.items() if value is not None})
     with stages_of(config, backend) as stages:
-        return _evaluate(stages, config, update.learner, iteration, steps, seed)
+        outcome = stages.evaluate(learner, updates)
+        return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, stages.env))
 
 
-def _evaluate(
-    stages: OnPolicyStages, config: RunConfig, learner: LearnerState, iteration: int, steps: int, seed: int
-) -> Evaluation:
-    # Halved because run seeds are below 2**63.
-    run_seed = seed_for(config.seed, "evaluation", seed) // 2
-    tasks = sample_tasks(stages.env, num_tasks=config.num_tasks, run_seed=run_seed, iteration=0)
-    params = TaskParams.broadcast(learner.params, config.num_tasks)
-    rounds: list[EpisodeBatch] = []
-    for k in range(steps + 1):
-        rounds.append(stages.rollouts.collect(params, tasks, RolloutPosition(run_seed, 0, k)))
-        if k < steps:
-            seed = seed_for(run_seed, "baseline", 0, k)
-            samples = process_samples(rounds[k], config.baseline.build(), config.processing, seed=seed)
-            # Beyond the steps of training, the last trained step's size applies.
-            trained = min(k, config.algorithm.inner_steps - 1)
-            step = Step(rounds[k], samples, trained)
-            params = adapt(stages.policy, config.algorithm, learner, params, step, parallel=stages.parallel)
-    return Evaluation(iteration, tasks, tuple(rounds))
+def _update_of(run: storage.Run, updates: int) -> Update:
+    ref = storage.learner_ref(updates)
+    if not run.contains(ref):
+        raise UsageError(
+            f"{run.path}: found {updates} updates asked for, but the run has {len(run.iterations)}; required no more. "
+            f"`metaloom resume {run.path} --iterations {updates}` makes more"
+        )
+    update = run.load(ref)
+    assert isinstance(update, Update)
+    return update
+
+
+def _with_evaluation(config: RunConfig, asked: dict[str, Any]) -> RunConfig:
+    tasks = asked.get("tasks")
+    if isinstance(tasks, str) and tasks not in ("held-out", "train"):
+        asked["tasks"] = load_tasks(Path(tasks), make_env(config.env).task_fields)
+    elif tasks is not None and not isinstance(tasks, str):
+        asked["tasks"] = [list(map(float, task)) for task in tasks]
+    section = {**config.evaluation.model_dump(mode="json"), **asked, "every": None}
+    return build_config({**config.model_dump(mode="json"), "evaluation": section})

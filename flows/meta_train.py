@@ -37,7 +37,9 @@ from storage import StageRef
 DEFAULT_RECIPE = "promp-half-cheetah-dir"
 
 RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*sorted(RECIPES)]})]
-StageName = Literal["initialize", "sample_tasks", "collect_rollouts", "process_samples", "adapt", "meta_optimize"]
+StageName = Literal[
+    "initialize", "sample_tasks", "collect_rollouts", "process_samples", "adapt", "meta_optimize", "evaluate"
+]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 
@@ -125,32 +127,49 @@ def replay(
 def evaluate(
     run: str,
     iteration: Natural | None = None,
+    tasks: str | None = None,
     num_tasks: Positive | None = None,
+    evenly_by: str | None = None,
     adaptation_steps: Natural | None = None,
-    seed: Natural = 0,
+    episodes: Positive | None = None,
+    test_episodes: Positive | None = None,
+    deterministic: bool | None = None,
+    seed: Natural | None = None,
     workers: Natural = 2,
 ) -> State:
-    """Adapt a stored learner to fresh tasks and report its return after every adaptation step.
+    """Adapt a stored learner to tasks and report its return on fresh test episodes after every adaptation step.
+
+    What is left out is as in the run's evaluation settings, and else as in training.
 
     Args:
         run: Name under the runs folder, or a path.
         iteration: Updates the learner has had; all of the run's when left out.
-        num_tasks: Tasks to draw; as many as in training when left out.
-        adaptation_steps: Inner steps to take; as many as in training when left out.
-        seed: Which fresh tasks are drawn.
+        tasks: held-out, train, or a JSON, YAML or Parquet file of tasks.
+        num_tasks: Tasks to draw; when left out each test task or task of the file once, else as many as in training.
+        evenly_by: Draw evenly from the classes of a fixed set, by this task field.
+        adaptation_steps: Largest number of inner steps; the return is reported for each from 0 on.
+        episodes: Episodes per task that every adaptation step learns from.
+        test_episodes: Episodes per task that judge every number of steps.
+        deterministic: Take the most likely action in test episodes.
+        seed: Which tasks and episodes are drawn.
         workers: Dask worker processes for rollouts on this machine; 0 samples in the flow's own process.
     """
     folder = run_folder(run)
     outcome = evaluate_run(
         folder,
         iteration,
+        tasks=tasks,
         num_tasks=num_tasks,
+        evenly_by=evenly_by,
         adaptation_steps=adaptation_steps,
+        episodes=episodes,
+        test_episodes=test_episodes,
+        deterministic=deterministic,
         seed=seed,
         backend=Backend(workers=workers),
     )
     publish_evaluation(folder, outcome)
-    return Completed(message=f"{len(outcome.tasks)} fresh tasks, learner after {outcome.iteration} updates")
+    return Completed(message=f"{len(outcome.tasks)} tasks, learner after {outcome.updates} updates")
 
 
 class StageTasks:
@@ -203,7 +222,7 @@ def settings_for(
         config = build_config(load_settings(recipe or DEFAULT_RECIPE)) if recipe or stored is None else stored
     changes = {"seed": seed, "iterations": iterations}
     asked = build_config({**config.model_dump(), **{name: n for name, n in changes.items() if n is not None}})
-    if stored is None or asked.digest() == stored.digest():
+    if stored is None or (asked.digest() == stored.digest() and asked.evaluation == stored.evaluation):
         return asked
     raise ConfigError(
         f"{folder} was trained with other settings: {'; '.join(_differences(stored, asked))}. Choose another name for "

@@ -3,6 +3,7 @@
     learner --+--> sample_tasks --> collect_rollouts(0) --> process_samples(0) --> adapt(0) --> collect_rollouts(1) ...
               |                                                                                        |
               +------------------ meta_optimize(all steps) <------------------ process_samples(K) <----+--> next learner
+                                                                                  every n iterations:  evaluate
 
 Training, resuming and replaying all go through `OnPolicyStages.compute`; they differ only in where inputs come from
 and what is done with the output.
@@ -15,11 +16,13 @@ from typing import Any
 from flows.workers import RolloutWorkers
 from pipeline.config import RunConfig
 from pipeline.envs import make_env
+from pipeline.evaluation import EvaluationPlan, evaluation_tasks
 from pipeline.policies.gaussian import GaussianPolicy
 from pipeline.seeding import seed_for
-from pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskBatch, TaskParams, Update
+from pipeline.types import EpisodeBatch, Evaluation, LearnerState, Samples, Step, TaskBatch, TaskParams, Update
 from stages.adapt import adapt
 from stages.collect_rollouts import RolloutPosition
+from stages.evaluate import evaluate
 from stages.initialize import initialize
 from stages.meta_optimize import meta_optimize
 from stages.process_samples import process_samples
@@ -27,7 +30,7 @@ from stages.sample_tasks import sample_tasks
 from storage import StageRef, learner_ref
 
 Load = Callable[[StageRef], Any]
-StageOutput = TaskBatch | EpisodeBatch | Samples | TaskParams | Update
+StageOutput = TaskBatch | EpisodeBatch | Samples | TaskParams | Update | Evaluation
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class OnPolicyStages:
         assert observations is not None
         assert actions is not None
         policy = GaussianPolicy(observations[0], actions[0], config.policy)
+        if config.evaluation.every is not None:
+            # What is wrong with the tasks of the last evaluation is known before the first iteration.
+            evaluation_tasks(config, env, config.iterations)
         return cls(config, policy, env, rollouts, parallel)
 
     def order(self, iteration: int) -> list[StageRef]:
@@ -62,6 +68,9 @@ class OnPolicyStages:
             if k < self.config.algorithm.inner_steps:
                 refs.append(StageRef(iteration, "adapt", k))
         refs.append(StageRef(iteration, "meta_optimize", 0))
+        every = self.config.evaluation.every
+        if every is not None and (iteration + 1) % every == 0:
+            refs.append(StageRef(iteration, "evaluate", 0))
         return refs
 
     def inputs(self, ref: StageRef) -> list[StageRef]:
@@ -80,11 +89,16 @@ class OnPolicyStages:
             case "meta_optimize":
                 rounds = range(self.config.algorithm.inner_steps + 1)
                 return [learner_ref(i), *(ref for k in rounds for ref in self._step_refs(i, k))]
+            case "evaluate":
+                return [StageRef(i, "meta_optimize", 0)]
             case _:
                 raise ValueError(f"no stage is called {ref.stage!r}")
 
     def seed_position(self, ref: StageRef) -> tuple[int, ...]:
         """Where in the run's random streams a stage draws."""
+        if ref.stage == "evaluate":
+            # Equal tasks and episodes in every evaluation make them comparable.
+            return (self.config.seed, self.config.evaluation.seed)
         return (self.config.seed, ref.iteration, ref.step)
 
     def compute(self, ref: StageRef, load: Load) -> StageOutput:
@@ -104,8 +118,29 @@ class OnPolicyStages:
                 return self._adapt(ref, load)
             case "meta_optimize":
                 return self._meta_optimize(ref, load)
+            case "evaluate":
+                return self.evaluate(load(StageRef(ref.iteration, "meta_optimize", 0)).learner, ref.iteration + 1)
             case _:
                 raise ValueError(f"no stage is called {ref.stage!r}")
+
+    def evaluate(self, learner: LearnerState, updates: int) -> Evaluation:
+        """How a learner that has had so many updates does, as the configuration's evaluation section says."""
+        plan = EvaluationPlan.of(self.config)
+        tasks = evaluation_tasks(self.config, self.env, updates)
+        return evaluate(
+            self.policy,
+            self.config.algorithm,
+            learner,
+            self._broadcast(learner, len(tasks)),
+            tasks,
+            adaptation_steps=plan.adaptation_steps,
+            adaptation_rollouts=self.rollouts.sampling(plan.episodes, deterministic=False).collect,
+            test_rollouts=self.rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect,
+            baseline=self.config.baseline.build,
+            processing=self.config.processing,
+            run_seed=plan.run_seed,
+            parallel=self.parallel,
+        )
 
     def _collect_rollouts(self, ref: StageRef, load: Load) -> EpisodeBatch:
         return self.rollouts.collect(
@@ -154,7 +189,10 @@ class OnPolicyStages:
     def _params(self, load: Load, iteration: int, k: int) -> TaskParams:
         """What the tasks act with in round k: the learner's parameters for all of them, or each task's adapted ones."""
         stored = load(self._acting_params(iteration, k))
-        return stored if k else TaskParams.broadcast(stored.learner.params, self.config.num_tasks)
+        return stored if k else self._broadcast(stored.learner, self.config.num_tasks)
+
+    def _broadcast(self, learner: LearnerState, num_tasks: int) -> TaskParams:
+        return TaskParams.broadcast(learner.params, num_tasks)
 
     def _step_refs(self, iteration: int, k: int) -> list[StageRef]:
         return [StageRef(iteration, "collect_rollouts", k), StageRef(iteration, "process_samples", k)]

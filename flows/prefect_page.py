@@ -17,7 +17,7 @@ from prefect.artifacts import (
 )
 
 import storage
-from flows.evaluate import Evaluation
+from flows.evaluate import EvaluationOutcome
 from flows.replay import StageReplay
 from flows.report import ReportFiles, write_report
 from flows.runs import report_folder
@@ -119,12 +119,12 @@ def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
     create_table_artifact(table, key=artifact_key("replay", folder.name), description=f"Replay of {folder}")
 
 
-def publish_evaluation(folder: Path, outcome: Evaluation) -> None:
+def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
     """Returns after every number of adaptation steps."""
     create_table_artifact(
         [{name: number(value) for name, value in row.as_dict().items()} for row in outcome.summary()],
         key=artifact_key("evaluation", folder.name),
-        description=f"{folder} after {outcome.iteration} updates, on {len(outcome.tasks)} fresh tasks",
+        description=f"{folder} after {outcome.updates} updates, on {len(outcome.tasks)} tasks",
     )
 
 

@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -93,6 +93,7 @@ class Panel:
         self._stage: tuple[StageRef, float] | None = None
         self._report: IterationReport | None = None
         self._after: deque[float] = deque(maxlen=SPARKLINE_WIDTH)
+        self._evaluation = ""
 
     def stage_started(self, ref: StageRef) -> None:
         """Show the stage and count its seconds."""
@@ -102,6 +103,8 @@ class Panel:
         """Show the iteration's returns and speed."""
         self._pace.add(report)
         self._report = report
+        if report.evaluation_returns:
+            self._evaluation = f"{_evaluation_text(report.evaluation_returns)}   after {report.iteration + 1} updates"
         returns = adaptation_returns(report.metrics)
         if returns and math.isfinite(returns[-1]):
             self._after.append(returns[-1])
@@ -117,6 +120,8 @@ class Panel:
             grid.add_row("stage", f"{stage_name(stage[0])}  {self._clock() - stage[1]:.1f} s")
         if report is not None:
             grid.add_row("return", self._returns(report))
+            if self._evaluation:
+                grid.add_row("evaluation", self._evaluation)
             grid.add_row("speed", self._speed(report))
         grid.add_row("time", self._time(report))
         return grid
@@ -160,6 +165,8 @@ class _PlainLines:
             speed(report.steps_per_second),
             f"{self._pace.recent[-1]:.2f} s",
         ]
+        if report.evaluation_returns:
+            parts.append(f"evaluation {_evaluation_text(report.evaluation_returns)}")
         if not _finished(report):
             parts.append(f"{duration(self._pace.seconds_left(report))} left")
         return "  ".join(parts)
@@ -191,6 +198,7 @@ def _json_line(report: IterationReport) -> str:
             "stage_seconds": dict(report.stage_seconds),
             "elapsed_seconds": report.elapsed_seconds,
             "steps_per_second": report.steps_per_second,
+            "evaluation_returns": [finite(value) for value in report.evaluation_returns],
         },
         allow_nan=False,
     )
@@ -202,6 +210,10 @@ def _returns_text(report: IterationReport, prefix: str = "") -> Text:
         return Text(f"{prefix}unknown")
     before = "" if len(returns) == 1 else f"before {number(returns[0])}  after "
     return Text.assemble(prefix, before, (number(returns[-1]), "bold"))
+
+
+def _evaluation_text(returns: Sequence[float]) -> str:
+    return "  ".join(f"{k}: {number(value)}" for k, value in enumerate(returns))
 
 
 def _finished(report: IterationReport | None) -> bool:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from flows import charts
 from flows.charts import Series
 from flows.errors import UsageError
+from flows.evaluation_plots import per_shot_curve, stored_evaluations, training_curve
 from flows.page import Page, Picture
 from flows.run_info import planned_iterations
 from flows.words import adaptation_label, count, dotted, duration, number, short_time, size, stage_label
@@ -116,6 +117,7 @@ def report_page(run: Run, history: History) -> Page:
             "Learning curve: average episode return before and after adaptation against environment steps",
         ),
         sections=[
+            *_evaluation_section(run, history),
             ("Optimization", list(_optimization_pictures(history))),
             ("Time", list(_time_pictures(history))),
         ],
@@ -127,6 +129,23 @@ def report_page(run: Run, history: History) -> Page:
             "Versions and machine": _provenance(run.info),
         },
         unfolded=["Configuration"],
+    )
+
+
+def _evaluation_section(run: Run, history: History) -> Iterator[tuple[str, list[Picture]]]:
+    evaluations = {i: e for i, e in stored_evaluations(run).items() if i in history.iterations}
+    if not evaluations:
+        return
+    latest = max(evaluations)
+    over_training = training_curve(run.path.name, history.env_steps[[*evaluations]], [*evaluations.values()])
+    over_adaptation = per_shot_curve(f"Adaptation after {latest + 1} updates", evaluations[latest])
+    words = "Test episodes are fresh: no adaptation step learns from them, and training counts none of their steps."
+    yield (
+        "Evaluation",
+        [
+            _picture(over_training, "Test return before and after adaptation against environment steps", words),
+            _picture(over_adaptation, "Test return of the last evaluation against adaptation episodes"),
+        ],
     )
 
 
@@ -196,7 +215,7 @@ def _time_pictures(history: History) -> Iterator[Picture]:
         Series(stage_label(stage, step), charts.stage_color(stage, step), seconds)
         for (stage, step), seconds in history.stage_seconds.items()
     ]
-    typical = np.array([np.median(layer.values) for layer in layers])
+    typical = np.array([_typical_seconds(layer.values) for layer in layers])
     shares = typical / max(float(typical.sum()), 1e-12)
     yield _picture(
         charts.bar_chart(
@@ -217,9 +236,15 @@ def _time_pictures(history: History) -> Iterator[Picture]:
     )
 
 
+def _typical_seconds(seconds: Array) -> float:
+    """The median over iterations; of a stage that only some of them have, its share of each."""
+    missing = np.isnan(seconds)
+    return float(np.where(missing, 0, seconds).mean() if missing.any() else np.median(seconds))
+
+
 def _tiles(run: Run, history: History) -> list[tuple[str, str]]:
     returns = history.task_returns[-1].mean(axis=1)
-    compute = sum(float(seconds.sum()) for seconds in history.stage_seconds.values())
+    compute = sum(float(np.nansum(seconds)) for seconds in history.stage_seconds.values())
     last = history.last_round
     shown = (
         {f"last return {adaptation_label(k, last)}": returns[k] for k in (0, last)}

@@ -17,7 +17,7 @@ from storage import Run
 if TYPE_CHECKING:
     # Listing runs should not wait for torch.
     from flows.doctor import Check
-    from flows.evaluate import Evaluation
+    from flows.evaluate import EvaluationOutcome
     from flows.replay import ArrayDifference, StageReplay
     from storage import Damage
 
@@ -186,24 +186,50 @@ def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def evaluation_info(evaluation: "Evaluation") -> list[dict[str, Any]]:
-    """`metaloom evaluate` as plain data: a row per adaptation step and task."""
-    rows = evaluation.table().to_pylist()
-    return [{name: finite(value) for name, value in row.items()} for row in rows]
+def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
+    """`metaloom evaluate` as plain data: what was asked for, averages by adaptation step, a row per step and task."""
+    return {
+        "updates": outcome.updates,
+        "tasks_are_new": outcome.tasks_are_new,
+        "env_steps": outcome.env_steps,
+        "evaluation": outcome.config.evaluation.model_dump(mode="json", exclude={"every"}),
+        "adaptation": [_finite(step.as_dict()) for step in outcome.summary()],
+        "tasks": [_finite(row) for row in outcome.table().to_pylist()],
+    }
 
 
-def evaluation_table(evaluation: "Evaluation") -> Table:
+def evaluation_table(outcome: "EvaluationOutcome") -> Table:
     """`metaloom evaluate`: the return after every number of adaptation steps."""
-    rows = evaluation.summary()
-    last = rows[-1].adaptation_steps
-    table = _table(">adaptation steps", "", ">average return", ">25 % of tasks below", ">75 % of tasks below")
-    table.title = f"learner after {evaluation.iteration} updates, {len(evaluation.tasks)} fresh tasks"
-    for row in rows:
-        k = row.adaptation_steps
-        label = adaptation_label(k, last) if last else "before adaptation"
-        table.add_row(str(k), label, number(row.average_return), number(row.lower_quartile), number(row.upper_quartile))
-    table.caption = f"{evaluation.env_steps:,} environment steps, not counted as training"
+    table = _table(
+        *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
+        *(">interquartile mean", "95 % interval", "middle half of tasks"),
+    )
+    kind = "tasks that training never drew" if outcome.tasks_are_new else "tasks"
+    table.title = f"learner after {outcome.updates} updates, {len(outcome.tasks)} {kind}"
+    for row in outcome.summary():
+        table.add_row(
+            str(row.adaptation_steps),
+            str(row.adaptation_episodes),
+            number(row.average_return),
+            _range(row.average_low, row.average_high),
+            number(row.iqm_return),
+            _range(row.iqm_low, row.iqm_high),
+            _range(row.lower_quartile, row.upper_quartile),
+        )
+    test_episodes = outcome.evaluation.test_returns.shape[2]
+    table.caption = (
+        f"{test_episodes} test episode{'' if test_episodes == 1 else 's'} per task and row; "
+        f"{outcome.env_steps:,} environment steps, not counted as training"
+    )
     return table
+
+
+def _range(low: float, high: float) -> str:
+    return f"{number(low)} to {number(high)}"
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: finite(value) if isinstance(value, float) else value for name, value in row.items()}
 
 
 def doctor_table(checks: Sequence["Check"]) -> Table:

@@ -17,7 +17,7 @@ from flows.on_policy import OnPolicyStages
 from flows.run_info import planned_iterations
 from flows.workers import Backend, code_digest, rollout_workers, usable_cores
 from pipeline.config import ConfigError, RunConfig, build_config
-from pipeline.types import EpisodeBatch, Update
+from pipeline.types import EpisodeBatch, Evaluation, Update
 from storage import Run, RunWriter, StageRef
 
 
@@ -41,6 +41,7 @@ class IterationReport:
         elapsed_seconds: wall seconds since this process began to train.
         steps_per_second: environment steps sampled for the iteration over the wall seconds since the one before; None
             when its rollouts were stored already.
+        evaluation_returns: mean test return after every number of adaptation steps, if an evaluation was made now.
     """
 
     iteration: int
@@ -49,6 +50,7 @@ class IterationReport:
     stage_seconds: Mapping[str, float]
     elapsed_seconds: float
     steps_per_second: float | None
+    evaluation_returns: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,8 @@ def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer:
                 metrics=update.metrics,
                 stage_seconds=seconds,
                 elapsed_seconds=now - began,
-                steps_per_second=steps / (now - iteration_began) if steps else None,
+                steps_per_second=steps / (now - iteration_began - seconds.get("evaluate.0", 0.0)) if steps else None,
+                evaluation_returns=_evaluation_returns(writer, missing),
             )
         )
     return TrainResult(path, iterations, stopped=False)
@@ -213,6 +216,12 @@ def run_once(stages: OnPolicyStages, writer: RunWriter, ref: StageRef, seconds: 
             seconds=took,
         )
     return ref
+
+
+def _evaluation_returns(writer: RunWriter, refs: Iterable[StageRef]) -> list[float]:
+    """Mean test return by number of adaptation steps, of the evaluation among some stages."""
+    made = [writer.load(ref) for ref in refs if ref.stage == "evaluate"]
+    return [r for e in made if isinstance(e, Evaluation) for r in e.test_returns.mean(axis=(0, 2)).tolist()]
 
 
 def _num_steps(writer: RunWriter, refs: Iterable[StageRef]) -> int:

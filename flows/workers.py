@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -80,6 +80,10 @@ class RolloutWorkers(Protocol):
         """E complete episodes of every task."""
         ...
 
+    def sampling(self, episodes_per_task: int, *, deterministic: bool) -> "RolloutWorkers":
+        """The same workers for another number of episodes, by the most likely action instead of a draw if asked."""
+        ...
+
 
 class SamplerSpec(Settings):
     """What a worker needs to build its sampler."""
@@ -89,6 +93,7 @@ class SamplerSpec(Settings):
     episodes_per_task: int
     max_episode_steps: int
     threads: int
+    deterministic: bool = False
 
     @classmethod
     def of(cls, config: "RunConfig", threads: int) -> "SamplerSpec":
@@ -101,6 +106,10 @@ class SamplerSpec(Settings):
             threads=threads,
         )
 
+    def sampling(self, episodes_per_task: int, deterministic: bool) -> "SamplerSpec":
+        """The same environment and policy for another kind of episodes."""
+        return self.model_copy(update={"episodes_per_task": episodes_per_task, "deterministic": deterministic})
+
 
 @dataclass(frozen=True)
 class LocalWorkers:
@@ -111,6 +120,10 @@ class LocalWorkers:
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task."""
         return collect_shard(self.spec, params, tasks, position)
+
+    def sampling(self, episodes_per_task: int, *, deterministic: bool) -> "LocalWorkers":
+        """The same for another number of episodes."""
+        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic))
 
 
 @contextmanager
@@ -149,7 +162,10 @@ def usable_cores() -> int:
 
 
 class _WarmSamplers(threading.local):
-    """The samplers of a thread's last two specs. A worker may have several threads, and simulators are not shared."""
+    """The samplers of a thread's last three specs: of training, and of an evaluation's two kinds of episodes.
+
+    A worker may have several threads, and simulators are not shared.
+    """
 
     def __init__(self) -> None:
         self._by_spec: dict[str, Sampler] = {}
@@ -158,7 +174,7 @@ class _WarmSamplers(threading.local):
         key = spec.model_dump_json()
         sampler = self._by_spec.pop(key, None) or _build(spec)
         self._by_spec[key] = sampler
-        while len(self._by_spec) > 2:
+        while len(self._by_spec) > 3:
             self._by_spec.pop(next(iter(self._by_spec))).close()
         return sampler
 
@@ -175,4 +191,5 @@ def _build(spec: SamplerSpec) -> Sampler:
         episodes_per_task=spec.episodes_per_task,
         max_episode_steps=spec.max_episode_steps,
         num_threads=spec.threads,
+        deterministic=spec.deterministic,
     )

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from pipeline.algorithms import AlgorithmConfig
 from pipeline.baselines import Baseline, BaselineConfig
 from pipeline.envs.config import EnvConfig
+from pipeline.evaluation_config import EvaluationConfig
 from pipeline.plain_yaml import parse
 from pipeline.policies import PolicyConfig
 from pipeline.schema import Settings
@@ -74,6 +75,16 @@ class RunConfig(Settings):
     max_episode_steps: int = Field(default=100, ge=1)
     """Steps after which an episode is truncated."""
     seed: int = Field(default=1, ge=0, lt=2**63)
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _evaluation_fits_the_algorithm(self) -> "RunConfig":
+        if self.evaluation.adaptation_steps and not self.algorithm.inner_steps:
+            raise ValueError(
+                f"evaluation.adaptation_steps is {self.evaluation.adaptation_steps} but algorithm.inner_steps is 0, so "
+                "there is no adaptation; leave it out or set it to 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "RunConfig":
@@ -117,8 +128,11 @@ class RunConfig(Settings):
         return self.num_tasks * self.episodes_per_task * self.max_episode_steps * rounds
 
     def digest(self) -> str:
-        """SHA-256 of the settings that decide the numbers; `iterations` only says where a run stops."""
-        settings = self.model_dump(mode="json", exclude={"iterations"})
+        """SHA-256 of the settings that decide the numbers of training.
+
+        `iterations` only says where a run stops, and `evaluation` what is measured on the way.
+        """
+        settings = self.model_dump(mode="json", exclude={"iterations", "evaluation"})
         return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

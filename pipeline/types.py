@@ -214,6 +214,66 @@ class Update:
     metrics: Metrics
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """How a learner adapts to B tasks: test episodes after 0 ... K steps, and the episodes that were adapted to.
+
+    No episode is in both: what a policy adapted to never judges it.
+
+    Attributes:
+        task_params: [B, P] float64.
+        task_ids: [B] int64, index of the task in the fixed set it is from, -1 without one.
+        names: P names of the columns of `task_params`.
+        units: P units of them.
+        test_returns: [B, K+1, M] float64, sum of rewards of the test episodes after k steps.
+        test_lengths: [B, K+1, M] int32.
+        test_terminated: [B, K+1, M] bool, the task ended the episode.
+        adaptation_returns: [B, K, N] float64, of the episodes that step k + 1 adapted to.
+        adaptation_lengths: [B, K, N] int32.
+        adaptation_terminated: [B, K, N] bool.
+    """
+
+    task_params: Array
+    task_ids: Array
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    test_returns: Array
+    test_lengths: Array
+    test_terminated: Array
+    adaptation_returns: Array
+    adaptation_lengths: Array
+    adaptation_terminated: Array
+
+    def __post_init__(self) -> None:
+        tasks = self.tasks  # checks them
+        if self.test_returns.ndim != 3 or not self.test_returns.shape[1]:
+            raise BatchError(f"Evaluation.test_returns has shape {self.test_returns.shape}; required [B, K+1, M]")
+        B, K, M = len(tasks), self.test_returns.shape[1] - 1, self.test_returns.shape[2]
+        for kind, shape in (("test", (B, K + 1, M)), ("adaptation", (B, K, None))):
+            for name, dtype in (("returns", np.float64), ("lengths", np.int32), ("terminated", np.bool_)):
+                _require(self, f"{kind}_{name}", getattr(self, f"{kind}_{name}"), dtype, shape)
+
+    @property
+    def tasks(self) -> TaskBatch:
+        """The tasks."""
+        return TaskBatch(self.task_params, self.task_ids, self.names, self.units)
+
+    @property
+    def adaptation_steps(self) -> int:
+        """K."""
+        return self.test_returns.shape[1] - 1
+
+    @property
+    def episodes_per_step(self) -> int:
+        """N, the episodes per task that every step adapts to."""
+        return self.adaptation_returns.shape[2]
+
+    @property
+    def num_steps(self) -> int:
+        """Environment steps that it took."""
+        return int(self.test_lengths.sum()) + int(self.adaptation_lengths.sum())
+
+
 def _require(owner: object, name: str, value: Array, dtype: Any, shape: tuple[int | None, ...]) -> None:
     fits = len(value.shape) == len(shape) and all(
         want in (None, have) for want, have in zip(shape, value.shape, strict=True)

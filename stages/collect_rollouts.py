@@ -47,8 +47,10 @@ class Sampler:
         episodes_per_task: int,
         max_episode_steps: int,
         num_threads: int = 1,
+        deterministic: bool = False,
     ) -> None:
         self.policy = policy
+        self.deterministic = deterministic
         self.episodes_per_task = episodes_per_task
         self.max_episode_steps = max_episode_steps
         self._env = env
@@ -101,6 +103,7 @@ class _Rollout:
         self.B, self.E, self.T, self.N = B, E, T, B * E
         self.env, self.tasks, self.position = env, tasks, position
         self.policy = GaussianInference(sampler.policy, params, E)
+        self.deterministic = sampler.deterministic
         self.observations = np.zeros((T + 1, B * E, env.observation_size), np.float32)
         self.actions = np.zeros((T, B * E, env.action_size), np.float32)
         self.means = np.zeros((T, B * E, env.action_size), np.float32)
@@ -126,6 +129,8 @@ class _Rollout:
 
     def _noise(self) -> Array:
         """[T, B, E, A] float32, drawn per task before the first step, so that no episode's end shifts another's."""
+        if self.deterministic:
+            return np.zeros((self.T, self.B, self.E, self.env.action_size), np.float32)
         noise = np.empty((self.T, self.B, self.E, self.env.action_size), np.float32)
         at = self.position
         for b in range(self.B):

@@ -13,12 +13,23 @@ from typing import Any, cast
 
 import numpy as np
 
-from pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, Params, Samples, TaskBatch, TaskParams, Update
+from pipeline.types import (
+    Array,
+    EpisodeBatch,
+    Evaluation,
+    LearnerState,
+    Metrics,
+    Params,
+    Samples,
+    TaskBatch,
+    TaskParams,
+    Update,
+)
 from storage.errors import LayoutMismatch
 from storage.layout import group_of, row_of
 from storage.refs import StageRef
 
-Value = TaskBatch | EpisodeBatch | Samples | TaskParams | Update
+Value = TaskBatch | EpisodeBatch | Samples | TaskParams | Update | Evaluation
 Stored = Mapping[str, tuple[Array, Mapping[str, Any]]]
 """What was read of one group: array name -> array, attributes."""
 
@@ -32,6 +43,7 @@ _OUTPUTS: dict[str, type[Value]] = {
     "process_samples": Samples,
     "adapt": TaskParams,
     "meta_optimize": Update,
+    "evaluate": Evaluation,
 }
 
 
@@ -113,6 +125,10 @@ def decode(ref: StageRef, groups: Mapping[str, Stored]) -> Value:
             return Samples(**{name: arrays[name][0] for name in wanted})
         case "adapt":
             return TaskParams(_unpack(arrays, "params", leading=1))
+        case "evaluate":
+            attributes = arrays["task_params"][1]
+            values = {f.name: arrays[f.name][0] for f in fields(Evaluation) if f.name not in ("names", "units")}
+            return Evaluation(names=tuple(attributes["names"]), units=tuple(attributes["units"]), **values)
         case _:
             return Update(_decode_learner(arrays), _decode_metrics(groups.get("metrics", {})))
 
@@ -123,8 +139,9 @@ def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[st
     arrays: dict[str, tuple[Array, dict[str, Any]]] = {
         name: (_storable(ref, name, data), {}) for name, data in flatten(value).items()
     }
-    if isinstance(value, TaskBatch):
-        arrays["params"][1].update(names=list(value.names), units=list(value.units))
+    if isinstance(value, TaskBatch | Evaluation):
+        described = arrays["params" if isinstance(value, TaskBatch) else "task_params"][1]
+        described.update(names=list(value.names), units=list(value.units))
     return arrays
 
 

@@ -18,7 +18,14 @@ from storage.layout import group_of, plan_of, row_of
 from storage.records import StageRecord, StoredFile, read_record
 from storage.refs import StageRef
 
-TABLES = ("episodes", "tasks", "metrics")
+TABLES = {
+    "episodes": "meta_optimize",
+    "tasks": "meta_optimize",
+    "metrics": "meta_optimize",
+    "evaluations": "evaluate",
+}
+"""Tables by name, with the stage whose record commits an iteration's part."""
+
 
 _ARRAY_PATH = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _LARGEST_TABLE = 2**30
@@ -136,7 +143,7 @@ class CommittedFiles:
 
     def _own_places(self, ref: StageRef, file: StoredFile) -> tuple[str, ...]:
         if not file.array:
-            return tuple(table_path(name, ref.iteration) for name in TABLES)
+            return tuple(table_path(name, ref.iteration) for name, stage in TABLES.items() if stage == ref.stage)
         return (f"data.zarr/{self.spec(file.array).chunk_key(row_of(ref, file.array.partition('/')[0]))}",)
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from pipeline.types import Array
 from storage.columns import column, column_type
-from storage.committed import CommittedFiles
+from storage.committed import TABLES, CommittedFiles
 from storage.errors import StageMissing
 from storage.records import StageRecord
 from storage.refs import StageRef
@@ -193,7 +193,7 @@ def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str]) -> dic
 
 
 def _read_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:
-    ref = StageRef(iteration, "meta_optimize")
+    ref = StageRef(iteration, TABLES[name])
     if files.record_path(ref).exists():
         record = files.record(ref)
         for file in record.tables:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pipeline.types import EpisodeBatch, LearnerState, Metrics, Samples, TaskBatch, TaskParams, Update
+from pipeline.types import EpisodeBatch, Evaluation, LearnerState, Metrics, Samples, TaskBatch, TaskParams, Update
 from storage.codec import Value
 from storage.errors import damaged
 from storage.refs import StageRef, learner_ref
@@ -58,6 +58,10 @@ class Iteration:
     def update(self) -> Update:
         """What the iteration led to: the next learner, and the metrics."""
         return self._load("meta_optimize", 0, Update)
+
+    def evaluation(self) -> Evaluation:
+        """How the learner that the iteration led to did on the evaluation's tasks."""
+        return self._load("evaluate", 0, Evaluation)
 
     def metrics(self) -> Metrics:
         """The numbers that describe the iteration."""

@@ -60,6 +60,20 @@ PLANS = (
     ArrayPlan("learner/params.*", ("parameter",), "1", "policy parameters; row i is the input of iteration i"),
     ArrayPlan("learner/optimizer.*", ("slot",), "1", "state of the outer optimizer; row i is the input of iteration i"),
     ArrayPlan("learner/extra.*", ("entry",), "1", "what else the algorithm keeps; row i is the input of iteration i"),
+    ArrayPlan("evaluation/task_params", ("task", "task_field"), "mixed", "parameters of the tasks of the evaluation"),
+    ArrayPlan("evaluation/task_ids", ("task",), "1", "index of the task in the fixed set it is from, -1 without one"),
+    *(
+        ArrayPlan(f"evaluation/{kind}_{name}", ("task", *axes), unit, f"{what} {of}")
+        for kind, axes, of in (
+            ("test", ("adaptation_steps", "test_episode"), "of a test episode after k adaptation steps"),
+            ("adaptation", ("adaptation_step", "episode"), "of an episode that adaptation step k + 1 learned from"),
+        )
+        for name, unit, what in (
+            ("returns", "1", "sum of the rewards"),
+            ("lengths", "steps", "length"),
+            ("terminated", "1", "the task was the end"),
+        )
+    ),
     ArrayPlan("metrics/values", ("metric",), "mixed", "numbers that describe the iteration; attributes name them"),
 )
 
@@ -95,6 +109,8 @@ def group_of(ref: StageRef) -> str:
             return f"samples_{ref.step}"
         case "adapt":
             return f"adapted_{ref.step}"
+        case "evaluate":
+            return "evaluation"
         case _:
             return "learner"
 

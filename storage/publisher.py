@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.types import EpisodeBatch, TaskBatch, Update
+from pipeline.types import EpisodeBatch, Evaluation, TaskBatch, Update
 from storage.array_store import ArrayStore
 from storage.codec import Piece, Value
 from storage.committed import CommittedFiles, table_path
@@ -14,7 +14,7 @@ from storage.provenance import utc, versions
 from storage.records import Input, StageRecord, StoredFile
 from storage.refs import StageRef
 from storage.sessions import Session
-from storage.tables import EpisodeSummary, iteration_tables, summarize
+from storage.tables import EpisodeSummary, evaluation_file, iteration_tables, summarize
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,9 @@ class Publisher:
             self._episodes[output.ref] = summarize(output.value)
 
     def _write_tables(self, output: Output) -> tuple[StoredFile, ...]:
+        if isinstance(output.value, Evaluation):
+            raw = evaluation_file(output.ref.iteration, output.value)
+            return self._arrays.write_tables({table_path("evaluations", output.ref.iteration): raw})
         if output.ref.stage != "meta_optimize" or not isinstance(output.value, Update):
             return ()
         iteration = output.ref.iteration

@@ -141,6 +141,10 @@ class Run:
         """One row per iteration with its metrics."""
         return self._table("metrics", iterations)
 
+    def evaluations(self, iterations: Iterations = None) -> "pa.Table":
+        """One row per episode of the evaluations during training, with the parameters of its task as `task_*`."""
+        return self._table("evaluations", iterations)
+
     def lineage(self) -> "pa.Table":
         """One row per stored output, in the order of their making: from what, when, by which session and versions."""
         from storage.frames import lineage

@@ -3,7 +3,15 @@
 import re
 from dataclasses import dataclass
 
-STAGES = ("initialize", "sample_tasks", "collect_rollouts", "process_samples", "adapt", "meta_optimize")
+STAGES = (
+    "initialize",
+    "sample_tasks",
+    "collect_rollouts",
+    "process_samples",
+    "adapt",
+    "meta_optimize",
+    "evaluate",
+)
 """The stages of a run, in the order data passes."""
 
 _FILE_NAME = re.compile(r"(\d{8})\.([a-z_]+)\.(\d{1,4})\.json")
@@ -42,7 +50,7 @@ class StageRef:
     def _position(self) -> tuple[int, int, int, int]:
         """Stages of an inner step come step by step, between those that an iteration begins and ends with."""
         stage = STAGES.index(self.stage)
-        phase = {"initialize": 0, "sample_tasks": 1, "meta_optimize": 3}.get(self.stage, 2)
+        phase = {"initialize": 0, "sample_tasks": 1, "meta_optimize": 3, "evaluate": 4}.get(self.stage, 2)
         return (self.iteration, phase, self.step, stage)
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.types import Array, EpisodeBatch, Metrics, TaskBatch
+from pipeline.types import Array, EpisodeBatch, Evaluation, Metrics, TaskBatch
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def iteration_tables(
         metrics: by name.
     """
     files = {"metrics": _parquet({"iteration": np.array([iteration], np.int32), **_metric_columns(metrics)}, {})}
-    units = {f"task_{name}": unit for name, unit in zip(tasks.names, tasks.units, strict=True)} if tasks else {}
+    units = _task_units(tasks) if tasks else {}
     if tasks is not None:
         files["tasks"] = _parquet(_task_rows(iteration, tasks), units)
     if rounds:
@@ -53,6 +53,38 @@ def iteration_tables(
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         files["episodes"] = _parquet(columns, units | {"length": "steps"})
     return files
+
+
+def evaluation_file(iteration: int, evaluation: Evaluation) -> bytes:
+    """Parquet file of an evaluation after `iteration`, with the columns of `evaluation_columns`."""
+    return _parquet(evaluation_columns(iteration, evaluation), _task_units(evaluation.tasks) | {"length": "steps"})
+
+
+def evaluation_columns(iteration: int, evaluation: Evaluation) -> dict[str, Array]:
+    """One row per episode of an evaluation: the adaptation episodes, then the test episodes."""
+    parts = [_evaluation_rows(iteration, evaluation, kind) for kind in ("adaptation", "test")]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _evaluation_rows(iteration: int, evaluation: Evaluation, kind: str) -> dict[str, Array]:
+    returns = getattr(evaluation, f"{kind}_returns")
+    task, k, episode = (index.reshape(-1).astype(np.int32) for index in np.indices(returns.shape))
+    return {
+        "iteration": np.full(returns.size, iteration, np.int32),
+        "updates": np.full(returns.size, iteration + 1, np.int32),
+        "test": np.full(returns.size, kind == "test"),
+        "task": task,
+        "adaptation_steps": k,
+        "episode": episode,
+        "return": returns.reshape(-1),
+        "length": getattr(evaluation, f"{kind}_lengths").reshape(-1),
+        "terminated": getattr(evaluation, f"{kind}_terminated").reshape(-1),
+        **{name: np.ascontiguousarray(column[task]) for name, column in _task_columns(evaluation.tasks).items()},
+    }
+
+
+def _task_units(tasks: TaskBatch) -> dict[str, str]:
+    return {f"task_{name}": unit for name, unit in zip(tasks.names, tasks.units, strict=True)}
 
 
 def _metric_columns(metrics: Metrics) -> dict[str, Array]:

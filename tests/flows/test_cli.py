@@ -180,9 +180,38 @@ def test_a_longer_run_is_made_by_resuming_with_more_iterations(capsys):
 def test_evaluate_prints_a_return_for_every_number_of_adaptation_steps(capsys):
     train("first")
     capsys.readouterr()
-    assert run(["evaluate", "first@1", "--tasks", "2", "--adaptation-steps", "2", "--workers", "0", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    tokens = ["evaluate", "first@1", "--num-tasks", "2", "--adaptation-steps", "2", "--workers", "0"]
+    assert run([*tokens, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    rows = found["tasks"]
     assert [(row["adaptation_steps"], row["task"]) for row in rows] == [(k, b) for k in range(3) for b in range(2)]
+    assert [row["adaptation_steps"] for row in found["adaptation"]] == [0, 1, 2]
+    assert run(tokens) == 0
+    assert "learner after 1 updates, 2 tasks" in capsys.readouterr().out
+
+
+def test_evaluate_takes_all_it_is_asked_for_from_the_command_line(tmp_path, capsys):
+    train("first")
+    tasks = tmp_path / "tasks.json"
+    tasks.write_text("[[2, 2], [-2, 2], [2, -2]]")
+    capsys.readouterr()
+    tokens = ["--tasks", str(tasks), "--episodes", "3", "--test-episodes", "4", "--deterministic", "--seed", "3"]
+    plot = tmp_path / "curve.png"
+    options = ["--num-tasks", "2", "--evenly-by", "goal_x", "--plot", str(plot), "--workers", "0", "--json"]
+    assert run(["evaluate", "first", *tokens, *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    asked = {"num_tasks": 2, "evenly_by": "goal_x", "episodes": 3, "test_episodes": 4, "deterministic": True, "seed": 3}
+    assert asked.items() <= found["evaluation"].items()
+    assert {row["goal_x"] for row in found["tasks"]} == {-2, 2}
+    assert {row["num_episodes"] for row in found["tasks"]} == {4}
+    assert found["adaptation"][1]["adaptation_episodes"] == 3
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("plot", ["curve.jpg", "nowhere/curve.png"])
+def test_a_picture_that_cannot_be_written_is_refused_before_evaluating(plot, capsys):
+    assert run(["evaluate", "nothing-here", "--plot", plot]) == 2
+    assert "required a .png or .svg file" in capsys.readouterr().err
 
 
 def test_settings_can_come_from_a_file(tmp_path, capsys):

@@ -41,8 +41,8 @@ def test_a_run_resumes_and_replays_to_the_same_bits_on_any_number_of_threads(con
 def test_a_run_can_be_evaluated(config, tmp_path):
     train(config, tmp_path / "run", backend=SERIAL)
     first, again = (evaluate(tmp_path / "run", num_tasks=2, backend=SERIAL) for _ in range(2))
-    assert len(first.rounds) == 2
-    assert (first.rounds[1].episode_returns == again.rounds[1].episode_returns).all()
+    assert first.evaluation.test_returns.shape[:2] == (2, 2)
+    assert (first.evaluation.test_returns == again.evaluation.test_returns).all()
 
 
 def test_adjusted_rewards_are_stored_for_dice_and_for_nothing_else(tmp_path, tiny_config):

@@ -72,6 +72,11 @@ class TestSettings:
         with pytest.raises(ConfigError, match="num_tasks is 4 there, 5 was asked for"):
             settings_for(FOLDER, tiny_config(), **{**NOTHING, "config": tiny_config(num_tasks=5)})
 
+    def test_another_evaluation_than_the_stored_one_is_refused(self, tiny_config):
+        asked = {**NOTHING, "config": tiny_config(evaluation={"every": 5})}
+        with pytest.raises(ConfigError, match=r"evaluation\.every is None there, 5 was asked for"):
+            settings_for(FOLDER, tiny_config(), **asked)
+
     def test_recipe_and_config_together_are_refused(self, tiny_config):
         with pytest.raises(ConfigError, match="recipe"):
             settings_for(FOLDER, None, **{**NOTHING, "recipe": "promp-point-corner", "config": tiny_config()})

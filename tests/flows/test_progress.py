@@ -2,6 +2,7 @@ import io
 import json
 import math
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -60,6 +61,19 @@ def test_json_is_one_object_per_line_with_null_for_what_is_no_number():
     assert first["metrics"]["step_1.average_return"] is None
     assert (second["iteration"], second["iterations"], second["steps_per_second"]) == (1, 20, 39_200.0)
     assert second["stage_seconds"] == {"collect_rollouts.0": 2.0}
+
+
+def test_an_evaluation_is_shown_in_lines_json_and_the_panel():
+    evaluated = replace(report(9), evaluation_returns=(-20.5, -8.25))
+    for mode, found in (("plain", "evaluation 0: −20.50  1: −8.25"), ("json", '"evaluation_returns": [-20.5, -8.25]')):
+        out = io.StringIO()
+        with progress(mode, out=out) as observer:
+            observer.iteration_done(evaluated)
+        assert found in out.getvalue()
+    panel = Panel(clock=lambda: 0.0)
+    panel.iteration_done(evaluated)
+    panel.iteration_done(report(10))
+    assert "0: −20.50  1: −8.25   after 10 updates" in shown(panel)
 
 
 def test_lines_are_readable_before_the_context_ends(tmp_path):

@@ -15,6 +15,7 @@ from flows.evaluate import evaluate
 from flows.replay import ArrayDifference, StageReplay
 from flows.run_info import bytes_by_group, current_writer
 from flows.train import resume, train
+from flows.words import number
 from flows.workers import Backend
 from storage import StageRef
 
@@ -194,18 +195,23 @@ def test_recipes_are_listed_with_their_first_docstring_line():
 
 
 def test_evaluation_shows_every_number_of_adaptation_steps(complete):
-    outcome = evaluate(complete.path, adaptation_steps=2)
+    outcome = evaluate(complete.path, adaptation_steps=2, test_episodes=1)
     view = text_of(tables.evaluation_table(outcome))
-    assert "learner after 2 updates, 4 fresh tasks" in view
-    for label in ("before adaptation", "after 1 inner step", "after adaptation"):
-        assert label in view
+    assert "learner after 2 updates, 4 tasks" in view
+    assert "1 test episode per task" in view
+    assert f"{outcome.env_steps:,} environment steps, not counted as training" in view
+    for k, step in enumerate(outcome.summary()):
+        row = row_with(tables.evaluation_table(outcome), f"{number(step.iqm_low)} to {number(step.iqm_high)}")
+        assert row.split()[:3] == [str(k), str(3 * k), number(step.average_return)]
 
 
 def test_evaluation_as_json_has_null_for_a_return_that_is_not_finite(complete, monkeypatch):
     outcome = evaluate(complete.path, num_tasks=1, adaptation_steps=0)
     rows = pa.table({"task": [0], "average_return": [float("inf")]})
     monkeypatch.setattr(type(outcome), "table", lambda self: rows)
-    assert tables.evaluation_info(outcome) == [{"task": 0, "average_return": None}]
+    info = tables.evaluation_info(outcome)
+    assert info["tasks"] == [{"task": 0, "average_return": None}]
+    json.dumps(info, allow_nan=False)
 
 
 def test_doctor_shows_what_helps():

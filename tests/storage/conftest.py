@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import storage
-from pipeline.types import EpisodeBatch, LearnerState, Params, Samples, TaskBatch, TaskParams, Update
+from pipeline.types import EpisodeBatch, Evaluation, LearnerState, Params, Samples, TaskBatch, TaskParams, Update
 from storage import RunWriter, StageRef
 from storage.codec import Value
 
@@ -67,6 +67,20 @@ class Batches:
 
     def update(self) -> Update:
         return Update(self.learner(), {"step_0.average_return": float(self.rng.random()), "loss": -1.5})
+
+    def evaluation(self, adaptation_steps: int = 2) -> Evaluation:
+        test, adaptation = (self.B, adaptation_steps + 1, 4), (self.B, adaptation_steps, self.E)
+        tasks = self.tasks()
+        outcomes = {
+            f"{kind}_{name}": values
+            for kind, shape in (("test", test), ("adaptation", adaptation))
+            for name, values in (
+                ("returns", self.rng.random(shape)),
+                ("lengths", self.rng.integers(1, self.T + 1, shape, np.int32)),
+                ("terminated", self.rng.random(shape) < 0.5),
+            )
+        }
+        return Evaluation(tasks.params, tasks.ids, tasks.names, tasks.units, **outcomes)
 
     def iteration(self, i: int, rounds: int = 2) -> list[tuple[StageRef, Value, list[StageRef]]]:
         """The outputs of an iteration with their inputs, in the order of the stages."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import storage
+from storage import StageRef
 from storage.codec import flatten
 from storage.layout import PLANS
 
@@ -27,8 +28,12 @@ def rows(document):
     return {re.sub(r"\{\w+\}", "*", row[0].strip("`")): (row[1], row[2], row[3], row[4]) for row in arrays}
 
 
-def test_every_stored_array_is_documented_with_its_axes_dtype_unit_and_writer(make_run, rows):
-    run = storage.open_run(make_run(1))
+def test_every_stored_array_is_documented_with_its_axes_dtype_unit_and_writer(make_run, batches, put, rows):
+    path = make_run(1)
+    with storage.open_writer(path) as writer:
+        ref = StageRef(0, "evaluate")
+        put(writer, [(ref, batches.evaluation(), [StageRef(0, "meta_optimize")])])
+    run = storage.open_run(path)
     stored = {chunk.array: ref.stage for ref in run.refs() for chunk in run.record(ref).chunks}
     used = set()
     for path, stage in stored.items():
@@ -48,9 +53,13 @@ def test_every_kind_of_array_in_the_code_is_in_the_document(rows):
     assert {plan.pattern for plan in PLANS} - documented == {"rollouts_*/behavior.*"}
 
 
-def test_the_columns_of_every_table_are_documented(make_run, document):
-    run = storage.open_run(make_run(1))
-    for name, table in {"episodes": run.episodes(), "tasks": run.tasks()}.items():
+def test_the_columns_of_every_table_are_documented(make_run, batches, put, document):
+    path = make_run(1)
+    with storage.open_writer(path) as writer:
+        put(writer, [(StageRef(0, "evaluate"), batches.evaluation(), [StageRef(0, "meta_optimize")])])
+    run = storage.open_run(path)
+    tables = {"episodes": run.episodes(), "tasks": run.tasks(), "evaluations": run.evaluations()}
+    for name, table in tables.items():
         (line,) = [line for line in document.splitlines() if line.startswith(f"| `{name}` |")]
         assert all(column in line for column in table.column_names if not column.startswith("task_")), name
     (steps,) = re.findall(r"`run\.steps\(\)` is computed.*?\n\n", document, re.DOTALL)

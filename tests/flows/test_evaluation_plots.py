@@ -1,0 +1,93 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import storage
+from flows.errors import UsageError
+from flows.evaluation_plots import check_plot_file, per_shot_curve, stored_evaluations, training_curve, write_plot
+from flows.evaluation_summary import summarize_steps, summarize_tasks
+from flows.report import load_history, report_page, write_report
+from flows.train import train
+from flows.workers import Backend
+from pipeline.statistics import interquartile_mean
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tiny_config):
+    """Five iterations, evaluated after the second and the fourth."""
+    path = tmp_path_factory.mktemp("plots") / "run"
+    evaluation = {"every": 2, "adaptation_steps": 2, "episodes": 2, "test_episodes": 4}
+    train(tiny_config(iterations=5, evaluation=evaluation), path, backend=Backend(workers=0))
+    return storage.open_run(path)
+
+
+def lines(figure) -> dict[str, np.ndarray]:
+    return {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
+
+
+def test_a_summary_is_of_the_test_episodes_alone(run):
+    evaluation = run[3].evaluation()
+    by_task = evaluation.test_returns.mean(axis=2)
+    for k, step in enumerate(summarize_steps(evaluation)):
+        assert step.average_return == pytest.approx(by_task[:, k].mean())
+        assert step.iqm_return == pytest.approx(interquartile_mean(by_task[:, k]))
+        assert step.average_low <= step.average_return <= step.average_high
+        assert step.iqm_low <= step.iqm_return <= step.iqm_high
+        assert step.adaptation_episodes == 2 * k
+        assert step.adaptation_env_steps == 2 * k * 10
+    poisoned = replace(evaluation, adaptation_returns=np.full_like(evaluation.adaptation_returns, 1e9))
+    assert summarize_steps(poisoned) == summarize_steps(evaluation)
+
+
+def test_every_task_has_a_row_for_every_number_of_steps(run):
+    evaluation = run[3].evaluation()
+    rows = summarize_tasks(evaluation)
+    assert [(row["adaptation_steps"], row["task"]) for row in rows] == [(k, b) for k in range(3) for b in range(4)]
+    row = rows[4 + 2]
+    returns = evaluation.test_returns[2, 1]
+    assert row["average_return"] == pytest.approx(returns.mean())
+    assert returns.min() <= row["return_low"] <= row["average_return"] <= row["return_high"] <= returns.max()
+    assert row["goal_x"] == evaluation.task_params[2, 0]
+    assert row["next_adaptation_return"] == pytest.approx(evaluation.adaptation_returns[2, 1].mean())
+    assert rows[-1]["next_adaptation_return"] is None
+
+
+def test_the_curve_of_an_evaluation_is_over_adaptation_episodes(run):
+    evaluation = run[3].evaluation()
+    figure = per_shot_curve("title", evaluation)
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 2, 4]
+    expected = [interquartile_mean(evaluation.test_returns[:, k].mean(axis=1)) for k in range(3)]
+    np.testing.assert_allclose(lines(figure)["interquartile mean"], expected)
+    assert "one gradient step per 2 episodes" in figure.axes[0].texts[0].get_text()
+
+
+def test_the_curve_over_training_has_every_evaluation(run):
+    stored = stored_evaluations(run)
+    assert [*stored] == [1, 3]
+    figure = training_curve("name", np.array([10.0, 20.0]), [*stored.values()])
+    assert list(lines(figure)) == ["before adaptation", "after 1 inner step", "after adaptation"]
+    by_task = run[3].evaluation().test_returns[:, 2].mean(axis=1)
+    assert lines(figure)["after adaptation"][1] == pytest.approx(interquartile_mean(by_task))
+
+
+def test_a_report_shows_the_evaluations(run, tmp_path):
+    files = write_report(run, tmp_path)
+    html = files.html.read_text(encoding="utf-8")
+    assert "<h2>Evaluation</h2>" in html
+    assert html.count("<img") == 7 + 2
+    history = load_history(run)
+    seconds = history.stage_seconds["evaluate", 0]
+    assert np.isnan(seconds).tolist() == [True, False, True, False, True]
+    computing = dict(report_page(run, history).tiles)["computing time (h:mm:ss)"]
+    assert computing.count(":") == 2
+
+
+def test_a_picture_is_a_png_or_an_svg(run, tmp_path):
+    figure = per_shot_curve("title", run[1].evaluation())
+    for name, start in (("curve.png", b"\x89PNG"), ("curve.svg", b"<?xml")):
+        check_plot_file(tmp_path / name)
+        write_plot(tmp_path / name, figure)
+        assert (tmp_path / name).read_bytes().startswith(start)
+    with pytest.raises(UsageError, match=r"a \.png or \.svg file"):
+        check_plot_file(tmp_path / "curve.pdf")

@@ -1,0 +1,135 @@
+import numpy as np
+import pytest
+
+from pipeline.config import ConfigError, build_config, override
+from pipeline.envs import EnvError, make_env
+from pipeline.envs.contract import MetaEnv, TaskField
+from pipeline.evaluation import EvaluationPlan, evaluation_tasks, tasks_are_new
+from pipeline.seeding import generator
+
+BASE = {"env": "half-cheetah-vel", "algorithm": "promp", "num_tasks": 4, "iterations": 3}
+
+
+def config(**changes):
+    return build_config({**BASE, "algorithm": {"name": "promp"}, **changes})
+
+
+class Fixed(MetaEnv):
+    """Stands for an environment with its own training and test tasks."""
+
+    task_fields = (TaskField("goal", "m", "where to go"),)
+    task_set = ((1.0,), (2.0,), (3.0,))
+    test_task_set = ((4.0,), (5.0,))
+
+    def sample_tasks(self, num_tasks, rng):
+        return rng.choice(np.array(self.task_set), num_tasks)
+
+
+def test_what_is_left_out_is_as_in_training():
+    plan = EvaluationPlan.of(config(episodes_per_task=7, algorithm={"name": "promp", "inner_steps": 2}))
+    assert (plan.adaptation_steps, plan.episodes, plan.test_episodes, plan.deterministic) == (2, 7, 7, False)
+    assert config().evaluation.every is None
+
+
+def test_what_is_given_is_taken():
+    asked = {"adaptation_steps": 0, "episodes": 3, "test_episodes": 5, "deterministic": True}
+    plan = EvaluationPlan.of(config(evaluation=asked))
+    assert (plan.adaptation_steps, plan.episodes, plan.test_episodes, plan.deterministic) == (0, 3, 5, True)
+
+
+def test_every_run_seed_and_every_evaluation_seed_draws_something_else():
+    seeds = {EvaluationPlan.of(config(seed=s, evaluation={"seed": e})).run_seed for s in (1, 2) for e in (0, 1)}
+    assert len(seeds) == 4
+    assert not seeds & {1, 2}
+
+
+def test_held_out_tasks_are_the_environments_own_where_it_has_them():
+    held_out = config()
+    assert evaluation_tasks(held_out, Fixed(), 3).params.tolist() == [[4.0], [5.0]]
+    assert tasks_are_new(held_out, Fixed())
+    train = config(evaluation={"tasks": "train"})
+    assert sorted(evaluation_tasks(train, Fixed(), 3).params[:3, 0]) == [1, 2, 3]
+    assert len(evaluation_tasks(train, Fixed(), 3)) == 4  # as many as in training
+    assert not tasks_are_new(train, Fixed())
+    assert len(evaluation_tasks(config(evaluation={"num_tasks": 5}), Fixed(), 3)) == 5
+
+
+def test_a_wrapped_environment_keeps_its_held_out_tasks():
+    env = make_env(config().env)
+    assert env.test_task_set is None
+    from pipeline.envs.wrappers import PolicyActions
+
+    inner = Fixed()
+    inner.action_space = env.action_space
+    inner.observation_space = env.observation_space
+    assert PolicyActions(inner, None).test_task_set == Fixed.test_task_set
+
+
+def test_held_out_draws_are_none_of_those_of_training():
+    class Faces(Fixed):
+        task_set = test_task_set = None
+
+        def sample_tasks(self, num_tasks, rng):
+            return rng.integers(0, 40, size=(num_tasks, 1)).astype(float)
+
+    asked = config(evaluation={"num_tasks": 30})
+    trained = [Faces().sample_tasks(4, generator(asked.seed, "tasks", i)) for i in range(3)]
+    drawn = evaluation_tasks(asked, Faces(), 3).params
+    assert len(drawn) == 30
+    assert not np.isin(drawn, np.concatenate(trained)).any()
+    assert np.isin(evaluation_tasks(asked, Faces(), 0).params, np.concatenate(trained)).any()
+
+
+def test_a_list_of_tasks_is_taken_as_it_is():
+    asked = config(evaluation={"tasks": [[0.5], [0.25]]})
+    batch = evaluation_tasks(asked, make_env(asked.env), 0)
+    assert batch.params.tolist() == [[0.5], [0.25]]
+    assert not tasks_are_new(asked, make_env(asked.env))
+
+
+def test_an_environment_with_a_single_task_is_tested_on_it():
+    asked = config(env={"name": "point-2d"})
+    assert evaluation_tasks(asked, make_env(asked.env), 2).params.shape == (4, 0)
+
+
+def test_classes_are_drawn_evenly_from_finitely_many_tasks_alone():
+    asked = config(evaluation={"tasks": "train", "evenly_by": "goal"})
+    assert evaluation_tasks(asked, Fixed(), 1).params.tolist() == [[1.0], [2.0], [3.0]]
+    even = config(evaluation={"evenly_by": "velocity"})
+    env = make_env(even.env)
+    with pytest.raises(EnvError, match="drawn from a distribution; required finitely many"):
+        evaluation_tasks(even, env, 1)
+
+
+def test_evaluating_is_no_part_of_what_decides_training():
+    assert config().digest() == config(evaluation={"every": 5, "seed": 3}).digest()
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "found"),
+    [
+        ({"every": 0}, "evaluation.every"),
+        ({"tasks": "heldout"}, "evaluation.tasks"),
+        ({"tasks": [[1.0], [1.0, 2.0]]}, r"rows of \[1, 2\] numbers; give one length"),
+        ({"tasks": []}, "give one length"),
+        ({"num_tasks": 0}, "evaluation.num_tasks"),
+        ({"adaptation_steps": -1}, "evaluation.adaptation_steps"),
+        ({"episodes": 0}, "evaluation.episodes"),
+        ({"test_episodes": 1.5}, "evaluation.test_episodes"),
+        ({"seed": -1}, "evaluation.seed"),
+        ({"often": 1}, "evaluation.often: unknown key"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(evaluation, found):
+    with pytest.raises(ConfigError, match=found):
+        config(evaluation=evaluation)
+
+
+def test_adaptation_steps_need_an_algorithm_that_adapts():
+    with pytest.raises(ConfigError, match=r"algorithm\.inner_steps is 0"):
+        config(algorithm={"name": "promp", "inner_steps": 0}, evaluation={"adaptation_steps": 1})
+
+
+def test_it_can_be_set_from_the_command_line():
+    settings = override(config().model_dump(mode="json"), ["evaluation.every=5", "evaluation.tasks=[[1.0], [2.0]]"])
+    assert build_config(settings).evaluation.tasks == ((1.0,), (2.0,))

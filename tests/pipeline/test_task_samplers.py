@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+
+from pipeline.envs import EnvConfig, EnvError, TaskField, make_env
+from pipeline.task_samplers import TaskClasses, TaskDistribution, TaskPool, shuffled_blocks
+
+FIELDS = (TaskField("kind", "1", "class of the task"), TaskField("goal", "m", "where to go"))
+TASKS = np.array([[0, 0.1], [1, 0.2], [1, 0.3], [0, 0.4], [0, 0.5], [2, 0.6]])
+POOL = TaskPool(FIELDS, TASKS)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_all_of_a_pool_is_every_task_in_order():
+    batch = POOL.all()
+    assert np.array_equal(batch.params, TASKS)
+    assert batch.ids.tolist() == [0, 1, 2, 3, 4, 5]
+    assert (batch.names, batch.units) == (("kind", "goal"), ("1", "m"))
+
+
+def test_a_pool_gives_no_task_twice_before_it_has_given_all():
+    ids = POOL.sample(15, rng()).ids
+    assert sorted(ids[:6]) == sorted(ids[6:12]) == list(range(6))
+    assert len(set(ids[12:])) == 3
+    assert ids[:6].tolist() != ids[6:12].tolist()
+
+
+def test_with_replacement_draws_are_independent():
+    ids = TaskPool(FIELDS, TASKS, with_replacement=True).sample(60, rng()).ids
+    assert any(len(set(ids[start : start + 6])) < 6 for start in range(0, 60, 6))
+    assert set(ids) == set(range(6))
+
+
+def test_an_id_is_the_place_of_the_task():
+    batch = POOL.sample(9, rng())
+    assert np.array_equal(batch.params, TASKS[batch.ids])
+
+
+def test_the_same_generator_gives_the_same_tasks_and_another_one_others():
+    first, again, other = (POOL.sample(6, rng(seed)).ids.tolist() for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_every_round_has_one_task_of_each_class():
+    sampler = TaskClasses(POOL, "kind")
+    assert sampler.num_classes == 3
+    batch = sampler.sample(9, rng())
+    assert batch.params[:, 0].tolist() == [0, 1, 2] * 3
+    assert sorted(batch.ids[::3]) == [0, 3, 4]  # three of the three tasks of class 0: none twice
+    assert np.array_equal(batch.params, TASKS[batch.ids])
+
+
+def test_classes_refuse_what_cannot_be_even_and_a_field_that_no_task_has():
+    with pytest.raises(EnvError, match="8 tasks to draw evenly from the 3 values of kind; required a multiple"):
+        TaskClasses(POOL, "kind").sample(8, rng())
+    with pytest.raises(EnvError, match=r"no task field 'color'.*\['kind', 'goal'\]"):
+        TaskClasses(POOL, "color").sample(3, rng())
+
+
+class Dice:
+    """Stands for an environment whose tasks are the faces of a die that it does not list."""
+
+    task_fields = (TaskField("face", "1", "what to throw"),)
+    unwrapped = property(lambda self: self)
+
+    def sample_tasks(self, num_tasks, rng):
+        return rng.integers(1, 7, size=(num_tasks, 1)).astype(float)
+
+
+def test_a_distribution_leaves_out_what_was_seen():
+    seen = np.array([[1.0], [2.0], [3.0]])
+    batch = TaskDistribution(Dice(), seen).sample(200, rng())
+    assert set(batch.params[:, 0]) == {4, 5, 6}
+    assert set(batch.ids) == {-1}
+
+
+def test_a_distribution_with_nothing_else_to_give_is_refused():
+    with pytest.raises(EnvError, match=r"Dice.*task_set.*test_task_set"):
+        TaskDistribution(Dice(), np.arange(1.0, 7)[:, None]).sample(3, rng())
+
+
+def test_without_anything_seen_it_is_the_environments_own_draw():
+    env = make_env(EnvConfig(name="half-cheetah-vel"))
+    batch = TaskDistribution(env, np.zeros((0, 1))).sample(5, rng())
+    assert np.array_equal(batch.params, env.sample_tasks(5, rng()))
+
+
+def test_tasks_of_another_form_are_refused():
+    with pytest.raises(EnvError, match=r"shape \(2, 3\).*\('kind', 'goal'\)"):
+        TaskPool(FIELDS, np.zeros((2, 3))).all()
+    with pytest.raises(EnvError, match="finite"):
+        TaskPool(FIELDS, np.array([[0, np.nan]])).all()
+
+
+def test_no_blocks_are_needed_for_no_tasks():
+    assert shuffled_blocks(4, 0, rng()).tolist() == []
