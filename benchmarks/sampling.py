@@ -22,8 +22,10 @@ from typing import Any
 
 import mujoco
 import numpy as np
+from mujoco.batch import Batch
 
 from pipeline.envs import EnvConfig, make_env
+from pipeline.envs.contact_batch import CONTACT_FORCES, ContactBatch, ContactLoop
 from pipeline.envs.mujoco_robot import MujocoRobot, physics_batch, stop_profiling_timer
 from pipeline.envs.wrappers import PolicyActions
 from pipeline.policies.config import PolicyConfig
@@ -121,8 +123,10 @@ def open_loop(env: PolicyActions, episodes: EpisodeBatch, tasks: TaskBatch, thre
 def _physics(
     robot: MujocoRobot, actions: Array, episodes: EpisodeBatch, tasks: Array, threads: int
 ) -> Callable[[], object]:
-    batch = physics_batch(robot.model, len(actions), threads)
-    robot.write_models(batch, tasks)
+    batch = physics_batch(robot.model, len(actions), threads, contact_forces=CONTACT_FORCES in robot.derived)
+    qpos, qvel = batch.bind("qpos"), batch.bind("qvel")
+    if isinstance(batch, Batch):
+        robot.write_models(batch, tasks)
     lengths = episodes.lengths.reshape(-1)
     parts = list(_parts(np.repeat(actions, robot.frame_skip, axis=1), lengths * robot.frame_skip))
     first = episodes.initial_state.reshape(len(actions), -1)
@@ -131,18 +135,29 @@ def _physics(
     def rollout() -> None:
         stop_profiling_timer()
         batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
-        batch.qpos[:], batch.qvel[:] = first[:, :nq], first[:, nq:]
+        qpos[:], qvel[:] = first[:, :nq], first[:, nq:]
         batch.forward()
         for rows, controls in parts:
-            batch.rollout(controls.shape[1], controls, int(mujoco.mjtState.mjSTATE_CTRL), record=(), ids=rows)
+            _advance(batch, robot.frame_skip, rows, controls)
 
     rollout()
-    found = robot.observe(batch.qpos, batch.qvel).astype(np.float32)
+    found = robot.observe(qpos, qvel).astype(np.float32)
     ends = episodes.observations.reshape(len(actions), -1, episodes.observations.shape[3])
     # Some robots observe more than joints; these columns come first.
     if not np.array_equal(found, ends[np.arange(len(ends)), lengths][:, : found.shape[1]]):
         raise SystemExit("open and closed loop end in different states, so they did not compute the same physics")
     return rollout
+
+
+def _advance(batch: Batch | ContactBatch | ContactLoop, frame_skip: int, rows: Array | None, controls: Array) -> None:
+    if isinstance(batch, Batch):
+        batch.rollout(controls.shape[1], controls, int(mujoco.mjtState.mjSTATE_CTRL), record=(), ids=rows)
+        return
+    # Contact forces are part of these robots' physics, once per control step.
+    ctrl, places = batch.bind("ctrl"), slice(None) if rows is None else rows
+    for control in np.moveaxis(controls[:, ::frame_skip], 1, 0):
+        ctrl[places] = control
+        batch.step(rows, frame_skip)
 
 
 def _parts(controls: Array, lengths: Array) -> Iterator[tuple[Array | None, Array]]:

@@ -170,6 +170,8 @@ class MujocoBatch:
     def __init__(self, robot: MujocoRobot, num_rows: int, num_threads: int) -> None:
         self._robot = robot
         contact_forces = CONTACT_FORCES in robot.derived
+        if contact_forces and type(robot).write_models is not MujocoRobot.write_models:
+            raise EnvError(f"{type(robot).__name__} has contact forces and a model per row; a batch offers only one")
         self._batch = physics_batch(robot.model, num_rows, num_threads, contact_forces=contact_forces)
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
         self._derived = {name: self._batch.bind(name) for name in robot.derived}
@@ -181,7 +183,8 @@ class MujocoBatch:
     def reset(self, tasks: Array, seeds: Array) -> Array:
         stop_profiling_timer()
         self._tasks = tasks
-        self._robot.write_models(self._batch, tasks)
+        if isinstance(self._batch, mujoco_batch.Batch):
+            self._robot.write_models(self._batch, tasks)
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         for row, seed in enumerate(seeds.tolist()):
             self._qpos[row], self._qvel[row] = self._robot.start(np.random.Generator(np.random.PCG64(seed)))
