@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 import storage
-from flows.errors import USAGE, exit_code
+from flows.errors import USAGE, UsageError, exit_code
 from flows.runs import RunAt, new_run_name, report_folder, require_iteration, run_folder, runs_root
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def replay(
     stage: str | None = None,
     step: int | None = None,
     until_diff: Annotated[bool, Parameter(negative=())] = False,
+    pdb: Annotated[bool, Parameter(negative=())] = False,
     workers: Annotated[int | None, Parameter(help="Dask worker processes on this machine; none if left out.")] = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
@@ -165,7 +166,11 @@ def replay(
         stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt or meta_optimize.
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
+        pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
     """
+    if pdb:
+        _refuse_with("--pdb", until_diff=until_diff, workers=workers, scheduler=scheduler, json=as_json)
+        return _debug(run, stage, step, threads)
     from flows.replay import replay as replay_run
     from flows.tables import difference_table, replay_line
     from flows.workers import Backend
@@ -352,6 +357,30 @@ def console() -> Console:
     """A console on today's standard output; wide enough that pipes do not wrap."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
     return _Console(file=sys.stdout, width=width, soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
+    from flows.debug import debug_stage
+    from flows.workers import Backend
+
+    at = RunAt.parse(run)
+    if at.iteration is None or stage is None:
+        raise UsageError(
+            f"{run}: --pdb is for one stage; name it as in: metaloom replay {at.path}@0 --stage adapt --pdb"
+        )
+    outcome = debug_stage(at.path, at.iteration, stage, step or 0, backend=Backend(0, threads), say=_say_plain)
+    console().print(str(outcome))
+    return 1 if outcome.fault else 0
+
+
+def _refuse_with(option: str, **others: object) -> None:
+    for name, value in others.items():
+        if value not in (None, False):
+            raise UsageError(f"found --{name.replace('_', '-')} with {option}; leave one of them out")
+
+
+def _say_plain(words: str) -> None:
+    console().out(words)
 
 
 def _train(start: Any, folder: Path, as_json: bool) -> int:
