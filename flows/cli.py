@@ -199,6 +199,63 @@ def replay(
 
 
 @app.command
+def optimize(
+    run: Annotated[str, Parameter(help="RUN@ITERATION.")],
+    *,
+    overrides: Overrides = (),
+    grid: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--grid", negative=(), help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable."
+        ),
+    ] = (),
+    stage: str = "meta_optimize",
+    step: int = 0,
+    as_json: AsJson = False,
+) -> int:
+    """Compute a stage again on stored batches under other settings, without sampling, and compare the outcomes.
+
+    Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
+
+    Args:
+        stage: Which stage: meta_optimize, adapt, process_samples, sample_tasks or initialize.
+        step: Its inner step.
+    """
+    from flows.comparison_tables import counterfactual_table, grid_table, parse_grid
+    from flows.counterfactual import sweep
+
+    at = RunAt.parse(run)
+    if at.iteration is None:
+        raise UsageError(f"{run}: required RUN@ITERATION, such as {run}@0")
+    values = parse_grid(grid)
+    results = list(sweep(at.path, at.iteration, values, overrides, stage=stage, step=step))
+    if as_json:
+        _print_json([result.as_dict() for result in results])
+    else:
+        console().print(grid_table(results) if values else counterfactual_table(results[0]))
+    return 0
+
+
+@app.command
+def diff(run_a: RunArgument, run_b: RunArgument, *, as_json: AsJson = False) -> int:
+    """Compare two runs: settings, code and packages, and the first output that differs, by how much.
+
+    Exit code 0 when settings and outputs are equal, 1 when they differ.
+
+    Example: `metaloom diff first second`
+    """
+    from flows.comparison_tables import diff_view
+    from flows.diff import diff_runs
+
+    outcome = diff_runs(run_folder(run_a), run_folder(run_b))
+    if as_json:
+        _print_json(outcome.as_dict())
+    else:
+        console().print(diff_view(outcome))
+    return 0 if outcome.equal else 1
+
+
+@app.command
 def evaluate(
     run: RunArgument,
     *,

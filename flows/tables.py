@@ -150,11 +150,11 @@ def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
     }
 
 
-def difference_table(differences: Sequence["ArrayDifference"]) -> Table:
-    """The arrays that `metaloom replay` found different."""
-    table = _table(
-        ">iteration", "stage", "array", "first differs at", "stored", "replayed", ">max abs", ">max ulp", ">elements"
-    )
+def difference_table(
+    differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
+) -> Table:
+    """The arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
+    table = _table(">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     for difference in differences:
         comparable = difference.count >= 0
         table.add_row(
