@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
@@ -367,6 +367,44 @@ def report(run: RunArgument, *, out: Path | None = None) -> int:
     opened = storage.open_run(run_folder(run))
     files = _write_report(opened, out if out is not None else report_folder(opened.path))
     console().print(f"learning curve  {files.png}\nreport page     {files.html}")
+    return 0
+
+
+@app.command
+def export(
+    run: RunArgument,
+    *,
+    to: Literal["parquet", "minari", "histories", "tensorboard"],
+    out: Path,
+    iterations: str | None = None,
+    step: tuple[int, ...] = (),
+    by: Literal["task", "position"] | None = None,
+    as_json: AsJson = False,
+) -> int:
+    """Write a run for other tools: Parquet, a Minari dataset, learning histories or TensorBoard events.
+
+    Example: `metaloom export first --to parquet --out first-parquet`
+
+    Args:
+        to: The format; minari and tensorboard need the extra of that name.
+        out: A new or empty folder.
+        iterations: N or FROM:TO, as Python slices count; all complete ones when left out.
+        step: Only episodes of this inner step; repeatable.
+        by: What a learning history belongs to: its task, or its place in the meta-batch.
+    """
+    from flows.export import export as export_run
+    from flows.export import parse_iterations
+
+    chosen = None if iterations is None else parse_iterations(iterations)
+    result = export_run(storage.open_run(run_folder(run)), out, to, iterations=chosen, steps=step, by=by)
+    if as_json:
+        skipped = [{"iteration": i, "reason": reason} for i, reason in result.skipped]
+        done = {"path": str(result.path), "iterations": result.iterations, "rows": result.rows}
+        _print_json({**done, "skipped": skipped})
+        return 0
+    for i, reason in result.skipped:
+        console().print(f"iteration {i} left out: {reason}", markup=False)
+    console().print(f"{result.iterations} iterations, {result.rows:,} rows  {result.path}", markup=False)
     return 0
 
 

@@ -21,6 +21,7 @@ EXIT_CODES = {
     "storage.errors.NotARun": USAGE,
     "storage.errors.RunExists": USAGE,
     "storage.errors.RunNotFound": USAGE,
+    "storage.export.target.ExportExists": USAGE,
     "storage.errors.StoreError": FAILURE,
     "pipeline.algorithms.finite.NumericalError": FAILURE,
     "pipeline.baselines.contract.BaselineError": FAILURE,
