@@ -377,7 +377,7 @@ def export(
     to: Literal["parquet", "minari", "histories", "tensorboard"],
     out: Path,
     iterations: str | None = None,
-    step: tuple[int, ...] = (),
+    step: Annotated[tuple[int, ...], Parameter(negative=())] = (),
     by: Literal["task", "position"] | None = None,
     as_json: AsJson = False,
 ) -> int:

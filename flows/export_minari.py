@@ -35,7 +35,8 @@ def export_minari(run: Run, out: Path, *, iterations: Iterations = None, steps: 
         raise UsageError("minari is not installed; `pip install 'metaloom[minari]'` brings it") from None
     export = Export(out)
     with export_folder(out) as folder:
-        data = folder / dataset_id(run) / "data"
+        # Minari joins the folder of a relative path to itself.
+        data = folder.resolve() / dataset_id(run) / "data"
         data.mkdir(parents=True)
         observations, actions = _spaces(run)
         storage = MinariStorage.new(data, observations, actions, data_format="hdf5")
