@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 import storage
-from flows.errors import USAGE, exit_code
+from flows.errors import USAGE, UsageError, exit_code
 from flows.runs import RunAt, new_run_name, report_folder, require_iteration, run_folder, runs_root
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def replay(
     stage: str | None = None,
     step: int | None = None,
     until_diff: Annotated[bool, Parameter(negative=())] = False,
+    pdb: Annotated[bool, Parameter(negative=())] = False,
     workers: Annotated[int | None, Parameter(help="Dask worker processes on this machine; none if left out.")] = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
@@ -165,7 +166,11 @@ def replay(
         stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt, meta_optimize or evaluate.
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
+        pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
     """
+    if pdb:
+        _refuse_with("--pdb", until_diff=until_diff, workers=workers, scheduler=scheduler, json=as_json)
+        return _debug(run, stage, step, threads)
     from flows.replay import replay as replay_run
     from flows.tables import difference_table, replay_line
     from flows.workers import Backend
@@ -191,6 +196,63 @@ def replay(
     else:
         console().print(f"{len(outcomes)} stages replayed: all identical")
     return 1 if different else 0
+
+
+@app.command
+def optimize(
+    run: Annotated[str, Parameter(help="RUN@ITERATION.")],
+    *,
+    overrides: Overrides = (),
+    grid: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--grid", negative=(), help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable."
+        ),
+    ] = (),
+    stage: str = "meta_optimize",
+    step: int = 0,
+    as_json: AsJson = False,
+) -> int:
+    """Compute a stage again on stored batches under other settings, without sampling, and compare the outcomes.
+
+    Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
+
+    Args:
+        stage: Which stage: meta_optimize, adapt, process_samples, sample_tasks or initialize.
+        step: Its inner step.
+    """
+    from flows.comparison_tables import counterfactual_table, grid_table, parse_grid
+    from flows.counterfactual import sweep
+
+    at = RunAt.parse(run)
+    if at.iteration is None:
+        raise UsageError(f"{run}: required RUN@ITERATION, such as {run}@0")
+    values = parse_grid(grid)
+    results = list(sweep(at.path, at.iteration, values, overrides, stage=stage, step=step))
+    if as_json:
+        _print_json([result.as_dict() for result in results])
+    else:
+        console().print(grid_table(results) if values else counterfactual_table(results[0]))
+    return 0
+
+
+@app.command
+def diff(run_a: RunArgument, run_b: RunArgument, *, as_json: AsJson = False) -> int:
+    """Compare two runs: settings, code and packages, and the first output that differs, by how much.
+
+    Exit code 0 when settings and outputs are equal, 1 when they differ.
+
+    Example: `metaloom diff first second`
+    """
+    from flows.comparison_tables import diff_view
+    from flows.diff import diff_runs
+
+    outcome = diff_runs(run_folder(run_a), run_folder(run_b))
+    if as_json:
+        _print_json(outcome.as_dict())
+    else:
+        console().print(diff_view(outcome))
+    return 0 if outcome.equal else 1
 
 
 @app.command
@@ -337,6 +399,44 @@ def report(run: RunArgument, *, out: Path | None = None) -> int:
 
 
 @app.command
+def export(
+    run: RunArgument,
+    *,
+    to: Literal["parquet", "minari", "histories", "tensorboard"],
+    out: Path,
+    iterations: str | None = None,
+    step: Annotated[tuple[int, ...], Parameter(negative=())] = (),
+    by: Literal["task", "position"] | None = None,
+    as_json: AsJson = False,
+) -> int:
+    """Write a run for other tools: Parquet, a Minari dataset, learning histories or TensorBoard events.
+
+    Example: `metaloom export first --to parquet --out first-parquet`
+
+    Args:
+        to: The format; minari and tensorboard need the extra of that name.
+        out: A new or empty folder.
+        iterations: N or FROM:TO, as Python slices count; all complete ones when left out.
+        step: Only episodes of this inner step; repeatable.
+        by: What a learning history belongs to: its task, or its place in the meta-batch.
+    """
+    from flows.export import export as export_run
+    from flows.export import parse_iterations
+
+    chosen = None if iterations is None else parse_iterations(iterations)
+    result = export_run(storage.open_run(run_folder(run)), out, to, iterations=chosen, steps=step, by=by)
+    if as_json:
+        skipped = [{"iteration": i, "reason": reason} for i, reason in result.skipped]
+        done = {"path": str(result.path), "iterations": result.iterations, "rows": result.rows}
+        _print_json({**done, "skipped": skipped})
+        return 0
+    for i, reason in result.skipped:
+        console().print(f"iteration {i} left out: {reason}", markup=False)
+    console().print(f"{result.iterations} iterations, {result.rows:,} rows  {result.path}", markup=False)
+    return 0
+
+
+@app.command
 def recipes(*, schema: Annotated[bool, Parameter(negative=())] = False, as_json: AsJson = False) -> int:
     """List the recipes, or print the schema of all settings.
 
@@ -380,6 +480,30 @@ def console() -> Console:
     """A console on today's standard output; wide enough that pipes do not wrap."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
     return _Console(file=sys.stdout, width=width, soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
+    from flows.debug import debug_stage
+    from flows.workers import Backend
+
+    at = RunAt.parse(run)
+    if at.iteration is None or stage is None:
+        raise UsageError(
+            f"{run}: --pdb is for one stage; name it as in: metaloom replay {at.path}@0 --stage adapt --pdb"
+        )
+    outcome = debug_stage(at.path, at.iteration, stage, step or 0, backend=Backend(0, threads), say=_say_plain)
+    console().print(str(outcome))
+    return 1 if outcome.fault else 0
+
+
+def _refuse_with(option: str, **others: object) -> None:
+    for name, value in others.items():
+        if value not in (None, False):
+            raise UsageError(f"found --{name.replace('_', '-')} with {option}; leave one of them out")
+
+
+def _say_plain(words: str) -> None:
+    console().out(words)
 
 
 def _train(start: Any, folder: Path, as_json: bool) -> int:

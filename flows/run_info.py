@@ -5,7 +5,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,6 +69,7 @@ def run_info(run: Run) -> dict[str, Any]:
         "last_iteration": done - 1 if done else None,
         "last_metrics": _metrics(run),
         "bytes": dict(bytes_by_group(run.path)),
+        "quarantine": [_quarantined(run, entry) for entry in storage.read_quarantine(run.path)],
     }
 
 
@@ -120,9 +121,25 @@ def bytes_by_group(path: Path) -> Counter[str]:
                 sizes[group] += num_bytes
             case ("tables", *_):
                 sizes["tables"] += num_bytes
+            case ("_quarantine", *_):
+                sizes["quarantine"] += num_bytes
             case _:
                 sizes["records"] += num_bytes
     return Counter(dict(sorted(sizes.items())))
+
+
+def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:
+    return {
+        "iteration": entry.ref.iteration,
+        "stage": entry.ref.stage,
+        "step": entry.ref.step,
+        "path": str(entry.path),
+        "message": entry.message,
+        "when": entry.when,
+        "arrays": {name: asdict(form) for name, form in entry.forms.items()},
+        "about": dict(entry.about),
+        "stored_since": run.contains(entry.ref),
+    }
 
 
 def _row(folder: Path) -> dict[str, Any]:

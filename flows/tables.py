@@ -80,6 +80,8 @@ def run_view(run: Run) -> RenderableType:
     if info["last_metrics"]:
         parts += [_heading(f"metrics of iteration {info['last_iteration']}"), _metrics_view(info["last_metrics"])]
     parts += [_heading("on disk"), _disk_table(info["bytes"])]
+    if info["quarantine"]:
+        parts += [_heading("quarantine: what stages failed with"), _quarantine_table(info["quarantine"])]
     parts += [_heading("settings"), _facts([(name, _text(value)) for name, value in dotted(config)])]
     return Group(*parts)
 
@@ -148,11 +150,11 @@ def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
     }
 
 
-def difference_table(differences: Sequence["ArrayDifference"]) -> Table:
-    """The arrays that `metaloom replay` found different."""
-    table = _table(
-        ">iteration", "stage", "array", "first differs at", "stored", "replayed", ">max abs", ">max ulp", ">elements"
-    )
+def difference_table(
+    differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
+) -> Table:
+    """The arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
+    table = _table(">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     for difference in differences:
         comparable = difference.count >= 0
         table.add_row(
@@ -296,6 +298,20 @@ def _disk_table(sizes: Mapping[str, int]) -> Table:
         table.add_row(_text(name), size(num_bytes))
     table.add_section()
     table.add_row("all", size(sum(sizes.values())))
+    return table
+
+
+def _quarantine_table(entries: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("when", ">iteration", "stage", "what", "kept in", "")
+    for entry in entries:
+        table.add_row(
+            _text(entry["when"][:19].replace("T", " ")),
+            str(entry["iteration"]),
+            stage_label(entry["stage"], entry["step"]),
+            _text(entry["message"]),
+            _text(entry["path"]),
+            "stored since" if entry["stored_since"] else "",
+        )
     return table
 
 

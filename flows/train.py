@@ -13,6 +13,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 import storage
+from flows.faults import compute_checked, kept_in_quarantine
 from flows.on_policy import OnPolicyStages
 from flows.run_info import planned_iterations
 from flows.workers import Backend, code_digest, rollout_workers, usable_cores
@@ -201,10 +202,11 @@ def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer:
 
 
 def run_once(stages: OnPolicyStages, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
-    """Compute and store a stage unless it is stored already."""
+    """Compute and store a stage unless it is stored already; numbers that are not finite are refused, and kept."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
-        value = stages.compute(ref, writer.load)
+        with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)):
+            value = compute_checked(stages, ref, writer.load)
         took = time.perf_counter() - began
         seconds[f"{ref.stage}.{ref.step}"] = took
         writer.put(

@@ -25,6 +25,7 @@ from storage.errors import (
 )
 from storage.iteration import Iteration
 from storage.paths import check_run_name, run_path
+from storage.quarantine import Quarantined, put_in_quarantine, read_quarantine
 from storage.reader import Run, open_run
 from storage.records import StageRecord, read_record
 from storage.refs import STAGES, StageRef, learner_ref
@@ -41,6 +42,7 @@ __all__ = [
     "Iteration",
     "LayoutMismatch",
     "NotARun",
+    "Quarantined",
     "Run",
     "RunExists",
     "RunLocked",
@@ -60,6 +62,8 @@ __all__ = [
     "open_run",
     "open_writer",
     "output_digest",
+    "put_in_quarantine",
+    "read_quarantine",
     "read_record",
     "run_path",
     "verify_run",

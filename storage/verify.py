@@ -247,6 +247,8 @@ def _belongs(relative: str) -> bool:
             ["run.json"] | ["data.zarr", "zarr.json"] | ["data.zarr", _, "zarr.json"] | ["data.zarr", _, _, "zarr.json"]
         ):
             return True
+        case ["_quarantine", *_]:
+            return True
         case [name]:
             return _LOCK_NAME.fullmatch(name) is not None
         case ["_commits", name]:

@@ -51,7 +51,11 @@ def test_a_bug_in_a_users_environment_keeps_its_traceback(train):
 
 def test_rollouts_that_are_not_finite_end_with_1_and_one_line(train, capsys):
     assert train("nan", "--workers", "0") == 1
-    assert capsys.readouterr().err.startswith("metaloom: collect_rollouts, iteration 0, step 0: observations of task 0")
+    assert (
+        capsys.readouterr()
+        .err.partition("/run: ")[2]
+        .startswith("collect_rollouts, iteration 0, step 0: observations of task 0")
+    )
 
 
 @pytest.mark.dask
