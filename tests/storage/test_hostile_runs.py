@@ -228,7 +228,7 @@ def test_unknown_facts_in_run_json_are_kept(make_run):
 
 
 def test_the_store_contains_nothing_that_could_run_what_it_reads(pytestconfig):
-    sources = sorted((pytestconfig.rootpath / "storage").glob("*.py"))
+    sources = sorted((pytestconfig.rootpath / "storage").rglob("*.py"))
     assert len(sources) > 15
-    unsafe = re.compile(r"\b(import|from) (pickle|marshal|shelve|torch|yaml)|allow_pickle|\beval\(|\bexec\(")
+    unsafe = re.compile(r"\b(import|from) (pickle|marshal|shelve|torch|yaml)|allow_pickle(?!=False)|\beval\(|\bexec\(")
     assert [file.name for file in sources if unsafe.search(file.read_text(encoding="utf-8"))] == []
