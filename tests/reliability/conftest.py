@@ -41,6 +41,12 @@ def _load(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def load_module() -> Callable[[str], ModuleType]:
+    """Imports a module that lies beside the tests."""
+    return _load
+
+
+@pytest.fixture(scope="session")
 def write_points() -> ModuleType:
     """The module that counts write operations."""
     return _load("write_points")
