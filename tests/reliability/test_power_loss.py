@@ -87,6 +87,14 @@ def test_after_a_power_cut_at_every_operation_a_run_resumes_to_equal_digests(dis
             check(length, adversary, resumed=True)
 
 
+def test_a_group_that_a_power_cut_took_away_from_its_arrays_comes_back(tmp_path, train_tiny, finish):
+    path = train_tiny(tmp_path / "run", iterations=1)
+    (path / "data.zarr/tasks/zarr.json").unlink()
+    assert [damage.file for damage in storage.verify_run(path)] == ["data.zarr/tasks/zarr.json"]
+    finish(path)
+    assert storage.verify_run(path) == []
+
+
 def test_the_model_notices_a_commit_that_is_not_synced(tmp_path, power_loss, train_tiny, monkeypatch):
     disk = power_loss.Disk(tmp_path / "run")
     with disk.recording(), monkeypatch.context() as patch:
