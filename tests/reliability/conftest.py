@@ -64,6 +64,12 @@ def train_tiny() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def tiny_json() -> Callable[..., str]:
+    """The settings of such a run for another process."""
+    return lambda **changes: json.dumps({**TINY, **changes})
+
+
+@pytest.fixture(scope="session")
 def finish(train_tiny) -> Callable[..., Path]:
     """Goes on with a run that was interrupted, be it in the middle of its creation."""
 
