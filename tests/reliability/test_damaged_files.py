@@ -5,11 +5,9 @@ import pytest
 import storage
 
 DAMAGES = {
-    "first byte": lambda data: bytes([data[0] ^ 1]) + data[1:],
     "middle byte": lambda data: (
         data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 16]) + data[len(data) // 2 + 1 :]
     ),
-    "last byte": lambda data: data[:-1] + bytes([data[-1] ^ 128]),
     "half": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
     "longer": lambda data: data + b"\0",

@@ -81,9 +81,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("element", ["[]", "{}"])
-def test_a_document_of_millions_of_small_values_is_refused_with_bounded_memory(tmp_path, train_tiny, element):
-    path = train_tiny(tmp_path / "run", iterations=1)
+def test_a_document_of_millions_of_small_values_is_refused_with_bounded_memory(tmp_path, train_tiny):
+    path, element = train_tiny(tmp_path / "run", iterations=1), "{}"
     count = (2**24 - 100) // (len(element) + 1)
     (path / "_commits" / storage.StageRef(0, "sample_tasks").file_name).write_text(
         '{"chunks":[' + ",".join([element] * count) + "]}\n"
