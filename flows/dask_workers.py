@@ -14,6 +14,7 @@ from multiprocessing import resource_tracker
 from typing import cast
 
 from distributed import Client, KilledWorker, LocalCluster
+from distributed.client import FutureCancelledError
 
 from flows.errors import WorkersError
 from flows.workers import Backend, SamplerSpec, code_digest, collect_shard
@@ -35,7 +36,7 @@ class DaskWorkers:
         """E complete episodes of every task.
 
         Raises:
-            WorkersError: a shard killed every worker that tried it.
+            WorkersError: a shard killed every worker that tried it, or the scheduler is gone.
         """
         futures = [
             self.client.submit(
@@ -55,6 +56,11 @@ class DaskWorkers:
             raise WorkersError(
                 f"iteration {position.iteration}, round {position.step}: several workers in a row died in the same "
                 "rollout, so the environment probably ends its process; sample in this process (--workers 0) to see how"
+            ) from error
+        except FutureCancelledError as error:
+            raise WorkersError(
+                f"iteration {position.iteration}, round {position.step}: the Dask scheduler is gone ({error.reason}); "
+                "start it again, or leave --scheduler out, and `metaloom resume` the run, which has lost nothing"
             ) from error
         return EpisodeBatch.concatenate(shards)
 

@@ -7,6 +7,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from pipeline.types import Array
 from storage.columns import column, column_type
 from storage.committed import TABLES, CommittedFiles
-from storage.errors import StageMissing
+from storage.errors import StageMissing, damaged
 from storage.records import StageRecord
 from storage.refs import StageRef
 
@@ -23,6 +24,8 @@ _POSITION = ("iteration", "step", "task", "episode", "t")
 _ENDS = ("terminated", "truncated")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
 _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantage"}
+_MOST_CELLS = 2**24
+_MOST_TABLE_BYTES = 2**28
 _DICE_SAMPLE_NAMES = {"adjusted_rewards": "adjusted_reward"}
 
 
@@ -198,9 +201,24 @@ def _read_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa
         record = files.record(ref)
         for file in record.tables:
             if file.path.split("/")[1] == name:
-                # Not pq.read_table: what it does beyond reading takes longer than a small file.
-                with pq.ParquetFile(pa.BufferReader(files.read_bytes(record, file))) as parquet:
-                    yield parquet.read(use_threads=False)
+                yield _parse_table(files.read_bytes(record, file), files.root / file.path)
+
+
+def _parse_table(raw: bytes, where: Path) -> pa.Table:
+    try:
+        # Not pq.read_table: what it does beyond reading takes longer than a small file.
+        with pq.ParquetFile(pa.BufferReader(raw)) as parquet:
+            _check_size(parquet.metadata, where)
+            return parquet.read(use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(where, f"is no table ({error})") from None
+
+
+def _check_size(about: pq.FileMetaData, where: Path) -> None:
+    # A few bytes of Parquet can stand for a column of any length.
+    raw_bytes = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+    if about.num_rows * about.num_columns > _MOST_CELLS or raw_bytes > _MOST_TABLE_BYTES:
+        raise damaged(where, f"claims {about.num_rows} rows of {about.num_columns} columns in {raw_bytes} bytes")
 
 
 def _nothing(files: CommittedFiles, found: str) -> StageMissing:

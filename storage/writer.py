@@ -16,7 +16,7 @@ from storage.arrays import group_document, render_metadata
 from storage.background import BackgroundQueue
 from storage.canonical import render, sealed
 from storage.codec import Value, encode, flatten
-from storage.errors import LayoutMismatch, RunExists, StageExists, StageMissing, StoreError, system_errors
+from storage.errors import LayoutMismatch, RunExists, StageExists, StageMissing, StoreError, damaged, system_errors
 from storage.files import make_folder, sync_folder
 from storage.history import History, read_history
 from storage.provenance import system, utc, versions
@@ -275,12 +275,21 @@ def open_writer(
     path = Path(path)
     read_info(path)
     with system_errors(path, required=_WRITABLE, action="Free space, or check the folder's permissions and its disk"):
+        _refuse_links(path)
         session = begin_session(path, take_over=take_over)
         try:
             return _writer(path, session, capacity, repair=repair)
         except BaseException:
             session.close()
             raise
+
+
+def _refuse_links(path: Path) -> None:
+    """Folders of a run that comes from elsewhere may be links, and to write through them would change what is there."""
+    for pattern in ("*", "data.zarr/*", "data.zarr/*/*", "tables/*"):
+        for entry in path.glob(pattern):
+            if entry.is_symlink():
+                raise damaged(entry, "is a symbolic link; a run consists of files and folders of its own")
 
 
 def _creating(path: Path) -> AbstractContextManager[None]:
