@@ -24,7 +24,7 @@ EXIT_CODES = {
     "storage.errors.StoreError": FAILURE,
     "pipeline.algorithms.finite.NumericalError": FAILURE,
     "pipeline.baselines.contract.BaselineError": FAILURE,
-    "stages.collect_rollouts.RolloutError": FAILURE,
+    "stages.rollout_faults.RolloutError": FAILURE,
 }
 
 
