@@ -3,6 +3,7 @@
 Commands import what they need when they run: listing runs should not wait for torch.
 """
 
+import faulthandler
 import json
 import os
 import shutil
@@ -52,12 +53,22 @@ Workers = Annotated[
 ]
 Threads = Annotated[int, Parameter(help="Physics threads when sampling in this process (`--workers 0`).")]
 Scheduler = Annotated[str | None, Parameter(help="Address of a running Dask scheduler, `tcp://host:port`.")]
+StepTimeout = Annotated[
+    float | None,
+    Parameter(help="Seconds a worker waits for one call of an environment before it gives up; 60 if left out."),
+]
+Retries = Annotated[
+    int | None,
+    Parameter(help="How often work is done again whose worker process died; 3 if left out."),
+]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of text.")]
 RunArgument = Annotated[str, Parameter(help="A name under the runs folder, or a path.")]
 
 
 def main() -> None:
     """Entry point of the `metaloom` command."""
+    # An environment that crashes this process (`--workers 0`) leaves at least a traceback.
+    faulthandler.enable()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -87,6 +98,8 @@ def train(
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Train a new run.
@@ -103,7 +116,7 @@ def train(
     from pipeline.config import build_config, override
 
     config = build_config(override(load_settings(recipe), overrides))
-    backend = Backend(workers, threads, scheduler)
+    backend = Backend(workers, threads, scheduler, step_timeout, retries)
     folder = run_folder(run if run is not None else new_run_name(Path(recipe).stem))
     return _train(lambda observer: train_run(config, folder, backend=backend, observer=observer), folder, as_json)
 
@@ -118,6 +131,8 @@ def resume(
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Go on with a run from its first missing stage, whatever interrupted it.
@@ -132,7 +147,7 @@ def resume(
     from flows.train import resume as resume_run
     from flows.workers import Backend
 
-    folder, backend = run_folder(run), Backend(workers, threads, scheduler)
+    folder, backend = run_folder(run), Backend(workers, threads, scheduler, step_timeout, retries)
     return _train(
         lambda observer: resume_run(
             folder, iterations=iterations, take_over=take_over, repair=repair, backend=backend, observer=observer
@@ -152,6 +167,8 @@ def replay(
     workers: Annotated[int | None, Parameter(help="Dask worker processes on this machine; none if left out.")] = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Run stored stages again from their stored inputs and compare every array, bit for bit.
@@ -178,7 +195,9 @@ def replay(
         stage=stage,
         step=step,
         until_diff=until_diff,
-        backend=Backend(0 if workers is None and scheduler is None else workers, threads, scheduler),
+        backend=Backend(
+            0 if workers is None and scheduler is None else workers, threads, scheduler, step_timeout, retries
+        ),
     ):
         outcomes.append(outcome)
         if not as_json:
@@ -203,6 +222,8 @@ def evaluate(
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Adapt a stored learner to fresh tasks and report its return after every adaptation step.
@@ -226,7 +247,7 @@ def evaluate(
         num_tasks=tasks,
         adaptation_steps=adaptation_steps,
         seed=seed,
-        backend=Backend(workers, threads, scheduler),
+        backend=Backend(workers, threads, scheduler, step_timeout, retries),
     )
     if as_json:
         _print_json(evaluation_info(outcome))

@@ -13,7 +13,15 @@ from pipeline.seeding import generator
 from pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
 from stages.rollout_faults import Circumstances, RolloutError, RolloutPosition, not_finite
 
-__all__ = ["RolloutError", "RolloutPosition", "RolloutWatch", "Sampler", "Unwatched", "collect_rollouts"]
+__all__ = [
+    "UNWATCHED",
+    "RolloutError",
+    "RolloutPosition",
+    "RolloutWatch",
+    "Sampler",
+    "Unwatched",
+    "collect_rollouts",
+]
 
 
 class RolloutWatch(Protocol):

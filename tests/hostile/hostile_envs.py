@@ -35,8 +35,8 @@ class Hostile(MetaEnv):
     observation_space = Box(-1e4, 1e7, (SIZE,), np.float32)
     action_space = Box(-1, 1, (1,), np.float32)
 
-    def __init__(self, fault: str = "none", at: int = 2, mark: str = "") -> None:
-        self.fault, self.at, self.mark = fault, at, mark
+    def __init__(self, fault: str = "none", at: int = 2, mark: str = "", only_if: str = "") -> None:
+        self.fault, self.at, self.mark, self.only_if = fault, at, mark, only_if
         self.buffer = np.zeros(SIZE, np.float32)
         if fault == "raise_in_constructor":
             raise ValueError("the licence server is away")
@@ -76,6 +76,8 @@ class Hostile(MetaEnv):
         reward = float(self.task[0] * action[0])
         answer = (self.observation(), reward, False, False, {})
         do = getattr(self, f"do_{self.fault}", None)
+        if self.only_if and not Path(self.only_if).exists():
+            return answer
         if do is not None and (self.t > self.at or getattr(do, "always", False)):
             return do(action, *answer)
         return answer
