@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Watchdog:
-    """A rollout's part of the watchdog; one per rollout, used by its thread alone."""
+    """A rollout's part of the watchdog; used by one thread alone."""
 
     def __init__(self, timeout_seconds: float, report: Path) -> None:
         """Nothing is watched until `alive` is called.
@@ -34,9 +34,14 @@ class Watchdog:
             self._set_again = now + self._slack
             _set_deadline(self, now + self._patience, self._report)
 
-    def stop(self) -> None:
-        """Watch no longer."""
+    def rest(self) -> None:
+        """Watch no longer, until `alive` is called again."""
+        self._set_again = 0.0
         _set_deadline(self, None, self._report)
+
+    def close(self) -> None:
+        """Watch no longer, for good."""
+        self.rest()
         self._report.close()
 
 

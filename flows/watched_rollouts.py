@@ -4,11 +4,12 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
 
-from flows.flight_recorder import NOT_YET, FlightRecorder, Recording, read_recordings, recordings_folder
+from flows.flight_recorder import NOT_YET, FlightRecorder, Recording, read_recordings, recorded, recordings_folder
 from flows.workers import SamplerSpec, collect_shard
 from pipeline.envs import ENVS, make_env
 from pipeline.seeding import generator
@@ -36,9 +37,9 @@ class Supervision:
         """What earlier attempts at it left on this machine."""
         return read_recordings(recordings_folder(self.session), self.key)
 
-    def recorder(self) -> FlightRecorder:
+    def recorded(self) -> AbstractContextManager[FlightRecorder]:
         """A recorder for one more attempt."""
-        return FlightRecorder(recordings_folder(self.session), self.key, self.step_timeout_seconds)
+        return recorded(recordings_folder(self.session), self.key, self.step_timeout_seconds)
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,11 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
     earlier = supervision.recordings()
     if any(recording.timed_out for recording in earlier):
         raise shard.death([recording for recording in earlier if recording.timed_out], supervision)
-    recorder = supervision.recorder()
     try:
-        return collect_shard(shard.spec, params, shard.tasks, shard.position, recorder)
+        with supervision.recorded() as recorder:
+            return collect_shard(shard.spec, params, shard.tasks, shard.position, recorder)
     except StageFault as error:
         fault = error
-    finally:
-        recorder.finish()
     # What the environment raised stays here: it may be of a kind that cannot be sent.
     fault.__cause__ = fault.__context__ = None
     raise fault.with_traceback(None)
@@ -95,13 +94,10 @@ def try_environment(spec: SamplerSpec, supervision: Supervision) -> None:
     """
     if any(recording.timed_out for recording in supervision.recordings()):
         raise TimeoutError(supervision.recordings()[-1].traceback)
-    recorder = supervision.recorder()
-    try:
+    with supervision.recorded():
         env = make_env(spec.env)
         env.sample_tasks(1, generator(0, "tasks", 0))
         env.close()
-    finally:
-        recorder.finish()
 
 
 def is_built_in(spec: SamplerSpec) -> bool:

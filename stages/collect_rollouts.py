@@ -28,7 +28,7 @@ class RolloutWatch(Protocol):
     """Is told where a rollout is, so that it can be known if the process does not live to tell."""
 
     def actions(self, shape: tuple[int, int, int]) -> Array:
-        """Zeros [T, N, A] float32, into which the rollout writes its actions."""
+        """Zeros [T, N, A] float32, into which the rollout writes its actions; it copies them when it has ended."""
         ...
 
     def entered(self, env_step: int | None) -> None:
@@ -249,7 +249,8 @@ class _Rollout:
     def _by_task(self, values: Array) -> Array:
         """[B, E, T, ...] from [T, N, ...]."""
         split = values.reshape(len(values), self.B, self.E, *values.shape[2:])
-        return np.ascontiguousarray(np.moveaxis(split, 0, 2))
+        # Always a copy: where there is one row, the order is the same already, and the actions are the watch's.
+        return np.array(np.moveaxis(split, 0, 2), order="C")
 
 
 def _require_shape(name: str, found: Array, required: tuple[int, ...]) -> None:
