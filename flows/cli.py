@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 import storage
-from flows.errors import USAGE, exit_code
+from flows.errors import USAGE, UsageError, exit_code
 from flows.runs import RunAt, new_run_name, report_folder, require_iteration, run_folder, runs_root
 
 if TYPE_CHECKING:
@@ -351,17 +351,28 @@ def recipes(*, schema: Annotated[bool, Parameter(negative=())] = False, as_json:
 
 
 @app.command
-def doctor(*, as_json: AsJson = False) -> int:
-    """Check that this machine can train: packages, cores, disk, physics, Prefect.
+def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson = False) -> int:
+    """Check that this machine can train: packages, cores, disk, physics, Prefect. Or check an environment.
 
     Exit code 1 when something is wrong; the table says what helps.
 
-    Example: `metaloom doctor`
+    Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
+
+    Args:
+        env: Check this environment instead: whether its answers are sound, and the same when it is run twice.
     """
     from flows.doctor import check_all
     from flows.tables import doctor_table
 
-    checks = check_all(runs_root())
+    if env is None:
+        if overrides:
+            raise UsageError("found --set without --env; required both: the machine has no settings")
+        checks = check_all(runs_root())
+    else:
+        # Imported only here: a broken package must become a line of the other table.
+        from flows.check_env import check_environment, env_config
+
+        checks = check_environment(env_config(env, overrides))
     if as_json:
         _print_json([check.as_dict() for check in checks])
     else:

@@ -1,17 +1,24 @@
 """An environment that does its worst to its process: the run stops with an error that says where, and loses nothing."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+import flows.dask_workers
 import storage
+from flows.cli import run
+from flows.errors import WorkersError
 from flows.replay import replay
 from flows.train import resume, train
 from flows.workers import Backend
@@ -31,21 +38,20 @@ def hostile_envs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind():
-    before = recordings()
+def nothing_is_left_behind(tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     yield
     _, alive = psutil.wait_procs(workers(), timeout=20)
     assert alive == [], "worker processes outlive their run"
-    assert recordings() <= before, "recordings outlive their run"
+    assert list(temporary.glob("metaloom-*")) == [], "recordings outlive their run"
 
 
 def workers() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
     return [process for process in children if "spawn_main" in " ".join(process.cmdline())]
-
-
-def recordings() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("metaloom-*"))
 
 
 @pytest.fixture
@@ -160,8 +166,93 @@ def test_replay_finds_an_environment_that_does_not_do_the_same_twice(hostile, tm
     assert "observations" in {difference.array for difference in outcome.differences}
 
 
+@pytest.mark.parametrize(
+    ("fault", "statuses", "found"),
+    [
+        ("none", ["ok", "ok"], "twice the same"),
+        ("random", ["ok", "fail"], "two runs differ"),
+        ("wrong_shape", ["fail"], "required numbers of shape (2,)"),
+        ("raise_in_constructor", ["fail"], "the licence server is away"),
+    ],
+)
+def test_doctor_finds_what_is_wrong_with_an_environment(fault, statuses, found, capsys):
+    code = run(["doctor", "--env", "hostile_envs:Hostile", "--set", f"env.options.fault={fault}", "--json"])
+    checks = json.loads(capsys.readouterr().out)
+    assert [check["status"] for check in checks] == statuses
+    assert found in checks[-1]["found"]
+    assert code == int("fail" in statuses)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [["--set", "env.options.at=1"], ["--env", "point-2d", "--set", "seed=1"], ["--env", "x", "--set", "env.y=1"]],
+)
+def test_doctor_refuses_settings_of_anything_but_an_environment(tokens, capsys):
+    assert run(["doctor", *tokens]) == 2
+    assert "required" in capsys.readouterr().err
+
+
 def test_what_an_environment_prints_in_this_process_goes_to_standard_error(hostile, tmp_path, capsys):
     train(hostile("print", only_if=""), tmp_path / "run", backend=HERE)
     printed = capsys.readouterr()
     assert "an environment that talks" in printed.err
     assert "an environment that talks\n" not in printed.out
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_workers_of_a_scheduler_of_ones_own_are_watched_as_well(hostile, tmp_path, monkeypatch):
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
+    (tmp_path / "now").touch()
+    with cluster("--nanny") as address:
+        backend = Backend(scheduler=address, step_timeout_seconds=30.0)
+        with pytest.raises(
+            RolloutError, match=r"task 0 .* episode 0 .*, step 2: its process died: Fatal .* Segmentation"
+        ):
+            train(hostile("segfault"), tmp_path / "run", backend=backend)
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_cluster_whose_last_worker_is_gone_is_not_waited_for_for_ever(hostile, tmp_path, monkeypatch):
+    monkeypatch.setattr(flows.dask_workers, "_LOOK_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(flows.dask_workers, "_NO_WORKER_SECONDS", 1.0)
+    (tmp_path / "now").touch()
+    with cluster("--no-nanny") as address, pytest.raises(WorkersError, match="has had no worker for 1 s"):
+        train(hostile("exit"), tmp_path / "run", backend=Backend(scheduler=address))
+
+
+@contextmanager
+def cluster(nanny: str) -> Iterator[str]:
+    """A scheduler and one worker as separate processes; yields the scheduler's address."""
+    common = [sys.executable, "-m", "dask"]
+    local = ["--no-dashboard", "--host", "127.0.0.1"]
+    with ExitStack() as stack:
+        scheduler = stack.enter_context(running([*common, "scheduler", "--port", "0", *local]))
+        address = wait_for(scheduler, r"Scheduler at:\s+(tcp://127\.0\.0\.1:\d+)")
+        worker = stack.enter_context(running([*common, "worker", address, "--nthreads", "1", nanny, *local]))
+        wait_for(worker, r"(Registered to)")
+        yield address
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    folder = Path(flows.dask_workers.__file__).parents[1]
+    path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def wait_for(process: subprocess.Popen[str], pattern: str) -> str:
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if match := re.search(pattern, line):
+            return match[1]
+    raise AssertionError(f"the process ended before it said {pattern}: {''.join(said)}")
