@@ -3,6 +3,7 @@
 Commands import what they need when they run: listing runs should not wait for torch.
 """
 
+import faulthandler
 import json
 import os
 import shutil
@@ -52,12 +53,22 @@ Workers = Annotated[
 ]
 Threads = Annotated[int, Parameter(help="Physics threads when sampling in this process (`--workers 0`).")]
 Scheduler = Annotated[str | None, Parameter(help="Address of a running Dask scheduler, `tcp://host:port`.")]
+StepTimeout = Annotated[
+    float | None,
+    Parameter(help="Seconds a worker waits for one call of an environment before it gives up; 60 if left out."),
+]
+Retries = Annotated[
+    int | None,
+    Parameter(help="How often work is done again whose worker process died; 3 if left out."),
+]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of text.")]
 RunArgument = Annotated[str, Parameter(help="A name under the runs folder, or a path.")]
 
 
 def main() -> None:
     """Entry point of the `metaloom` command."""
+    # An environment that crashes this process (`--workers 0`) leaves at least a traceback.
+    faulthandler.enable()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -87,6 +98,8 @@ def train(
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Train a new run.
@@ -103,7 +116,7 @@ def train(
     from pipeline.config import build_config, override
 
     config = build_config(override(load_settings(recipe), overrides))
-    backend = Backend(workers, threads, scheduler)
+    backend = Backend(workers, threads, scheduler, step_timeout, retries)
     folder = run_folder(run if run is not None else new_run_name(Path(recipe).stem))
     return _train(lambda observer: train_run(config, folder, backend=backend, observer=observer), folder, as_json)
 
@@ -118,6 +131,8 @@ def resume(
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Go on with a run from its first missing stage, whatever interrupted it.
@@ -132,7 +147,7 @@ def resume(
     from flows.train import resume as resume_run
     from flows.workers import Backend
 
-    folder, backend = run_folder(run), Backend(workers, threads, scheduler)
+    folder, backend = run_folder(run), Backend(workers, threads, scheduler, step_timeout, retries)
     return _train(
         lambda observer: resume_run(
             folder, iterations=iterations, take_over=take_over, repair=repair, backend=backend, observer=observer
@@ -153,6 +168,8 @@ def replay(
     workers: Annotated[int | None, Parameter(help="Dask worker processes on this machine; none if left out.")] = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Run stored stages again from their stored inputs and compare every array, bit for bit.
@@ -183,7 +200,9 @@ def replay(
         stage=stage,
         step=step,
         until_diff=until_diff,
-        backend=Backend(0 if workers is None and scheduler is None else workers, threads, scheduler),
+        backend=Backend(
+            0 if workers is None and scheduler is None else workers, threads, scheduler, step_timeout, retries
+        ),
     ):
         outcomes.append(outcome)
         if not as_json:
@@ -271,6 +290,8 @@ def evaluate(
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Adapt a stored learner to tasks and report its return on fresh test episodes after every adaptation step.
@@ -312,7 +333,7 @@ def evaluate(
         test_episodes=test_episodes,
         deterministic=deterministic,
         seed=seed,
-        backend=Backend(workers, threads, scheduler),
+        backend=Backend(workers, threads, scheduler, step_timeout, retries),
     )
     if plot is not None:
         from flows.evaluation_plots import per_shot_curve, write_plot
@@ -458,17 +479,28 @@ def recipes(*, schema: Annotated[bool, Parameter(negative=())] = False, as_json:
 
 
 @app.command
-def doctor(*, as_json: AsJson = False) -> int:
-    """Check that this machine can train: packages, cores, disk, physics, Prefect.
+def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson = False) -> int:
+    """Check that this machine can train: packages, cores, disk, physics, Prefect. Or check an environment.
 
     Exit code 1 when something is wrong; the table says what helps.
 
-    Example: `metaloom doctor`
+    Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
+
+    Args:
+        env: Check this environment instead: whether its answers are sound, and the same when it is run twice.
     """
     from flows.doctor import check_all
     from flows.tables import doctor_table
 
-    checks = check_all(runs_root())
+    if env is None:
+        if overrides:
+            raise UsageError("found --set without --env; required both: the machine has no settings")
+        checks = check_all(runs_root())
+    else:
+        # Imported only here: a broken package must become a line of the other table.
+        from flows.check_env import check_environment, env_config
+
+        checks = check_environment(env_config(env, overrides))
     if as_json:
         _print_json([check.as_dict() for check in checks])
     else:
