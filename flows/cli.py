@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,11 +16,12 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 import storage
-from flows.errors import USAGE, exit_code
+from flows.errors import USAGE, UsageError, exit_code
 from flows.runs import RunAt, new_run_name, report_folder, require_iteration, run_folder, runs_root
 
 if TYPE_CHECKING:
     from flows.report import ReportFiles
+    from flows.workers import Backend
 
 EXIT_OUTPUT_CLOSED = 128 + 13  # as of a process that SIGPIPE ended
 
@@ -115,6 +116,10 @@ def resume(
     iterations: int | None = None,
     take_over: Annotated[bool, Parameter(negative=())] = False,
     repair: Annotated[bool, Parameter(negative=())] = False,
+    retention: Annotated[
+        tuple[str, ...],
+        Parameter(name="--set", negative=(), help="Change what is kept: `--set retention.keep_last=10`. Repeatable."),
+    ] = (),
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
@@ -135,7 +140,13 @@ def resume(
     folder, backend = run_folder(run), Backend(workers, threads, scheduler)
     return _train(
         lambda observer: resume_run(
-            folder, iterations=iterations, take_over=take_over, repair=repair, backend=backend, observer=observer
+            folder,
+            iterations=iterations,
+            take_over=take_over,
+            repair=repair,
+            retention=retention,
+            backend=backend,
+            observer=observer,
         ),
         folder,
         as_json,
@@ -149,6 +160,7 @@ def replay(
     stage: str | None = None,
     step: int | None = None,
     until_diff: Annotated[bool, Parameter(negative=())] = False,
+    materialise: Annotated[bool, Parameter(negative=())] = False,
     workers: Annotated[int | None, Parameter(help="Dask worker processes on this machine; none if left out.")] = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
@@ -165,12 +177,16 @@ def replay(
         stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt or meta_optimize.
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
+        materialise: Compute what was thinned again and store it, if it has its old digest.
     """
     from flows.replay import replay as replay_run
     from flows.tables import difference_table, replay_line
     from flows.workers import Backend
 
     at = RunAt.parse(run)
+    backend = Backend(0 if workers is None and scheduler is None else workers, threads, scheduler)
+    if materialise:
+        return _materialise(at, backend, whole=stage is None and step is None and not until_diff, as_json=as_json)
     outcomes = []
     for outcome in replay_run(
         at.path,
@@ -178,7 +194,7 @@ def replay(
         stage=stage,
         step=step,
         until_diff=until_diff,
-        backend=Backend(0 if workers is None and scheduler is None else workers, threads, scheduler),
+        backend=backend,
     ):
         outcomes.append(outcome)
         if not as_json:
@@ -232,6 +248,59 @@ def evaluate(
         _print_json(evaluation_info(outcome))
     else:
         console().print(evaluation_table(outcome))
+    return 0
+
+
+@app.command
+def fork(parent: RunArgument, *, run: str, overrides: Overrides = ()) -> int:
+    """Make a run that begins with the iterations of another one and goes on under other settings.
+
+    `metaloom resume` then continues it. Files are shared with the parent, which can be thinned or deleted.
+
+    Example: `metaloom fork first@10 --run second --set algorithm.clip_eps=0.1`
+
+    Args:
+        parent: RUN@N to begin with the first N iterations, RUN for all of them.
+        run: Name of the new run under the runs folder, or a path.
+    """
+    from flows.fork import fork as fork_run
+    from flows.tables import fork_view
+
+    at = RunAt.parse(parent)
+    console().print(fork_view(fork_run(at.path, at.iteration, run_folder(run), overrides), at.path))
+    return 0
+
+
+@app.command
+def thin(
+    run: RunArgument,
+    *,
+    keep_every: int | None = None,
+    keep_last: int | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Remove the episodes, samples and adapted parameters of iterations; everything else stays.
+
+    `metaloom replay RUN@ITERATION --materialise` computes them again, bit for bit.
+
+    Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
+
+    Args:
+        keep_every: Keep iterations 0, N, 2N, ... whole.
+        keep_last: Keep the N newest iterations whole.
+        dry_run: Only tell what would go.
+    """
+    from flows.tables import thinned_line
+    from flows.thin import thin as thin_run
+
+    folder = run_folder(run)
+    retention = storage.Retention(keep_last=keep_last, keep_every=keep_every)
+    thinned = thin_run(folder, retention, dry_run=dry_run)
+    if as_json:
+        _print_json({**asdict(thinned), "dry_run": dry_run})
+    else:
+        console().print(thinned_line(thinned, dry_run=dry_run))
     return 0
 
 
@@ -352,6 +421,22 @@ def console() -> Console:
     """A console on today's standard output; wide enough that pipes do not wrap."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
     return _Console(file=sys.stdout, width=width, soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def _materialise(at: RunAt, backend: "Backend", *, whole: bool, as_json: bool) -> int:
+    from flows.thin import materialise
+    from flows.words import stage_label
+
+    if not whole:
+        raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
+    refs = list(materialise(at.path, at.iteration, backend=backend))
+    if as_json:
+        _print_json([asdict(ref) for ref in refs])
+    for ref in () if as_json else refs:
+        console().print(f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again, its old digest")
+    if not refs and not as_json:
+        console().print("nothing was thinned there")
+    return 0
 
 
 def _train(start: Any, folder: Path, as_json: bool) -> int:

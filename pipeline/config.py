@@ -51,6 +51,20 @@ class ProcessingConfig(Settings):
         return (self.return_baseline or BaselineConfig(name="zero")).build()
 
 
+class RetentionConfig(Settings):
+    """Which iterations keep all their batches on disk. What goes can be computed again; no number depends on it.
+
+    With neither `keep_last` nor `keep_every` all are kept; with both, those that either keeps.
+    """
+
+    keep_last: int | None = Field(default=None, ge=0)
+    """Keep the batches of so many of the newest iterations."""
+    keep_every: int | None = Field(default=None, ge=1)
+    """Keep the batches of every so many-th iteration, from iteration 0 on."""
+    max_bytes: int | None = Field(default=None, ge=1)
+    """Stop before the run's files hold more than this; warn at 90 %."""
+
+
 _NAMED_SECTIONS = ("env", "algorithm", "baseline")
 """Sections for which a bare name stands for the section with that name and defaults."""
 
@@ -58,7 +72,7 @@ _DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
 
 
 class RunConfig(Settings):
-    """Everything that decides the numbers of a run. Where it runs (workers, threads) is not part of it."""
+    """Everything that decides the numbers of a run, and what is kept of them. Where it runs is not part of it."""
 
     env: EnvConfig
     algorithm: AlgorithmConfig
@@ -74,6 +88,7 @@ class RunConfig(Settings):
     max_episode_steps: int = Field(default=100, ge=1)
     """Steps after which an episode is truncated."""
     seed: int = Field(default=1, ge=0, lt=2**63)
+    retention: RetentionConfig = RetentionConfig()
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "RunConfig":
@@ -117,8 +132,8 @@ class RunConfig(Settings):
         return self.num_tasks * self.episodes_per_task * self.max_episode_steps * rounds
 
     def digest(self) -> str:
-        """SHA-256 of the settings that decide the numbers; `iterations` only says where a run stops."""
-        settings = self.model_dump(mode="json", exclude={"iterations"})
+        """SHA-256 of the settings that decide the numbers, not of where a run stops and what is kept of it."""
+        settings = self.model_dump(mode="json", exclude={"iterations", "retention"})
         return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
