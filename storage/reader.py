@@ -157,7 +157,9 @@ class Run:
 
     def metrics(self, iterations: Iterations = None) -> "pa.Table":
         """One row per iteration with its metrics."""
-        return self._table("metrics", iterations)
+        from storage.frames import read_metrics
+
+        return read_metrics(self.files, self.select(iterations))
 
     def lineage(self) -> "pa.Table":
         """One row per stored output, in the order of their making: from what, when, by which session and versions."""
