@@ -127,8 +127,8 @@ class RunWriter:
         Raises:
             StageMissing: one of them is not complete.
         """
-        chosen = {*self.run.select([*iterations])}
         self.flush()
+        chosen = {*self.run.select([*iterations])}
         with self._writing():
             return self._thinner.thin(thinnable(self._history.digests, chosen))
 
