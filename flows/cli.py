@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -22,6 +22,7 @@ from flows.runs import RunAt, new_run_name, report_folder, require_iteration, ru
 
 if TYPE_CHECKING:
     from flows.report import ReportFiles
+    from flows.workers import Backend
 
 EXIT_OUTPUT_CLOSED = 128 + 13  # as of a process that SIGPIPE ended
 
@@ -128,6 +129,10 @@ def resume(
     iterations: int | None = None,
     take_over: Annotated[bool, Parameter(negative=())] = False,
     repair: Annotated[bool, Parameter(negative=())] = False,
+    retention: Annotated[
+        tuple[str, ...],
+        Parameter(name="--set", negative=(), help="Change what is kept: `--set retention.keep_last=10`. Repeatable."),
+    ] = (),
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
@@ -150,7 +155,13 @@ def resume(
     folder, backend = run_folder(run), Backend(workers, threads, scheduler, step_timeout, retries)
     return _train(
         lambda observer: resume_run(
-            folder, iterations=iterations, take_over=take_over, repair=repair, backend=backend, observer=observer
+            folder,
+            iterations=iterations,
+            take_over=take_over,
+            repair=repair,
+            retention=retention,
+            backend=backend,
+            observer=observer,
         ),
         folder,
         as_json,
@@ -165,6 +176,7 @@ def replay(
     step: int | None = None,
     until_diff: Annotated[bool, Parameter(negative=())] = False,
     pdb: Annotated[bool, Parameter(negative=())] = False,
+    materialise: Annotated[bool, Parameter(negative=())] = False,
     workers: Annotated[int | None, Parameter(help="Dask worker processes on this machine; none if left out.")] = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
@@ -184,6 +196,7 @@ def replay(
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
         pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
+        materialise: Compute what was thinned again and store it, if it has its old digest.
     """
     if pdb:
         _refuse_with("--pdb", until_diff=until_diff, workers=workers, scheduler=scheduler, json=as_json)
@@ -193,6 +206,10 @@ def replay(
     from flows.workers import Backend
 
     at = RunAt.parse(run)
+    none_named = workers is None and scheduler is None
+    backend = Backend(0 if none_named else workers, threads, scheduler, step_timeout, retries)
+    if materialise:
+        return _materialise(at, backend, whole=stage is None and step is None and not until_diff, as_json=as_json)
     outcomes = []
     for outcome in replay_run(
         at.path,
@@ -200,9 +217,7 @@ def replay(
         stage=stage,
         step=step,
         until_diff=until_diff,
-        backend=Backend(
-            0 if workers is None and scheduler is None else workers, threads, scheduler, step_timeout, retries
-        ),
+        backend=backend,
     ):
         outcomes.append(outcome)
         if not as_json:
@@ -343,6 +358,59 @@ def evaluate(
         _print_json(evaluation_info(outcome))
     else:
         console().print(evaluation_table(outcome))
+    return 0
+
+
+@app.command
+def fork(parent: RunArgument, *, run: str, overrides: Overrides = ()) -> int:
+    """Make a run that begins with the iterations of another one and goes on under other settings.
+
+    `metaloom resume` then continues it. Files are shared with the parent, which can be thinned or deleted.
+
+    Example: `metaloom fork first@10 --run second --set algorithm.clip_eps=0.1`
+
+    Args:
+        parent: RUN@N to begin with the first N iterations, RUN for all of them.
+        run: Name of the new run under the runs folder, or a path.
+    """
+    from flows.fork import fork as fork_run
+    from flows.tables import fork_view
+
+    at = RunAt.parse(parent)
+    console().print(fork_view(fork_run(at.path, at.iteration, run_folder(run), overrides), at.path))
+    return 0
+
+
+@app.command
+def thin(
+    run: RunArgument,
+    *,
+    keep_every: int | None = None,
+    keep_last: int | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Remove the episodes, samples and adapted parameters of iterations; everything else stays.
+
+    `metaloom replay RUN@ITERATION --materialise` computes them again, bit for bit.
+
+    Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
+
+    Args:
+        keep_every: Keep iterations 0, N, 2N, ... whole.
+        keep_last: Keep the N newest iterations whole.
+        dry_run: Only tell what would go.
+    """
+    from flows.tables import thinned_line
+    from flows.thin import thin as thin_run
+
+    folder = run_folder(run)
+    retention = storage.Retention(keep_last=keep_last, keep_every=keep_every)
+    thinned = thin_run(folder, retention, dry_run=dry_run)
+    if as_json:
+        _print_json({**asdict(thinned), "dry_run": dry_run})
+    else:
+        console().print(thinned_line(thinned, dry_run=dry_run))
     return 0
 
 
@@ -536,6 +604,22 @@ def _refuse_with(option: str, **others: object) -> None:
 
 def _say_plain(words: str) -> None:
     console().out(words)
+
+
+def _materialise(at: RunAt, backend: "Backend", *, whole: bool, as_json: bool) -> int:
+    from flows.thin import materialise
+    from flows.words import stage_label
+
+    if not whole:
+        raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
+    refs = list(materialise(at.path, at.iteration, backend=backend))
+    if as_json:
+        _print_json([asdict(ref) for ref in refs])
+    for ref in () if as_json else refs:
+        console().print(f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again, its old digest")
+    if not refs and not as_json:
+        console().print("nothing was thinned there")
+    return 0
 
 
 def _train(start: Any, folder: Path, as_json: bool) -> int:

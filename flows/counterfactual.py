@@ -20,7 +20,7 @@ from flows.errors import UsageError
 from flows.faults import compute_checked
 from flows.on_policy import OnPolicyStages, StageOutput
 from flows.replay import require_known
-from flows.train import config_of, stages_of
+from flows.train import config_at, stages_of
 from flows.words import finite
 from flows.workers import Backend
 from pipeline.config import RunConfig, build_config, override
@@ -165,7 +165,7 @@ def sweep(
     All settings are checked before the first is computed.
     """
     run = storage.open_run(path)
-    config = config_of(run)
+    config = config_at(run, iteration)
     settings = tuple(settings)
     points = [tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True)) for point in _product(grid)]
     variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]

@@ -11,7 +11,7 @@ from typing import Any
 import storage
 from flows.faults import compute_checked
 from flows.replay import require_known
-from flows.train import config_of, stages_of
+from flows.train import config_at, stages_of
 from flows.words import stage_name
 from flows.workers import Backend
 from storage import StageRef
@@ -66,7 +66,7 @@ def debug_stage(
         storage.StageMissing: an input of the stage is not stored.
     """
     run = storage.open_run(path)
-    with stages_of(config_of(run), backend) as stages:
+    with stages_of(config_at(run, iteration), backend) as stages:
         require_known(stages.order(iteration), stage, step)
         ref = StageRef(iteration, stage, step)
         inputs = {f"{i.stage}.{i.step}": run.load(i) for i in stages.inputs(ref)}

@@ -13,7 +13,7 @@ from flows.faults import compute_checked, explained
 from flows.on_policy import OnPolicyStages
 from flows.runs import require_iteration
 from flows.tables import difference_info
-from flows.train import config_of, stages_of
+from flows.train import stages_of_run
 from flows.workers import Backend
 from storage import Run, StageRef
 from storage.codec import flatten
@@ -90,10 +90,9 @@ def replay(
         storage.StageMissing: nothing stored matches.
     """
     run = storage.open_run(path)
-    config = config_of(run)
-    with stages_of(config, backend) as stages:
-        for ref in _selected(run, stages, iteration, stage, step):
-            outcome = replay_stage(run, stages, ref)
+    with stages_of_run(run, backend) as stages_for:
+        for ref in _selected(run, stages_for(None), iteration, stage, step):
+            outcome = replay_stage(run, stages_for(ref), ref)
             yield outcome
             if until_diff and not outcome.identical:
                 return

@@ -66,6 +66,8 @@ def run_info(run: Run) -> dict[str, Any]:
         "versions": dict(run.info["versions"]),
         "system": dict(run.info["system"]),
         "created": run.info["created"],
+        "parent": run.info.get("parent"),
+        "thinned_iterations": len(run.thinned_iterations()),
         "last_iteration": done - 1 if done else None,
         "last_metrics": _metrics(run),
         "bytes": dict(bytes_by_group(run.path)),
@@ -101,6 +103,7 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
                 "seconds": record.seconds,
                 "bytes": record.stored_bytes,
                 "digest": record.digest,
+                "thinned": run.is_thinned(record.ref),
                 "inputs": [
                     {"iteration": i.ref.iteration, "stage": i.ref.stage, "step": i.ref.step, "digest": i.digest}
                     for i in record.inputs

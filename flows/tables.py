@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from inspect import getdoc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from flows.doctor import Check
     from flows.evaluate import EvaluationOutcome
     from flows.replay import ArrayDifference, StageReplay
-    from storage import Damage
+    from storage import Damage, Fork, Thinned
 
 __all__ = [
     "damage_info",
@@ -29,6 +30,7 @@ __all__ = [
     "doctor_table",
     "evaluation_info",
     "evaluation_table",
+    "fork_view",
     "iteration_info",
     "iteration_view",
     "list_run_rows",
@@ -38,6 +40,7 @@ __all__ = [
     "run_info",
     "run_view",
     "runs_table",
+    "thinned_line",
 ]
 
 STATE_STYLES = {"complete": "green", "training": "cyan", "stopped": "yellow", "damaged": "red"}
@@ -76,6 +79,10 @@ def run_view(run: Run) -> RenderableType:
         ("sizes", _text(_sizes(config))),
         ("seed", _text(config["seed"])),
     ]
+    if info["parent"]:
+        facts.append(("forked from", _text(f"{info['parent']['name']}@{info['parent']['iteration']}")))
+    if info["thinned_iterations"]:
+        facts.append(("thinned", Text(f"{info['thinned_iterations']} iterations")))
     parts: list[RenderableType] = [_heading(info["name"]), _facts(facts)]
     if info["last_metrics"]:
         parts += [_heading(f"metrics of iteration {info['last_iteration']}"), _metrics_view(info["last_metrics"])]
@@ -99,7 +106,7 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
         table.add_row(
             stage_label(stage["stage"], stage["step"]),
             f"{stage['seconds']:.3f}",
-            size(stage["bytes"]),
+            "thinned" if stage["thinned"] else size(stage["bytes"]),
             _text(stage["digest"][:DIGEST_PREFIX]),
             ", ".join(inputs),
         )
@@ -107,6 +114,26 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
     if info["metrics"]:
         parts += [_heading("metrics"), _metrics_view(info["metrics"])]
     return Group(*parts)
+
+
+def fork_view(fork: "Fork", parent: Path) -> RenderableType:
+    """`metaloom fork`."""
+    shared = f"{fork.shared_files} files, {size(fork.shared_bytes)}"
+    facts = [
+        ("run", _text(fork.path)),
+        ("begins with", _text(f"{fork.iteration} iterations of {parent}")),
+        ("shared with it", Text(shared)),
+    ]
+    if fork.copied_files:
+        copied = f"{fork.copied_files} files, {size(fork.copied_bytes)}: the file system cannot share them"
+        facts.append(("copied", Text(copied)))
+    return Group(_facts([*facts, ("go on with", _text(f"metaloom resume {fork.path}"))]))
+
+
+def thinned_line(thinned: "Thinned", *, dry_run: bool) -> str:
+    """`metaloom thin`."""
+    what = f"{len(thinned.iterations)} iterations, {thinned.files} files, {size(thinned.num_bytes)}"
+    return f"would remove: {what}" if dry_run else f"removed: {what}"
 
 
 def damage_info(damage: "Damage") -> dict[str, Any]:

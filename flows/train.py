@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,9 @@ from flows.faults import compute_checked, kept_in_quarantine
 from flows.on_policy import OnPolicyStages
 from flows.run_info import planned_iterations
 from flows.workers import Backend, code_digest, rollout_workers, usable_cores
-from pipeline.config import ConfigError, RunConfig, build_config
+from pipeline.config import ConfigError, RunConfig, build_config, override
 from pipeline.types import EpisodeBatch, Evaluation, Update
-from storage import Run, RunWriter, StageRef
+from storage import Retention, Run, RunWriter, StageRef
 
 
 class StageCall(Protocol):
@@ -101,6 +101,7 @@ def train(
             config_digest=config.digest(),
             capacity=config.iterations,
             environment=environment(),
+            retention=retention_of(config),
         ) as writer,
     ):
         return _train(stages, writer, call, observer)
@@ -112,6 +113,7 @@ def resume(
     iterations: int | None = None,
     take_over: bool = False,
     repair: bool = False,
+    retention: Sequence[str] = (),
     backend: Backend = Backend(),
     call: StageCall = direct,
     observer: Observer = Observer(),
@@ -123,12 +125,13 @@ def resume(
         iterations: how many iterations the run shall have; as configured when None.
         take_over: seize the lock of a writer that can no longer release it, such as one on a host that died.
         repair: drop outputs that `verify` finds damaged, and compute them again.
+        retention: settings of `retention` to change while this process goes on, as KEY=VALUE.
         backend: where rollouts run.
         call: how a stage is run.
         observer: is told of progress and may ask to stop.
     """
     run = storage.open_run(path)
-    config = config_of(run)
+    config = with_retention(config_of(run), retention)
     if iterations is not None:
         if iterations < len(run.iterations):
             raise ConfigError(
@@ -138,7 +141,13 @@ def resume(
         config = build_config({**config.model_dump(), "iterations": iterations})
     # The lock first: a run that somebody else is writing is refused before workers start.
     with (
-        storage.open_writer(path, capacity=config.iterations, take_over=take_over, repair=repair) as writer,
+        storage.open_writer(
+            path,
+            capacity=config.iterations,
+            take_over=take_over,
+            repair=repair,
+            retention=retention_of(config),
+        ) as writer,
         stages_of(config, backend) as stages,
     ):
         return _train(stages, writer, call, observer)
@@ -159,9 +168,57 @@ def stages_of(config: RunConfig, backend: Backend) -> Iterator[OnPolicyStages]:
         yield OnPolicyStages.build(config, workers, pool.map)
 
 
-def config_of(run: Run) -> RunConfig:
-    """A stored run's configuration, with the iterations that it was last given."""
-    return build_config({**run.config, "iterations": planned_iterations(run)})
+@contextmanager
+def stages_of_run(run: Run, backend: Backend) -> Iterator[Callable[[StageRef | None], OnPolicyStages]]:
+    """For each stored output the stages under the settings that decided its numbers; under the run's own for None.
+
+    In a fork, the outputs of its parent were computed under the parent's settings.
+    """
+    with ExitStack() as stack:
+        known: dict[str, OnPolicyStages] = {}
+
+        def stages_for(ref: StageRef | None) -> OnPolicyStages:
+            config = config_of(run, ref)
+            if config.digest() not in known:
+                known[config.digest()] = stack.enter_context(stages_of(config, backend))
+            return known[config.digest()]
+
+        yield stages_for
+
+
+def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
+    """A stored run's configuration, with the iterations that it was last given; the one that decided `ref`, if given.
+
+    Only in a fork do the two differ: what it shares with its parent was computed under the parent's settings.
+    """
+    settings = run.config if ref is None else run.config_of(ref)
+    return build_config({**settings, "iterations": planned_iterations(run)})
+
+
+def config_at(run: Run, iteration: int) -> RunConfig:
+    """The configuration that an iteration was, or will be, computed under."""
+    first = StageRef(iteration, "sample_tasks")
+    return config_of(run, first if run.contains(first) else None)
+
+
+def retention_of(config: RunConfig) -> Retention:
+    """What a configuration says about keeping arrays, as the store takes it."""
+    return Retention(**config.retention.model_dump())
+
+
+def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
+    """A stored run's configuration with another retention, which is all of it that may change.
+
+    Raises:
+        ConfigError: an assignment is about something else, or wrong.
+    """
+    for assignment in assignments:
+        if assignment.partition(".")[0] != "retention":
+            raise ConfigError(
+                f"--set {assignment}: a stored run's settings cannot change, except retention.*; "
+                "`metaloom fork RUN --run NEW --set ...` goes on under others"
+            )
+    return build_config(override(config.model_dump(mode="json"), assignments))
 
 
 def environment() -> dict[str, str]:

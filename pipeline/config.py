@@ -52,6 +52,20 @@ class ProcessingConfig(Settings):
         return (self.return_baseline or BaselineConfig(name="zero")).build()
 
 
+class RetentionConfig(Settings):
+    """Which iterations keep all their batches on disk. What goes can be computed again; no number depends on it.
+
+    With neither `keep_last` nor `keep_every` all are kept; with both, those that either keeps.
+    """
+
+    keep_last: int | None = Field(default=None, ge=0)
+    """Keep the batches of so many of the newest iterations."""
+    keep_every: int | None = Field(default=None, ge=1)
+    """Keep the batches of every so many-th iteration, from iteration 0 on."""
+    max_bytes: int | None = Field(default=None, ge=1)
+    """Stop before the run's files hold more than this; warn at 90 %."""
+
+
 _NAMED_SECTIONS = ("env", "algorithm", "baseline")
 """Sections for which a bare name stands for the section with that name and defaults."""
 
@@ -59,7 +73,7 @@ _DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
 
 
 class RunConfig(Settings):
-    """Everything that decides the numbers of a run. Where it runs (workers, threads) is not part of it."""
+    """Everything that decides the numbers of a run, and what is kept of them. Where it runs is not part of it."""
 
     env: EnvConfig
     algorithm: AlgorithmConfig
@@ -76,6 +90,7 @@ class RunConfig(Settings):
     """Steps after which an episode is truncated."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     evaluation: EvaluationConfig = EvaluationConfig()
+    retention: RetentionConfig = RetentionConfig()
 
     @model_validator(mode="after")
     def _evaluation_fits_the_algorithm(self) -> "RunConfig":
@@ -130,9 +145,9 @@ class RunConfig(Settings):
     def digest(self) -> str:
         """SHA-256 of the settings that decide the numbers of training.
 
-        `iterations` only says where a run stops, and `evaluation` what is measured on the way.
+        `iterations` only says where a run stops, `evaluation` what is measured on the way, `retention` what is kept.
         """
-        settings = self.model_dump(mode="json", exclude={"iterations", "evaluation"})
+        settings = self.model_dump(mode="json", exclude={"iterations", "evaluation", "retention"})
         return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -17,7 +17,7 @@ from pipeline.types import Array
 from storage.columns import column, column_type
 from storage.committed import TABLES, CommittedFiles
 from storage.errors import StageMissing, damaged
-from storage.records import StageRecord
+from storage.records import StageRecord, StoredFile
 from storage.refs import StageRef
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
@@ -70,6 +70,29 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
     if not parts:
         raise _nothing(files, f"no table of {name}")
     table = pa.concat_tables(parts, promote_options="default")
+    return table if iterations else table.slice(0, 0)
+
+
+def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
+    """The metrics of some iterations, one row each.
+
+    From the arrays that the tables were made of: a Parquet file of one row takes longer to open than to read.
+
+    Raises:
+        StageMissing: the run has no complete iteration.
+        DamagedRun: a file is missing or changed.
+    """
+    found: dict[int, Array] = {}
+    names: Sequence[str] = ()
+    for i in iterations or range(1):
+        for chunk, record in _metric_chunks(files, i):
+            found[i], attributes = files.read_row(record, chunk)
+            names = attributes["names"]
+    if not found:
+        raise _nothing(files, "no table of metrics")
+    values = np.stack([*found.values()]).T.copy()
+    numbers = {"iteration": np.array([*found], np.int32), **dict(zip(names, values, strict=True))}
+    table = pa.table({name: column(array) for name, array in numbers.items()})
     return table if iterations else table.slice(0, 0)
 
 
@@ -193,6 +216,13 @@ class _Rows:
 def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str]) -> dict[str, Array]:
     groups = files.read_arrays(files.record(ref), names)
     return {name: data for arrays in groups.values() for name, (data, _) in arrays.items()}
+
+
+def _metric_chunks(files: CommittedFiles, iteration: int) -> Iterator[tuple[StoredFile, StageRecord]]:
+    ref = StageRef(iteration, "meta_optimize")
+    if files.record_path(ref).exists():
+        record = files.record(ref)
+        yield from ((chunk, record) for chunk in record.chunks if chunk.array == "metrics/values")
 
 
 def _read_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:

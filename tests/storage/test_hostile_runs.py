@@ -78,17 +78,17 @@ def test_a_record_cannot_name_arrays_outside_the_run(make_run, array):
         storage.open_run(path)[0].rollouts(0)
 
 
-@pytest.mark.parametrize("place", ["tables/metrics/../../../secret", "tables/../../secret", "/etc/passwd"])
+@pytest.mark.parametrize("place", ["tables/episodes/../../../secret", "tables/../../secret", "/etc/passwd"])
 def test_a_record_cannot_name_tables_outside_the_run(make_run, place):
     path = make_run(1)
     record = path / "_commits" / StageRef(0, "meta_optimize").file_name
 
     def point_elsewhere(document):
-        next(table for table in document["tables"] if "metrics" in table["path"])["path"] = place
+        next(table for table in document["tables"] if "episodes" in table["path"])["path"] = place
 
     rewrite(record, point_elsewhere)
     with pytest.raises((storage.DamagedRun, storage.StageMissing)):
-        storage.open_run(path).metrics()
+        storage.open_run(path).episodes()
     assert any("not its own" in damage.problem for damage in storage.verify_run(path))
 
 
