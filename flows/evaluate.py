@@ -8,12 +8,12 @@ import pyarrow as pa
 
 import storage
 from flows.errors import UsageError
-from flows.on_policy import OnPolicyStages
+from flows.on_policy import OnPolicyStages, acting_params
 from flows.train import config_of, stages_of
 from flows.workers import Backend
 from pipeline.config import RunConfig, build_config
 from pipeline.seeding import seed_for
-from pipeline.types import EpisodeBatch, LearnerState, Step, TaskBatch, TaskParams, Update
+from pipeline.types import EpisodeBatch, LearnerState, Step, TaskBatch, Update
 from stages.adapt import adapt
 from stages.collect_rollouts import RolloutPosition
 from stages.process_samples import process_samples
@@ -133,7 +133,7 @@ def _evaluate(
     # Halved because run seeds are below 2**63.
     run_seed = seed_for(config.seed, "evaluation", seed) // 2
     tasks = sample_tasks(stages.env, num_tasks=config.num_tasks, run_seed=run_seed, iteration=0)
-    params = TaskParams.broadcast(learner.params, config.num_tasks)
+    params = acting_params(stages.algorithm, learner, config.num_tasks)
     rounds: list[EpisodeBatch] = []
     for k in range(steps + 1):
         rounds.append(stages.rollouts.collect(params, tasks, RolloutPosition(run_seed, 0, k)))
@@ -143,5 +143,5 @@ def _evaluate(
             # Beyond the steps of training, the last trained step's size applies.
             trained = min(k, config.algorithm.inner_steps - 1)
             step = Step(rounds[k], samples, trained)
-            params = adapt(stages.policy, config.algorithm, learner, params, step, parallel=stages.parallel)
+            params = adapt(stages.policy, stages.algorithm, learner, params, step, parallel=stages.parallel)
     return Evaluation(iteration, tasks, tuple(rounds))

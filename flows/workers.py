@@ -23,6 +23,7 @@ from pipeline.policies.config import PolicyConfig
 from pipeline.schema import Settings
 from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from stages.episode_blocks import Enough
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
@@ -89,6 +90,8 @@ class SamplerSpec(Settings):
     episodes_per_task: int
     max_episode_steps: int
     threads: int
+    min_steps: int | None = None
+    min_rollouts: int | None = None
 
     @classmethod
     def of(cls, config: "RunConfig", threads: int) -> "SamplerSpec":
@@ -99,7 +102,16 @@ class SamplerSpec(Settings):
             episodes_per_task=config.episodes_per_task,
             max_episode_steps=config.max_episode_steps,
             threads=threads,
+            min_steps=config.min_steps,
+            min_rollouts=config.min_rollouts,
         )
+
+    @property
+    def enough(self) -> Enough | None:
+        """When a task has been sampled enough; None for always as many episodes."""
+        if self.min_steps is None and self.min_rollouts is None:
+            return None
+        return Enough(self.min_steps, self.min_rollouts, self.episodes_per_task, self.max_episode_steps)
 
 
 @dataclass(frozen=True)
@@ -175,4 +187,5 @@ def _build(spec: SamplerSpec) -> Sampler:
         episodes_per_task=spec.episodes_per_task,
         max_episode_steps=spec.max_episode_steps,
         num_threads=spec.threads,
+        enough=spec.enough,
     )

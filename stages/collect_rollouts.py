@@ -1,15 +1,18 @@
 """Act in the environments: E complete episodes of every task."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+from gymnasium.spaces import Discrete
 
-from pipeline.envs import EnvConfig, make_batch_env
+from pipeline.envs import EnvConfig, make_batch_env, make_env
 from pipeline.envs.contract import BatchEnv, BatchStep
+from pipeline.policies.acting import CategoricalActor, GaussianActor, check_actor_params
 from pipeline.policies.config import PolicyConfig
-from pipeline.policies.inference import GaussianInference, check_params
 from pipeline.seeding import generator, seed_for
 from pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
+from stages.episode_blocks import Enough, collect_until
 from stages.faults import StageFault
 
 
@@ -26,12 +29,19 @@ class RolloutPosition:
         iteration: the iteration.
         step: inner step k.
         first_task: place of the shard's first task in the meta-batch.
+        first_episode: place of the first episode among those of its task.
     """
 
     run_seed: int
     iteration: int
     step: int
     first_task: int = 0
+    first_episode: int = 0
+
+    def of_task(self, b: int) -> tuple[int, ...]:
+        """Where the shard's task b draws its actions from."""
+        place = (self.iteration, self.step, self.first_task + b)
+        return (*place, self.first_episode) if self.first_episode else place
 
 
 class Sampler:
@@ -47,19 +57,32 @@ class Sampler:
         episodes_per_task: int,
         max_episode_steps: int,
         num_threads: int = 1,
+        enough: Enough | None = None,
     ) -> None:
         self.policy = policy
+        self.enough = enough
+        self.episodes_at_once = episodes_per_task if enough is None else enough.block_size
         self.episodes_per_task = episodes_per_task
         self.max_episode_steps = max_episode_steps
         self._env = env
         self._num_threads = num_threads
         self._batches: dict[int, BatchEnv] = {}
+        self._num_choices: int | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Actions to choose from; 0 where actions are numbers."""
+        if self._num_choices is None:
+            env = make_env(self._env)
+            self._num_choices = int(env.action_space.n) if isinstance(env.action_space, Discrete) else 0
+            env.close()
+        return self._num_choices
 
     def batch(self, num_tasks: int) -> BatchEnv:
         """The simulators for shards of this many tasks, made on first use; the last four sizes are kept."""
         batch = self._batches.pop(num_tasks, None)
         if batch is None:
-            batch = make_batch_env(self._env, num_tasks * self.episodes_per_task, self._num_threads)
+            batch = make_batch_env(self._env, num_tasks * self.episodes_at_once, self._num_threads)
         self._batches[num_tasks] = batch
         while len(self._batches) > self._KEPT:
             self._batches.pop(next(iter(self._batches))).close()
@@ -75,7 +98,7 @@ class Sampler:
 def collect_rollouts(
     sampler: Sampler, params: TaskParams, tasks: TaskBatch, *, position: RolloutPosition
 ) -> EpisodeBatch:
-    """Exactly E complete episodes of every task, under the task's own parameters.
+    """Complete episodes of every task, under the task's own parameters: exactly E, or until there are enough.
 
     The bits of an episode depend on its task, its parameters and its position only: not on how tasks are split into
     shards, on threads, or on when other episodes end.
@@ -84,8 +107,30 @@ def collect_rollouts(
         RolloutError: an observation, action or reward is not finite.
         ValueError: the parameters do not fit the environment.
     """
+    if sampler.enough is None:
+        return _collect_together(sampler, params, tasks, position)
+    # Task by task, since each needs a number of blocks of its own.
+    return EpisodeBatch.concatenate(
+        [
+            collect_until(sampler.enough, partial(_collect_block, sampler, params, tasks, position, b))
+            for b in range(len(tasks))
+        ]
+    )
+
+
+def _collect_block(
+    sampler: Sampler, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, b: int, first_episode: int
+) -> EpisodeBatch:
+    """The episodes of task b from a place on, as many as are sampled at once."""
+    at = replace(position, first_task=position.first_task + b, first_episode=first_episode)
+    return _collect_together(sampler, params.slice(b, b + 1), tasks.slice(b, b + 1), at)
+
+
+def _collect_together(
+    sampler: Sampler, params: TaskParams, tasks: TaskBatch, position: RolloutPosition
+) -> EpisodeBatch:
     env = sampler.batch(len(tasks))
-    check_params(sampler.policy, params.params, env.observation_size, env.action_size)
+    check_actor_params(sampler.policy, params.params, env.observation_size, env.action_size, sampler.num_choices)
     episodes = _Rollout(sampler, env, params, tasks, position).run()
     _check_finite(episodes, position)
     return episodes
@@ -97,25 +142,24 @@ class _Rollout:
     def __init__(
         self, sampler: Sampler, env: BatchEnv, params: TaskParams, tasks: TaskBatch, position: RolloutPosition
     ) -> None:
-        B, E, T = len(tasks), sampler.episodes_per_task, sampler.max_episode_steps
+        B, E, T = len(tasks), sampler.episodes_at_once, sampler.max_episode_steps
         self.B, self.E, self.T, self.N = B, E, T, B * E
         self.env, self.tasks, self.position = env, tasks, position
-        self.policy = GaussianInference(sampler.policy, params, E)
+        rngs = [generator(position.run_seed, "actions", *position.of_task(b)) for b in range(B)]
+        actor = CategoricalActor if sampler.num_choices else GaussianActor
+        self.actor = actor(sampler.policy, params, T, E, rngs)
         self.observations = np.zeros((T + 1, B * E, env.observation_size), np.float32)
-        self.actions = np.zeros((T, B * E, env.action_size), np.float32)
-        self.means = np.zeros((T, B * E, env.action_size), np.float32)
         self.rewards = np.zeros((T, B * E), np.float32)
         self.terms: dict[str, Array] = {}
         self.lengths = np.zeros(B * E, np.int32)
         self.terminated = np.zeros(B * E, np.bool_)
 
     def run(self) -> EpisodeBatch:
-        noise = self._noise()
         self.observations[0] = self.env.reset(np.repeat(self.tasks.params, self.E, axis=0), self._seeds())
         initial_state = self.env.state
         rows = np.arange(self.N)
         for t in range(self.T):
-            result = self.env.step(self._act(t, rows, noise[t]), rows)
+            result = self.env.step(self.actor.act(t, self.observations[t], rows), rows)
             self._record(t, rows, result)
             ended = result.terminated | result.truncated
             if ended.any():
@@ -124,37 +168,14 @@ class _Rollout:
                     break
         return self._episodes(initial_state)
 
-    def _noise(self) -> Array:
-        """[T, B, E, A] float32, drawn per task before the first step, so that no episode's end shifts another's."""
-        noise = np.empty((self.T, self.B, self.E, self.env.action_size), np.float32)
-        at = self.position
-        for b in range(self.B):
-            rng = generator(at.run_seed, "actions", at.iteration, at.step, at.first_task + b)
-            noise[:, b] = rng.standard_normal((self.T, self.E, self.env.action_size), np.float32)
-        noise *= np.exp(self.policy.log_std)[:, None, :]
-        return noise
-
     def _seeds(self) -> Array:
         at = self.position
         seeds = [
-            seed_for(at.run_seed, "resets", at.iteration, at.step, at.first_task + b, e)
+            seed_for(at.run_seed, "resets", at.iteration, at.step, at.first_task + b, at.first_episode + e)
             for b in range(self.B)
             for e in range(self.E)
         ]
         return np.array(seeds, np.uint64)
-
-    def _act(self, t: int, rows: Array, noise: Array) -> Array:
-        """[n, A], the actions of the rows; ended episodes take part in the matrix products to keep their shapes."""
-        self.policy.inputs[:] = self.observations[t].reshape(self.B, self.E, -1)
-        mean = self.policy.mean()
-        if len(rows) == self.N:
-            self.means[t].reshape(mean.shape)[:] = mean
-            np.add(mean, noise, out=self.actions[t].reshape(mean.shape))
-            return self.actions[t]
-        mean, noise = mean.reshape(self.N, -1)[rows], noise.reshape(self.N, -1)[rows]
-        self.means[t, rows] = mean
-        self.actions[t, rows] = actions = mean + noise
-        return actions
 
     def _record(self, t: int, rows: Array, result: BatchStep) -> None:
         at: Array | slice = slice(None) if len(rows) == self.N else rows
@@ -171,13 +192,14 @@ class _Rollout:
         terminated = self.terminated.reshape(self.B, self.E)
         return EpisodeBatch(
             observations=self._by_task(self.observations),
-            actions=self._by_task(self.actions),
+            actions=self._by_task(self.actor.actions),
             rewards=self._by_task(self.rewards),
             terminated=terminated,
             # Every episode is complete, so what the task did not end, a time limit did.
             truncated=~terminated,
             lengths=self.lengths.reshape(self.B, self.E),
-            behavior={"mean": self._by_task(self.means), "log_std": np.ascontiguousarray(self.policy.log_std)},
+            behavior={name: self._by_task(value) for name, value in self.actor.behavior_by_step.items()}
+            | self.actor.behavior_by_task,
             reward_terms={name: self._by_task(term) for name, term in self.terms.items()},
             initial_state=initial_state.reshape(self.B, self.E, -1),
         )
