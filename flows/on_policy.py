@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Discrete
 
+from flows.warm_start import read_learner
 from flows.workers import RolloutWorkers
 from pipeline.algorithms import Algorithm
 from pipeline.algorithms.actor_critic.learner import ActorCriticLearner
@@ -95,7 +96,8 @@ class OnPolicyStages:
         """A stage's output, from the inputs that `load` brings."""
         match ref.stage:
             case "initialize":
-                return initialize(self.policy, self.algorithm, run_seed=self.config.seed)
+                start = None if self.config.init_from is None else read_learner(self.config.init_from)
+                return initialize(self.policy, self.algorithm, run_seed=self.config.seed, start=start)
             case "sample_tasks":
                 return sample_tasks(
                     self.env, num_tasks=self.config.num_tasks, run_seed=self.config.seed, iteration=ref.iteration

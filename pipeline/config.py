@@ -14,6 +14,7 @@ from pipeline.envs.config import EnvConfig, gymnasium_limit
 from pipeline.plain_yaml import parse
 from pipeline.policies import PolicyConfig
 from pipeline.schema import Settings
+from pipeline.stopping import StoppingConfig
 
 
 class ConfigError(ValueError):
@@ -51,10 +52,32 @@ class ProcessingConfig(Settings):
         return (self.return_baseline or BaselineConfig(name="zero")).build()
 
 
+class WarmStart(Settings):
+    """The learner of a stored run that another run starts from.
+
+    A bare string stands for the run, with the number of updates behind an @.
+    """
+
+    run: str = Field(min_length=1)
+    """The run's folder, or its name."""
+    updates: int | None = Field(default=None, ge=0)
+    """How many updates the learner has had; all that there are when the run starts, and recorded then."""
+    digest: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """Of the output that holds the learner; recorded when the run starts, and checked whenever it is read again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_a_bare_name(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        run, at, updates = value.rpartition("@")
+        return {"run": run, "updates": int(updates)} if at and updates.isdecimal() else {"run": value}
+
+
 _NAMED_SECTIONS = ("env", "algorithm", "baseline")
 """Sections for which a bare name stands for the section with that name and defaults."""
 
-_LATER = ("min_steps", "min_rollouts")
+_LATER = ("min_steps", "min_rollouts", "init_from")
 
 _DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
 
@@ -81,6 +104,10 @@ class RunConfig(Settings):
     min_rollouts: int | None = Field(default=None, ge=1)
     """Sample until there are this many episodes; with min_steps, until both are reached."""
     seed: int = Field(default=1, ge=0, lt=2**63)
+    init_from: WarmStart | None = None
+    """A stored run whose parameters this one starts from: RUN or RUN@UPDATES."""
+    stop: StoppingConfig | None = None
+    """When the run may end before its last iteration."""
 
     @model_validator(mode="after")
     def _fill_in_what_was_left_out(self) -> "RunConfig":
@@ -184,8 +211,8 @@ class RunConfig(Settings):
         return self.num_tasks * self.episodes_per_task * self.max_episode_steps * rounds
 
     def digest(self) -> str:
-        """SHA-256 of the settings that decide the numbers; `iterations` only says where a run stops."""
-        settings = self.model_dump(mode="json", exclude={"iterations"})
+        """SHA-256 of the settings that decide the numbers; `iterations` and `stop` only say where a run stops."""
+        settings = self.model_dump(mode="json", exclude={"iterations", "stop"})
         # Settings that came later count where they are used, so that what runs were made with keeps its digest.
         settings = {name: value for name, value in settings.items() if name not in _LATER or value is not None}
         return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

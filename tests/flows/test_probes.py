@@ -146,7 +146,9 @@ def values_of(stages, learner, place):
 def test_critics_learn_values_that_are_known(solve, env, values, algorithm):
     stages, learner = solve(env, algorithm, choices=True, iterations=60)
     for place, value in values.items():
-        assert values_of(stages, learner, place) == pytest.approx([value] * len(values_of(stages, learner, place)), abs=0.1)
+        assert values_of(stages, learner, place) == pytest.approx(
+            [value] * len(values_of(stages, learner, place)), abs=0.1
+        )
 
 
 @pytest.mark.slow

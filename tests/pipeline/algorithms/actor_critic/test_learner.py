@@ -174,5 +174,3 @@ def test_without_normalization_advantages_are_those_of_gae(update, episodes_of):
 def test_an_update_that_diverges_is_refused(update):
     with np.errstate(all="ignore"), pytest.raises(NumericalError, match=r"of particle 0 are not finite.*learning_rate"):
         update(PPO(learning_rate=1e39))
-
-

@@ -1,5 +1,7 @@
 """Losses of actor-critics and their written-down derivatives, against hand-derived numbers and autograd in float64."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -94,7 +96,7 @@ def test_the_kl_of_both_heads_is_that_of_torch():
 def test_the_network_has_the_gradient_that_autograd_finds():
     sizes = [3, 5, 4, 2]
     params = {}
-    for layer, (rows, columns) in zip("abc", zip(sizes[:-1], sizes[1:], strict=True), strict=True):
+    for layer, (rows, columns) in zip("abc", pairwise(sizes), strict=True):
         params |= {f"{layer}.kernel": numbers(rows, columns), f"{layer}.bias": numbers(columns)}
     inputs, pull = numbers(N, 3), numbers(N, 2)
     flat = FlatParams(params)
