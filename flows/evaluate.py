@@ -11,7 +11,7 @@ from flows.errors import UsageError
 from flows.on_policy import OnPolicyStages, acting_params
 from flows.train import config_of, stages_of
 from flows.workers import Backend
-from pipeline.config import RunConfig, build_config
+from pipeline.config import RunConfig
 from pipeline.seeding import seed_for
 from pipeline.types import EpisodeBatch, LearnerState, Step, TaskBatch, Update
 from stages.adapt import adapt
@@ -122,7 +122,10 @@ def evaluate(
             f"found {steps} adaptation steps; required 0 or more, and 0 for a run that trains with inner_steps=0"
         )
     if num_tasks is not None:
-        config = build_config({**config.model_dump(), "num_tasks": num_tasks})
+        if num_tasks < 1:
+            raise UsageError(f"found {num_tasks} tasks; required at least 1")
+        # Not a configuration to train with: SVPG's particles take turns at any number of tasks.
+        config = config.model_copy(update={"num_tasks": num_tasks})
     with stages_of(config, backend) as stages:
         return _evaluate(stages, config, update.learner, iteration, steps, seed)
 

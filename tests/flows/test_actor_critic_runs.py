@@ -79,8 +79,9 @@ def test_places_without_an_episode_are_in_no_table_and_no_metric(tmp_path):
 
 def test_a_policy_is_evaluated_as_it_is(tmp_path):
     train(tiny("svpg"), tmp_path / "run", backend=HERE)
-    (summary,) = evaluate(tmp_path / "run", num_tasks=4, backend=HERE).summary()
-    assert summary.adaptation_steps == 0
+    evaluation = evaluate(tmp_path / "run", num_tasks=5, backend=HERE)  # of four particles
+    assert [summary.adaptation_steps for summary in evaluation.summary()] == [0]
+    assert len(evaluation.tasks) == 5
     with pytest.raises(UsageError, match="0 for a run that trains with inner_steps=0"):
         evaluate(tmp_path / "run", adaptation_steps=1, backend=HERE)
 
