@@ -221,3 +221,11 @@ def test_a_worker_that_samples_half_cheetah_imports_no_torch() -> None:
         "assert 'mujoco' in sys.modules and not {'torch', 'prefect', 'dask'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_states_that_are_numbered_become_unit_vectors() -> None:
+    env = make_env(EnvConfig(name="FrozenLake-v1", action_scale=None, options={"is_slippery": False}))
+    first, _ = env.reset(seed=0)
+    second, *_ = env.step(np.int64(1))  # one row down on a lake of 4 x 4
+    assert env.observation_space.shape == (16,)
+    assert (np.nonzero(first)[0].tolist(), np.nonzero(second)[0].tolist()) == ([0], [4])
