@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,7 @@ class _Again:
 
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
         """The stage under some settings."""
-        stages = replace(self.stages, config=config)
+        stages = self.stages.under(config)
         load = self._loader(stages)
         for ref in stages.inputs(self.ref):
             load(ref)  # so that the time is that of the stage alone
@@ -221,7 +221,7 @@ class _Again:
 
     def check(self, config: RunConfig, settings: tuple[str, ...]) -> None:
         """Refuse settings whose algorithm needs rounds or a learner that are not stored."""
-        stages = replace(self.stages, config=config)
+        stages = self.stages.under(config)
         asked = " ".join(settings) or "the settings of the run"
         for ref in stages.inputs(self.ref):
             if ref.stage == "collect_rollouts" and not self.run.contains(ref):

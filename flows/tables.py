@@ -287,10 +287,14 @@ def _recipe_row(name: str, doc: str, config: Mapping[str, Any]) -> dict[str, Any
 
 
 def _sizes(config: Mapping[str, Any]) -> str:
-    inner_steps = config["algorithm"]["inner_steps"]
+    inner_steps, tasks = config["algorithm"].get("inner_steps", 0), config["num_tasks"]
+    enough = [
+        f"{config[name]} {of}" for name, of in (("min_steps", "steps"), ("min_rollouts", "episodes")) if config[name]
+    ]
     return (
-        f"{config['num_tasks']} tasks x {config['episodes_per_task']} episodes x {config['max_episode_steps']} steps, "
-        f"{inner_steps} inner step{'' if inner_steps == 1 else 's'}"
+        f"{tasks} task{'' if tasks == 1 else 's'} x {config['episodes_per_task']} episodes x "
+        f"{config['max_episode_steps']} steps, {inner_steps} inner step{'' if inner_steps == 1 else 's'}"
+        + (f", until {' and '.join(enough)} are reached" if enough else "")
     )
 
 

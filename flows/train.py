@@ -16,9 +16,10 @@ import storage
 from flows.faults import compute_checked, kept_in_quarantine
 from flows.on_policy import OnPolicyStages
 from flows.run_info import planned_iterations
+from flows.warm_start import pinned
 from flows.workers import Backend, code_digest, rollout_workers, usable_cores
 from pipeline.config import ConfigError, RunConfig, build_config, override
-from pipeline.types import EpisodeBatch, Evaluation, Update
+from pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
 from storage import Retention, Run, RunWriter, StageRef
 
 
@@ -93,6 +94,7 @@ def train(
     """
     # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
     storage.check_new_run(path)
+    config = pinned(config)
     with (
         stages_of(config, backend) as stages,
         storage.create_run(
@@ -227,12 +229,17 @@ def environment() -> dict[str, str]:
 
 
 def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
-    path, iterations = writer.run.path, stages.config.iterations
+    path, iterations, stop = writer.run.path, stages.config.iterations, stages.config.stop
+    history: list[Metrics] = []
     began = time.perf_counter()
     for iteration in range(iterations):
+        if stop is not None and stop.met(history):
+            return TrainResult(path, iteration, stopped=False)
         # Not only the iterations behind the last complete one: whatever was lost is computed again.
         missing = [ref for ref in stages.order(iteration) if not writer.contains(ref)]
         if not missing:
+            if stop is not None:
+                history.append(_update(writer, iteration).metrics)
             continue
         seconds: dict[str, float] = {}
         iteration_began = time.perf_counter()
@@ -241,8 +248,8 @@ def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer:
                 return TrainResult(path, iteration, stopped=True)
             observer.stage_started(ref)
             call(ref, stages.inputs(ref), partial(run_once, stages, writer, ref, seconds))
-        update, steps = writer.load(StageRef(iteration, "meta_optimize")), _num_steps(writer, missing)
-        assert isinstance(update, Update)
+        update, steps = _update(writer, iteration), _num_steps(writer, missing)
+        history.append(update.metrics)
         now = time.perf_counter()
         observer.iteration_done(
             IterationReport(
@@ -281,6 +288,12 @@ def _evaluation_returns(writer: RunWriter, refs: Iterable[StageRef]) -> list[flo
     """Mean test return by number of adaptation steps, of the evaluation among some stages."""
     made = [writer.load(ref) for ref in refs if ref.stage == "evaluate"]
     return [r for e in made if isinstance(e, Evaluation) for r in e.test_returns.mean(axis=(0, 2)).tolist()]
+
+
+def _update(writer: RunWriter, iteration: int) -> Update:
+    update = writer.load(StageRef(iteration, "meta_optimize"))
+    assert isinstance(update, Update)
+    return update
 
 
 def _num_steps(writer: RunWriter, refs: Iterable[StageRef]) -> int:

@@ -24,6 +24,7 @@ from pipeline.policies.config import PolicyConfig
 from pipeline.schema import Settings
 from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from stages.collect_rollouts import UNWATCHED, RolloutPosition, RolloutWatch, Sampler, collect_rollouts
+from stages.episode_blocks import Enough
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
@@ -124,6 +125,8 @@ class SamplerSpec(Settings):
     max_episode_steps: int
     threads: int
     deterministic: bool = False
+    min_steps: int | None = None
+    min_rollouts: int | None = None
 
     @classmethod
     def of(cls, config: "RunConfig", threads: int) -> "SamplerSpec":
@@ -134,11 +137,21 @@ class SamplerSpec(Settings):
             episodes_per_task=config.episodes_per_task,
             max_episode_steps=config.max_episode_steps,
             threads=threads,
+            min_steps=config.min_steps,
+            min_rollouts=config.min_rollouts,
         )
 
     def sampling(self, episodes_per_task: int, deterministic: bool) -> "SamplerSpec":
-        """The same environment and policy for another kind of episodes."""
-        return self.model_copy(update={"episodes_per_task": episodes_per_task, "deterministic": deterministic})
+        """The same environment and policy for another kind of episodes, and always as many of them."""
+        kind = {"episodes_per_task": episodes_per_task, "deterministic": deterministic}
+        return self.model_copy(update={**kind, "min_steps": None, "min_rollouts": None})
+
+    @property
+    def enough(self) -> Enough | None:
+        """When a task has been sampled enough; None for always as many episodes."""
+        if self.min_steps is None and self.min_rollouts is None:
+            return None
+        return Enough(self.min_steps, self.min_rollouts, self.episodes_per_task, self.max_episode_steps)
 
 
 @dataclass(frozen=True)
@@ -230,4 +243,5 @@ def _build(spec: SamplerSpec) -> Sampler:
         max_episode_steps=spec.max_episode_steps,
         num_threads=spec.threads,
         deterministic=spec.deterministic,
+        enough=spec.enough,
     )

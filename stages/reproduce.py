@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Discrete
 
-from pipeline.envs import EnvConfig, make_batch_env
+from pipeline.envs import EnvConfig, make_batch_env, make_env
 from pipeline.envs.answers import RowFault
 from pipeline.envs.contract import BatchEnv
 from pipeline.types import Array
@@ -28,6 +29,10 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
         EnvError: the environment cannot be made.
     """
     tasks, actions, seeds = _episodes(about, arrays)
+    one = make_env(env)
+    if isinstance(one.action_space, Discrete):
+        actions = actions[..., 0].astype(np.int64)
+    one.close()
     batch = make_batch_env(env, len(seeds))
     env_step: int | None = None
     try:

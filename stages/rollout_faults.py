@@ -32,16 +32,24 @@ class RolloutPosition:
         iteration: the iteration.
         step: inner step k.
         first_task: place of the shard's first task in the meta-batch.
+        first_episode: place of the first episode among those of its task.
     """
 
     run_seed: int
     iteration: int
     step: int
     first_task: int = 0
+    first_episode: int = 0
 
     def reset_seed(self, task: int, episode: int) -> int:
         """The seed that an episode of the shard's task b is reset with."""
-        return seed_for(self.run_seed, "resets", self.iteration, self.step, self.first_task + task, episode)
+        place = (self.iteration, self.step, self.first_task + task, self.first_episode + episode)
+        return seed_for(self.run_seed, "resets", *place)
+
+    def of_task(self, b: int) -> tuple[int, ...]:
+        """Where the shard's task b draws its actions from."""
+        place = (self.iteration, self.step, self.first_task + b)
+        return (*place, self.first_episode) if self.first_episode else place
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class Circumstances:
             "task": self.position.first_task + b,
             "task_id": int(self.tasks.ids[b]),
             "task_params": dict(zip(self.tasks.names, self.tasks.params[b].tolist(), strict=True)),
-            "episode": e,
+            "episode": self.position.first_episode + e,
             "seed": self.position.reset_seed(b, e),
         }
 
