@@ -154,11 +154,12 @@ class DaskWorkers:
         recordings = self._recordings(watch)
         if recordings and len({recording.place for recording in recordings}) == 1:
             return shard.death(recordings, watch)
+        places = [recording.place for recording in recordings]
         return WorkersError(
             f"iteration {shard.position.iteration}, round {shard.position.step}: several workers in a row died in the "
             f"same shard, tasks {shard.position.first_task} to {shard.position.first_task + len(shard.tasks) - 1}, but "
-            f"not in one place (step, row: {[recording.place for recording in recordings]}): they may lack memory, or "
-            "somebody kills them. What is stored is safe; go on with `metaloom resume`"
+            f"not in one place (first task, first episode, step, row: {places}): they may lack memory, or somebody "
+            "kills them. What is stored is safe; go on with `metaloom resume`"
         )
 
     def _recordings(self, watch: Supervision) -> list[Recording]:

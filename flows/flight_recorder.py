@@ -23,9 +23,12 @@ import numpy as np
 
 from flows.watchdog import Watchdog
 from pipeline.types import Array
+from stages.rollout_faults import RolloutPosition
 
 NOT_YET, RESET = -2, -1
-_HEADER = np.dtype([("pid", "i8"), ("recorder", "i8"), ("env_step", "i8"), ("row", "i8"), ("shape", "i8", 3)])
+_HEADER = np.dtype(
+    [("pid", "i8"), ("recorder", "i8"), ("env_step", "i8"), ("row", "i8"), ("shape", "i8", 3), ("first", "i8", 2)]
+)
 
 _POSITION = 16  # where env_step and row are, behind pid and recorder
 
@@ -37,6 +40,8 @@ class Recording:
     Attributes:
         env_step: the step it was in, RESET before the first, NOT_YET while simulators were made.
         row: the row that was called; -1 where all rows are stepped together.
+        first_task: place of the task of row 0 in the meta-batch.
+        first_episode: place of the episode of row 0 among those of its task.
         actions: [T, N, A] float32, zero behind `env_step`; without rows when simulators were being made.
         timed_out: the watchdog ended the process.
         traceback: what Python could still write about it; empty when the process ended without a word.
@@ -44,14 +49,16 @@ class Recording:
 
     env_step: int
     row: int
+    first_task: int
+    first_episode: int
     actions: Array
     timed_out: bool
     traceback: str
 
     @property
-    def place(self) -> tuple[int, int]:
+    def place(self) -> tuple[int, int, int, int]:
         """What to compare to see whether two attempts ended in the same place."""
-        return self.env_step, self.row
+        return self.first_task, self.first_episode, self.env_step, self.row
 
 
 class FlightRecorder:
@@ -78,16 +85,19 @@ class FlightRecorder:
 
     def begin(self, key: str) -> None:
         """Begin to record the rollout of this name, beside what earlier attempts at it left."""
-        self._header["env_step"], self._header["row"], self._header["shape"] = NOT_YET, -1, 0
+        self._header["env_step"], self._header["row"] = NOT_YET, -1
+        self._header["shape"], self._header["first"] = 0, 0
         self._move(self._folder / f"{key}.{len(_attempts(self._folder, key))}{_SUFFIX}")
         self._watchdog.alive()
 
-    def actions(self, shape: tuple[int, int, int]) -> Array:
-        """Zeros [T, N, A] float32 in the file; the next rollout overwrites them."""
+    def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
+        """Zeros [T, N, A] float32 in the file, for the episodes from a position on; the next ones overwrite them."""
         count = int(np.prod(shape))
         if count > len(self._floats):
             self._map(count)
-        self._header["shape"] = shape
+        # The reset first: in between, the last step of the episodes before these is not to be taken for one of these.
+        self._position[:] = RESET, -1
+        self._header["shape"], self._header["first"] = shape, (position.first_task, position.first_episode)
         self._floats[:count] = 0
         return self._floats[:count].reshape(shape)
 
@@ -198,7 +208,8 @@ def _read(file: Path) -> Recording:
     actions = np.frombuffer(data, np.float32, count=math.prod(shape), offset=_HEADER.itemsize).reshape(shape)
     timeout = _text(_timeout_report(file.parent, header["pid"], header["recorder"]))
     words = timeout or _text(file.parent / f"{header['pid']}.crash")
-    return Recording(int(header["env_step"]), int(header["row"]), actions, bool(timeout), _rollout_thread(words))
+    place = (int(n) for n in (header["env_step"], header["row"], *header["first"]))
+    return Recording(*place, actions, bool(timeout), _rollout_thread(words))
 
 
 def _report_crashes(folder: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class Shard:
     def death(self, recordings: Sequence[Recording], supervision: Supervision) -> RolloutError:
         """The error for processes that ended in this shard."""
         last = recordings[-1]
-        at = Circumstances(self.spec.env, self.tasks, self.position, self.spec.episodes_per_task)
+        at = self._circumstances(last)
         row = None if last.row < 0 else last.row
         return at.fault(
             _cause_of_death(recordings, supervision.step_timeout_seconds),
@@ -63,6 +63,15 @@ class Shard:
             env_step=None if last.env_step < 0 else last.env_step,
             actions=_actions(last, at),
         )
+
+    def _circumstances(self, recording: Recording) -> Circumstances:
+        """Of the episodes that were sampled side by side: all of the shard's, or a block of one task's."""
+        enough = self.spec.enough
+        if enough is None or recording.env_step == NOT_YET:
+            return Circumstances(self.spec.env, self.tasks, self.position, self.spec.episodes_per_task)
+        at = replace(self.position, first_task=recording.first_task, first_episode=recording.first_episode)
+        b = recording.first_task - self.position.first_task
+        return Circumstances(self.spec.env, self.tasks.slice(b, b + 1), at, enough.block_size)
 
 
 def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> EpisodeBatch:

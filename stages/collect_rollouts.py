@@ -31,8 +31,11 @@ __all__ = [
 class RolloutWatch(Protocol):
     """Is told where a rollout is, so that it can be known if the process does not live to tell."""
 
-    def actions(self, shape: tuple[int, int, int]) -> Array:
-        """Zeros [T, N, A] float32, into which the rollout writes its actions; it copies them when it has ended."""
+    def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
+        """Zeros [T, N, A] float32, into which the episodes from a position on write their actions.
+
+        They are copied when the episodes have ended.
+        """
         ...
 
     def entered(self, env_step: int | None) -> None:
@@ -47,8 +50,9 @@ class RolloutWatch(Protocol):
 class Unwatched:
     """Nobody watches."""
 
-    def actions(self, shape: tuple[int, int, int]) -> Array:
+    def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
         """Zeros of this shape."""
+        del position
         return np.zeros(shape, np.float32)
 
     def entered(self, env_step: int | None) -> None:
@@ -186,7 +190,7 @@ class _Rollout:
         self.env, self.tasks, self.position, self.watch = env, tasks, position, watch
         self.circumstances = Circumstances(sampler.env, tasks, position, E)
         self.observations = np.zeros((T + 1, B * E, env.observation_size), np.float32)
-        self.taken = watch.actions((T, B * E, env.action_size))
+        self.taken = watch.actions((T, B * E, env.action_size), position)
         rngs = None
         if not sampler.deterministic:
             rngs = [generator(position.run_seed, "actions", *position.of_task(b)) for b in range(B)]

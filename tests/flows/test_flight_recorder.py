@@ -16,12 +16,13 @@ RECORD = """
 import os, sys, threading, time
 from pathlib import Path
 from flows.flight_recorder import recorded
+from stages.collect_rollouts import RolloutPosition
 
 folder = Path(sys.argv[1])
 
 def collect_rollouts(key, seconds, then):
     with recorded(folder, key, 1.0) as recorder:
-        actions = recorder.actions((3, 2, 1))
+        actions = recorder.actions((3, 2, 1), RolloutPosition(1, 0, 0, 4, 6))
         recorder.entered(None)
         for t in range(2):
             actions[t] = t + 1
@@ -46,7 +47,7 @@ def test_a_process_that_dies_leaves_its_place_and_the_actions_so_far(tmp_path):
     for _ in range(2):
         leave(tmp_path, "collect_rollouts('a', 0, lambda: os._exit(3))")
     first, second = read_recordings(tmp_path, "a")
-    assert first.place == second.place == (1, 1)
+    assert first.place == second.place == (4, 6, 1, 1)
     assert first.actions[:, :, 0].tolist() == [[1, 1], [2, 2], [0, 0]]
     assert (first.timed_out, first.traceback) == (False, "")
 
@@ -61,7 +62,7 @@ def test_a_rollout_that_ended_leaves_nothing_to_the_next_of_its_name(tmp_path):
 def test_a_process_that_dies_before_it_samples_says_so(tmp_path):
     leave(tmp_path, "with recorded(folder, 'a', 9): os._exit(3)")
     assert read_recordings(tmp_path, "a")[0].env_step == NOT_YET
-    leave(tmp_path, "with recorded(folder, 'b', 9) as r: r.actions((1, 1, 1)); r.entered(None); os._exit(3)")
+    leave(tmp_path, "with recorded(folder, 'b', 9) as r: r.actions((1, 1, 1), RolloutPosition(1, 0, 0)); os._exit(3)")
     assert read_recordings(tmp_path, "b")[0].env_step == RESET
 
 

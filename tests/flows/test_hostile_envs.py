@@ -22,7 +22,9 @@ from flows.errors import WorkersError
 from flows.replay import replay
 from flows.train import resume, train
 from flows.workers import Backend
+from pipeline.config import build_config
 from pipeline.envs import EnvConfig, EnvError
+from pipeline.seeding import seed_for
 from stages.collect_rollouts import RolloutError
 from stages.reproduce import reproduce
 
@@ -107,6 +109,26 @@ def test_an_environment_that_ends_or_hangs_its_process_stops_the_run_with_its_pl
     resume(tmp_path / "run", iterations=4, backend=HERE)
     actions = storage.open_run(tmp_path / "run")[3].rollouts(0).actions
     assert np.array_equal(error.arrays["actions"], actions[0, 0, :3])
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_process_that_dies_among_blocks_of_choices_names_the_episode(tmp_path):
+    def config(fault):
+        env = {"name": "hostile_envs:Choices", "options": {"fault": fault}}
+        settings = {"env": env, "algorithm": {"name": "a2c"}, "iterations": 1, "num_tasks": 2, "episodes_per_task": 30}
+        return build_config({**settings, "max_episode_steps": 20, "min_steps": 60})
+
+    train(config("none"), tmp_path / "good", backend=HERE)
+    good = storage.open_run(tmp_path / "good")[0].rollouts(0)
+    b, e = np.argwhere(good.observations[:, :, 0, 1] > 0.9)[0]
+    assert (b, e) > (0, 2), "required a first faulty episode behind the first block"
+    with pytest.raises(RolloutError) as caught:
+        train(config("exit"), tmp_path / "run", backend=Backend(workers=1, retries=0))
+    about, arrays = caught.value.about, caught.value.arrays
+    assert [about[name] for name in ("task", "episode", "env_step")] == [b, e, 2]
+    assert about["seed"] == seed_for(1, "resets", 0, 0, b, e)
+    assert np.array_equal(arrays["actions"][:, 0], good.actions[b, e, :3])
 
 
 @pytest.mark.dask

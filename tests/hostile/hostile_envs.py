@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete
 
 from pipeline.envs import MetaEnv, TaskField
 
@@ -215,3 +215,15 @@ class Hostile(MetaEnv):
 
 class Plain(Hostile):
     """What Hostile is when it does nothing wrong."""
+
+
+class Choices(Hostile):
+    """Actions are choices and episodes short, the more so the later; those of one offset in ten do the wrong thing."""
+
+    action_space = Discrete(3)
+
+    def step(self, action: Any):
+        kept, self.fault = self.fault, self.fault if self.offset > 0.9 else "none"
+        observation, reward, _, *rest = super().step(np.array([action]))
+        self.fault = kept
+        return observation, reward, self.t >= 3 + 2 * self.offset, *rest

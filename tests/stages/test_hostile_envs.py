@@ -10,10 +10,12 @@ import pytest
 
 from pipeline.envs import EnvConfig, EnvError, MetaEnv, make_env
 from pipeline.envs.point import Point2DGoal
+from pipeline.networks import initialize_mlp
 from pipeline.policies.config import PolicyConfig
 from pipeline.seeding import seed_for
 from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from stages.collect_rollouts import RolloutError, RolloutPosition, Sampler, collect_rollouts
+from stages.episode_blocks import Enough
 from stages.reproduce import reproduce
 from stages.sample_tasks import sample_tasks
 
@@ -232,3 +234,27 @@ def test_a_policy_that_gives_no_numbers_is_told_apart_from_its_environment():
     with pytest.raises(RolloutError, match="required finite numbers from the policy") as caught:
         collect_rollouts(sampler, broken, tasks, position=RolloutPosition(1, 0, 0))
     assert caught.value.about["call"] == "act"
+
+
+def rollout_of_choices(fault: str) -> EpisodeBatch:
+    """Two tasks, each in blocks of three episodes."""
+    env_config = EnvConfig(name="hostile_envs:Choices", options={"fault": fault}, action_scale=None)
+    weights = initialize_mlp("logits_network", 2, (4,), 3, np.random.default_rng(0))
+    sampler = Sampler(env_config, POLICY, episodes_per_task=30, max_episode_steps=20, enough=Enough(60, None, 30, 20))
+    tasks = sample_tasks(make_env(env_config), num_tasks=2, run_seed=1, iteration=0)
+    position = RolloutPosition(4, 4, 0, first_task=FIRST_TASK)
+    return collect_rollouts(sampler, TaskParams.broadcast(weights, 2), tasks, position=position)
+
+
+def test_a_fault_among_choices_in_a_later_block_names_its_episode_and_is_reproduced():
+    good = rollout_of_choices("none")
+    b, e = np.argwhere(good.observations[:, :, 0, 1] > 0.9)[0]
+    assert e >= 3, "required a first faulty episode behind the first block"
+    with pytest.raises(RolloutError) as caught:
+        rollout_of_choices("raise")
+    about, arrays = json.loads(json.dumps(caught.value.about)), caught.value.arrays
+    seed = seed_for(4, "resets", 4, 0, FIRST_TASK + b, e)
+    assert [about[name] for name in ("task", "episode", "seed", "env_step")] == [FIRST_TASK + b, e, seed, 2]
+    assert np.array_equal(arrays["actions"][:, 0], good.actions[b, e, :3])
+    with pytest.raises(RolloutError, match=f"episode {e} .*step 2: Choices.step raised ValueError: my own bug"):
+        reproduce(EnvConfig.model_validate(about["env"]), about, arrays)
