@@ -208,8 +208,15 @@ def _read(file: Path) -> Recording:
     actions = np.frombuffer(data, np.float32, count=math.prod(shape), offset=_HEADER.itemsize).reshape(shape)
     timeout = _text(_timeout_report(file.parent, header["pid"], header["recorder"]))
     words = timeout or _text(file.parent / f"{header['pid']}.crash")
-    place = (int(n) for n in (header["env_step"], header["row"], *header["first"]))
-    return Recording(*place, actions, bool(timeout), _rollout_thread(words))
+    return Recording(
+        env_step=int(header["env_step"]),
+        row=int(header["row"]),
+        first_task=int(header["first"][0]),
+        first_episode=int(header["first"][1]),
+        actions=actions,
+        timed_out=bool(timeout),
+        traceback=_rollout_thread(words),
+    )
 
 
 def _report_crashes(folder: Path) -> None:

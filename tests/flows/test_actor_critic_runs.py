@@ -14,6 +14,8 @@ from flows.runs import RunAt, best_iteration
 from flows.train import config_of, resume, train
 from flows.workers import Backend
 from pipeline.config import ConfigError, build_config, override
+from pipeline.policies.acting import log_softmax
+from pipeline.policies.categorical import CategoricalPolicy
 
 HERE = Backend(workers=0)
 TINY = [
@@ -84,6 +86,26 @@ def test_a_policy_is_evaluated_as_it_is(tmp_path):
     assert len(evaluation.tasks) == 5
     with pytest.raises(ConfigError, match=r"evaluation.adaptation_steps is 1 but algorithm.inner_steps is 0"):
         evaluate(tmp_path / "run", adaptation_steps=1, backend=HERE)
+
+
+def test_a_horizon_starts_particles_afresh_in_the_iteration_behind_it(tmp_path):
+    train(tiny("svpg", "algorithm.num_particles=2", "algorithm.horizon=1"), tmp_path / "run", backend=HERE)
+    run = storage.open_run(tmp_path / "run")
+    name = "logits_network.hidden_0.kernel"
+    learners = [run.load(storage.learner_ref(updates)).learner.params[name] for updates in range(4)]
+    (svpg, policy) = (config_of(run).build_algorithm(), CategoricalPolicy(4, 2, config_of(run).policy))
+    for iteration in (1, 2):
+        before = run.load(storage.learner_ref(iteration)).learner
+        afresh = svpg.begun(policy, before, run_seed=config_of(run).seed).params[name]
+        # An update is a short step from where its iteration began.
+        assert np.abs(learners[iteration + 1] - afresh).max() < 0.2 < np.abs(afresh - learners[iteration]).max()
+        log_probs = run[iteration].rollouts(0).behavior["log_probs"][0, 0, 0]
+        observation = run[iteration].rollouts(0).observations[0, 0, :1]
+        acting = {key: value[0] for key, value in svpg.begun(policy, before, run_seed=1).params.items()}
+        hidden = np.tanh(observation @ acting[name] + acting["logits_network.hidden_0.bias"])
+        logits = hidden @ acting["logits_network.output.kernel"] + acting["logits_network.output.bias"]
+        np.testing.assert_allclose(log_probs, log_softmax(logits)[0], rtol=1e-5)
+    assert all(outcome.identical for outcome in replay(tmp_path / "run"))
 
 
 def test_a_warm_start_has_the_parameters_of_the_other_run_and_nothing_else(tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ class ActorCriticLearner:
             **after,
             **described,
         }
-        return self.finished(policy, update.learner(), run_seed), metrics
+        return update.learner(), metrics
 
     def split(self, learner: LearnerState) -> list[LearnerState]:
         """The learner of every particle: one learns from all tasks together."""
@@ -129,8 +129,8 @@ class ActorCriticLearner:
         del num_updates
         return [particle.policy.gradient for particle in particles], {}
 
-    def finished(self, policy: Policy, learner: LearnerState, run_seed: int) -> LearnerState:
-        """The learner as the next iteration gets it."""
+    def begun(self, policy: Policy, learner: LearnerState, *, run_seed: int) -> LearnerState:
+        """The learner as an iteration acts and learns with it, from that which is stored before."""
         del policy, run_seed
         return learner
 

@@ -106,10 +106,13 @@ class SVPGLearner(ActorCriticLearner):
         metrics = {"temperature": temperature, "kernel_bandwidth": bandwidth}
         return list((-upward).astype(np.float32)), metrics
 
-    def finished(self, policy: Policy, learner: LearnerState, run_seed: int) -> LearnerState:
-        """The learner as the next iteration gets it: at the end of a horizon, fresh particles."""
+    def begun(self, policy: Policy, learner: LearnerState, *, run_seed: int) -> LearnerState:
+        """The learner as an iteration acts and learns with it: behind a horizon, fresh particles.
+
+        Not the update at its end makes them, so that what is stored, evaluated and exported then has learned.
+        """
         num_updates = int(learner.extra[NUM_UPDATES])
-        if self.svpg.horizon is None or num_updates % self.svpg.horizon:
+        if self.svpg.horizon is None or num_updates == 0 or num_updates % self.svpg.horizon:
             return learner
         fresh = self._fresh(policy, run_seed, num_updates)
         return LearnerState(fresh.params, fresh.optimizer, learner.extra | fresh.extra)

@@ -114,16 +114,21 @@ def test_the_temperature_is_annealed(episodes_of):
 
 def test_at_the_end_of_a_horizon_particles_start_afresh_and_differently(episodes_of):
     svpg = SVPG(num_particles=2, horizon=2)
-    start = svpg.build(PROCESSING).initialize(GAUSSIAN, run_seed=0)
+    algorithm = svpg.build(PROCESSING)
+    start = algorithm.initialize(GAUSSIAN, run_seed=0)
     first, _ = optimized(svpg, episodes_of(GAUSSIAN, None), start)
     second, _ = optimized(svpg, episodes_of(GAUSSIAN, None), first)
     name = "mean_network.hidden_0.kernel"
-    assert np.abs(first.params[name] - start.params[name]).max() < 0.1
-    assert np.abs(second.params[name] - first.params[name]).max() > 0.5
-    assert not np.array_equal(second.params[name], start.params[name])
-    assert not second.optimizer["policy.second_moment"].any()
-    assert first.optimizer["policy.second_moment"].any()
-    assert int(second.extra["num_updates"]) == 2
+    assert np.abs(second.params[name] - start.params[name]).max() < 0.1  # what is kept has learned
+    for learner in (start, first):
+        assert algorithm.begun(GAUSSIAN, learner, run_seed=0) is learner
+    afresh = algorithm.begun(GAUSSIAN, second, run_seed=0)
+    assert np.abs(afresh.params[name] - second.params[name]).max() > 0.5
+    assert not np.array_equal(afresh.params[name], start.params[name])
+    assert not np.array_equal(afresh.extra["critic.hidden_0.kernel"], second.extra["critic.hidden_0.kernel"])
+    assert not afresh.optimizer["policy.second_moment"].any()
+    assert second.optimizer["policy.second_moment"].any()
+    assert int(afresh.extra["num_updates"]) == 2
 
 
 def test_particles_act_each_with_its_own_parameters_counted_round():
