@@ -2,7 +2,7 @@
 
 import storage
 from flows.errors import UsageError
-from flows.runs import run_folder
+from flows.runs import RunAt, run_folder
 from pipeline.config import RunConfig, WarmStart
 from pipeline.types import LearnerState, Update
 
@@ -17,9 +17,11 @@ def pinned(config: RunConfig) -> RunConfig:
     start = config.init_from
     if start is None:
         return config
-    folder = run_folder(start.run).resolve()
+    viewed = start.run.endswith(("@best", "@latest"))
+    at = RunAt.parse(start.run) if viewed else RunAt(run_folder(start.run), start.updates)
+    folder = at.path.resolve()
     run = storage.open_run(folder)
-    updates = len(run.iterations) if start.updates is None else start.updates
+    updates = len(run.iterations) if at.iteration is None else at.iteration
     ref = storage.learner_ref(updates)
     if not run.contains(ref):
         raise UsageError(f"init_from: found {updates} updates of {folder}, which has had {len(run.iterations)}")

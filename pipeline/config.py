@@ -122,7 +122,7 @@ class RunConfig(Settings):
     evaluation: EvaluationConfig = EvaluationConfig()
     retention: RetentionConfig = RetentionConfig()
     init_from: WarmStart | None = None
-    """A stored run whose parameters this one starts from: RUN or RUN@UPDATES."""
+    """A stored run whose parameters this one starts from: RUN, RUN@UPDATES, RUN@best or RUN@latest."""
     stop: StoppingConfig | None = None
     """When the run may end before its last iteration."""
 
@@ -174,6 +174,17 @@ class RunConfig(Settings):
             raise ValueError(
                 f"baseline is {self.baseline.name} but {self.algorithm.name} has a critic instead; leave baseline out"
             )
+        if getattr(self.algorithm, "advantage_scaling", "batch") == "running":
+            if not self.processing.normalize_advantages:
+                raise ValueError(
+                    "algorithm.advantage_scaling is running but processing.normalize_advantages is off, so nothing is "
+                    "scaled; leave one of them out"
+                )
+            if self.processing.adv_norm != "std":
+                raise ValueError(
+                    f"processing.adv_norm is {self.processing.adv_norm} but algorithm.advantage_scaling is running, "
+                    "which divides by the standard deviation; leave one of them out"
+                )
         particles = getattr(self.algorithm, "num_particles", 1)
         if self.algorithm.name == "svpg" and self.num_tasks != particles:
             raise ValueError(

@@ -51,7 +51,7 @@ def meta_optimize(
 
 def _count_steps(learner: LearnerState, steps: Sequence[Step]) -> Params:
     made = sum(step.episodes.num_steps for step in steps)
-    nominal = sum(step.episodes.rewards.size for step in steps)
+    nominal = sum(int(step.episodes.real.sum()) * step.episodes.rewards.shape[2] for step in steps)
     return {
         ENV_STEPS: np.array(int(learner.extra[ENV_STEPS]) + made, np.int64),
         ENV_STEPS_NOMINAL: np.array(int(learner.extra[ENV_STEPS_NOMINAL]) + nominal, np.int64),

@@ -96,7 +96,7 @@ def ppo2_pend() -> RunConfig:
     algorithm = PPO2(
         learning_rate=2e-3,
         lr_schedule="exponential",
-        lr_decay=0.995,
+        lr_decay=0.995**5,  # the script has 0.995 for every pass over the data
         num_epochs=5,
         batch_size=512,
         max_grad_norm=5.0,

@@ -12,6 +12,7 @@ from flows.recipes import load_settings
 from flows.replay import replay
 from flows.runs import RunAt, best_iteration
 from flows.train import config_of, resume, train
+from flows.warm_start import pinned
 from flows.workers import Backend
 from pipeline.config import ConfigError, build_config, override
 from pipeline.policies.acting import log_softmax
@@ -77,6 +78,7 @@ def test_places_without_an_episode_are_in_no_table_and_no_metric(tmp_path):
     assert metrics["step_0.num_episodes"] == rollouts.real.sum() < rollouts.real.size
     assert metrics["step_0.average_return"] == pytest.approx(rollouts.episode_returns[rollouts.real].mean())
     assert metrics["env_steps"] == episodes["length"].sum() >= 3 * 60
+    assert metrics["env_steps_nominal"] == 20 * len(episodes)
 
 
 def test_a_policy_is_evaluated_as_it_is(tmp_path):
@@ -122,6 +124,15 @@ def test_a_warm_start_has_the_parameters_of_the_other_run_and_nothing_else(tmp_p
     pin = config_of(second).init_from
     assert (pin.updates, pin.digest) == (2, first.record(storage.learner_ref(2)).digest)
     assert all(outcome.identical for outcome in replay(tmp_path / "second", 0))
+
+
+def test_a_warm_start_may_be_from_the_best_policy_or_the_latest(tmp_path, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    train(tiny("a2c"), tmp_path / "first", backend=HERE)
+    best = best_iteration(storage.open_run(tmp_path / "first"))
+    for name, updates in (("best", best), ("latest", 3)):
+        start = pinned(tiny("a2c", f"init_from=first@{name}")).init_from
+        assert (start.run, start.updates) == (str(tmp_path / "first"), updates)
 
 
 def test_a_warm_start_whose_learner_changed_is_refused(tmp_path, monkeypatch):
@@ -183,6 +194,14 @@ def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_run_
         (["min_rollouts=13"], "min_rollouts is 13 but episodes_per_task.* is 12"),
         (["algorithm.inner_steps=1"], "inner_steps: unknown key"),
         (["processing.return_baseline=zero"], "return_baseline is set but is for DiCE alone"),
+        (
+            ["algorithm.advantage_scaling=running", "processing.normalize_advantages=false"],
+            "advantage_scaling is running but processing.normalize_advantages is off",
+        ),
+        (
+            ["algorithm.advantage_scaling=running", "processing.adv_norm=variance"],
+            "adv_norm is variance but algorithm.advantage_scaling is running",
+        ),
     ],
 )
 def test_settings_that_an_actor_critic_has_no_use_for_are_refused(changes, message):
