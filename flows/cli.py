@@ -50,7 +50,10 @@ Overrides = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    Parameter(help="Dask worker processes on this machine, two if left out; 0 samples in this process."),
+    Parameter(
+        help="Dask worker processes on this machine, two if left out, none for a run of one task; 0 samples in this "
+        "process."
+    ),
 ]
 Threads = Annotated[int, Parameter(help="Physics threads when sampling in this process (`--workers 0`).")]
 Scheduler = Annotated[str | None, Parameter(help="Address of a running Dask scheduler, `tcp://host:port`.")]

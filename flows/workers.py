@@ -40,8 +40,9 @@ class Backend:
     """Where rollouts run.
 
     Attributes:
-        workers: Dask worker processes started on this machine, 0 to sample in this process; two when neither this nor
-            a scheduler is given.
+        workers: Dask worker processes started on this machine, 0 to sample in this process. When neither this nor a
+            scheduler is given, two; but for a run of one task, which has one shard, none, unless it is to be watched
+            (`step_timeout_seconds` or `retries` are given).
         threads: physics threads of in-process sampling; Dask workers have one each.
         scheduler: address of a running Dask scheduler, used instead of starting workers.
         step_timeout_seconds: how long a worker waits for one call of an environment before it ends itself, which ends
@@ -62,15 +63,13 @@ class Backend:
                 f"found workers={self.workers} and scheduler={self.scheduler}; required one of them: a scheduler has "
                 "workers of its own"
             )
-        if self.workers is None and self.scheduler is None:
-            object.__setattr__(self, "workers", DEFAULT_WORKERS)
         self._check_supervision()
         if (self.workers or 0) < 0 or self.threads < 1:
             raise UsageError(
                 f"found workers={self.workers} and threads={self.threads}; required workers >= 0 (0 samples in this "
                 "process) and threads >= 1"
             )
-        if self.threads > 1 and (self.workers or self.scheduler):
+        if self.threads > 1 and self.workers != 0:
             raise UsageError(
                 f"found threads={self.threads} with Dask workers, which have one thread each; required --workers 0 for "
                 "sampling with several threads in this process, or no --threads"
@@ -93,14 +92,25 @@ class Backend:
                 f"found retries={retries} with a scheduler; required its own setting, as in "
                 f"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES={retries} where `dask scheduler` is started"
             )
-        object.__setattr__(self, "step_timeout_seconds", DEFAULT_STEP_TIMEOUT_SECONDS if timeout is None else timeout)
-        object.__setattr__(self, "retries", DEFAULT_RETRIES if retries is None else retries)
+
+    def for_tasks(self, num_tasks: int) -> "Backend":
+        """The same for a run of so many tasks, with what was left out decided."""
+        timeout, retries = self.step_timeout_seconds, self.retries
+        workers = self.workers
+        if workers is None and self.scheduler is None:
+            workers = 0 if num_tasks == 1 and timeout is None and retries is None else DEFAULT_WORKERS
+        if workers == 0:
+            return replace(self, workers=0)
+        if retries is None and self.scheduler is None:
+            retries = DEFAULT_RETRIES
+        timeout = DEFAULT_STEP_TIMEOUT_SECONDS if timeout is None else timeout
+        return replace(self, workers=workers, step_timeout_seconds=timeout, retries=retries)
 
     def __str__(self) -> str:
         if self.scheduler is not None:
             return f"Dask scheduler {self.scheduler}"
-        if self.workers:
-            return f"{self.workers} Dask worker processes"
+        if self.workers != 0:
+            return f"{self.workers or DEFAULT_WORKERS} Dask worker processes"
         return f"this process, {self.threads} physics thread{'s' if self.threads > 1 else ''}"
 
 
@@ -174,7 +184,7 @@ class LocalWorkers:
 @contextmanager
 def rollout_workers(config: "RunConfig", backend: Backend) -> Iterator[RolloutWorkers]:
     """Workers for a run; processes that are started here end with the context."""
-    spec = SamplerSpec.of(config, backend.threads)
+    spec, backend = SamplerSpec.of(config, backend.threads), backend.for_tasks(config.num_tasks)
     if backend.scheduler is None and backend.workers == 0:
         yield LocalWorkers(spec)
         return

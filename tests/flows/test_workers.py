@@ -18,7 +18,7 @@ import pytest
 
 import flows.dask_workers
 from flows.train import resume, train
-from flows.workers import Backend, SamplerSpec, collect_shard, rollout_workers
+from flows.workers import Backend, LocalWorkers, SamplerSpec, collect_shard, rollout_workers
 from pipeline.envs import make_env
 from pipeline.policies.gaussian import GaussianPolicy
 from pipeline.types import TaskParams
@@ -50,8 +50,31 @@ def test_places_that_contradict_each_other_are_refused(backend, message):
         Backend(**backend)
 
 
-def test_two_worker_processes_are_the_default():
-    assert (Backend().workers, Backend(scheduler="tcp://127.0.0.1:1").workers) == (2, None)
+@pytest.mark.parametrize(
+    ("backend", "num_tasks", "workers"),
+    [
+        ({}, 2, 2),
+        ({}, 1, 0),
+        ({"step_timeout_seconds": 5.0}, 1, 2),
+        ({"retries": 0}, 1, 2),
+        ({"workers": 3}, 1, 3),
+        ({"scheduler": "tcp://127.0.0.1:1"}, 1, None),
+        ({"scheduler": "tcp://127.0.0.1:1"}, 40, None),
+    ],
+)
+def test_two_worker_processes_are_the_default_but_a_run_of_one_task_needs_none(backend, num_tasks, workers):
+    assert Backend(**backend).for_tasks(num_tasks).workers == workers
+
+
+def test_a_run_of_one_task_is_sampled_in_this_process(tiny_config):
+    with rollout_workers(tiny_config(num_tasks=1), Backend()) as workers:
+        assert isinstance(workers, LocalWorkers)
+
+
+def test_work_is_watched_for_a_minute_and_tried_four_times_unless_told_otherwise():
+    assert (Backend().for_tasks(2).step_timeout_seconds, Backend().for_tasks(2).retries) == (60.0, 3)
+    given = Backend(step_timeout_seconds=5.0, retries=0).for_tasks(2)
+    assert (given.step_timeout_seconds, given.retries) == (5.0, 0)
 
 
 def test_two_threads_of_one_process_do_not_share_a_simulator(tiny_config):
