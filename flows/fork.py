@@ -43,6 +43,7 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
         raise ConfigError(f"iterations: found {new.iterations}, but the fork begins with {iteration}; use more")
     with stages_of(new, Backend(workers=0)) as stages:
         problem = next(_misfits(run, iteration, old, stages), None)
+        facts = environment(stages)
     if problem:
         raise ConfigError(f"{problem}. A fork's iterations are one run with its parent's; train a new run instead")
     return storage.fork_run(
@@ -52,7 +53,7 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
         config=new.model_dump(mode="json"),
         config_digest=new.digest(),
         capacity=new.iterations,
-        environment=environment(),
+        environment=facts,
     )
 
 

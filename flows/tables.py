@@ -87,6 +87,9 @@ def run_view(run: Run) -> RenderableType:
     if info["last_metrics"]:
         parts += [_heading(f"metrics of iteration {info['last_iteration']}"), _metrics_view(info["last_metrics"])]
     parts += [_heading("on disk"), _disk_table(info["bytes"])]
+    # Runs that are older than these facts have none.
+    if env := info["environment"].get("env"):
+        parts += [_heading("environment, with defaults"), _facts([(name, _text(value)) for name, value in dotted(env)])]
     if info["quarantine"]:
         parts += [_heading("quarantine: what stages failed with"), _quarantine_table(info["quarantine"])]
     parts += [_heading("settings"), _facts([(name, _text(value)) for name, value in dotted(config)])]

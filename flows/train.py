@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -19,6 +19,7 @@ from flows.run_info import planned_iterations
 from flows.warm_start import pinned
 from flows.workers import Backend, code_digest, rollout_workers, usable_cores
 from pipeline.config import ConfigError, RunConfig, build_config, override
+from pipeline.envs.facts import env_facts
 from pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
 from storage import Retention, Run, RunWriter, StageRef
 
@@ -102,7 +103,7 @@ def train(
             config=config.model_dump(mode="json"),
             config_digest=config.digest(),
             capacity=config.iterations,
-            environment=environment(),
+            environment=environment(stages),
             retention=retention_of(config),
         ) as writer,
     ):
@@ -223,9 +224,9 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
     return build_config(override(config.model_dump(mode="json"), assignments))
 
 
-def environment() -> dict[str, str]:
-    """What decides the numbers besides the configuration, and is not known to the store: the code itself."""
-    return {"code": code_digest()}
+def environment(stages: OnPolicyStages) -> dict[str, Any]:
+    """What decides the numbers besides the configuration, and is not known to the store: the code, and its defaults."""
+    return {"code": code_digest(), "env": env_facts(stages.config.env, stages.env)}
 
 
 def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:

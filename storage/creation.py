@@ -26,7 +26,7 @@ def create_run(
     config: Mapping[str, Any],
     config_digest: str,
     capacity: int,
-    environment: Mapping[str, str],
+    environment: Mapping[str, Any],
     retention: Retention = KEEP_ALL,
 ) -> RunWriter:
     """Create a run and open it for writing.
@@ -36,7 +36,7 @@ def create_run(
         config: the settings, as plain JSON data.
         config_digest: digest of those that decide the numbers.
         capacity: iterations to make room for; `open_writer` can raise it later.
-        environment: what else decides the numbers or helps to find it again: code version, thread settings.
+        environment: what else decides the numbers or helps to find it again, as plain JSON data.
         retention: which iterations keep their arrays while this writer goes on.
 
     Raises:
@@ -117,7 +117,7 @@ def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
 
 
 def new_info(
-    config: Mapping[str, Any], config_digest: str, environment: Mapping[str, str], **origin: Any
+    config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any], **origin: Any
 ) -> dict[str, Any]:
     """The content of a new run's run.json; `origin` says from which run it was forked."""
     return sealed(

@@ -54,7 +54,7 @@ def fork_run(
     config: Mapping[str, Any],
     config_digest: str,
     capacity: int,
-    environment: Mapping[str, str],
+    environment: Mapping[str, Any],
 ) -> Fork:
     """Create a run that has the iterations before `iteration` of another one and goes on under its own configuration.
 
@@ -68,7 +68,7 @@ def fork_run(
         config: the new run's settings, as plain JSON data.
         config_digest: digest of those that decide the numbers.
         capacity: iterations to make room for.
-        environment: what else decides the numbers or helps to find it again.
+        environment: what else decides the numbers or helps to find it again, as plain JSON data.
 
     Raises:
         StageMissing: the parent has not so many complete iterations.

@@ -104,7 +104,7 @@ def _make_unscaled(config: EnvConfig) -> MetaEnv:
 
 
 def _make_from_path(path: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
-    factory = _import(path)
+    factory = import_object(path)
     try:
         inspect.signature(factory).bind(**config.options)
     except TypeError as problem:
@@ -138,7 +138,12 @@ def _make_from_gymnasium(config: EnvConfig) -> gymnasium.Env[Any, Any]:
         raise EnvError(f"gymnasium cannot make {config.name!r} with options {config.options}: {problem}") from problem
 
 
-def _import(path: str) -> Callable[..., Any]:
+def import_object(path: str) -> Callable[..., Any]:
+    """What module:Class names.
+
+    Raises:
+        EnvError: there is no such thing.
+    """
     module_name, _, class_name = path.partition(":")
     # A user's own module lies in the folder where the command runs, which an installed command does not search.
     if os.getcwd() not in sys.path:

@@ -121,6 +121,8 @@ def test_show_run_has_progress_metrics_sizes_and_settings(complete):
         "4 tasks x 3 episodes x 10 steps, 1 inner step",
         "algorithm.inner_lr",
         "after adaptation",
+        "pipeline.envs.point_corner:PointCorner",
+        "observation_size",
     ):
         assert part in view
 

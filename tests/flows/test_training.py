@@ -186,3 +186,16 @@ def _busiest_worker() -> psutil.Process:
 def test_a_folder_that_holds_a_run_is_refused(reference, tiny_config):
     with pytest.raises(storage.RunExists):
         train(tiny_config(), reference, backend=SERIAL)
+
+
+def test_a_run_records_the_environment_as_it_was_made_with_defaults(tmp_path, tiny_config):
+    env = {"name": "half-cheetah-dir", "options": {}}
+    train(tiny_config(env=env, iterations=1), tmp_path / "run", backend=SERIAL)
+    run = storage.open_run(tmp_path / "run")
+    assert run.info["environment"]["env"] == {
+        "class": "pipeline.envs.half_cheetah:HalfCheetahDir",
+        "options": {"obs_style": "promp"},
+        "observation_size": 17,
+        "action_size": 6,
+    }
+    assert run.config["env"]["options"] == {}

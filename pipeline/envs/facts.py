@@ -1,0 +1,76 @@
+"""What an environment is that a configuration names: its class, all its options, and its sizes."""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.spaces import Discrete
+
+from pipeline.envs import ENVS, import_object
+from pipeline.envs.config import EnvConfig
+from pipeline.envs.contract import MetaEnv
+
+
+def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
+    """What is to be known of an environment when its defaults have changed, as plain JSON data.
+
+    Args:
+        config: names it.
+        env: it, as `make_env` gives it.
+
+    Returns:
+        `class` as module:Class, `options` of its constructor with those that were left out, `observation_size`, and
+        `action_size` or, where actions are choices, `num_choices`.
+    """
+    path, factory, given = _factory(config)
+    actions = env.action_space
+    sizes = {"num_choices": int(actions.n)} if isinstance(actions, Discrete) else {"action_size": _size(actions)}
+    return {
+        "class": path,
+        "options": _options(factory, given),
+        "observation_size": _size(env.observation_space),
+        **sizes,
+    }
+
+
+def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
+    """Where an environment's class or function is, itself, and the options that it is called with."""
+    path = ENVS.get(config.name, config.name)
+    if ":" in path:
+        return path, import_object(path), config.options
+    spec = gymnasium.spec(config.name)
+    creator = spec.entry_point
+    factory = load_env_creator(creator) if isinstance(creator, str) else creator
+    path = creator if isinstance(creator, str) else getattr(creator, "__qualname__", repr(creator))
+    return path, factory, {**spec.kwargs, **config.options}
+
+
+def _options(factory: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:  # written in C, and silent about its defaults
+        parameters = ()
+    named = {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "render_mode"}
+    return {name: _plain(value) for name, value in sorted({**named, **given}.items())}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; what it has not is told in words."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    # No address in memory, which would differ from run to run.
+    return value if isinstance(value, bool | int | float | str | None) else f"a {type(value).__qualname__}"
+
+
+def _size(space: gymnasium.Space[Any]) -> int:
+    return math.prod(space.shape or ())
