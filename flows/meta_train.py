@@ -30,6 +30,7 @@ from flows.recipes import RECIPES, load_settings
 from flows.replay import replay as replay_run
 from flows.runs import run_folder
 from flows.train import Observer, config_of, resume, train
+from flows.warm_start import as_pinned
 from flows.workers import Backend
 from pipeline.config import ConfigError, RunConfig, build_config
 from storage import StageRef
@@ -42,6 +43,7 @@ StageName = Literal[
 ]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
 
 
 def run_name() -> str:
@@ -65,6 +67,8 @@ def meta_train(
     run: str | None = None,
     workers: Natural | None = None,
     scheduler: str | None = None,
+    step_timeout: Seconds | None = None,
+    retries: Natural | None = None,
 ) -> State:
     """Meta-train a policy, or go on with a run that exists.
 
@@ -74,8 +78,11 @@ def meta_train(
         iterations: Meta-updates in the run, instead of the recipe's. A larger number extends a run that exists.
         seed: Seed of the run, instead of the recipe's.
         run: Name under the runs folder, or a path. A run that exists goes on where it stopped.
-        workers: Dask worker processes for rollouts here, two if left out; 0 samples in the flow's own process.
+        workers: Dask worker processes for rollouts here, two if left out, none for a run of one task; 0 samples in the
+            flow's own process.
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
+        step_timeout: Seconds a worker waits for one call of an environment before it gives up; 60 if left out.
+        retries: How often work is done again whose worker process died; 3 if left out.
     """
     folder = run_folder(run or run_name())
     stored = None if is_new(folder) else config_of(storage.open_run(folder))
@@ -84,7 +91,7 @@ def meta_train(
     page = TrainingPage(folder)
     page.open()
     how: dict[str, Any] = {
-        "backend": Backend(workers=workers, scheduler=scheduler),
+        "backend": Backend(workers=workers, scheduler=scheduler, step_timeout_seconds=step_timeout, retries=retries),
         "call": StageTasks(),
         "observer": Observer(iteration_done=page.iteration_done),
     }
@@ -135,7 +142,7 @@ def evaluate(
     test_episodes: Positive | None = None,
     deterministic: bool | None = None,
     seed: Natural | None = None,
-    workers: Natural = 2,
+    workers: Natural | None = None,
 ) -> State:
     """Adapt a stored learner to tasks and report its return on fresh test episodes after every adaptation step.
 
@@ -152,7 +159,8 @@ def evaluate(
         test_episodes: Episodes per task that judge every number of steps.
         deterministic: Take the most likely action in test episodes.
         seed: Which tasks and episodes are drawn.
-        workers: Dask worker processes for rollouts on this machine; 0 samples in the flow's own process.
+        workers: Dask worker processes for rollouts here, two if left out, none for a run of one task; 0 samples in the
+            flow's own process.
     """
     folder = run_folder(run)
     outcome = evaluate_run(
@@ -222,7 +230,10 @@ def settings_for(
         config = build_config(load_settings(recipe or DEFAULT_RECIPE)) if recipe or stored is None else stored
     changes = {"seed": seed, "iterations": iterations}
     asked = build_config({**config.model_dump(), **{name: n for name, n in changes.items() if n is not None}})
-    if stored is None or (asked.digest() == stored.digest() and asked.evaluation == stored.evaluation):
+    if stored is None:
+        return asked
+    asked = as_pinned(asked, stored)
+    if not any(_differences(stored, asked)):
         return asked
     raise ConfigError(
         f"{folder} was trained with other settings: {'; '.join(_differences(stored, asked))}. Choose another name for "

@@ -6,6 +6,8 @@ from flows.runs import RunAt, run_folder
 from pipeline.config import RunConfig, WarmStart
 from pipeline.types import LearnerState, Update
 
+_VIEWS = ("@best", "@latest")
+
 
 def pinned(config: RunConfig) -> RunConfig:
     """A configuration whose warm start says which learner it is, for good.
@@ -17,8 +19,7 @@ def pinned(config: RunConfig) -> RunConfig:
     start = config.init_from
     if start is None:
         return config
-    viewed = start.run.endswith(("@best", "@latest"))
-    at = RunAt.parse(start.run) if viewed else RunAt(run_folder(start.run), start.updates)
+    at = RunAt.parse(start.run) if start.run.endswith(_VIEWS) else RunAt(run_folder(start.run), start.updates)
     folder = at.path.resolve()
     run = storage.open_run(folder)
     updates = len(run.iterations) if at.iteration is None else at.iteration
@@ -28,6 +29,20 @@ def pinned(config: RunConfig) -> RunConfig:
     found = WarmStart(run=str(folder), updates=updates, digest=run.record(ref).digest)
     _require_same(start, found)
     return config.model_copy(update={"init_from": found})
+
+
+def as_pinned(asked: RunConfig, stored: RunConfig) -> RunConfig:
+    """A configuration with the warm start of a stored run, if its own is what that one's was before it was pinned."""
+    start, found = asked.init_from, stored.init_from
+    if start is None or found is None:
+        return asked
+    name = next((start.run.removesuffix(view) for view in _VIEWS if start.run.endswith(view)), start.run)
+    same = (
+        run_folder(name).resolve() == run_folder(found.run)
+        and start.updates in (None, found.updates)
+        and start.digest in (None, found.digest)
+    )
+    return asked.model_copy(update={"init_from": found}) if same else asked
 
 
 def read_learner(start: WarmStart) -> LearnerState:

@@ -77,6 +77,25 @@ class TestSettings:
         with pytest.raises(ConfigError, match=r"evaluation\.every is None there, 5 was asked for"):
             settings_for(FOLDER, tiny_config(), **asked)
 
+    @pytest.mark.parametrize("changes", [{"retention": {"keep_last": 2}}, {"stop": {"samples": 9}}])
+    def test_what_a_stored_run_would_not_go_by_is_refused(self, tiny_config, changes):
+        with pytest.raises(ConfigError, match=r"(retention\.keep_last|stop\.samples) is None there"):
+            settings_for(FOLDER, tiny_config(), **{**NOTHING, "config": tiny_config(**changes)})
+
+    def test_a_flow_run_is_retried_although_its_warm_start_was_pinned_meanwhile(
+        self, tiny_config, monkeypatch, tmp_path
+    ):
+        monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+        pinned = {"run": str(tmp_path / "first"), "updates": 3, "digest": "0" * 64}
+        stored = tiny_config(init_from=pinned)
+        for start in ("first", "first@3", "first@best", pinned):
+            asked = {**NOTHING, "config": tiny_config(init_from=start)}
+            assert settings_for(FOLDER, stored, **asked) == stored
+        for start in ("first@2", "other"):
+            asked = {**NOTHING, "config": tiny_config(init_from=start)}
+            with pytest.raises(ConfigError, match=r"init_from\.run is"):
+                settings_for(FOLDER, stored, **asked)
+
     def test_recipe_and_config_together_are_refused(self, tiny_config):
         with pytest.raises(ConfigError, match="recipe"):
             settings_for(FOLDER, None, **{**NOTHING, "recipe": "promp-point-corner", "config": tiny_config()})
@@ -107,6 +126,22 @@ class TestForm:
         config = RECIPES[recipe]().model_dump(mode="json")
         for parameters in ({"recipe": recipe}, {"config": config}):
             validate(parameters, meta_train.parameters.model_dump(), raise_on_error=True)
+
+    def test_every_section_of_the_settings_fits_the_form(self, tiny_config):
+        sections = {
+            "evaluation": {"every": 2, "adaptation_steps": 1},
+            "retention": {"keep_last": 3, "max_bytes": 10**9},
+            "stop": {"samples": 1000, "return_threshold": 5.0, "combine": "all"},
+            "init_from": {"run": "first", "updates": 3},
+        }
+        config = tiny_config(**sections).model_dump(mode="json")
+        assert config["stop"]["samples"] == 1000
+        parameters = {"config": config, "step_timeout": 2.5, "retries": 0}
+        validate(parameters, meta_train.parameters.model_dump(), raise_on_error=True)
+        schema = meta_train.parameters.model_dump()["definitions"]
+        for section in ("EvaluationConfig", "RetentionConfig", "StoppingConfig", "WarmStart"):
+            fields = schema[section]["properties"]
+            assert [name for name, field in fields.items() if not field.get("description")] == []
 
     @pytest.mark.parametrize("parameters", [{"recipe": "x"}, {"seed": -1}, {"iterations": 0}, {"workers": "two"}])
     def test_the_schema_refuses_what_is_out_of_range(self, parameters):
