@@ -1,4 +1,6 @@
+import gc
 import json
+import weakref
 from dataclasses import fields
 
 import numpy as np
@@ -94,6 +96,24 @@ def test_adaptation_sees_the_adaptation_episodes_alone(plain, collected, monkeyp
     evaluate(plain, adaptation_steps=2, episodes=2, test_episodes=4)
     assert [id(episodes) for episodes in seen] == [id(episodes) for _, episodes in collected[1::2]]
     assert all(episodes.lengths.shape[1] == 2 for episodes in seen)
+
+
+def test_episodes_are_let_go_once_they_are_judged_and_adapted_to(plain, monkeypatch):
+    made = []
+    alive = []
+    real = flows.workers.collect_shard
+
+    def spy(*arguments):
+        gc.collect()
+        alive.append(sum(episodes() is not None for episodes in made))
+        episodes = real(*arguments)
+        made.append(weakref.ref(episodes))
+        return episodes
+
+    monkeypatch.setattr(flows.workers, "collect_shard", spy)
+    evaluate(plain, adaptation_steps=4)
+    assert len(made) == 9
+    assert max(alive) == 1  # what was adapted to last
 
 
 def test_an_adaptation_step_is_the_inner_step_of_training(plain, monkeypatch):
@@ -303,6 +323,7 @@ def test_tasks_come_from_a_file(plain, tmp_path, kind):
         ("tasks.json", "[]", "required a list of one task or more"),
         ("tasks.json", "{}", "found dict; required a list"),
         ("tasks.json", "[[true]]", "found task 0"),
+        ("tasks.json", f"[[1{400 * '0'}]]", "required 1 finite numbers"),
         ("tasks.yaml", "[[.nan]]", "found task 0"),
         ("tasks.yaml", "[", "cannot be read as tasks"),
         ("tasks.parquet", "no table", "cannot be read as tasks"),
