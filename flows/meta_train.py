@@ -32,6 +32,7 @@ from flows.runs import run_folder
 from flows.train import Observer, config_of, resume, train
 from flows.workers import Backend
 from pipeline.config import ConfigError, RunConfig, build_config
+from pipeline.envs import with_all_options
 from storage import StageRef
 
 DEFAULT_RECIPE = "promp-half-cheetah-dir"
@@ -222,7 +223,11 @@ def settings_for(
         config = build_config(load_settings(recipe or DEFAULT_RECIPE)) if recipe or stored is None else stored
     changes = {"seed": seed, "iterations": iterations}
     asked = build_config({**config.model_dump(), **{name: n for name, n in changes.items() if n is not None}})
-    if stored is None or (asked.digest() == stored.digest() and asked.evaluation == stored.evaluation):
+    if stored is None:
+        return asked
+    # A run's settings have the options of its environment written out.
+    stored, asked = (c.model_copy(update={"env": with_all_options(c.env)}) for c in (stored, asked))
+    if asked.digest() == stored.digest() and asked.evaluation == stored.evaluation:
         return asked
     raise ConfigError(
         f"{folder} was trained with other settings: {'; '.join(_differences(stored, asked))}. Choose another name for "

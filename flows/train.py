@@ -17,6 +17,7 @@ from flows.on_policy import OnPolicyStages
 from flows.run_info import planned_iterations
 from flows.workers import Backend, code_digest, rollout_workers, usable_cores
 from pipeline.config import ConfigError, RunConfig, build_config
+from pipeline.envs import with_all_options
 from pipeline.types import EpisodeBatch, Evaluation, Update
 from storage import Run, RunWriter, StageRef
 
@@ -92,12 +93,14 @@ def train(
     """
     # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
     storage.check_new_run(path)
+    # Written out, so that the run says what it observed even if defaults change.
+    recorded = config.model_copy(update={"env": with_all_options(config.env)})
     with (
         stages_of(config, backend) as stages,
         storage.create_run(
             path,
-            config=config.model_dump(mode="json"),
-            config_digest=config.digest(),
+            config=recorded.model_dump(mode="json"),
+            config_digest=recorded.digest(),
             capacity=config.iterations,
             environment=environment(),
         ) as writer,

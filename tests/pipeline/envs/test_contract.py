@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from pipeline.envs import ENVS, EnvConfig, EnvError, MetaEnv, make_batch_env, make_env
+from pipeline.envs import ENVS, EnvConfig, EnvError, MetaEnv, make_batch_env, make_env, with_all_options
 from pipeline.envs.half_cheetah import HalfCheetahDir
 from pipeline.envs.loop_batch import LoopBatch
 from pipeline.envs.mujoco_robot import MujocoRobot
@@ -281,6 +281,16 @@ def test_a_film_of_every_step_shows_a_robot_at_its_speed(name: str) -> None:
 def test_an_option_of_the_wrong_kind_is_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvError, match=message):
         make_env(EnvConfig(name=name, options=options))
+
+
+@every_env
+def test_options_can_be_written_out_and_then_mean_the_same(config: EnvConfig) -> None:
+    whole = with_all_options(config)
+    assert whole.options.items() >= config.options.items()
+    assert with_all_options(whole) == whole == EnvConfig.model_validate_json(whole.model_dump_json())
+    assert episode(make_env(whole), seed=5) == episode(make_env(config), seed=5)
+    styled = getattr(make_env(config).unwrapped, "obs_style", None)
+    assert whole.options.get("obs_style") == styled
 
 
 @pytest.mark.parametrize("task", [[1.0, 2.0, 3.0], [np.nan, 1.0], 1.0])
