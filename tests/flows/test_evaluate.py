@@ -361,8 +361,15 @@ def test_a_run_without_adaptation_is_tested_as_it_is(tiny_config, tmp_path):
         evaluate(tmp_path / "run", adaptation_steps=1)
 
 
-def test_tasks_that_do_not_fit_are_refused_before_a_run_is_created(tiny_config, tmp_path):
-    config = tiny_config(evaluation={"every": 1, "tasks": [[1.0]]})
-    with pytest.raises(EnvError, match=r"shape \(1, 1\)"):
+@pytest.mark.parametrize(
+    ("env", "tasks", "found"),
+    [
+        ("point-corner", [[1.0]], r"shape \(1, 1\)"),
+        ("hopper-rand-params", [[1.0] * 34, [0.0] * 34], "torso_mass of a task is 0.0"),
+    ],
+)
+def test_tasks_that_do_not_fit_are_refused_before_a_run_is_created(tiny_config, tmp_path, env, tasks, found):
+    config = tiny_config(env=env, evaluation={"every": 1, "tasks": tasks})
+    with pytest.raises(EnvError, match=found):
         train(config, tmp_path / "run", backend=SERIAL)
     assert not (tmp_path / "run").exists()
