@@ -24,7 +24,6 @@ from pipeline.envs import make_env
 from pipeline.types import TaskBatch, TaskParams
 from stages.collect_rollouts import RolloutPosition
 from stages.sample_tasks import sample_tasks
-from storage.codec import flatten
 
 
 def main() -> None:
@@ -49,7 +48,7 @@ def _compare(backends: dict[int, RolloutWorkers], params: TaskParams, tasks: Tas
             began = time.perf_counter()
             episodes = backend.collect(params, tasks, RolloutPosition(1, i, 0))
             taken = time.perf_counter() - began
-            digests.add(storage.output_digest({name: storage.digest(a) for name, a in flatten(episodes).items()}))
+            digests.add(storage.output_digest(storage.digest(episodes)))
             steps = episodes.num_steps
             if i:  # workers make their simulators in the first round
                 seconds[workers].append(taken)
