@@ -17,7 +17,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 export DO_NOT_TRACK = 1
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-.PHONY: help setup train test lint serve learning bench lock
+.PHONY: help setup train test lint serve learning sweep bench lock
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -28,7 +28,7 @@ train: $(READY)  ## meta-train RECIPE for ITERATIONS iterations; ARGS="--run NAM
 	$(BIN)/metaloom train $(RECIPE) --set iterations=$(ITERATIONS) $(ARGS)
 
 test: lint  ## the whole CI suite: linters, types, layers, tests with coverage
-	$(BIN)/pytest -m "not learning" --cov --cov-report=term:skip-covered --durations=10 $(ARGS)
+	$(BIN)/pytest -m "not learning and not sweep" --cov --cov-report=term:skip-covered --durations=10 $(ARGS)
 
 lint: $(READY)  ## the checks that need no run: ruff, pyright, import-linter
 	$(BIN)/ruff check .
@@ -41,6 +41,9 @@ serve: $(READY)  ## Prefect server, page and worker on 127.0.0.1:4200; ARGS="--p
 
 learning: $(READY)  ## the tests that train for minutes
 	$(BIN)/pytest -m learning $(ARGS)
+
+sweep: $(READY)  ## the faults of which the tests try a sample, all of them: about an hour
+	$(BIN)/pytest -m sweep $(ARGS)
 
 bench: $(READY)  ## every benchmark, one after the other
 	@for name in sampling meta_optimize store iteration; do \

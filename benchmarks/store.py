@@ -1,17 +1,24 @@
 """What keeping one iteration of half-cheetah at the paper's size costs, beside `np.save` of the same arrays.
 
     python benchmarks/store.py [--rounds N] [--folder FOLDER]
+    python benchmarks/store.py --reading [--iterations 1000]
 
 Both are measured in turns in one process, because timings of one disk swing by a factor of two from minute to minute.
+
+With --reading: what questions to a run of many small iterations take, each in a process of its own; and what the run
+holds before and after thinning.
 """
 
 import argparse
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +27,19 @@ from pipeline.types import EpisodeBatch, LearnerState, Params, Samples, TaskBatc
 from storage import StageRef
 from storage.codec import Value, flatten
 
-TASKS, EPISODES, STEPS, OBSERVATION, ACTION, HIDDEN = 40, 20, 100, 17, 6, 64
+
+class Sizes(NamedTuple):
+    """How large an iteration is."""
+
+    tasks: int
+    episodes: int
+    steps: int
+    observation: int
+    action: int
+    hidden: int
+
+
+PAPER = Sizes(40, 20, 100, 17, 6, 64)
 
 Outputs = list[tuple[StageRef, Value, list[StageRef]]]
 
@@ -30,7 +49,10 @@ def main() -> None:
     arguments = _arguments()
     folder = Path(tempfile.mkdtemp(prefix="store-benchmark-", dir=arguments.folder))
     try:
-        _measure(folder, arguments.rounds)
+        if arguments.reading:
+            _measure_reading(folder / "run", arguments.iterations)
+        else:
+            _measure(folder, arguments.rounds)
     finally:
         shutil.rmtree(folder)
 
@@ -38,12 +60,12 @@ def main() -> None:
 def _measure(folder: Path, rounds: int) -> None:
     rng = np.random.default_rng(0)
     timings: dict[str, list[tuple[float, float]]] = {}
-    first = Update(_learner(rng), {})
+    first = Update(_learner(rng, PAPER), {})
     config = {"config": {}, "config_digest": "", "environment": {}}
     with storage.create_run(folder / "run", capacity=rounds + 1, **config) as writer:
         _put(writer, [(StageRef(0, "initialize"), first, [])])
         for i in range(rounds + 1):
-            outputs = list(_iteration(rng, i))
+            outputs = list(_iteration(rng, i, PAPER))
             plain = folder / f"npy_{i}"
             steps: dict[str, Callable[[], object]] = {
                 "np.save": lambda outputs=outputs, plain=plain: _save(outputs, plain),
@@ -54,6 +76,52 @@ def _measure(folder: Path, rounds: int) -> None:
             }
             _run(steps, timings if i else {})  # the first iteration creates the arrays
     _report(timings, outputs, folder)
+
+
+_QUESTIONS = {
+    "import storage, open": "len(run)",
+    "one iteration's batch": "run[7].rollouts(0)",
+    "one quantity, all iterations": "run.steps(columns=['iteration', 'reward'])",
+    "episodes()": "run.episodes()",
+    "metrics()": "run.metrics()",
+}
+_COLD = """
+import sys, time
+began = time.perf_counter(), time.process_time()
+import storage
+run = storage.open_run(sys.argv[1])
+opened = time.perf_counter(), time.process_time()
+{question}
+print(*(1e3 * (now - then) for now, then in zip((time.perf_counter(), time.process_time()), {since}, strict=True)))
+"""
+
+
+def _measure_reading(path: Path, iterations: int) -> None:
+    """Times from a cold process, in ms; those of questions do not include opening the run."""
+    sizes = Sizes(4, 5, 20, 2, 2, 8)
+    rng = np.random.default_rng(0)
+    with storage.create_run(path, capacity=iterations, config={}, config_digest="", environment={}) as writer:
+        _put(writer, [(StageRef(0, "initialize"), Update(_learner(rng, sizes), {}), [])])
+        for i in range(iterations):
+            _put(writer, list(_iteration(rng, i, sizes)))
+    print(f"{iterations} small iterations, {_held(path) / 1e6:.1f} MB; medians of 5 processes, in ms")
+    for name, question in _QUESTIONS.items():
+        program = _COLD.format(question=question, since="began" if "open" in name else "opened")
+        rows = [_ask(program, path) for _ in range(5)]
+        wall, cpu = (statistics.median(column) for column in zip(*rows, strict=True))
+        print(f"  {name:28} wall {wall:7.0f}  cpu {cpu:7.0f}")
+    with storage.open_writer(path) as writer:
+        writer.thin(i for i in range(iterations) if i % 10)
+    print(f"thinned to every tenth iteration: {_held(path) / 1e6:.1f} MB")
+
+
+def _ask(program: str, path: Path) -> list[float]:
+    answer = subprocess.run([sys.executable, "-c", program, str(path)], check=True, capture_output=True, text=True)
+    return [float(number) for number in answer.stdout.split()]
+
+
+def _held(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def _run(steps: dict[str, Callable[[], object]], timings: dict[str, list[tuple[float, float]]]) -> None:
@@ -99,72 +167,74 @@ def _load(folder: Path, ref: StageRef) -> list[object]:
     return [np.load(file) for file in sorted(folder.glob(f"{ref.stage}.{ref.step}.*.npy"))]
 
 
-def _iteration(rng: np.random.Generator, i: int) -> Iterator[tuple[StageRef, Value, list[StageRef]]]:
+def _iteration(rng: np.random.Generator, i: int, n: Sizes) -> Iterator[tuple[StageRef, Value, list[StageRef]]]:
     learner = storage.learner_ref(i)
     tasks = StageRef(i, "sample_tasks")
-    yield tasks, TaskBatch(rng.random((TASKS, 1)), np.full(TASKS, -1), ("direction",), ("1",)), []
+    yield tasks, TaskBatch(rng.random((n.tasks, 1)), np.full(n.tasks, -1), ("direction",), ("1",)), []
     acting = learner
     for k in range(2):
         rollouts, samples = StageRef(i, "collect_rollouts", k), StageRef(i, "process_samples", k)
-        yield rollouts, _episodes(rng), [tasks, acting]
+        yield rollouts, _episodes(rng, n), [tasks, acting]
         yield (
             samples,
-            Samples(*(_walk(rng, ()) for _ in range(3)), np.ones((TASKS, EPISODES, STEPS), np.float32)),
+            Samples(*(_walk(rng, n, ()) for _ in range(3)), np.ones((n.tasks, n.episodes, n.steps), np.float32)),
             [rollouts],
         )
         if k == 0:
             acting = StageRef(i, "adapt", 0)
             yield (
                 acting,
-                TaskParams({name: _copies(p) for name, p in _params(rng).items()}),
+                TaskParams({name: _copies(p, n) for name, p in _params(rng, n).items()}),
                 [learner, rollouts, samples],
             )
     metrics = {f"metric_{m}": float(m) for m in range(30)}
-    yield StageRef(i, "meta_optimize"), Update(_learner(rng), metrics), [learner, StageRef(i, "process_samples", 1)]
+    yield StageRef(i, "meta_optimize"), Update(_learner(rng, n), metrics), [learner, StageRef(i, "process_samples", 1)]
 
 
-def _episodes(rng: np.random.Generator) -> EpisodeBatch:
-    shape = (TASKS, EPISODES)
+def _episodes(rng: np.random.Generator, n: Sizes) -> EpisodeBatch:
+    shape = (n.tasks, n.episodes)
     return EpisodeBatch(
-        observations=_walk(rng, (OBSERVATION,), STEPS + 1),
-        actions=_walk(rng, (ACTION,)),
-        rewards=_walk(rng, ()),
+        observations=_walk(rng, n, (n.observation,), 1),
+        actions=_walk(rng, n, (n.action,)),
+        rewards=_walk(rng, n, ()),
         terminated=np.zeros(shape, np.bool_),
         truncated=np.ones(shape, np.bool_),
-        lengths=np.full(shape, STEPS, np.int32),
-        behavior={"mean": _walk(rng, (ACTION,)), "log_std": np.zeros((TASKS, ACTION), np.float32)},
-        reward_terms={"run": _walk(rng, ()), "control": _walk(rng, ())},
-        initial_state=rng.standard_normal((*shape, 2 * OBSERVATION + 2)),
+        lengths=np.full(shape, n.steps, np.int32),
+        behavior={"mean": _walk(rng, n, (n.action,)), "log_std": np.zeros((n.tasks, n.action), np.float32)},
+        reward_terms={"run": _walk(rng, n, ()), "control": _walk(rng, n, ())},
+        initial_state=rng.standard_normal((*shape, 2 * n.observation + 2)),
     )
 
 
-def _walk(rng: np.random.Generator, tail: tuple[int, ...], steps: int = STEPS) -> np.ndarray:
+def _walk(rng: np.random.Generator, n: Sizes, tail: tuple[int, ...], more_steps: int = 0) -> np.ndarray:
     """Smooth in time like a simulator's output, so that it compresses like it."""
-    noise = rng.standard_normal((TASKS, EPISODES, steps, *tail), np.float32)
+    noise = rng.standard_normal((n.tasks, n.episodes, n.steps + more_steps, *tail), np.float32)
     return np.cumsum(noise * 0.1, axis=2, dtype=np.float32)
 
 
-def _params(rng: np.random.Generator) -> Params:
-    sizes = [("hidden_0", OBSERVATION, HIDDEN), ("hidden_1", HIDDEN, HIDDEN), ("output", HIDDEN, ACTION)]
+def _params(rng: np.random.Generator, n: Sizes) -> Params:
+    sizes = [("hidden_0", n.observation, n.hidden), ("hidden_1", n.hidden, n.hidden), ("output", n.hidden, n.action)]
     params: Params = {}
     for name, rows, columns in sizes:
         params[f"mean_network.{name}.kernel"] = rng.standard_normal((rows, columns), np.float32)
         params[f"mean_network.{name}.bias"] = np.zeros(columns, np.float32)
-    return params | {"log_std": np.zeros(ACTION, np.float32)}
+    return params | {"log_std": np.zeros(n.action, np.float32)}
 
 
-def _learner(rng: np.random.Generator) -> LearnerState:
-    params = _params(rng)
+def _learner(rng: np.random.Generator, n: Sizes) -> LearnerState:
+    params = _params(rng, n)
     moments = {f"{moment}.{name}": value for moment in ("mean", "variance") for name, value in params.items()}
     return LearnerState(params, {**moments, "count": np.array(1)}, {"env_steps": np.array(0)})
 
 
-def _copies(value: np.ndarray) -> np.ndarray:
-    return np.repeat(value[None], TASKS, axis=0)
+def _copies(value: np.ndarray, n: Sizes) -> np.ndarray:
+    return np.repeat(value[None], n.tasks, axis=0)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reading", action="store_true", help="measure questions to a long run instead")
+    parser.add_argument("--iterations", type=int, default=1000, help="with --reading: of how many iterations")
     parser.add_argument("--rounds", type=int, default=10, help="iterations to measure")
     parser.add_argument(
         "--folder", type=Path, default=None, help="where to write; the system's temporary folder if not given"

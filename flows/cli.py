@@ -3,24 +3,26 @@
 Commands import what they need when they run: listing runs should not wait for torch.
 """
 
+import faulthandler
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 import storage
-from flows.errors import USAGE, exit_code
+from flows.errors import USAGE, UsageError, exit_code
 from flows.runs import RunAt, new_run_name, report_folder, require_iteration, run_folder, runs_root
 
 if TYPE_CHECKING:
     from flows.report import ReportFiles
+    from flows.workers import Backend
 
 EXIT_OUTPUT_CLOSED = 128 + 13  # as of a process that SIGPIPE ended
 
@@ -52,12 +54,22 @@ Workers = Annotated[
 ]
 Threads = Annotated[int, Parameter(help="Physics threads when sampling in this process (`--workers 0`).")]
 Scheduler = Annotated[str | None, Parameter(help="Address of a running Dask scheduler, `tcp://host:port`.")]
+StepTimeout = Annotated[
+    float | None,
+    Parameter(help="Seconds a worker waits for one call of an environment before it gives up; 60 if left out."),
+]
+Retries = Annotated[
+    int | None,
+    Parameter(help="How often work is done again whose worker process died; 3 if left out."),
+]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of text.")]
 RunArgument = Annotated[str, Parameter(help="A name under the runs folder, or a path.")]
 
 
 def main() -> None:
     """Entry point of the `metaloom` command."""
+    # An environment that crashes this process (`--workers 0`) leaves at least a traceback.
+    faulthandler.enable()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -87,6 +99,8 @@ def train(
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Train a new run.
@@ -103,7 +117,7 @@ def train(
     from pipeline.config import build_config, override
 
     config = build_config(override(load_settings(recipe), overrides))
-    backend = Backend(workers, threads, scheduler)
+    backend = Backend(workers, threads, scheduler, step_timeout, retries)
     folder = run_folder(run if run is not None else new_run_name(Path(recipe).stem))
     return _train(lambda observer: train_run(config, folder, backend=backend, observer=observer), folder, as_json)
 
@@ -115,9 +129,15 @@ def resume(
     iterations: int | None = None,
     take_over: Annotated[bool, Parameter(negative=())] = False,
     repair: Annotated[bool, Parameter(negative=())] = False,
+    retention: Annotated[
+        tuple[str, ...],
+        Parameter(name="--set", negative=(), help="Change what is kept: `--set retention.keep_last=10`. Repeatable."),
+    ] = (),
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Go on with a run from its first missing stage, whatever interrupted it.
@@ -132,10 +152,16 @@ def resume(
     from flows.train import resume as resume_run
     from flows.workers import Backend
 
-    folder, backend = run_folder(run), Backend(workers, threads, scheduler)
+    folder, backend = run_folder(run), Backend(workers, threads, scheduler, step_timeout, retries)
     return _train(
         lambda observer: resume_run(
-            folder, iterations=iterations, take_over=take_over, repair=repair, backend=backend, observer=observer
+            folder,
+            iterations=iterations,
+            take_over=take_over,
+            repair=repair,
+            retention=retention,
+            backend=backend,
+            observer=observer,
         ),
         folder,
         as_json,
@@ -149,9 +175,13 @@ def replay(
     stage: str | None = None,
     step: int | None = None,
     until_diff: Annotated[bool, Parameter(negative=())] = False,
+    pdb: Annotated[bool, Parameter(negative=())] = False,
+    materialise: Annotated[bool, Parameter(negative=())] = False,
     workers: Annotated[int | None, Parameter(help="Dask worker processes on this machine; none if left out.")] = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Run stored stages again from their stored inputs and compare every array, bit for bit.
@@ -165,12 +195,21 @@ def replay(
         stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt, meta_optimize or evaluate.
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
+        pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
+        materialise: Compute what was thinned again and store it, if it has its old digest.
     """
+    if pdb:
+        _refuse_with("--pdb", until_diff=until_diff, workers=workers, scheduler=scheduler, json=as_json)
+        return _debug(run, stage, step, threads)
     from flows.replay import replay as replay_run
     from flows.tables import difference_table, replay_line
     from flows.workers import Backend
 
     at = RunAt.parse(run)
+    none_named = workers is None and scheduler is None
+    backend = Backend(0 if none_named else workers, threads, scheduler, step_timeout, retries)
+    if materialise:
+        return _materialise(at, backend, whole=stage is None and step is None and not until_diff, as_json=as_json)
     outcomes = []
     for outcome in replay_run(
         at.path,
@@ -178,7 +217,7 @@ def replay(
         stage=stage,
         step=step,
         until_diff=until_diff,
-        backend=Backend(0 if workers is None and scheduler is None else workers, threads, scheduler),
+        backend=backend,
     ):
         outcomes.append(outcome)
         if not as_json:
@@ -191,6 +230,63 @@ def replay(
     else:
         console().print(f"{len(outcomes)} stages replayed: all identical")
     return 1 if different else 0
+
+
+@app.command
+def optimize(
+    run: Annotated[str, Parameter(help="RUN@ITERATION.")],
+    *,
+    overrides: Overrides = (),
+    grid: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--grid", negative=(), help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable."
+        ),
+    ] = (),
+    stage: str = "meta_optimize",
+    step: int = 0,
+    as_json: AsJson = False,
+) -> int:
+    """Compute a stage again on stored batches under other settings, without sampling, and compare the outcomes.
+
+    Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
+
+    Args:
+        stage: Which stage: meta_optimize, adapt, process_samples, sample_tasks or initialize.
+        step: Its inner step.
+    """
+    from flows.comparison_tables import counterfactual_table, grid_table, parse_grid
+    from flows.counterfactual import sweep
+
+    at = RunAt.parse(run)
+    if at.iteration is None:
+        raise UsageError(f"{run}: required RUN@ITERATION, such as {run}@0")
+    values = parse_grid(grid)
+    results = list(sweep(at.path, at.iteration, values, overrides, stage=stage, step=step))
+    if as_json:
+        _print_json([result.as_dict() for result in results])
+    else:
+        console().print(grid_table(results) if values else counterfactual_table(results[0]))
+    return 0
+
+
+@app.command
+def diff(run_a: RunArgument, run_b: RunArgument, *, as_json: AsJson = False) -> int:
+    """Compare two runs: settings, code and packages, and the first output that differs, by how much.
+
+    Exit code 0 when settings and outputs are equal, 1 when they differ.
+
+    Example: `metaloom diff first second`
+    """
+    from flows.comparison_tables import diff_view
+    from flows.diff import diff_runs
+
+    outcome = diff_runs(run_folder(run_a), run_folder(run_b))
+    if as_json:
+        _print_json(outcome.as_dict())
+    else:
+        console().print(diff_view(outcome))
+    return 0 if outcome.equal else 1
 
 
 @app.command
@@ -209,6 +305,8 @@ def evaluate(
     workers: Workers = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
+    step_timeout: StepTimeout = None,
+    retries: Retries = None,
     as_json: AsJson = False,
 ) -> int:
     """Adapt a stored learner to tasks and report its return on fresh test episodes after every adaptation step.
@@ -250,7 +348,7 @@ def evaluate(
         test_episodes=test_episodes,
         deterministic=deterministic,
         seed=seed,
-        backend=Backend(workers, threads, scheduler),
+        backend=Backend(workers, threads, scheduler, step_timeout, retries),
     )
     if plot is not None:
         from flows.evaluation_plots import per_shot_curve, write_plot
@@ -260,6 +358,59 @@ def evaluate(
         _print_json(evaluation_info(outcome))
     else:
         console().print(evaluation_table(outcome))
+    return 0
+
+
+@app.command
+def fork(parent: RunArgument, *, run: str, overrides: Overrides = ()) -> int:
+    """Make a run that begins with the iterations of another one and goes on under other settings.
+
+    `metaloom resume` then continues it. Files are shared with the parent, which can be thinned or deleted.
+
+    Example: `metaloom fork first@10 --run second --set algorithm.clip_eps=0.1`
+
+    Args:
+        parent: RUN@N to begin with the first N iterations, RUN for all of them.
+        run: Name of the new run under the runs folder, or a path.
+    """
+    from flows.fork import fork as fork_run
+    from flows.tables import fork_view
+
+    at = RunAt.parse(parent)
+    console().print(fork_view(fork_run(at.path, at.iteration, run_folder(run), overrides), at.path))
+    return 0
+
+
+@app.command
+def thin(
+    run: RunArgument,
+    *,
+    keep_every: int | None = None,
+    keep_last: int | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Remove the episodes, samples and adapted parameters of iterations; everything else stays.
+
+    `metaloom replay RUN@ITERATION --materialise` computes them again, bit for bit.
+
+    Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
+
+    Args:
+        keep_every: Keep iterations 0, N, 2N, ... whole.
+        keep_last: Keep the N newest iterations whole.
+        dry_run: Only tell what would go.
+    """
+    from flows.tables import thinned_line
+    from flows.thin import thin as thin_run
+
+    folder = run_folder(run)
+    retention = storage.Retention(keep_last=keep_last, keep_every=keep_every)
+    thinned = thin_run(folder, retention, dry_run=dry_run)
+    if as_json:
+        _print_json({**asdict(thinned), "dry_run": dry_run})
+    else:
+        console().print(thinned_line(thinned, dry_run=dry_run))
     return 0
 
 
@@ -337,6 +488,44 @@ def report(run: RunArgument, *, out: Path | None = None) -> int:
 
 
 @app.command
+def export(
+    run: RunArgument,
+    *,
+    to: Literal["parquet", "minari", "histories", "tensorboard"],
+    out: Path,
+    iterations: str | None = None,
+    step: Annotated[tuple[int, ...], Parameter(negative=())] = (),
+    by: Literal["task", "position"] | None = None,
+    as_json: AsJson = False,
+) -> int:
+    """Write a run for other tools: Parquet, a Minari dataset, learning histories or TensorBoard events.
+
+    Example: `metaloom export first --to parquet --out first-parquet`
+
+    Args:
+        to: The format; minari and tensorboard need the extra of that name.
+        out: A new or empty folder.
+        iterations: N or FROM:TO, as Python slices count; all complete ones when left out.
+        step: Only episodes of this inner step; repeatable.
+        by: What a learning history belongs to: its task, or its place in the meta-batch.
+    """
+    from flows.export import export as export_run
+    from flows.export import parse_iterations
+
+    chosen = None if iterations is None else parse_iterations(iterations)
+    result = export_run(storage.open_run(run_folder(run)), out, to, iterations=chosen, steps=step, by=by)
+    if as_json:
+        skipped = [{"iteration": i, "reason": reason} for i, reason in result.skipped]
+        done = {"path": str(result.path), "iterations": result.iterations, "rows": result.rows}
+        _print_json({**done, "skipped": skipped})
+        return 0
+    for i, reason in result.skipped:
+        console().print(f"iteration {i} left out: {reason}", markup=False)
+    console().print(f"{result.iterations} iterations, {result.rows:,} rows  {result.path}", markup=False)
+    return 0
+
+
+@app.command
 def recipes(*, schema: Annotated[bool, Parameter(negative=())] = False, as_json: AsJson = False) -> int:
     """List the recipes, or print the schema of all settings.
 
@@ -358,17 +547,28 @@ def recipes(*, schema: Annotated[bool, Parameter(negative=())] = False, as_json:
 
 
 @app.command
-def doctor(*, as_json: AsJson = False) -> int:
-    """Check that this machine can train: packages, cores, disk, physics, Prefect.
+def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson = False) -> int:
+    """Check that this machine can train: packages, cores, disk, physics, Prefect. Or check an environment.
 
     Exit code 1 when something is wrong; the table says what helps.
 
-    Example: `metaloom doctor`
+    Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
+
+    Args:
+        env: Check this environment instead: whether its answers are sound, and the same when it is run twice.
     """
     from flows.doctor import check_all
     from flows.tables import doctor_table
 
-    checks = check_all(runs_root())
+    if env is None:
+        if overrides:
+            raise UsageError("found --set without --env; required both: the machine has no settings")
+        checks = check_all(runs_root())
+    else:
+        # Imported only here: a broken package must become a line of the other table.
+        from flows.check_env import check_environment, env_config
+
+        checks = check_environment(env_config(env, overrides))
     if as_json:
         _print_json([check.as_dict() for check in checks])
     else:
@@ -380,6 +580,46 @@ def console() -> Console:
     """A console on today's standard output; wide enough that pipes do not wrap."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
     return _Console(file=sys.stdout, width=width, soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
+    from flows.debug import debug_stage
+    from flows.workers import Backend
+
+    at = RunAt.parse(run)
+    if at.iteration is None or stage is None:
+        raise UsageError(
+            f"{run}: --pdb is for one stage; name it as in: metaloom replay {at.path}@0 --stage adapt --pdb"
+        )
+    outcome = debug_stage(at.path, at.iteration, stage, step or 0, backend=Backend(0, threads), say=_say_plain)
+    console().print(str(outcome))
+    return 1 if outcome.fault else 0
+
+
+def _refuse_with(option: str, **others: object) -> None:
+    for name, value in others.items():
+        if value not in (None, False):
+            raise UsageError(f"found --{name.replace('_', '-')} with {option}; leave one of them out")
+
+
+def _say_plain(words: str) -> None:
+    console().out(words)
+
+
+def _materialise(at: RunAt, backend: "Backend", *, whole: bool, as_json: bool) -> int:
+    from flows.thin import materialise
+    from flows.words import stage_label
+
+    if not whole:
+        raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
+    refs = list(materialise(at.path, at.iteration, backend=backend))
+    if as_json:
+        _print_json([asdict(ref) for ref in refs])
+    for ref in () if as_json else refs:
+        console().print(f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again, its old digest")
+    if not refs and not as_json:
+        console().print("nothing was thinned there")
+    return 0
 
 
 def _train(start: Any, folder: Path, as_json: bool) -> int:

@@ -4,59 +4,172 @@ Dask is used as a plain client inside one stage: task runners that make every sh
 times as much and run finished work again when a worker dies.
 """
 
+import secrets
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
 from multiprocessing import resource_tracker
 from typing import cast
 
-from distributed import Client, KilledWorker, LocalCluster
+from distributed import Client, Future, KilledWorker, LocalCluster, wait
+from distributed.client import FutureCancelledError
 
 from flows.errors import WorkersError
-from flows.workers import Backend, SamplerSpec, code_digest, collect_shard
-from pipeline.envs import make_env
+from flows.flight_recorder import Recording, remove_recordings
+from flows.watched_rollouts import Shard, Supervision, collect_watched, is_built_in, try_environment
+from flows.workers import Backend, SamplerSpec, code_digest
+from pipeline.envs import EnvError, make_env
 from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from stages.collect_rollouts import RolloutPosition
 
 LOOPBACK = "127.0.0.1"
 
 
+_LOOK_EVERY_SECONDS = 5.0
+_NO_WORKER_SECONDS = 60.0
+
+
 @dataclass(frozen=True)
 class DaskWorkers:
-    """Rollouts on Dask workers, one shard of tasks for each of their threads."""
+    """Rollouts on Dask workers, one shard of tasks for each of their threads.
+
+    Attributes:
+        spec: what workers build their samplers from.
+        client: of their scheduler.
+        session: names the recordings of what they do.
+        step_timeout_seconds: how long a call of an environment may take.
+        elsewhere: workers may be on other machines.
+    """
 
     spec: SamplerSpec
     client: Client
+    session: str
+    step_timeout_seconds: float
+    elsewhere: bool
+
+    @classmethod
+    @contextmanager
+    def watched(cls, spec: SamplerSpec, client: Client, backend: Backend) -> Iterator["DaskWorkers"]:
+        """Workers whose recordings are removed in the end."""
+        assert backend.step_timeout_seconds is not None
+        elsewhere = backend.scheduler is not None
+        workers = cls(spec, client, secrets.token_hex(8), backend.step_timeout_seconds, elsewhere)
+        try:
+            if not is_built_in(spec):
+                workers.try_environment()
+            yield workers
+        finally:
+            workers.clean_up()
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task.
 
         Raises:
-            WorkersError: a shard killed every worker that tried it.
+            RolloutError: the environment failed, hung, or killed its workers.
+            WorkersError: workers died in different places, or are gone; or the scheduler is gone.
         """
+        bounds = list(_shards(len(tasks), self._num_threads()))
+        shards = [
+            Shard(self.spec, tasks.slice(*ends), replace(position, first_task=position.first_task + ends[0]))
+            for ends in bounds
+        ]
+        watches = [self._supervision() for _ in shards]
         futures = [
-            self.client.submit(
-                collect_shard,
-                self.spec,
-                params.slice(start, stop),
-                tasks.slice(start, stop),
-                replace(position, first_task=position.first_task + start),
-                # Dask names pure work by its arguments; hashing megabytes to save nothing is a waste.
-                pure=False,
-            )
-            for start, stop in _shards(len(tasks), self._num_threads())
+            # Dask names pure work by its arguments; hashing megabytes to save nothing is a waste.
+            self.client.submit(collect_watched, shard, params.slice(*ends), watch, pure=False)
+            for ends, shard, watch in zip(bounds, shards, watches, strict=True)
         ]
         try:
-            shards = cast(list[EpisodeBatch], self.client.gather(futures))
+            self._wait(futures)
+            return EpisodeBatch.concatenate(cast(list[EpisodeBatch], self.client.gather(futures)))
         except KilledWorker as error:
+            dead = next(n for n, future in enumerate(futures) if future.key == error.task)
+            raise self._death(shards[dead], watches[dead]) from error
+        except FutureCancelledError as error:
             raise WorkersError(
-                f"iteration {position.iteration}, round {position.step}: several workers in a row died in the same "
-                "rollout, so the environment probably ends its process; sample in this process (--workers 0) to see how"
+                f"iteration {position.iteration}, round {position.step}: the Dask scheduler is gone ({error.reason}); "
+                "start it again, or leave --scheduler out, and `metaloom resume` the run, which has lost nothing"
             ) from error
-        return EpisodeBatch.concatenate(shards)
+        finally:
+            # After an error the others' work is of no use, and holds the workers.
+            self.client.cancel([future for future in futures if not future.done()])
+
+    def try_environment(self) -> None:
+        """Have a worker make the environment once.
+
+        Raises:
+            EnvError: it cannot be made, hangs, or kills its process.
+        """
+        watch = self._supervision()
+        future = self.client.submit(try_environment, self.spec, watch, pure=False)
+        name = self.spec.env.name
+        try:
+            self._wait([future])
+            future.result()
+        except TimeoutError as error:
+            raise EnvError(
+                f"env.name is {name!r}: its constructor or sample_tasks did not return within "
+                f"{self.step_timeout_seconds:g} s; if it needs longer, give it longer: --step-timeout SECONDS\n{error}"
+            ) from None
+        except KilledWorker as error:
+            told = "\n".join(recording.traceback for recording in self._recordings(watch)[-1:])
+            raise EnvError(
+                f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{told}"
+            ) from error
+
+    def clean_up(self) -> None:
+        """Remove the recordings, also on the workers' machines, as far as they can still be reached."""
+        remove_recordings(self.session)
+        if self.elsewhere:
+            with suppress(Exception):
+                self.client.run(remove_recordings, self.session, on_error="ignore")
+
+    def _supervision(self) -> Supervision:
+        return Supervision(self.session, secrets.token_hex(8), self.step_timeout_seconds)
+
+    def _wait(self, futures: Sequence[Future]) -> None:
+        """Wait until all are done or one has failed; not for workers that will never come.
+
+        Raises:
+            WorkersError: there has been no worker for a minute.
+        """
+        waiting, alone = set(futures), 0.0
+        while waiting and not any(future.status == "error" for future in futures):
+            try:
+                wait(waiting, timeout=_LOOK_EVERY_SECONDS, return_when="FIRST_COMPLETED")
+            except TimeoutError:
+                alone = 0.0 if self.client.scheduler_info(n_workers=-1)["workers"] else alone + _LOOK_EVERY_SECONDS
+            waiting = {future for future in waiting if not future.done()}
+            if waiting and alone >= _NO_WORKER_SECONDS:
+                raise WorkersError(
+                    f"the Dask scheduler has had no worker for {alone:g} s; start one with `dask worker`, and go on "
+                    "with `metaloom resume`"
+                )
+
+    def _death(self, shard: Shard, watch: Supervision) -> Exception:
+        """What to tell when a shard killed every worker that tried it."""
+        recordings = self._recordings(watch)
+        if recordings and len({recording.place for recording in recordings}) == 1:
+            return shard.death(recordings, watch)
+        return WorkersError(
+            f"iteration {shard.position.iteration}, round {shard.position.step}: several workers in a row died in the "
+            f"same shard, tasks {shard.position.first_task} to {shard.position.first_task + len(shard.tasks) - 1}, but "
+            f"not in one place (step, row: {[recording.place for recording in recordings]}): they may lack memory, or "
+            "somebody kills them. What is stored is safe; go on with `metaloom resume`"
+        )
+
+    def _recordings(self, watch: Supervision) -> list[Recording]:
+        """What the dead left, on this machine or on those of the workers."""
+        found = [watch.recordings()]
+        if self.elsewhere:
+            with suppress(Exception):
+                everywhere = self.client.run(watch.recordings, on_error="ignore")
+                found.extend(cast(dict[str, list[Recording]], everywhere).values())
+        # Workers of one machine answer alike.
+        return max(found, key=len)
 
     def sampling(self, episodes_per_task: int, *, deterministic: bool) -> "DaskWorkers":
         """The same for another number of episodes."""
@@ -76,7 +189,7 @@ def dask_client(backend: Backend, spec: SamplerSpec) -> Iterator[Client]:
         WorkersError: there is no such scheduler, it has no workers, or they run other code than this process.
         EnvError: its workers cannot build the environment.
     """
-    with _connect(backend.scheduler, spec) if backend.scheduler else _start(backend.workers or 0) as client:
+    with _connect(backend.scheduler, spec) if backend.scheduler else _start(backend) as client:
         yield client
 
 
@@ -93,12 +206,12 @@ def fingerprint() -> dict[str, str]:
 
 
 @contextmanager
-def _start(workers: int) -> Iterator[Client]:
-    with _local_cluster(workers) as cluster, Client(cluster) as client:
+def _start(backend: Backend) -> Iterator[Client]:
+    with _local_cluster(backend.workers or 0, backend.retries or 0) as cluster, Client(cluster) as client:
         yield client
 
 
-def _local_cluster(workers: int) -> LocalCluster:
+def _local_cluster(workers: int, retries: int) -> LocalCluster:
     # Ctrl-C reaches every process of the terminal's group, but the trainer alone decides what it means. Workers inherit
     # the blocked signal, those that are restarted later as well; here it is delivered as soon as they have started.
     # Python's resource tracker unblocks it when it starts, so that has to have happened before.
@@ -114,7 +227,7 @@ def _local_cluster(workers: int) -> LocalCluster:
             host=LOOPBACK,
             dashboard_address=f"{LOOPBACK}:0",
             worker_dashboard_address=f"{LOOPBACK}:0",
-            scheduler_kwargs={"dashboard": False},
+            scheduler_kwargs={"dashboard": False, "allowed_failures": retries},
         )
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

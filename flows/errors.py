@@ -21,10 +21,11 @@ EXIT_CODES = {
     "storage.errors.NotARun": USAGE,
     "storage.errors.RunExists": USAGE,
     "storage.errors.RunNotFound": USAGE,
+    "storage.export.target.ExportExists": USAGE,
     "storage.errors.StoreError": FAILURE,
     "pipeline.algorithms.finite.NumericalError": FAILURE,
     "pipeline.baselines.contract.BaselineError": FAILURE,
-    "stages.collect_rollouts.RolloutError": FAILURE,
+    "stages.faults.StageFault": FAILURE,
 }
 
 

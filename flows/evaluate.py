@@ -104,7 +104,8 @@ def evaluate(
         "deterministic": deterministic,
         "seed": seed,
     }
-    config = _with_evaluation(config_of(run), {name: value for name, value in asked.items() if value is not None})
+    trained = config_of(run, storage.learner_ref(updates))
+    config = _with_evaluation(trained, {name: value for name, value in asked.items() if value is not None})
     with stages_of(config, backend) as stages:
         outcome = stages.evaluate(learner, updates)
         return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, stages.env))

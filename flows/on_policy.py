@@ -10,13 +10,20 @@ and what is done with the output.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from gymnasium.spaces import Discrete
+
+from flows.warm_start import read_learner
 from flows.workers import RolloutWorkers
-from pipeline.config import RunConfig
-from pipeline.envs import make_env
+from pipeline.algorithms import Algorithm
+from pipeline.algorithms.actor_critic.learner import ActorCriticLearner
+from pipeline.config import ConfigError, RunConfig
+from pipeline.envs import MetaEnv, make_env
 from pipeline.evaluation import EvaluationPlan, evaluation_tasks
+from pipeline.policies.categorical import CategoricalPolicy
 from pipeline.policies.gaussian import GaussianPolicy
 from pipeline.seeding import seed_for
 from pipeline.types import EpisodeBatch, Evaluation, LearnerState, Samples, Step, TaskBatch, TaskParams, Update
@@ -25,7 +32,7 @@ from stages.collect_rollouts import RolloutPosition
 from stages.evaluate import evaluate
 from stages.initialize import initialize
 from stages.meta_optimize import meta_optimize
-from stages.process_samples import process_samples
+from stages.process_samples import process_samples, process_with_critic
 from stages.sample_tasks import sample_tasks
 from storage import StageRef, learner_ref
 
@@ -38,7 +45,8 @@ class OnPolicyStages:
     """One run's stages, ready to be computed in any order in which their inputs are at hand."""
 
     config: RunConfig
-    policy: GaussianPolicy
+    algorithm: Algorithm
+    policy: Any
     env: Any
     rollouts: RolloutWorkers
     parallel: Callable[..., Iterator[Any]]
@@ -49,23 +57,23 @@ class OnPolicyStages:
     ) -> "OnPolicyStages":
         """The stages of a run with this configuration."""
         env = make_env(config.env)
-        observations, actions = env.observation_space.shape, env.action_space.shape
-        assert observations is not None
-        assert actions is not None
-        policy = GaussianPolicy(observations[0], actions[0], config.policy)
         if config.evaluation.every is not None:
             # What is wrong with the tasks of the last evaluation is known before the first iteration.
             evaluation_tasks(config, env, config.iterations)
-        return cls(config, policy, env, rollouts, parallel)
+        return cls(config, config.build_algorithm(), build_policy(config, env), env, rollouts, parallel)
+
+    def under(self, config: RunConfig) -> "OnPolicyStages":
+        """The same stages under settings that leave environment and policy as they are."""
+        return replace(self, config=config, algorithm=config.build_algorithm())
 
     def order(self, iteration: int) -> list[StageRef]:
         """The stages of an iteration in the order in which they run."""
         refs = [] if iteration else [StageRef(0, "initialize", 0)]
         refs.append(StageRef(iteration, "sample_tasks", 0))
-        for k in range(self.config.algorithm.inner_steps + 1):
+        for k in range(self.algorithm.inner_steps + 1):
             refs.append(StageRef(iteration, "collect_rollouts", k))
             refs.append(StageRef(iteration, "process_samples", k))
-            if k < self.config.algorithm.inner_steps:
+            if k < self.algorithm.inner_steps:
                 refs.append(StageRef(iteration, "adapt", k))
         refs.append(StageRef(iteration, "meta_optimize", 0))
         every = self.config.evaluation.every
@@ -82,12 +90,13 @@ class OnPolicyStages:
             case "collect_rollouts":
                 return [self._acting_params(i, k), StageRef(i, "sample_tasks", 0)]
             case "process_samples":
-                return [StageRef(i, "collect_rollouts", k)]
+                critic = [learner_ref(i)] if isinstance(self.algorithm, ActorCriticLearner) else []
+                return [*critic, StageRef(i, "collect_rollouts", k)]
             case "adapt":
                 before = [] if k == 0 else [StageRef(i, "adapt", k - 1)]
                 return [learner_ref(i), *before, *self._step_refs(i, k)]
             case "meta_optimize":
-                rounds = range(self.config.algorithm.inner_steps + 1)
+                rounds = range(self.algorithm.inner_steps + 1)
                 return [learner_ref(i), *(ref for k in rounds for ref in self._step_refs(i, k))]
             case "evaluate":
                 return [StageRef(i, "meta_optimize", 0)]
@@ -105,7 +114,8 @@ class OnPolicyStages:
         """A stage's output, from the inputs that `load` brings."""
         match ref.stage:
             case "initialize":
-                return initialize(self.policy, self.config.algorithm, run_seed=self.config.seed)
+                start = None if self.config.init_from is None else read_learner(self.config.init_from)
+                return initialize(self.policy, self.algorithm, run_seed=self.config.seed, start=start)
             case "sample_tasks":
                 return sample_tasks(
                     self.env, num_tasks=self.config.num_tasks, run_seed=self.config.seed, iteration=ref.iteration
@@ -129,9 +139,9 @@ class OnPolicyStages:
         tasks = evaluation_tasks(self.config, self.env, updates)
         return evaluate(
             self.policy,
-            self.config.algorithm,
+            self.algorithm,
             learner,
-            self._broadcast(learner, len(tasks)),
+            acting_params(self.algorithm, learner, len(tasks)),
             tasks,
             adaptation_steps=plan.adaptation_steps,
             adaptation_rollouts=self.rollouts.sampling(plan.episodes, deterministic=False).collect,
@@ -150,6 +160,9 @@ class OnPolicyStages:
         )
 
     def _process_samples(self, ref: StageRef, load: Load) -> Samples:
+        if isinstance(self.algorithm, ActorCriticLearner):
+            episodes = load(StageRef(ref.iteration, "collect_rollouts", ref.step))
+            return process_with_critic(self.algorithm, self._learner(load, ref.iteration), episodes)
         return process_samples(
             load(StageRef(ref.iteration, "collect_rollouts", ref.step)),
             self.config.baseline.build(),
@@ -161,7 +174,7 @@ class OnPolicyStages:
     def _adapt(self, ref: StageRef, load: Load) -> TaskParams:
         return adapt(
             self.policy,
-            self.config.algorithm,
+            self.algorithm,
             self._learner(load, ref.iteration),
             self._params(load, ref.iteration, ref.step),
             self._step(load, ref.iteration, ref.step),
@@ -169,10 +182,10 @@ class OnPolicyStages:
         )
 
     def _meta_optimize(self, ref: StageRef, load: Load) -> Update:
-        rounds = range(self.config.algorithm.inner_steps + 1)
+        rounds = range(self.algorithm.inner_steps + 1)
         return meta_optimize(
             self.policy,
-            self.config.algorithm,
+            self.algorithm,
             self._learner(load, ref.iteration),
             [self._step(load, ref.iteration, k) for k in rounds],
             run_seed=self.config.seed,
@@ -189,10 +202,7 @@ class OnPolicyStages:
     def _params(self, load: Load, iteration: int, k: int) -> TaskParams:
         """What the tasks act with in round k: the learner's parameters for all of them, or each task's adapted ones."""
         stored = load(self._acting_params(iteration, k))
-        return stored if k else self._broadcast(stored.learner, self.config.num_tasks)
-
-    def _broadcast(self, learner: LearnerState, num_tasks: int) -> TaskParams:
-        return TaskParams.broadcast(learner.params, num_tasks)
+        return stored if k else acting_params(self.algorithm, stored.learner, self.config.num_tasks)
 
     def _step_refs(self, iteration: int, k: int) -> list[StageRef]:
         return [StageRef(iteration, "collect_rollouts", k), StageRef(iteration, "process_samples", k)]
@@ -200,3 +210,33 @@ class OnPolicyStages:
     def _step(self, load: Load, iteration: int, k: int) -> Step:
         episodes, samples = (load(ref) for ref in self._step_refs(iteration, k))
         return Step(episodes, samples, k)
+
+
+def acting_params(algorithm: Algorithm, learner: LearnerState, num_tasks: int) -> TaskParams:
+    """What every task acts with before it adapts: the same parameters, but for particles."""
+    if isinstance(algorithm, ActorCriticLearner):
+        return algorithm.acting_params(learner, num_tasks)
+    return TaskParams.broadcast(learner.params, num_tasks)
+
+
+def build_policy(config: RunConfig, env: MetaEnv) -> GaussianPolicy | CategoricalPolicy:
+    """The policy that fits an environment's actions.
+
+    Raises:
+        ConfigError: the algorithm or an option is for actions that are numbers, and these are choices.
+    """
+    observations, actions = env.observation_space, env.action_space
+    observation_size = int(np.prod(observations.shape or ()))
+    if not isinstance(actions, Discrete):
+        assert actions.shape is not None
+        return GaussianPolicy(observation_size, actions.shape[0], config.policy)
+    if not config.has_critic:
+        raise ConfigError(
+            f"algorithm.name is {config.algorithm.name}, which is for actions that are numbers, but those of "
+            f"{config.env.name} are {actions}; required a2c, ppo, ppo2 or svpg"
+        )
+    if options := config.policy.std_options:
+        raise ConfigError(
+            f"policy: {options} is about a standard deviation, but the actions are {actions}; leave it out"
+        )
+    return CategoricalPolicy(observation_size, int(actions.n), config.policy)

@@ -9,10 +9,11 @@ import numpy as np
 
 import storage
 from flows.errors import UsageError
+from flows.faults import compute_checked, explained
 from flows.on_policy import OnPolicyStages
 from flows.runs import require_iteration
 from flows.tables import difference_info
-from flows.train import config_of, stages_of
+from flows.train import stages_of_run
 from flows.workers import Backend
 from storage import Run, StageRef
 from storage.codec import flatten
@@ -89,10 +90,9 @@ def replay(
         storage.StageMissing: nothing stored matches.
     """
     run = storage.open_run(path)
-    config = config_of(run)
-    with stages_of(config, backend) as stages:
-        for ref in _selected(run, stages, iteration, stage, step):
-            outcome = replay_stage(run, stages, ref)
+    with stages_of_run(run, backend) as stages_for:
+        for ref in _selected(run, stages_for(None), iteration, stage, step):
+            outcome = replay_stage(run, stages_for(ref), ref)
             yield outcome
             if until_diff and not outcome.identical:
                 return
@@ -101,7 +101,8 @@ def replay(
 def replay_stage(run: Run, stages: OnPolicyStages, ref: StageRef) -> StageReplay:
     """One stage run again from its stored inputs."""
     record = run.record(ref)
-    value = stages.compute(ref, run.load)
+    with explained(run.path, ref):
+        value = compute_checked(stages, ref, run.load)
     if storage.output_digest(storage.digest(value)) == record.digest:
         return StageReplay(ref, (), record.seconds)
     differences = compare(ref, flatten(run.load(ref)), flatten(value))
@@ -160,7 +161,7 @@ def _selected(
         raise UsageError(f"{run.path}: no iteration is complete; name one, as in: metaloom replay {run.path}@0")
     if iteration is not None:
         require_iteration(run, iteration)
-    _require_known(stages.order(iteration or 0), stage, step)
+    require_known(stages.order(iteration or 0), stage, step)
     # An iteration that was interrupted has stored stages too; they can be replayed by its number.
     wanted = [
         ref
@@ -174,7 +175,12 @@ def _selected(
     return refs
 
 
-def _require_known(order: list[StageRef], stage: str | None, step: int | None) -> None:
+def require_known(order: list[StageRef], stage: str | None, step: int | None) -> None:
+    """Refuse a stage or inner step that an iteration does not have, with those that it has.
+
+    Raises:
+        UsageError: it has no such stage or step.
+    """
     names = list(dict.fromkeys(ref.stage for ref in order))
     if stage not in (None, *names):
         raise UsageError(

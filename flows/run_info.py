@@ -5,7 +5,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,9 +66,12 @@ def run_info(run: Run) -> dict[str, Any]:
         "versions": dict(run.info["versions"]),
         "system": dict(run.info["system"]),
         "created": run.info["created"],
+        "parent": run.info.get("parent"),
+        "thinned_iterations": len(run.thinned_iterations()),
         "last_iteration": done - 1 if done else None,
         "last_metrics": _metrics(run),
         "bytes": dict(bytes_by_group(run.path)),
+        "quarantine": [_quarantined(run, entry) for entry in storage.read_quarantine(run.path)],
     }
 
 
@@ -100,6 +103,7 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
                 "seconds": record.seconds,
                 "bytes": record.stored_bytes,
                 "digest": record.digest,
+                "thinned": run.is_thinned(record.ref),
                 "inputs": [
                     {"iteration": i.ref.iteration, "stage": i.ref.stage, "step": i.ref.step, "digest": i.digest}
                     for i in record.inputs
@@ -120,9 +124,25 @@ def bytes_by_group(path: Path) -> Counter[str]:
                 sizes[group] += num_bytes
             case ("tables", *_):
                 sizes["tables"] += num_bytes
+            case ("_quarantine", *_):
+                sizes["quarantine"] += num_bytes
             case _:
                 sizes["records"] += num_bytes
     return Counter(dict(sorted(sizes.items())))
+
+
+def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:
+    return {
+        "iteration": entry.ref.iteration,
+        "stage": entry.ref.stage,
+        "step": entry.ref.step,
+        "path": str(entry.path),
+        "message": entry.message,
+        "when": entry.when,
+        "arrays": {name: asdict(form) for name, form in entry.forms.items()},
+        "about": dict(entry.about),
+        "stored_since": run.contains(entry.ref),
+    }
 
 
 def _row(folder: Path) -> dict[str, Any]:

@@ -48,6 +48,21 @@ def require_iteration(run: storage.Run, iteration: int) -> None:
         )
 
 
+def best_iteration(run: storage.Run) -> int:
+    """The first iteration whose episodes had the highest mean return, after adaptation where there is any.
+
+    Its own learner, the one after as many updates, is the policy that had it.
+
+    Raises:
+        storage.StageMissing: no iteration is complete.
+    """
+    table = run.metrics()
+    rounds = [name for name in table.column_names if re.fullmatch(r"step_\d+\.average_return", name)]
+    last = max(rounds, key=lambda name: int(name[5:].split(".")[0]))
+    returns = table[last].to_pylist()
+    return int(table["iteration"].to_pylist()[returns.index(max(returns))])
+
+
 @dataclass(frozen=True)
 class RunAt:
     """What RUN or RUN@ITERATION stands for."""
@@ -57,7 +72,7 @@ class RunAt:
 
     @classmethod
     def parse(cls, text: str) -> "RunAt":
-        """Read RUN or RUN@ITERATION.
+        """Read RUN or RUN@ITERATION; RUN@latest is RUN, RUN@best the iteration whose policy had the best return.
 
         Raises:
             UsageError: what follows the "@" is not an iteration.
@@ -65,6 +80,12 @@ class RunAt:
         name, at, iteration = text.rpartition("@")
         if not at:
             return cls(run_folder(text), None)
+        if iteration == "latest":
+            return cls(run_folder(name), None)
+        if iteration == "best":
+            return cls(run_folder(name), best_iteration(storage.open_run(run_folder(name))))
         if not re.fullmatch("[0-9]{1,8}", iteration):
-            raise UsageError(f"{text}: found {iteration!r} after the @; required an iteration such as {name}@12")
+            raise UsageError(
+                f"{text}: found {iteration!r} after the @; required an iteration such as {name}@12, or best or latest"
+            )
         return cls(run_folder(name), int(iteration))

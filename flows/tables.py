@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from inspect import getdoc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from flows.doctor import Check
     from flows.evaluate import EvaluationOutcome
     from flows.replay import ArrayDifference, StageReplay
-    from storage import Damage
+    from storage import Damage, Fork, Thinned
 
 __all__ = [
     "damage_info",
@@ -29,6 +30,7 @@ __all__ = [
     "doctor_table",
     "evaluation_info",
     "evaluation_table",
+    "fork_view",
     "iteration_info",
     "iteration_view",
     "list_run_rows",
@@ -38,6 +40,7 @@ __all__ = [
     "run_info",
     "run_view",
     "runs_table",
+    "thinned_line",
 ]
 
 STATE_STYLES = {"complete": "green", "training": "cyan", "stopped": "yellow", "damaged": "red"}
@@ -76,10 +79,16 @@ def run_view(run: Run) -> RenderableType:
         ("sizes", _text(_sizes(config))),
         ("seed", _text(config["seed"])),
     ]
+    if info["parent"]:
+        facts.append(("forked from", _text(f"{info['parent']['name']}@{info['parent']['iteration']}")))
+    if info["thinned_iterations"]:
+        facts.append(("thinned", Text(f"{info['thinned_iterations']} iterations")))
     parts: list[RenderableType] = [_heading(info["name"]), _facts(facts)]
     if info["last_metrics"]:
         parts += [_heading(f"metrics of iteration {info['last_iteration']}"), _metrics_view(info["last_metrics"])]
     parts += [_heading("on disk"), _disk_table(info["bytes"])]
+    if info["quarantine"]:
+        parts += [_heading("quarantine: what stages failed with"), _quarantine_table(info["quarantine"])]
     parts += [_heading("settings"), _facts([(name, _text(value)) for name, value in dotted(config)])]
     return Group(*parts)
 
@@ -97,7 +106,7 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
         table.add_row(
             stage_label(stage["stage"], stage["step"]),
             f"{stage['seconds']:.3f}",
-            size(stage["bytes"]),
+            "thinned" if stage["thinned"] else size(stage["bytes"]),
             _text(stage["digest"][:DIGEST_PREFIX]),
             ", ".join(inputs),
         )
@@ -105,6 +114,26 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
     if info["metrics"]:
         parts += [_heading("metrics"), _metrics_view(info["metrics"])]
     return Group(*parts)
+
+
+def fork_view(fork: "Fork", parent: Path) -> RenderableType:
+    """`metaloom fork`."""
+    shared = f"{fork.shared_files} files, {size(fork.shared_bytes)}"
+    facts = [
+        ("run", _text(fork.path)),
+        ("begins with", _text(f"{fork.iteration} iterations of {parent}")),
+        ("shared with it", Text(shared)),
+    ]
+    if fork.copied_files:
+        copied = f"{fork.copied_files} files, {size(fork.copied_bytes)}: the file system cannot share them"
+        facts.append(("copied", Text(copied)))
+    return Group(_facts([*facts, ("go on with", _text(f"metaloom resume {fork.path}"))]))
+
+
+def thinned_line(thinned: "Thinned", *, dry_run: bool) -> str:
+    """`metaloom thin`."""
+    what = f"{len(thinned.iterations)} iterations, {thinned.files} files, {size(thinned.num_bytes)}"
+    return f"would remove: {what}" if dry_run else f"removed: {what}"
 
 
 def damage_info(damage: "Damage") -> dict[str, Any]:
@@ -148,11 +177,11 @@ def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
     }
 
 
-def difference_table(differences: Sequence["ArrayDifference"]) -> Table:
-    """The arrays that `metaloom replay` found different."""
-    table = _table(
-        ">iteration", "stage", "array", "first differs at", "stored", "replayed", ">max abs", ">max ulp", ">elements"
-    )
+def difference_table(
+    differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
+) -> Table:
+    """The arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
+    table = _table(">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     for difference in differences:
         comparable = difference.count >= 0
         table.add_row(
@@ -258,10 +287,14 @@ def _recipe_row(name: str, doc: str, config: Mapping[str, Any]) -> dict[str, Any
 
 
 def _sizes(config: Mapping[str, Any]) -> str:
-    inner_steps = config["algorithm"]["inner_steps"]
+    inner_steps, tasks = config["algorithm"].get("inner_steps", 0), config["num_tasks"]
+    enough = [
+        f"{config[name]} {of}" for name, of in (("min_steps", "steps"), ("min_rollouts", "episodes")) if config[name]
+    ]
     return (
-        f"{config['num_tasks']} tasks x {config['episodes_per_task']} episodes x {config['max_episode_steps']} steps, "
-        f"{inner_steps} inner step{'' if inner_steps == 1 else 's'}"
+        f"{tasks} task{'' if tasks == 1 else 's'} x {config['episodes_per_task']} episodes x "
+        f"{config['max_episode_steps']} steps, {inner_steps} inner step{'' if inner_steps == 1 else 's'}"
+        + (f", until {' and '.join(enough)} are reached" if enough else "")
     )
 
 
@@ -296,6 +329,20 @@ def _disk_table(sizes: Mapping[str, int]) -> Table:
         table.add_row(_text(name), size(num_bytes))
     table.add_section()
     table.add_row("all", size(sum(sizes.values())))
+    return table
+
+
+def _quarantine_table(entries: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("when", ">iteration", "stage", "what", "kept in", "")
+    for entry in entries:
+        table.add_row(
+            _text(entry["when"][:19].replace("T", " ")),
+            str(entry["iteration"]),
+            stage_label(entry["stage"], entry["step"]),
+            _text(entry["message"]),
+            _text(entry["path"]),
+            "stored since" if entry["stored_since"] else "",
+        )
     return table
 
 

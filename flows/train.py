@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,15 @@ import torch
 from threadpoolctl import threadpool_limits
 
 import storage
+from flows.faults import compute_checked, kept_in_quarantine
 from flows.on_policy import OnPolicyStages
 from flows.run_info import planned_iterations
+from flows.warm_start import pinned
 from flows.workers import Backend, code_digest, rollout_workers, usable_cores
-from pipeline.config import ConfigError, RunConfig, build_config
+from pipeline.config import ConfigError, RunConfig, build_config, override
 from pipeline.envs import with_all_options
-from pipeline.types import EpisodeBatch, Evaluation, Update
-from storage import Run, RunWriter, StageRef
+from pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
+from storage import Retention, Run, RunWriter, StageRef
 
 
 class StageCall(Protocol):
@@ -93,6 +95,7 @@ def train(
     """
     # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
     storage.check_new_run(path)
+    config = pinned(config)
     # Written out, so that the run says what it observed even if defaults change.
     recorded = config.model_copy(update={"env": with_all_options(config.env)})
     with (
@@ -103,6 +106,7 @@ def train(
             config_digest=recorded.digest(),
             capacity=config.iterations,
             environment=environment(),
+            retention=retention_of(config),
         ) as writer,
     ):
         return _train(stages, writer, call, observer)
@@ -114,6 +118,7 @@ def resume(
     iterations: int | None = None,
     take_over: bool = False,
     repair: bool = False,
+    retention: Sequence[str] = (),
     backend: Backend = Backend(),
     call: StageCall = direct,
     observer: Observer = Observer(),
@@ -125,12 +130,13 @@ def resume(
         iterations: how many iterations the run shall have; as configured when None.
         take_over: seize the lock of a writer that can no longer release it, such as one on a host that died.
         repair: drop outputs that `verify` finds damaged, and compute them again.
+        retention: settings of `retention` to change while this process goes on, as KEY=VALUE.
         backend: where rollouts run.
         call: how a stage is run.
         observer: is told of progress and may ask to stop.
     """
     run = storage.open_run(path)
-    config = config_of(run)
+    config = with_retention(config_of(run), retention)
     if iterations is not None:
         if iterations < len(run.iterations):
             raise ConfigError(
@@ -140,7 +146,13 @@ def resume(
         config = build_config({**config.model_dump(), "iterations": iterations})
     # The lock first: a run that somebody else is writing is refused before workers start.
     with (
-        storage.open_writer(path, capacity=config.iterations, take_over=take_over, repair=repair) as writer,
+        storage.open_writer(
+            path,
+            capacity=config.iterations,
+            take_over=take_over,
+            repair=repair,
+            retention=retention_of(config),
+        ) as writer,
         stages_of(config, backend) as stages,
     ):
         return _train(stages, writer, call, observer)
@@ -161,9 +173,57 @@ def stages_of(config: RunConfig, backend: Backend) -> Iterator[OnPolicyStages]:
         yield OnPolicyStages.build(config, workers, pool.map)
 
 
-def config_of(run: Run) -> RunConfig:
-    """A stored run's configuration, with the iterations that it was last given."""
-    return build_config({**run.config, "iterations": planned_iterations(run)})
+@contextmanager
+def stages_of_run(run: Run, backend: Backend) -> Iterator[Callable[[StageRef | None], OnPolicyStages]]:
+    """For each stored output the stages under the settings that decided its numbers; under the run's own for None.
+
+    In a fork, the outputs of its parent were computed under the parent's settings.
+    """
+    with ExitStack() as stack:
+        known: dict[str, OnPolicyStages] = {}
+
+        def stages_for(ref: StageRef | None) -> OnPolicyStages:
+            config = config_of(run, ref)
+            if config.digest() not in known:
+                known[config.digest()] = stack.enter_context(stages_of(config, backend))
+            return known[config.digest()]
+
+        yield stages_for
+
+
+def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
+    """A stored run's configuration, with the iterations that it was last given; the one that decided `ref`, if given.
+
+    Only in a fork do the two differ: what it shares with its parent was computed under the parent's settings.
+    """
+    settings = run.config if ref is None else run.config_of(ref)
+    return build_config({**settings, "iterations": planned_iterations(run)})
+
+
+def config_at(run: Run, iteration: int) -> RunConfig:
+    """The configuration that an iteration was, or will be, computed under."""
+    first = StageRef(iteration, "sample_tasks")
+    return config_of(run, first if run.contains(first) else None)
+
+
+def retention_of(config: RunConfig) -> Retention:
+    """What a configuration says about keeping arrays, as the store takes it."""
+    return Retention(**config.retention.model_dump())
+
+
+def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
+    """A stored run's configuration with another retention, which is all of it that may change.
+
+    Raises:
+        ConfigError: an assignment is about something else, or wrong.
+    """
+    for assignment in assignments:
+        if assignment.partition(".")[0] != "retention":
+            raise ConfigError(
+                f"--set {assignment}: a stored run's settings cannot change, except retention.*; "
+                "`metaloom fork RUN --run NEW --set ...` goes on under others"
+            )
+    return build_config(override(config.model_dump(mode="json"), assignments))
 
 
 def environment() -> dict[str, str]:
@@ -172,12 +232,17 @@ def environment() -> dict[str, str]:
 
 
 def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
-    path, iterations = writer.run.path, stages.config.iterations
+    path, iterations, stop = writer.run.path, stages.config.iterations, stages.config.stop
+    history: list[Metrics] = []
     began = time.perf_counter()
     for iteration in range(iterations):
+        if stop is not None and stop.met(history):
+            return TrainResult(path, iteration, stopped=False)
         # Not only the iterations behind the last complete one: whatever was lost is computed again.
         missing = [ref for ref in stages.order(iteration) if not writer.contains(ref)]
         if not missing:
+            if stop is not None:
+                history.append(_update(writer, iteration).metrics)
             continue
         seconds: dict[str, float] = {}
         iteration_began = time.perf_counter()
@@ -186,8 +251,8 @@ def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer:
                 return TrainResult(path, iteration, stopped=True)
             observer.stage_started(ref)
             call(ref, stages.inputs(ref), partial(run_once, stages, writer, ref, seconds))
-        update, steps = writer.load(StageRef(iteration, "meta_optimize")), _num_steps(writer, missing)
-        assert isinstance(update, Update)
+        update, steps = _update(writer, iteration), _num_steps(writer, missing)
+        history.append(update.metrics)
         now = time.perf_counter()
         observer.iteration_done(
             IterationReport(
@@ -204,10 +269,11 @@ def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer:
 
 
 def run_once(stages: OnPolicyStages, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
-    """Compute and store a stage unless it is stored already."""
+    """Compute and store a stage unless it is stored already; numbers that are not finite are refused, and kept."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
-        value = stages.compute(ref, writer.load)
+        with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)):
+            value = compute_checked(stages, ref, writer.load)
         took = time.perf_counter() - began
         seconds[f"{ref.stage}.{ref.step}"] = took
         writer.put(
@@ -225,6 +291,12 @@ def _evaluation_returns(writer: RunWriter, refs: Iterable[StageRef]) -> list[flo
     """Mean test return by number of adaptation steps, of the evaluation among some stages."""
     made = [writer.load(ref) for ref in refs if ref.stage == "evaluate"]
     return [r for e in made if isinstance(e, Evaluation) for r in e.test_returns.mean(axis=(0, 2)).tolist()]
+
+
+def _update(writer: RunWriter, iteration: int) -> Update:
+    update = writer.load(StageRef(iteration, "meta_optimize"))
+    assert isinstance(update, Update)
+    return update
 
 
 def _num_steps(writer: RunWriter, refs: Iterable[StageRef]) -> int:

@@ -6,9 +6,10 @@ never its digests. Workers import this module, so it stays free of torch.
 
 import hashlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -22,13 +23,16 @@ from pipeline.envs.config import EnvConfig
 from pipeline.policies.config import PolicyConfig
 from pipeline.schema import Settings
 from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
-from stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from stages.collect_rollouts import UNWATCHED, RolloutPosition, RolloutWatch, Sampler, collect_rollouts
+from stages.episode_blocks import Enough
 
 if TYPE_CHECKING:
     from pipeline.config import RunConfig
 
 
 DEFAULT_WORKERS = 2
+DEFAULT_STEP_TIMEOUT_SECONDS = 60.0
+DEFAULT_RETRIES = 3
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,17 @@ class Backend:
             a scheduler is given.
         threads: physics threads of in-process sampling; Dask workers have one each.
         scheduler: address of a running Dask scheduler, used instead of starting workers.
+        step_timeout_seconds: how long a worker waits for one call of an environment before it ends itself, which ends
+            the run with an error; 60 when not given. Sampling in this process waits for ever: it is where one debugs.
+        retries: how often work is done again whose worker process died; 3 when not given. A scheduler of one's own is
+            configured itself (`distributed.scheduler.allowed-failures`).
     """
 
     workers: int | None = None
     threads: int = 1
     scheduler: str | None = None
+    step_timeout_seconds: float | None = None
+    retries: int | None = None
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.scheduler is not None:
@@ -54,6 +64,7 @@ class Backend:
             )
         if self.workers is None and self.scheduler is None:
             object.__setattr__(self, "workers", DEFAULT_WORKERS)
+        self._check_supervision()
         if (self.workers or 0) < 0 or self.threads < 1:
             raise UsageError(
                 f"found workers={self.workers} and threads={self.threads}; required workers >= 0 (0 samples in this "
@@ -64,6 +75,26 @@ class Backend:
                 f"found threads={self.threads} with Dask workers, which have one thread each; required --workers 0 for "
                 "sampling with several threads in this process, or no --threads"
             )
+
+    def _check_supervision(self) -> None:
+        timeout, retries = self.step_timeout_seconds, self.retries
+        if (timeout is not None and not 0 < timeout < float("inf")) or (retries is not None and retries < 0):
+            raise UsageError(
+                f"found step_timeout_seconds={timeout} and retries={retries}; required seconds > 0 and retries >= 0"
+            )
+        if self.workers == 0 and (timeout is not None or retries is not None):
+            raise UsageError(
+                f"found step_timeout_seconds={timeout} and retries={retries} without worker processes; required "
+                "--workers 1 or more for them: this process can neither end nor survive an environment that hangs or "
+                "crashes it"
+            )
+        if self.scheduler is not None and retries is not None:
+            raise UsageError(
+                f"found retries={retries} with a scheduler; required its own setting, as in "
+                f"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES={retries} where `dask scheduler` is started"
+            )
+        object.__setattr__(self, "step_timeout_seconds", DEFAULT_STEP_TIMEOUT_SECONDS if timeout is None else timeout)
+        object.__setattr__(self, "retries", DEFAULT_RETRIES if retries is None else retries)
 
     def __str__(self) -> str:
         if self.scheduler is not None:
@@ -94,6 +125,8 @@ class SamplerSpec(Settings):
     max_episode_steps: int
     threads: int
     deterministic: bool = False
+    min_steps: int | None = None
+    min_rollouts: int | None = None
 
     @classmethod
     def of(cls, config: "RunConfig", threads: int) -> "SamplerSpec":
@@ -104,11 +137,21 @@ class SamplerSpec(Settings):
             episodes_per_task=config.episodes_per_task,
             max_episode_steps=config.max_episode_steps,
             threads=threads,
+            min_steps=config.min_steps,
+            min_rollouts=config.min_rollouts,
         )
 
     def sampling(self, episodes_per_task: int, deterministic: bool) -> "SamplerSpec":
-        """The same environment and policy for another kind of episodes."""
-        return self.model_copy(update={"episodes_per_task": episodes_per_task, "deterministic": deterministic})
+        """The same environment and policy for another kind of episodes, and always as many of them."""
+        kind = {"episodes_per_task": episodes_per_task, "deterministic": deterministic}
+        return self.model_copy(update={**kind, "min_steps": None, "min_rollouts": None})
+
+    @property
+    def enough(self) -> Enough | None:
+        """When a task has been sampled enough; None for always as many episodes."""
+        if self.min_steps is None and self.min_rollouts is None:
+            return None
+        return Enough(self.min_steps, self.min_rollouts, self.episodes_per_task, self.max_episode_steps)
 
 
 @dataclass(frozen=True)
@@ -119,7 +162,9 @@ class LocalWorkers:
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task."""
-        return collect_shard(self.spec, params, tasks, position)
+        # Standard output carries what the command prints, such as JSON; an environment may print too.
+        with redirect_stdout(sys.stderr):
+            return collect_shard(self.spec, params, tasks, position)
 
     def sampling(self, episodes_per_task: int, *, deterministic: bool) -> "LocalWorkers":
         """The same for another number of episodes."""
@@ -136,13 +181,19 @@ def rollout_workers(config: "RunConfig", backend: Backend) -> Iterator[RolloutWo
     # Imported when needed: it takes half a second, and sampling in this process does not need it.
     from flows.dask_workers import DaskWorkers, dask_client
 
-    with dask_client(backend, spec) as client:
-        yield DaskWorkers(spec, client)
+    with dask_client(backend, spec) as client, DaskWorkers.watched(spec, client, backend) as workers:
+        yield workers
 
 
-def collect_shard(spec: SamplerSpec, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+def collect_shard(
+    spec: SamplerSpec,
+    params: TaskParams,
+    tasks: TaskBatch,
+    position: RolloutPosition,
+    watch: RolloutWatch = UNWATCHED,
+) -> EpisodeBatch:
     """Episodes of some of the tasks, with the sampler that this thread keeps warm."""
-    return collect_rollouts(_warm.sampler(spec), params, tasks, position=position)
+    return collect_rollouts(_warm.sampler(spec), params, tasks, position=position, watch=watch)
 
 
 def code_digest() -> str:
@@ -192,4 +243,5 @@ def _build(spec: SamplerSpec) -> Sampler:
         max_episode_steps=spec.max_episode_steps,
         num_threads=spec.threads,
         deterministic=spec.deterministic,
+        enough=spec.enough,
     )

@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from pipeline.algorithms import AlgorithmConfig
+from pipeline.algorithms import Algorithm, AlgorithmConfig
 from pipeline.baselines import Baseline, BaselineConfig
-from pipeline.envs.config import EnvConfig
+from pipeline.envs.config import EnvConfig, gymnasium_limit
 from pipeline.evaluation_config import EvaluationConfig
 from pipeline.plain_yaml import parse
 from pipeline.policies import PolicyConfig
 from pipeline.schema import Settings
+from pipeline.stopping import StoppingConfig
 
 
 class ConfigError(ValueError):
@@ -52,14 +53,52 @@ class ProcessingConfig(Settings):
         return (self.return_baseline or BaselineConfig(name="zero")).build()
 
 
+class RetentionConfig(Settings):
+    """Which iterations keep all their batches on disk. What goes can be computed again; no number depends on it.
+
+    With neither `keep_last` nor `keep_every` all are kept; with both, those that either keeps.
+    """
+
+    keep_last: int | None = Field(default=None, ge=0)
+    """Keep the batches of so many of the newest iterations."""
+    keep_every: int | None = Field(default=None, ge=1)
+    """Keep the batches of every so many-th iteration, from iteration 0 on."""
+    max_bytes: int | None = Field(default=None, ge=1)
+    """Stop before the run's files hold more than this; warn at 90 %."""
+
+
+class WarmStart(Settings):
+    """The learner of a stored run that another run starts from.
+
+    A bare string stands for the run, with the number of updates behind an @.
+    """
+
+    run: str = Field(min_length=1)
+    """The run's folder, or its name."""
+    updates: int | None = Field(default=None, ge=0)
+    """How many updates the learner has had; all that there are when the run starts, and recorded then."""
+    digest: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """Of the output that holds the learner; recorded when the run starts, and checked whenever it is read again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_a_bare_name(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        run, at, updates = value.rpartition("@")
+        return {"run": run, "updates": int(updates)} if at and updates.isdecimal() else {"run": value}
+
+
 _NAMED_SECTIONS = ("env", "algorithm", "baseline")
 """Sections for which a bare name stands for the section with that name and defaults."""
+
+_LATER = ("min_steps", "min_rollouts", "init_from")
 
 _DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
 
 
 class RunConfig(Settings):
-    """Everything that decides the numbers of a run. Where it runs (workers, threads) is not part of it."""
+    """Everything that decides the numbers of a run, and what is kept of them. Where it runs is not part of it."""
 
     env: EnvConfig
     algorithm: AlgorithmConfig
@@ -73,9 +112,38 @@ class RunConfig(Settings):
     episodes_per_task: int = Field(default=20, ge=1)
     """Complete episodes per task in every round of rollouts."""
     max_episode_steps: int = Field(default=100, ge=1)
-    """Steps after which an episode is truncated."""
+    """Steps after which an episode is truncated. Left out, gymnasium's limit for an environment of its own."""
+    min_steps: int | None = Field(default=None, ge=1)
+    """Sample a task's episodes one after the other only until they have this many steps, and at most
+    episodes_per_task of them."""
+    min_rollouts: int | None = Field(default=None, ge=1)
+    """Sample until there are this many episodes; with min_steps, until both are reached."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     evaluation: EvaluationConfig = EvaluationConfig()
+    retention: RetentionConfig = RetentionConfig()
+    init_from: WarmStart | None = None
+    """A stored run whose parameters this one starts from: RUN or RUN@UPDATES."""
+    stop: StoppingConfig | None = None
+    """When the run may end before its last iteration."""
+
+    @model_validator(mode="after")
+    def _fill_in_what_was_left_out(self) -> "RunConfig":
+        for name, default in getattr(self.algorithm, "run_defaults", {}).items():
+            self._default(name, default)
+        if (limit := gymnasium_limit(self.env.name)) is not None:
+            self._default("max_episode_steps", limit)
+        return self
+
+    def _default(self, name: str, default: Any) -> None:
+        """A setting's value for this run, unless it was given; the value of a section is that of some of its fields."""
+        value = getattr(self, name)
+        if isinstance(default, Mapping):
+            missing = {field: default[field] for field in default.keys() - value.model_fields_set}
+            value = type(value).model_validate({**value.model_dump(), **missing})
+        elif name not in self.model_fields_set:
+            value = default
+        # Settings are frozen; this is still their construction.
+        object.__setattr__(self, name, value)
 
     @model_validator(mode="after")
     def _evaluation_fits_the_algorithm(self) -> "RunConfig":
@@ -83,6 +151,34 @@ class RunConfig(Settings):
             raise ValueError(
                 f"evaluation.adaptation_steps is {self.evaluation.adaptation_steps} but algorithm.inner_steps is 0, so "
                 "there is no adaptation; leave it out or set it to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sampling_can_end(self) -> "RunConfig":
+        if self.min_rollouts is not None and self.min_rollouts > self.episodes_per_task:
+            raise ValueError(
+                f"min_rollouts is {self.min_rollouts} but episodes_per_task, which is the most there can be, is "
+                f"{self.episodes_per_task}; raise episodes_per_task"
+            )
+        if self.samples_until_enough and not self.has_critic:
+            raise ValueError(
+                f"min_steps or min_rollouts is set, but {self.algorithm.name} learns from equally many episodes of "
+                "every task; leave both out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critic_takes_the_place_of_a_baseline(self) -> "RunConfig":
+        if self.has_critic and self.baseline.name != "zero":
+            raise ValueError(
+                f"baseline is {self.baseline.name} but {self.algorithm.name} has a critic instead; leave baseline out"
+            )
+        particles = getattr(self.algorithm, "num_particles", 1)
+        if self.algorithm.name == "svpg" and self.num_tasks != particles:
+            raise ValueError(
+                f"num_tasks is {self.num_tasks} but algorithm.num_particles is {particles}, and particles take the "
+                "places of tasks; leave num_tasks out"
             )
         return self
 
@@ -106,7 +202,6 @@ class RunConfig(Settings):
     def _processing_fits_the_algorithm(self) -> "RunConfig":
         if "name" not in self.processing.model_fields_set:
             name = "dice" if self._needs_dice else "advantages"
-            # Settings are frozen; this is still their construction.
             object.__setattr__(self, "processing", self.processing.model_copy(update={"name": name}))
         if problem := next(_processing_problems(self.processing, self._learns_from), None):
             raise ValueError(f"{problem} (algorithm.name is {self.algorithm.name})")
@@ -122,6 +217,20 @@ class RunConfig(Settings):
         return "adjusted_rewards" in self._learns_from
 
     @property
+    def has_critic(self) -> bool:
+        """Whether the algorithm is an actor-critic."""
+        return getattr(self.algorithm, "has_critic", False)
+
+    @property
+    def samples_until_enough(self) -> bool:
+        """Whether a task may have fewer than episodes_per_task episodes."""
+        return self.min_steps is not None or self.min_rollouts is not None
+
+    def build_algorithm(self) -> Algorithm:
+        """The algorithm as the stages use it: what an actor-critic computes depends on the discount as well."""
+        return self.algorithm.build(self.processing) if self.has_critic else self.algorithm  # pyright: ignore
+
+    @property
     def nominal_steps_per_iteration(self) -> int:
         """Environment steps of one iteration if no episode ends early."""
         rounds = self.algorithm.inner_steps + 1
@@ -130,9 +239,12 @@ class RunConfig(Settings):
     def digest(self) -> str:
         """SHA-256 of the settings that decide the numbers of training.
 
-        `iterations` only says where a run stops, and `evaluation` what is measured on the way.
+        `iterations` and `stop` only say where a run stops, `evaluation` what is measured on the way, and `retention`
+        what is kept.
         """
-        settings = self.model_dump(mode="json", exclude={"iterations", "evaluation"})
+        settings = self.model_dump(mode="json", exclude={"iterations", "stop", "evaluation", "retention"})
+        # Settings that came later count where they are used, so that what runs were made with keeps its digest.
+        settings = {name: value for name, value in settings.items() if name not in _LATER or value is not None}
         return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

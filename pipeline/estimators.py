@@ -42,6 +42,22 @@ def gae(rewards: Array, values: Array, discount: float, gae_lambda: float) -> Ar
     return discounted_returns(td_errors, discount * gae_lambda)
 
 
+def gae_to_next(rewards: Array, values: Array, next_values: Array, discount: float, gae_lambda: float) -> Array:
+    """Generalized advantage estimates of episodes that may end in the middle of the axis.
+
+    Args:
+        rewards: [..., T].
+        values: [..., T], of the states in which the steps begin.
+        next_values: [..., T], of the states in which they end; at an episode's last step what its end is credited with.
+        discount: γ.
+        gae_lambda: λ.
+
+    Returns:
+        [..., T] float64.
+    """
+    return discounted_returns(rewards + discount * next_values - values, discount * gae_lambda)
+
+
 def discounted_rewards(rewards: Array, discount: float) -> Array:
     """γ^t r_t, t counted from the start of the episode: [..., T] float64."""
     return rewards * discount ** np.arange(rewards.shape[-1], dtype=np.float64)

@@ -1,4 +1,7 @@
-"""Optimizers as functions: Adam on mappings of arrays, conjugate gradient and line search. State goes in and out."""
+"""Optimizers as functions: Adam on mappings of arrays, conjugate gradient and line search. State goes in and out.
+
+For the many small steps of actor-critics there are Adam and RMSprop on one vector, which work in place.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,6 +61,89 @@ class Adam:
             new_state[f"{FIRST_MOMENT}.{name}"] = np.asarray(first)
             new_state[f"{SECOND_MOMENT}.{name}"] = np.asarray(second)
         return stepped, new_state
+
+
+@dataclass
+class AdamInPlace:
+    """Adam on one vector: p -= α m̂ / (√v̂ + ε), with m̂ and v̂ corrected for their start at zero.
+
+    Kingma and Ba 2015, arXiv:1412.6980, algorithm 1, with the ε of 1e-5 that is customary for actor-critics.
+    """
+
+    first: Array
+    second: Array
+    count: int = 0
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-5
+
+    @classmethod
+    def of(cls, state: Mapping[str, Array]) -> "AdamInPlace":
+        """From what `state` gave."""
+        return cls(state[FIRST_MOMENT].copy(), state[SECOND_MOMENT].copy(), int(state[STEP_COUNT]))
+
+    @staticmethod
+    def initial(params: Array) -> Params:
+        """State before the first step."""
+        zeros = np.zeros_like(params)
+        return {FIRST_MOMENT: zeros, SECOND_MOMENT: zeros.copy(), STEP_COUNT: np.zeros((), np.int64)}
+
+    @property
+    def state(self) -> Params:
+        """Moments and step count by name."""
+        return {FIRST_MOMENT: self.first, SECOND_MOMENT: self.second, STEP_COUNT: np.array(self.count, np.int64)}
+
+    def step(self, params: Array, gradient: Array, learning_rate: float) -> None:
+        """Change the parameters in place."""
+        self.count += 1
+        self.first *= self.beta_1
+        self.first += (1 - self.beta_1) * gradient
+        self.second *= self.beta_2
+        squares = np.square(gradient)
+        squares *= 1 - self.beta_2
+        self.second += squares
+        denominator = np.sqrt(self.second, out=squares)
+        denominator *= float(1 / np.sqrt(1 - self.beta_2**self.count))
+        denominator += self.epsilon
+        np.divide(self.first, denominator, out=denominator)
+        denominator *= learning_rate / (1 - self.beta_1**self.count)
+        params -= denominator
+
+
+@dataclass
+class RMSpropInPlace:
+    """RMSprop on one vector: v = β v + (1 - β) g², p -= α g / (√v + ε). Tieleman and Hinton 2012, lecture 6.5."""
+
+    second: Array
+    beta: float = 0.99
+    epsilon: float = 1e-5
+
+    @classmethod
+    def of(cls, state: Mapping[str, Array]) -> "RMSpropInPlace":
+        """From what `state` gave."""
+        return cls(state[SECOND_MOMENT].copy())
+
+    @staticmethod
+    def initial(params: Array) -> Params:
+        """State before the first step."""
+        return {SECOND_MOMENT: np.zeros_like(params)}
+
+    @property
+    def state(self) -> Params:
+        """The moment by name."""
+        return {SECOND_MOMENT: self.second}
+
+    def step(self, params: Array, gradient: Array, learning_rate: float) -> None:
+        """Change the parameters in place."""
+        self.second *= self.beta
+        squares = np.square(gradient)
+        squares *= 1 - self.beta
+        self.second += squares
+        denominator = np.sqrt(self.second, out=squares)
+        denominator += self.epsilon
+        np.divide(gradient, denominator, out=denominator)
+        denominator *= learning_rate
+        params -= denominator
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ core schema of YAML 1.2 decides (https://yaml.org/spec/1.2.2/#103-core-schema), 
 """
 
 import json
+import math
 import re
 from typing import Any
 
@@ -16,7 +17,7 @@ def parse(text: str) -> JsonValue:
     """The value that a JSON or YAML text describes.
 
     Raises:
-        ValueError: it is neither, or holds a tag, a date, or itself.
+        ValueError: it is neither, or holds a tag, a date, or itself, or aliases multiply it beyond all measure.
     """
     try:
         return json.loads(text)
@@ -24,11 +25,12 @@ def parse(text: str) -> JsonValue:
         pass
     try:
         # Through JSON, so that what two aliases share becomes two values.
-        return json.loads(json.dumps(yaml.load(text, _Loader)))
+        return json.loads(json.dumps(_load(text)))
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
+_MOST_VALUES = 100_000
 _TAG = "tag:yaml.org,2002:"
 _KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
 
@@ -58,3 +60,27 @@ for _kind, _pattern, _first in (
     # PyYAML tries a kind for values that begin with one of these characters; "" stands for an empty value.
     _starts = [*_first, ""] if _kind == "null" else [*_first]
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"({_pattern})\Z"), _starts)
+
+
+def _load(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        # Aliases of aliases make a small text stand for more than fits into memory.
+        if (count := _num_values(node, {})) > _MOST_VALUES:
+            raise ValueError(f"its aliases stand for {count:.0f} values; at most {_MOST_VALUES} are taken")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many values a node stands for once every alias is replaced; infinite for one that holds itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        inside: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
+        children = [child for item in inside for child in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_num_values(child, known) for child in children)
+    return known[id(node)]

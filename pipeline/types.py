@@ -55,7 +55,10 @@ class TaskBatch:
 
 @dataclass(frozen=True)
 class EpisodeBatch:
-    """E complete episodes of each of B tasks.
+    """At most E complete episodes of each of B tasks.
+
+    A task may have fewer than E where sampling ends at a number of steps or episodes; the rest of its places, always
+    the last ones, are empty: length 0, neither terminated nor truncated.
 
     Attributes:
         observations: [B, E, T+1, O] float32; the entry at `lengths` is the observation after the last step.
@@ -63,8 +66,9 @@ class EpisodeBatch:
         rewards: [B, E, T] float32.
         terminated: [B, E] bool, the task ended the episode.
         truncated: [B, E] bool, the step limit ended it.
-        lengths: [B, E] int32, steps in the episode.
-        behavior: what the acting distribution was: for a Gaussian `mean` [B, E, T, A] and `log_std` [B, A], float32.
+        lengths: [B, E] int32, steps in the episode; 0 where there is none.
+        behavior: what the acting distribution was, float32: for a Gaussian `mean` [B, E, T, A] and `log_std` [B, A],
+            for choices `log_probs` [B, E, T, number of choices].
         reward_terms: name -> [B, E, T] float32; they sum to `rewards`.
         initial_state: [B, E, S] float64, the simulator's state after reset, from which an episode can be rendered.
     """
@@ -97,10 +101,27 @@ class EpisodeBatch:
             _require(self, f"reward_terms[{name!r}]", value, np.float32, (B, E, T))
         for name, value in self.behavior.items():
             _require(self, f"behavior[{name!r}]", value, np.float32, (B, *value.shape[1:]))
-        if self.lengths.size and not (self.lengths.min() > 0 and self.lengths.max() <= T):
+        if self.lengths.size and not (self.lengths.min() >= 0 and self.lengths.max() <= T):
             raise BatchError(
-                f"EpisodeBatch.lengths lies in [{self.lengths.min()}, {self.lengths.max()}]; required 1 to T={T}"
+                f"EpisodeBatch.lengths lies in [{self.lengths.min()}, {self.lengths.max()}]; required 0 to T={T}"
             )
+        self._check_empty_places()
+
+    def _check_empty_places(self) -> None:
+        real = self.real
+        if real.all():
+            return
+        if not real[:, :1].all():
+            raise BatchError("EpisodeBatch.lengths: a task has no episode; required at least one per task")
+        if (real[:, 1:] & ~real[:, :-1]).any():
+            raise BatchError("EpisodeBatch.lengths: an empty place lies before an episode; required that they are last")
+        if ((self.terminated | self.truncated) & ~real).any():
+            raise BatchError("EpisodeBatch: an empty place has terminated or truncated set; required neither")
+
+    @property
+    def real(self) -> Array:
+        """[B, E] bool, where there is an episode."""
+        return np.greater(self.lengths, 0)
 
     @property
     def mask(self) -> Array:
@@ -138,7 +159,7 @@ class Samples:
 
     Attributes:
         returns: [B, E, T] float32, discounted sum of the rewards from a step on.
-        values: [B, E, T] float32, the baseline's prediction of them.
+        values: [B, E, T] float32, the prediction of them by a baseline, or by the critic of an actor-critic.
         advantages: [B, E, T] float32.
         mask: [B, E, T] float32, 1 where the step is real.
         adjusted_rewards: [B, E, T] float32, discounted rewards minus a baseline of theirs; only where an algorithm of

@@ -1,37 +1,64 @@
-"""Act in the environments: E complete episodes of every task."""
+"""Act in the environments: complete episodes of every task."""
 
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 import numpy as np
+from gymnasium.spaces import Discrete
 
-from pipeline.envs import EnvConfig, make_batch_env
-from pipeline.envs.contract import BatchEnv, BatchStep
+from pipeline.envs import EnvConfig, make_batch_env, make_env
+from pipeline.envs.contract import BatchEnv, BatchStep, EnvError
+from pipeline.envs.loop_batch import LoopBatch
+from pipeline.policies.acting import CategoricalActor, GaussianActor, check_actor_params
 from pipeline.policies.config import PolicyConfig
-from pipeline.policies.inference import GaussianInference, check_params
-from pipeline.seeding import generator, seed_for
+from pipeline.seeding import generator
 from pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
-from stages.faults import StageFault
+from stages.episode_blocks import Enough, collect_until
+from stages.rollout_faults import Circumstances, RolloutError, RolloutPosition, not_finite
+
+__all__ = [
+    "UNWATCHED",
+    "RolloutError",
+    "RolloutPosition",
+    "RolloutWatch",
+    "Sampler",
+    "Unwatched",
+    "collect_rollouts",
+]
 
 
-class RolloutError(StageFault):
-    """A rollout gave numbers that are not finite; the message says in which task, episode and step."""
+class RolloutWatch(Protocol):
+    """Is told where a rollout is, so that it can be known if the process does not live to tell."""
+
+    def actions(self, shape: tuple[int, int, int]) -> Array:
+        """Zeros [T, N, A] float32, into which the rollout writes its actions; it copies them when it has ended."""
+        ...
+
+    def entered(self, env_step: int | None) -> None:
+        """The environments are about to be reset (None) or to take a step."""
+        ...
+
+    def row(self, row: int) -> None:
+        """The environment of a row is about to be called, where a loop calls one after the other."""
+        ...
 
 
-@dataclass(frozen=True)
-class RolloutPosition:
-    """Where a rollout stands in its run: with it, its random numbers are fixed.
+class Unwatched:
+    """Nobody watches."""
 
-    Attributes:
-        run_seed: the run's seed.
-        iteration: the iteration.
-        step: inner step k.
-        first_task: place of the shard's first task in the meta-batch.
-    """
+    def actions(self, shape: tuple[int, int, int]) -> Array:
+        """Zeros of this shape."""
+        return np.zeros(shape, np.float32)
 
-    run_seed: int
-    iteration: int
-    step: int
-    first_task: int = 0
+    def entered(self, env_step: int | None) -> None:
+        """Nothing to note."""
+
+    def row(self, row: int) -> None:
+        """Nothing to note."""
+
+
+UNWATCHED = Unwatched()
 
 
 class Sampler:
@@ -48,20 +75,35 @@ class Sampler:
         max_episode_steps: int,
         num_threads: int = 1,
         deterministic: bool = False,
+        enough: Enough | None = None,
     ) -> None:
         self.policy = policy
         self.deterministic = deterministic
+        self.enough = enough
+        self.episodes_at_once = episodes_per_task if enough is None else enough.block_size
         self.episodes_per_task = episodes_per_task
         self.max_episode_steps = max_episode_steps
-        self._env = env
+        self.env = env
         self._num_threads = num_threads
         self._batches: dict[int, BatchEnv] = {}
+        self._num_choices: int | None = None
 
-    def batch(self, num_tasks: int) -> BatchEnv:
+    @property
+    def num_choices(self) -> int:
+        """Actions to choose from; 0 where actions are numbers."""
+        if self._num_choices is None:
+            env = make_env(self.env)
+            self._num_choices = int(env.action_space.n) if isinstance(env.action_space, Discrete) else 0
+            env.close()
+        return self._num_choices
+
+    def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
         """The simulators for shards of this many tasks, made on first use; the last four sizes are kept."""
         batch = self._batches.pop(num_tasks, None)
         if batch is None:
-            batch = make_batch_env(self._env, num_tasks * self.episodes_per_task, self._num_threads)
+            batch = make_batch_env(self.env, num_tasks * self.episodes_at_once, self._num_threads, watch.row)
+        if isinstance(batch, LoopBatch):
+            batch.watch_row = watch.row
         self._batches[num_tasks] = batch
         while len(self._batches) > self._KEPT:
             self._batches.pop(next(iter(self._batches))).close()
@@ -75,94 +117,124 @@ class Sampler:
 
 
 def collect_rollouts(
-    sampler: Sampler, params: TaskParams, tasks: TaskBatch, *, position: RolloutPosition
+    sampler: Sampler,
+    params: TaskParams,
+    tasks: TaskBatch,
+    *,
+    position: RolloutPosition,
+    watch: RolloutWatch = UNWATCHED,
 ) -> EpisodeBatch:
-    """Exactly E complete episodes of every task, under the task's own parameters.
+    """Complete episodes of every task, under the task's own parameters: exactly E, or until there are enough.
 
     The bits of an episode depend on its task, its parameters and its position only: not on how tasks are split into
     shards, on threads, or on when other episodes end.
 
     Raises:
-        RolloutError: an observation, action or reward is not finite.
+        RolloutError: the environment failed, or an observation, action or reward is not finite.
+        EnvError: the environment cannot be made.
         ValueError: the parameters do not fit the environment.
     """
-    env = sampler.batch(len(tasks))
-    check_params(sampler.policy, params.params, env.observation_size, env.action_size)
-    episodes = _Rollout(sampler, env, params, tasks, position).run()
-    _check_finite(episodes, position)
-    return episodes
+    if sampler.enough is None:
+        return _collect_together(sampler, params, tasks, position, watch)
+    # Task by task, since each needs a number of blocks of its own.
+    return EpisodeBatch.concatenate(
+        [
+            collect_until(sampler.enough, partial(_collect_block, sampler, params, tasks, position, watch, b))
+            for b in range(len(tasks))
+        ]
+    )
+
+
+def _collect_block(
+    sampler: Sampler,
+    params: TaskParams,
+    tasks: TaskBatch,
+    position: RolloutPosition,
+    watch: RolloutWatch,
+    b: int,
+    first_episode: int,
+) -> EpisodeBatch:
+    """The episodes of task b from a place on, as many as are sampled at once."""
+    at = replace(position, first_task=position.first_task + b, first_episode=first_episode)
+    return _collect_together(sampler, params.slice(b, b + 1), tasks.slice(b, b + 1), at, watch)
+
+
+def _collect_together(
+    sampler: Sampler, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch
+) -> EpisodeBatch:
+    env = sampler.batch(len(tasks), watch)
+    check_actor_params(sampler.policy, params.params, env.observation_size, env.action_size, sampler.num_choices)
+    # Numbers that are too large are found at the end, and told better than by a warning.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _Rollout(sampler, env, params, tasks, position, watch).run()
 
 
 class _Rollout:
     """One call's buffers, time leading so that every step writes one block: [T, N, ...] with N = B * E rows."""
 
     def __init__(
-        self, sampler: Sampler, env: BatchEnv, params: TaskParams, tasks: TaskBatch, position: RolloutPosition
+        self,
+        sampler: Sampler,
+        env: BatchEnv,
+        params: TaskParams,
+        tasks: TaskBatch,
+        position: RolloutPosition,
+        watch: RolloutWatch,
     ) -> None:
-        B, E, T = len(tasks), sampler.episodes_per_task, sampler.max_episode_steps
+        B, E, T = len(tasks), sampler.episodes_at_once, sampler.max_episode_steps
         self.B, self.E, self.T, self.N = B, E, T, B * E
-        self.env, self.tasks, self.position = env, tasks, position
-        self.policy = GaussianInference(sampler.policy, params, E)
-        self.deterministic = sampler.deterministic
+        self.env, self.tasks, self.position, self.watch = env, tasks, position, watch
+        self.circumstances = Circumstances(sampler.env, tasks, position, E)
         self.observations = np.zeros((T + 1, B * E, env.observation_size), np.float32)
-        self.actions = np.zeros((T, B * E, env.action_size), np.float32)
-        self.means = np.zeros((T, B * E, env.action_size), np.float32)
+        self.taken = watch.actions((T, B * E, env.action_size))
+        rngs = None
+        if not sampler.deterministic:
+            rngs = [generator(position.run_seed, "actions", *position.of_task(b)) for b in range(B)]
+        actor = CategoricalActor if sampler.num_choices else GaussianActor
+        self.actor = actor(sampler.policy, params, self.taken, E, rngs)
         self.rewards = np.zeros((T, B * E), np.float32)
         self.terms: dict[str, Array] = {}
         self.lengths = np.zeros(B * E, np.int32)
         self.terminated = np.zeros(B * E, np.bool_)
+        self.env_step: int | None = None
 
     def run(self) -> EpisodeBatch:
-        noise = self._noise()
-        self.observations[0] = self.env.reset(np.repeat(self.tasks.params, self.E, axis=0), self._seeds())
+        try:
+            initial_state = self._act_in_all()
+        # Also an environment that calls sys.exit: it must not take the worker with it.
+        except (Exception, SystemExit) as error:
+            raise self.circumstances.fault_of(error, env_step=self.env_step, actions=self.taken) from error
+        self._check_finite()
+        return self._episodes(initial_state)
+
+    def _act_in_all(self) -> Array:
+        """Every episode from its reset to its end; the simulators' state after the resets."""
+        self.watch.entered(None)
+        first = self.env.reset(np.repeat(self.tasks.params, self.E, axis=0), self._seeds())
+        _require_shape("reset: observations", first, self.observations[0].shape)
+        self.observations[0] = first
         initial_state = self.env.state
         rows = np.arange(self.N)
         for t in range(self.T):
-            result = self.env.step(self._act(t, rows, noise[t]), rows)
+            self.env_step = t
+            actions = self.actor.act(t, self.observations[t], rows)
+            self.watch.entered(t)
+            result = self.env.step(actions, rows)
             self._record(t, rows, result)
             ended = result.terminated | result.truncated
             if ended.any():
                 rows = rows[~ended]
                 if not len(rows):
                     break
-        return self._episodes(initial_state)
-
-    def _noise(self) -> Array:
-        """[T, B, E, A] float32, drawn per task before the first step, so that no episode's end shifts another's."""
-        if self.deterministic:
-            return np.zeros((self.T, self.B, self.E, self.env.action_size), np.float32)
-        noise = np.empty((self.T, self.B, self.E, self.env.action_size), np.float32)
-        at = self.position
-        for b in range(self.B):
-            rng = generator(at.run_seed, "actions", at.iteration, at.step, at.first_task + b)
-            noise[:, b] = rng.standard_normal((self.T, self.E, self.env.action_size), np.float32)
-        noise *= np.exp(self.policy.log_std)[:, None, :]
-        return noise
+        return initial_state
 
     def _seeds(self) -> Array:
-        at = self.position
-        seeds = [
-            seed_for(at.run_seed, "resets", at.iteration, at.step, at.first_task + b, e)
-            for b in range(self.B)
-            for e in range(self.E)
-        ]
+        seeds = [self.position.reset_seed(b, e) for b in range(self.B) for e in range(self.E)]
         return np.array(seeds, np.uint64)
-
-    def _act(self, t: int, rows: Array, noise: Array) -> Array:
-        """[n, A], the actions of the rows; ended episodes take part in the matrix products to keep their shapes."""
-        self.policy.inputs[:] = self.observations[t].reshape(self.B, self.E, -1)
-        mean = self.policy.mean()
-        if len(rows) == self.N:
-            self.means[t].reshape(mean.shape)[:] = mean
-            np.add(mean, noise, out=self.actions[t].reshape(mean.shape))
-            return self.actions[t]
-        mean, noise = mean.reshape(self.N, -1)[rows], noise.reshape(self.N, -1)[rows]
-        self.means[t, rows] = mean
-        self.actions[t, rows] = actions = mean + noise
-        return actions
 
     def _record(self, t: int, rows: Array, result: BatchStep) -> None:
         at: Array | slice = slice(None) if len(rows) == self.N else rows
+        _require_shape("step: observations", result.observations, (len(rows), self.observations.shape[2]))
         if t == 0:
             self.terms = {name: np.zeros((self.T, self.N), np.float32) for name in result.reward_terms}
         self.observations[t + 1, at] = result.observations
@@ -176,30 +248,39 @@ class _Rollout:
         terminated = self.terminated.reshape(self.B, self.E)
         return EpisodeBatch(
             observations=self._by_task(self.observations),
-            actions=self._by_task(self.actions),
+            actions=self._by_task(self.actor.actions),
             rewards=self._by_task(self.rewards),
             terminated=terminated,
             # Every episode is complete, so what the task did not end, a time limit did.
             truncated=~terminated,
             lengths=self.lengths.reshape(self.B, self.E),
-            behavior={"mean": self._by_task(self.means), "log_std": np.ascontiguousarray(self.policy.log_std)},
+            behavior={name: self._by_task(value) for name, value in self.actor.behavior_by_step.items()}
+            | self.actor.behavior_by_task,
             reward_terms={name: self._by_task(term) for name, term in self.terms.items()},
             initial_state=initial_state.reshape(self.B, self.E, -1),
         )
 
+    def _check_finite(self) -> None:
+        """The last line of defence: batched environments are not checked step by step."""
+        for name, array in (("observations", self.observations), ("actions", self.taken), ("rewards", self.rewards)):
+            finite = np.isfinite(array)
+            if not finite.all():
+                t, row, *_ = np.argwhere(~finite)[0].tolist()
+                # An observation belongs to the step that led to it.
+                env_step = t - 1 if name == "observations" else t
+                call = "act" if name == "actions" else "step" if env_step >= 0 else "reset"
+                raise self.circumstances.fault(
+                    not_finite(name), call, "", row, env_step=env_step if env_step >= 0 else None, actions=self.taken
+                )
+
     def _by_task(self, values: Array) -> Array:
         """[B, E, T, ...] from [T, N, ...]."""
         split = values.reshape(len(values), self.B, self.E, *values.shape[2:])
-        return np.ascontiguousarray(np.moveaxis(split, 0, 2))
+        # Always a copy: where there is one row, the order is the same already, and the actions are the watch's.
+        return np.array(np.moveaxis(split, 0, 2), order="C")
 
 
-def _check_finite(episodes: EpisodeBatch, position: RolloutPosition) -> None:
-    for name in ("observations", "actions", "rewards"):
-        finite = np.isfinite(getattr(episodes, name))
-        if not finite.all():
-            b, e, t, *_ = np.argwhere(~finite)[0].tolist()
-            raise RolloutError(
-                f"collect_rollouts, iteration {position.iteration}, step {position.step}: {name} of task "
-                f"{position.first_task + b}, episode {e} are not finite from step {t} on; required finite numbers. "
-                "Look at that episode's environment and at the policy's parameters"
-            )
+def _require_shape(name: str, found: Array, required: tuple[int, ...]) -> None:
+    # NumPy would spread a smaller array over the rows.
+    if found.shape != required:
+        raise EnvError(f"{name}: found shape {found.shape}; required {required}")

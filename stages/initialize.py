@@ -1,15 +1,55 @@
 """The learner before the first iteration."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from pipeline.algorithms import Algorithm
+from pipeline.config import ConfigError
 from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import LearnerState, Update
+from pipeline.types import Array, LearnerState, Params, Update
 from stages.meta_optimize import ENV_STEPS, ENV_STEPS_NOMINAL
 
+CRITIC = "critic."
+"""Prefix of a critic's parameters in a learner."""
 
-def initialize(policy: GaussianPolicy, algorithm: Algorithm, *, run_seed: int) -> Update:
-    """The learner that iteration 0 starts from, with no metrics and all counters at zero."""
+
+def initialize(
+    policy: GaussianPolicy, algorithm: Algorithm, *, run_seed: int, start: LearnerState | None = None
+) -> Update:
+    """The learner that iteration 0 starts from, with no metrics and all counters at zero.
+
+    Args:
+        policy: the policy.
+        algorithm: what the learner is of.
+        run_seed: of the parameters that are drawn.
+        start: a learner whose parameters it starts with instead, the policy's and, where both have one, the critic's.
+
+    Raises:
+        ConfigError: the parameters of `start` are not those of this run's policy or critic.
+    """
     learner = algorithm.initialize(policy, run_seed=run_seed)
+    if start is not None:
+        learner = _started(learner, start)
     counters = {name: np.zeros((), np.int64) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
     return Update(LearnerState(learner.params, learner.optimizer, learner.extra | counters), {})
+
+
+def _started(learner: LearnerState, start: LearnerState) -> LearnerState:
+    needed, given = (
+        {name: value for name, value in of.extra.items() if name.startswith(CRITIC)} for of in (learner, start)
+    )
+    critic = _taken(needed, given, "critic") if needed and given else {}
+    return LearnerState(_taken(learner.params, start.params, "policy"), learner.optimizer, learner.extra | critic)
+
+
+def _taken(needed: Mapping[str, Array], given: Mapping[str, Array], of: str) -> Params:
+    shapes = [{name: value.shape for name, value in arrays.items()} for arrays in (needed, given)]
+    if shapes[0] != shapes[1]:
+        differing = sorted(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
+        name = differing[0]
+        raise ConfigError(
+            f"init_from: {of} parameter {name} has shape {shapes[1].get(name)} there; required "
+            f"{shapes[0].get(name)}, that of this run's {of}"
+        )
+    return {name: given[name] for name in needed}

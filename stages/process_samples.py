@@ -10,9 +10,10 @@ import numpy as np
 
 from pipeline.baselines import Baseline, BaselineError
 from pipeline.estimators import discounted_returns, discounted_rewards, gae, normalize, shift_positive
-from pipeline.types import Array, EpisodeBatch, Samples
+from pipeline.types import Array, EpisodeBatch, LearnerState, Samples
 
 if TYPE_CHECKING:
+    from pipeline.algorithms.actor_critic.learner import ActorCriticLearner
     from pipeline.algorithms.contract import ParallelMap
     from pipeline.config import ProcessingConfig
 
@@ -46,6 +47,19 @@ def process_samples(
     adjusted = _by_task(task_adjusted_rewards, (rewards, predicted, samples.mask), processing, parallel)
     # With statistics over padding, padding is not zero; losses mask it in any case.
     return replace(samples, advantages=samples.advantages * samples.mask, adjusted_rewards=adjusted * samples.mask)
+
+
+def process_with_critic(algorithm: ActorCriticLearner, learner: LearnerState, episodes: EpisodeBatch) -> Samples:
+    """Returns, and values and advantages by the learner's critic; zero on padding.
+
+    An episode that its step limit ended is credited with the critic's value of the state it had reached.
+
+    Args:
+        algorithm: says how, and of which part of the learner.
+        learner: input of the iteration.
+        episodes: one round of rollouts.
+    """
+    return algorithm.estimate(learner, episodes)
 
 
 def task_advantages(rewards: Array, values: Array, mask: Array, processing: ProcessingConfig) -> Array:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from pipeline.envs.answers import last_line, own_traceback
 from pipeline.envs.contract import EnvError, MetaEnv
 from pipeline.seeding import generator
 from pipeline.types import Array, TaskBatch
@@ -11,9 +12,15 @@ def sample_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int)
     """The meta-batch of an iteration: `num_tasks` independent draws from the env's task distribution.
 
     Raises:
-        EnvError: the env's `sample_tasks` gives something else than [B, P] finite numbers.
+        EnvError: the env's `sample_tasks` fails, or gives something else than [B, P] finite numbers.
     """
-    params = np.asarray(env.sample_tasks(num_tasks, generator(run_seed, "tasks", iteration)), np.float64)
+    try:
+        params = np.asarray(env.sample_tasks(num_tasks, generator(run_seed, "tasks", iteration)), np.float64)
+    except (Exception, SystemExit) as error:
+        raise EnvError(
+            f"iteration {iteration}: {type(env.unwrapped).__name__}.sample_tasks raised {last_line(error)}\n"
+            f"Its own traceback:\n{own_traceback(error).rstrip()}"
+        ) from error
     names = tuple(field.name for field in env.task_fields)
     if params.shape != (num_tasks, len(names)) or not np.isfinite(params).all():
         raise EnvError(

@@ -7,9 +7,12 @@ Opening a run imports neither torch nor a simulator:
     run[12].rollouts(0).rewards
 """
 
+from storage.creation import check_new_run, create_run
 from storage.digests import digest, output_digest
 from storage.errors import (
+    BudgetReached,
     DamagedRun,
+    DigestMismatch,
     FencedOut,
     IncompatibleFormat,
     InvalidRunName,
@@ -20,27 +23,37 @@ from storage.errors import (
     RunNotFound,
     StageExists,
     StageMissing,
+    StageThinned,
     StorageFailed,
     StoreError,
 )
+from storage.fork import Fork, fork_run
 from storage.iteration import Iteration
 from storage.paths import check_run_name, run_path
+from storage.quarantine import Quarantined, put_in_quarantine, read_quarantine
 from storage.reader import Run, open_run
 from storage.records import StageRecord, read_record
 from storage.refs import STAGES, StageRef, learner_ref
+from storage.thinning import THINNABLE, Retention, Thinned
 from storage.verify import Damage, verify_run
-from storage.writer import RunWriter, check_new_run, create_run, open_writer
+from storage.writer import RunWriter, open_writer
 
 __all__ = [
     "STAGES",
+    "THINNABLE",
+    "BudgetReached",
     "Damage",
     "DamagedRun",
+    "DigestMismatch",
     "FencedOut",
+    "Fork",
     "IncompatibleFormat",
     "InvalidRunName",
     "Iteration",
     "LayoutMismatch",
     "NotARun",
+    "Quarantined",
+    "Retention",
     "Run",
     "RunExists",
     "RunLocked",
@@ -50,16 +63,21 @@ __all__ = [
     "StageMissing",
     "StageRecord",
     "StageRef",
+    "StageThinned",
     "StorageFailed",
     "StoreError",
+    "Thinned",
     "check_new_run",
     "check_run_name",
     "create_run",
     "digest",
+    "fork_run",
     "learner_ref",
     "open_run",
     "open_writer",
     "output_digest",
+    "put_in_quarantine",
+    "read_quarantine",
     "read_record",
     "run_path",
     "verify_run",

@@ -1,6 +1,6 @@
 """The arrays of a run being written: created when first needed, grown when a run is extended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,7 +8,7 @@ from storage.arrays import ArraySpec, group_document, read_metadata, render_meta
 from storage.chunks import crc32c, encode_chunk
 from storage.codec import Piece
 from storage.committed import CommittedFiles
-from storage.errors import LayoutMismatch, StoreError
+from storage.errors import DigestMismatch, LayoutMismatch, StoreError
 from storage.files import Content, make_folder
 from storage.records import StoredFile
 from storage.sessions import Session
@@ -28,22 +28,37 @@ class ArrayStore:
         self.capacity = int(read_metadata(files.data / "zarr.json")["attributes"]["capacity"])
 
     def grow(self, capacity: int) -> None:
-        """Make room for more iterations, and finish a growth that was interrupted."""
+        """Make room for more iterations, and finish what was interrupted of an earlier growth or creation."""
         if capacity > self.capacity:
             self._write_metadata({"": group_document({"capacity": capacity})})
             self.capacity = capacity
         paths = [str(file.parent.relative_to(self._files.data)) for file in self._files.data.glob("*/*/zarr.json")]
+        # After a power cut an array may be there whose group, written in the same step, is not.
+        groups = {path.partition("/")[0] for path in paths}
+        lost = [group for group in sorted(groups) if not (self._files.data / group / "zarr.json").exists()]
+        self._write_metadata({group: group_document({}) for group in lost})
         specs = [self._files.spec(path) for path in sorted(paths)]
         short = [spec for spec in specs if spec.rows != self._rows(spec.path)]
         self._write_metadata({spec.path: spec.with_rows(self._rows(spec.path)).document() for spec in short})
         self._files.forget_specs()
 
-    def write(self, pieces: Sequence[Piece]) -> tuple[StoredFile, ...]:
+    def adopt(self, specs: Sequence[ArraySpec]) -> None:
+        """Create the arrays of another run, with this run's capacity."""
+        documents: dict[str, Mapping[str, Any]] = {spec.path.partition("/")[0]: group_document({}) for spec in specs}
+        documents |= {spec.path: spec.with_rows(self._rows(spec.path)).document() for spec in specs}
+        self._write_metadata(documents)
+
+    def write(self, pieces: Sequence[Piece], *, expected: Sequence[StoredFile] | None = None) -> tuple[StoredFile, ...]:
         """Write rows, safe from a power cut, and say what a record has to commit.
+
+        Args:
+            pieces: the rows.
+            expected: what a record commits already; then no other files are written.
 
         Raises:
             LayoutMismatch: a row does not fit the array that earlier iterations created.
             FencedOut: a later session has begun.
+            DigestMismatch: the files would not be the expected ones.
         """
         self._create([piece for piece in pieces if not (self._files.data / piece.path / "zarr.json").exists()])
         specs = [self._fitting_spec(piece) for piece in pieces]
@@ -52,11 +67,14 @@ class ArrayStore:
             for piece, spec in zip(pieces, specs, strict=True)
         ]
         keys = [spec.chunk_key(piece.row) for piece, spec in zip(pieces, specs, strict=True)]
-        self._place({f"data.zarr/{key}": content for key, (content, _) in zip(keys, encoded, strict=True) if content})
-        return tuple(
+        files = tuple(
             StoredFile(f"data.zarr/{key}", sum(map(len, content)), crc, piece.path)
             for piece, key, (content, crc) in zip(pieces, keys, encoded, strict=True)
         )
+        if expected is not None and {*files} != {*expected}:
+            raise _other_bytes({*files} ^ {*expected})
+        self._place({f"data.zarr/{key}": content for key, (content, _) in zip(keys, encoded, strict=True) if content})
+        return files
 
     def write_tables(self, tables: Mapping[str, bytes]) -> tuple[StoredFile, ...]:
         """Write files by their path below the run's folder, and say what a record has to commit."""
@@ -121,6 +139,15 @@ def _check_cases(pieces: Sequence[Piece], data: Path) -> None:
                 required="names that are different on every file system",
                 action="Rename one of them",
             )
+
+
+def _other_bytes(files: Collection[StoredFile]) -> DigestMismatch:
+    return DigestMismatch(
+        min(file.path for file in files),
+        found="equal arrays, but other bytes once they are compressed",
+        required="the bytes that the record commits",
+        action="Use the version of numcodecs that the record names",
+    )
 
 
 def _mismatch(spec: ArraySpec, found: str, required: str) -> LayoutMismatch:

@@ -17,6 +17,7 @@ from storage.files import read_file
 from storage.layout import group_of, plan_of, row_of
 from storage.records import StageRecord, StoredFile, read_record
 from storage.refs import StageRef
+from storage.thinning import FOLDER, marked_iteration, marker_path, read_marker, thinned_error
 
 TABLES = {
     "episodes": "meta_optimize",
@@ -63,6 +64,30 @@ class CommittedFiles:
             DamagedRun: the record is not what was written.
         """
         return read_record(self.record_path(ref))
+
+    def thinned(self, iteration: int) -> dict[StageRef, str]:
+        """The outputs of an iteration that a marker calls thinned, with the hash of the record that it means.
+
+        Raises:
+            DamagedRun: the marker is not what was written.
+        """
+        try:
+            return read_marker(marker_path(self.root, iteration))
+        except FileNotFoundError:
+            return {}
+
+    def thinned_iterations(self) -> list[int]:
+        """The iterations of which something was thinned."""
+        try:
+            names = os.listdir(self.root / FOLDER)
+        except FileNotFoundError:
+            return []
+        return sorted(i for name in names if (i := marked_iteration(name)) is not None)
+
+    def is_thinned(self, record: StageRecord) -> bool:
+        """Whether the arrays that a record commits were removed on purpose."""
+        # A marker means one record: what was computed again since has its arrays.
+        return self.thinned(record.ref.iteration).get(record.ref) == record.sha256
 
     def spec(self, path: str) -> ArraySpec:
         """The metadata of an array below `data.zarr`.
@@ -118,15 +143,13 @@ class CommittedFiles:
 
         Raises:
             DamagedRun: it is missing or changed, or the record names a file that is not its own.
+            StageThinned: it was removed on purpose.
         """
         if file.path not in self._own_places(record.ref, file):
             raise damaged(self.record_path(record.ref), f"names {file.path}, which is not its own")
         path = self.root / file.path
         limit = largest_chunk(self.spec(file.array)) if file.array else _LARGEST_TABLE
-        try:
-            raw = read_file(path, limit=limit)
-        except FileNotFoundError:
-            raise damaged(path, "is missing") from None
+        raw = self._read_unless_thinned(record, path, limit)
         (check_chunk if file.array else _check_table)(raw, path, size=file.size, crc=file.crc32c)
         return raw
 
@@ -140,6 +163,15 @@ class CommittedFiles:
         if spec.raw_bytes == 0:  # no entries, no file
             return np.empty(spec.shape, spec.dtype), spec.attributes
         return decode_chunk(self.read_bytes(record, chunk), spec, self.root / chunk.path), spec.attributes
+
+    def _read_unless_thinned(self, record: StageRecord, path: Path, limit: int) -> bytes:
+        for _ in range(2):  # it may come back between the look for the file and the look for the marker
+            try:
+                return read_file(path, limit=limit)
+            except FileNotFoundError:
+                if self.is_thinned(record):
+                    raise thinned_error(self.root, record.ref) from None
+        raise damaged(path, "is missing")
 
     def _own_places(self, ref: StageRef, file: StoredFile) -> tuple[str, ...]:
         if not file.array:

@@ -4,7 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-_TOP = ("run.json", "_commits", "_sessions", "data.zarr", "tables")
+_TOP = ("run.json", "_commits", "_sessions", "_thinned", "data.zarr", "tables")
 
 
 class StoreError(Exception):
@@ -58,6 +58,18 @@ class FencedOut(StoreError):
 
 class StageMissing(StoreError, LookupError):
     """A stage's output was asked for that is not stored."""
+
+
+class StageThinned(StageMissing):
+    """A stage's output was asked for whose arrays were removed on purpose; its record tells how to get them back."""
+
+
+class DigestMismatch(StoreError):
+    """A thinned output came out with other bits than it had."""
+
+
+class BudgetReached(StoreError):
+    """The next output would make the run larger than its configuration allows."""
 
 
 class StageExists(StoreError):

@@ -7,6 +7,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +16,16 @@ import pyarrow.parquet as pq
 from pipeline.types import Array
 from storage.columns import column, column_type
 from storage.committed import TABLES, CommittedFiles
-from storage.errors import StageMissing
-from storage.records import StageRecord
+from storage.errors import StageMissing, damaged
+from storage.records import StageRecord, StoredFile
 from storage.refs import StageRef
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
 _ENDS = ("terminated", "truncated")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
 _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantage"}
+_MOST_CELLS = 2**24
+_MOST_TABLE_BYTES = 2**28
 _DICE_SAMPLE_NAMES = {"adjusted_rewards": "adjusted_reward"}
 
 
@@ -67,6 +70,29 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
     if not parts:
         raise _nothing(files, f"no table of {name}")
     table = pa.concat_tables(parts, promote_options="default")
+    return table if iterations else table.slice(0, 0)
+
+
+def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
+    """The metrics of some iterations, one row each.
+
+    From the arrays that the tables were made of: a Parquet file of one row takes longer to open than to read.
+
+    Raises:
+        StageMissing: the run has no complete iteration.
+        DamagedRun: a file is missing or changed.
+    """
+    found: dict[int, Array] = {}
+    names: Sequence[str] = ()
+    for i in iterations or range(1):
+        for chunk, record in _metric_chunks(files, i):
+            found[i], attributes = files.read_row(record, chunk)
+            names = attributes["names"]
+    if not found:
+        raise _nothing(files, "no table of metrics")
+    values = np.stack([*found.values()]).T.copy()
+    numbers = {"iteration": np.array([*found], np.int32), **dict(zip(names, values, strict=True))}
+    table = pa.table({name: column(array) for name, array in numbers.items()})
     return table if iterations else table.slice(0, 0)
 
 
@@ -192,15 +218,37 @@ def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str]) -> dic
     return {name: data for arrays in groups.values() for name, (data, _) in arrays.items()}
 
 
+def _metric_chunks(files: CommittedFiles, iteration: int) -> Iterator[tuple[StoredFile, StageRecord]]:
+    ref = StageRef(iteration, "meta_optimize")
+    if files.record_path(ref).exists():
+        record = files.record(ref)
+        yield from ((chunk, record) for chunk in record.chunks if chunk.array == "metrics/values")
+
+
 def _read_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:
     ref = StageRef(iteration, TABLES[name])
     if files.record_path(ref).exists():
         record = files.record(ref)
         for file in record.tables:
             if file.path.split("/")[1] == name:
-                # Not pq.read_table: what it does beyond reading takes longer than a small file.
-                with pq.ParquetFile(pa.BufferReader(files.read_bytes(record, file))) as parquet:
-                    yield parquet.read(use_threads=False)
+                yield _parse_table(files.read_bytes(record, file), files.root / file.path)
+
+
+def _parse_table(raw: bytes, where: Path) -> pa.Table:
+    try:
+        # Not pq.read_table: what it does beyond reading takes longer than a small file.
+        with pq.ParquetFile(pa.BufferReader(raw)) as parquet:
+            _check_size(parquet.metadata, where)
+            return parquet.read(use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(where, f"is no table ({error})") from None
+
+
+def _check_size(about: pq.FileMetaData, where: Path) -> None:
+    # A few bytes of Parquet can stand for a column of any length.
+    raw_bytes = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+    if about.num_rows * about.num_columns > _MOST_CELLS or raw_bytes > _MOST_TABLE_BYTES:
+        raise damaged(where, f"claims {about.num_rows} rows of {about.num_columns} columns in {raw_bytes} bytes")
 
 
 def _nothing(files: CommittedFiles, found: str) -> StageMissing:

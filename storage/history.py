@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from storage.ancestry import boundaries, first_sequence
 from storage.committed import CommittedFiles
 from storage.errors import DamagedRun, StoreError, damaged
 from storage.records import StageRecord
 from storage.refs import StageRef
+from storage.thinning import marker_path
 
 
 @dataclass
@@ -20,12 +22,14 @@ class History:
         next_sequence: position of the next record.
         last_hash: hash of the newest record; of run.json when there is none.
         lost: positions of records that are gone; whoever resumes computes their outputs again.
+        leftovers: files of thinned outputs that an interruption left.
     """
 
     digests: dict[StageRef, str]
     next_sequence: int
     last_hash: str
     lost: list[int] = field(default_factory=list[int])
+    leftovers: list[Path] = field(default_factory=list[Path])
 
     def append(self, record: StageRecord) -> None:
         """Take a published record into account."""
@@ -47,41 +51,73 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any], *, repair: bool
         DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
         StoreError: what is damaged cannot be computed again.
     """
-    records = _sound_records(files, repair=repair)
-    for problem in chain_problems(files, records, info["sha256"]):
+    thinned = _thinned_outputs(files, repair=repair)
+    records = _sound_records(files, thinned, repair=repair)
+    follows = boundaries(info)
+    for problem in chain_problems(files, records, follows):
         raise problem
     last = records[-1] if records else None
-    next_sequence = last.sequence + 1 if last else 0
+    next_sequence = max(last.sequence + 1 if last else 0, first_sequence(info))
     present = {record.sequence for record in records}
     return History(
         digests={record.ref: record.digest for record in records},
         next_sequence=next_sequence,
-        last_hash=last.sha256 if last else info["sha256"],
+        last_hash=follows.get(next_sequence) or (last.sha256 if last else info["sha256"]),
         lost=[sequence for sequence in range(next_sequence) if sequence not in present],
+        leftovers=[
+            path
+            for record in records
+            if thinned.get(record.ref) == record.sha256
+            for chunk in record.chunks
+            if chunk.size and (path := files.root / chunk.path).exists()
+        ],
     )
 
 
-def chain_problems(files: CommittedFiles, records: Iterable[StageRecord], first_previous: str) -> Iterable[DamagedRun]:
+def chain_problems(
+    files: CommittedFiles, records: Iterable[StageRecord], follows: Mapping[int, str]
+) -> Iterable[DamagedRun]:
     """The places where records, in the order of their sequence, do not follow one another.
 
     Gaps are no such place: they are a matter of what is stored, not of what a record says.
+
+    Args:
+        files: of the run.
+        records: to look at.
+        follows: by position, the hash that a record there follows instead of that of the record before it.
     """
-    sequence, sha256 = -1, first_previous
+    sequence, sha256 = -1, None
     for record in records:
         where = files.record_path(record.ref)
+        before = follows.get(record.sequence) or (sha256 if record.sequence == sequence + 1 else None)
         if record.sequence == sequence:
             yield _broken_chain(where, f"has the position {sequence} in the history that another record has")
-        elif record.sequence == sequence + 1 and record.previous != sha256:
+        elif before is not None and record.previous != before:
             yield _broken_chain(where, "does not follow the record before it")
         sequence, sha256 = record.sequence, record.sha256
 
 
-def _sound_records(files: CommittedFiles, *, repair: bool) -> list[StageRecord]:
+def _thinned_outputs(files: CommittedFiles, *, repair: bool) -> dict[StageRef, str]:
+    outputs: dict[StageRef, str] = {}
+    for iteration in files.thinned_iterations():
+        try:
+            outputs |= files.thinned(iteration)
+        except DamagedRun:
+            if not repair:
+                raise
+            # What it stood for is then missing without a reason, and computed again like everything that is.
+            marker_path(files.root, iteration).unlink()
+    return outputs
+
+
+def _sound_records(files: CommittedFiles, thinned: Mapping[StageRef, str], *, repair: bool) -> list[StageRecord]:
     records: dict[StageRef, StageRecord] = {}
     lost: set[StageRef] = set()
     for ref in files.refs():
         try:
             records[ref] = files.record(ref)
+            if thinned.get(ref) == records[ref].sha256:
+                continue
             (_check_content if repair else _check_sizes)(files, records[ref])
         except DamagedRun:
             if not repair:

@@ -36,16 +36,27 @@ PLANS = (
     ArrayPlan("rollouts_*/rewards", ("task", "episode", "t"), "1", "reward of step t"),
     ArrayPlan("rollouts_*/terminated", ("task", "episode"), "1", "the task ended the episode"),
     ArrayPlan("rollouts_*/truncated", ("task", "episode"), "1", "the step limit ended the episode"),
-    ArrayPlan("rollouts_*/lengths", ("task", "episode"), "steps", "steps in the episode; what follows is padding"),
+    ArrayPlan(
+        "rollouts_*/lengths",
+        ("task", "episode"),
+        "steps",
+        "steps in the episode, 0 where there is none; what follows is padding",
+    ),
     ArrayPlan(
         "rollouts_*/initial_state", ("task", "episode", "state"), "mixed", "state of the simulator after the reset"
     ),
     ArrayPlan("rollouts_*/behavior.mean", ("task", "episode", "t", "action"), "1", "mean of the acting Gaussian"),
     ArrayPlan("rollouts_*/behavior.log_std", ("task", "action"), "1", "log standard deviation of the acting Gaussian"),
+    ArrayPlan(
+        "rollouts_*/behavior.log_probs",
+        ("task", "episode", "t", "choice"),
+        "1",
+        "log-probability of every choice under the acting distribution",
+    ),
     ArrayPlan("rollouts_*/behavior.*", ("task",), "1", "parameter of the acting distribution"),
     ArrayPlan("rollouts_*/reward_terms.*", ("task", "episode", "t"), "1", "one term of the reward; terms sum to it"),
     ArrayPlan("samples_*/returns", ("task", "episode", "t"), "1", "discounted sum of the rewards from step t on"),
-    ArrayPlan("samples_*/values", ("task", "episode", "t"), "1", "the baseline's prediction of the return"),
+    ArrayPlan("samples_*/values", ("task", "episode", "t"), "1", "prediction of the return by the baseline or critic"),
     ArrayPlan("samples_*/advantages", ("task", "episode", "t"), "1", "advantage estimate of step t"),
     ArrayPlan(
         "samples_*/adjusted_rewards",

@@ -27,9 +27,11 @@ class WriterLock:
 
     def release(self) -> None:
         """Let the next writer in."""
-        if _is_file_at(self.descriptor, self.path):
-            self.path.unlink()
-        os.close(self.descriptor)
+        try:
+            if _is_file_at(self.descriptor, self.path):
+                self.path.unlink()
+        finally:
+            os.close(self.descriptor)  # what lets the next writer in, whether or not the file can be removed
 
 
 def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:

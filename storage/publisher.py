@@ -52,8 +52,8 @@ class Publisher:
         self._tasks: dict[int, TaskBatch] = {}
         self._episodes: dict[StageRef, EpisodeSummary] = {}
 
-    def publish(self, output: Output) -> None:
-        """Make an output exist: data first, safe from a power cut, then the record.
+    def publish(self, output: Output) -> int:
+        """Make an output exist: data first, safe from a power cut, then the record. Returns the bytes it took.
 
         Raises:
             FencedOut: a later session has begun.
@@ -64,7 +64,8 @@ class Publisher:
         tables = self._write_tables(output)
         record = self._record(output, chunks, tables)
         try:
-            self._session.publish(record.content(), self._files.record_path(output.ref))
+            content = record.content()
+            self._session.publish(content, self._files.record_path(output.ref))
         except FileExistsError:
             raise StageExists(
                 self._files.record_path(output.ref),
@@ -73,6 +74,7 @@ class Publisher:
                 action="Stop all writers of the run, then resume it",
             ) from None
         self._history.append(record)
+        return record.stored_bytes + len(content)
 
     def _record(self, output: Output, chunks: tuple[StoredFile, ...], tables: tuple[StoredFile, ...]) -> StageRecord:
         arrays = array_digests(output.value)

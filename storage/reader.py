@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.ancestry import configs
 from storage.canonical import read_sealed
 from storage.codec import Value
 from storage.committed import CommittedFiles
@@ -46,6 +47,10 @@ class Run:
         """The configuration that the run was created with."""
         return self.info["config"]
 
+    def config_of(self, ref: StageRef) -> Mapping[str, Any]:
+        """The configuration that decided the numbers of an output: a fork's first ones are from its parent's."""
+        return configs(self.info)[self.record(ref).config_digest]
+
     @property
     def iterations(self) -> range:
         """The complete iterations: those from the first on whose meta_optimize is stored."""
@@ -59,6 +64,18 @@ class Run:
     def contains(self, ref: StageRef) -> bool:
         """Whether an output is stored."""
         return self.files.record_path(ref).exists()
+
+    def is_thinned(self, ref: StageRef) -> bool:
+        """Whether an output's arrays were removed by thinning; its record, tables and metrics are still there.
+
+        Raises:
+            StageMissing: the output is not stored.
+        """
+        return self.files.is_thinned(self.record(ref))
+
+    def thinned_iterations(self) -> list[int]:
+        """The iterations of which arrays were removed by thinning."""
+        return self.files.thinned_iterations()
 
     def record(self, ref: StageRef) -> StageRecord:
         """What an output was made from, and how to check it.
@@ -77,6 +94,7 @@ class Run:
 
         Raises:
             StageMissing: it is not stored.
+            StageThinned: its arrays were removed.
             DamagedRun: a file of it is missing or changed.
         """
         return self.files.read_value(self.record(ref))
@@ -139,7 +157,9 @@ class Run:
 
     def metrics(self, iterations: Iterations = None) -> "pa.Table":
         """One row per iteration with its metrics."""
-        return self._table("metrics", iterations)
+        from storage.frames import read_metrics
+
+        return read_metrics(self.files, self.select(iterations))
 
     def evaluations(self, iterations: Iterations = None) -> "pa.Table":
         """One row per episode of the evaluations during training, with the parameters of its task as `task_*`."""

@@ -104,6 +104,23 @@ class Session:
         sync_folder(target.parent)
         part.unlink(missing_ok=True)
 
+    def remove(self, paths: Iterable[Path]) -> None:
+        """Take files away, those that are there; what went is not yet safe from coming back after a power cut.
+
+        Raises:
+            FencedOut: a later session has begun.
+        """
+        for path in paths:
+            part = self._next_part()
+            try:
+                # Through the session's folder, so that nobody who lost the run takes away what a later writer put back.
+                os.rename(path, part)
+            except FileNotFoundError as error:
+                if not self.folder.is_dir():
+                    raise self._explain(error) from error
+                continue
+            part.unlink(missing_ok=True)
+
     def close(self) -> None:
         """End the session and let the next writer in."""
         try:

@@ -104,7 +104,7 @@ def _task_rows(iteration: int, tasks: TaskBatch) -> dict[str, Array]:
 def _episode_rows(iteration: int, k: int, summary: EpisodeSummary, tasks: TaskBatch | None) -> dict[str, Array]:
     B, E = summary.lengths.shape
     repeated = {name: np.repeat(column, E) for name, column in _task_columns(tasks).items()} if tasks else {}
-    return {
+    rows = {
         "iteration": np.full(B * E, iteration, np.int32),
         "step": np.full(B * E, k, np.int32),
         "task": np.repeat(np.arange(B, dtype=np.int32), E),
@@ -115,6 +115,8 @@ def _episode_rows(iteration: int, k: int, summary: EpisodeSummary, tasks: TaskBa
         "truncated": summary.truncated.reshape(-1),
         **repeated,
     }
+    real = rows["length"] > 0
+    return rows if real.all() else {name: column[real] for name, column in rows.items()}
 
 
 def _task_columns(tasks: TaskBatch) -> dict[str, Array]:

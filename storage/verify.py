@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from storage.ancestry import boundaries
 from storage.arrays import read_metadata
 from storage.committed import TABLES, CommittedFiles
 from storage.digests import array_digests, output_digest
-from storage.errors import IncompatibleFormat, NotARun, RunNotFound, StoreError, damaged
+from storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageThinned, StoreError, damaged
 from storage.history import chain_problems
 from storage.reader import read_info
 from storage.records import StageRecord
 from storage.refs import StageRef
 from storage.sessions import PART_NAME, SESSION_NAME, read_session
+from storage.thinning import FOLDER as THINNED
+from storage.thinning import marked_iteration, marker_path
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
 _CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
@@ -66,6 +69,7 @@ class _Verification:
         self.files = CommittedFiles(root)
         self.records: dict[StageRef, StageRecord] = {}
         self.unreadable: set[StageRef] = set()
+        self.thinned: dict[StageRef, str] = {}
 
     def damage(self) -> Iterator[Damage]:
         info = yield from self._info()
@@ -73,9 +77,11 @@ class _Verification:
         lost = yield from self._sessions()
         yield from self._history(info, lost)
         yield from self._metadata()
+        yield from self._read_markers()
         for record in self.records.values():
             yield from self._inputs(record)
-            yield from self._output(record)
+            if self.thinned.get(record.ref) != record.sha256:
+                yield from self._output(record)
         yield from self._foreign()
 
     def _info(self) -> Generator[Damage, None, dict[str, Any] | None]:
@@ -103,6 +109,13 @@ class _Verification:
                 self.unreadable.add(ref)
                 yield self._damage(self.files.record_path(ref), _problem(error), ref)
 
+    def _read_markers(self) -> Iterator[Damage]:
+        for iteration in self.files.thinned_iterations():
+            try:
+                self.thinned |= self.files.thinned(iteration)
+            except (StoreError, OSError) as error:
+                yield self._damage(marker_path(self.root, iteration), _problem(error))
+
     def _sessions(self) -> Generator[Damage, None, set[int]]:
         """Damage of session files; returns the positions of records that a later session knew to be lost."""
         lost: set[int] = set()
@@ -125,7 +138,7 @@ class _Verification:
         records = sorted(self.records.values(), key=lambda record: record.sequence)
         if not records:
             return
-        for error in chain_problems(self.files, records, info["sha256"] if info else records[0].previous):
+        for error in chain_problems(self.files, records, boundaries(info) if info else {}):
             where = Path(error.where)
             yield self._damage(where, error.found, StageRef.from_file_name(where.name))
         present = {record.sequence for record in records} | lost
@@ -165,6 +178,8 @@ class _Verification:
             group, _, name = chunk.array.partition("/")
             try:
                 arrays.setdefault(group, {})[name] = self.files.read_row(record, chunk)
+            except StageThinned:  # since the markers were read
+                return
             except (StoreError, OSError, ValueError, RuntimeError) as error:
                 whole = False
                 if not str(getattr(error, "where", "")).endswith("zarr.json"):  # reported once, with the metadata
@@ -247,10 +262,14 @@ def _belongs(relative: str) -> bool:
             ["run.json"] | ["data.zarr", "zarr.json"] | ["data.zarr", _, "zarr.json"] | ["data.zarr", _, _, "zarr.json"]
         ):
             return True
+        case ["_quarantine", *_]:
+            return True
         case [name]:
             return _LOCK_NAME.fullmatch(name) is not None
         case ["_commits", name]:
             return StageRef.from_file_name(name) is not None
+        case [folder, name] if folder == THINNED:
+            return marked_iteration(name) is not None
         case ["_sessions", session, name]:
             known = name == "session.json" or PART_NAME.fullmatch(name) is not None
             return known and SESSION_NAME.fullmatch(session) is not None

@@ -1,37 +1,35 @@
 """Write a run: one writer, every output immutable, visible all at once or not at all."""
 
 import logging
-import tempfile
 import threading
-import uuid
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from storage.array_store import ArrayStore
-from storage.arrays import group_document, render_metadata
 from storage.background import BackgroundQueue
-from storage.canonical import render, sealed
+from storage.budget import Budget
 from storage.codec import Value, encode, flatten
-from storage.errors import LayoutMismatch, RunExists, StageExists, StageMissing, StoreError, system_errors
-from storage.files import make_folder, sync_folder
+from storage.errors import LayoutMismatch, StageExists, StageMissing, StoreError, damaged, system_errors
+from storage.files import sync_folder
 from storage.history import History, read_history
-from storage.provenance import system, utc, versions
 from storage.publisher import Output, Publisher
 from storage.reader import Run, open_run, read_info
-from storage.records import SCHEMA, StageRecord
+from storage.records import StageRecord
 from storage.refs import StageRef
 from storage.sessions import Session, begin_session
+from storage.thinner import Thinner
+from storage.thinning import KEEP_ALL, Retention, Thinned, thinnable
+
+WRITABLE = "room and permission to write the run"
 
 _LOG = logging.getLogger(__name__)
 _QUEUE_DEPTH = 2
 _RECENT_OUTPUTS = 16
 _RECENT_BYTES = 256 * 2**20
-_WRITABLE = "room and permission to write the run"
-_SKELETON = {"_commits", "_sessions", "data.zarr", "writer.lock"}
 
 
 class RunWriter:
@@ -41,12 +39,16 @@ class RunWriter:
     An error there is raised by the next call, and nothing after it is stored.
     """
 
-    def __init__(self, run: Run, session: Session, arrays: ArrayStore, history: History) -> None:
+    def __init__(self, run: Run, session: Session, arrays: ArrayStore, history: History, retention: Retention) -> None:
         self.run = run
         self._session = session
         self._arrays = arrays
         self._history = history
         self._publisher = Publisher(run.files, session, arrays, history, run.info["config_digest"])
+        self._thinner = Thinner(run.files, session, arrays)
+        self._retention = retention
+        self._whole = _whole_iterations(run, history) if retention.thins else set[int]()
+        self._budget = Budget(run.path, retention.max_bytes) if retention.max_bytes is not None else None
         self._lock = threading.Lock()
         self._pending: dict[StageRef, Value] = {}
         self._recent = _RecentOutputs()
@@ -87,11 +89,14 @@ class RunWriter:
             StageExists: the output is stored already.
             StageMissing: an input is not.
             LayoutMismatch: the value is not what the stage yields, or lies beyond the run's capacity.
+            BudgetReached: the run would hold more bytes than it may.
         """
         self._queue.check()
         self._check(ref, inputs)
         output = Output(ref, value, tuple(encode(ref, value)), tuple(inputs), tuple(seed_position), started, seconds)
         with self._lock:
+            if self._budget:
+                self._budget.reserve(ref, value)
             self._pending[ref] = value
         try:
             self._queue.submit(output)
@@ -115,6 +120,28 @@ class RunWriter:
         if ref in self._pending:
             self.flush()
         return self.run.record(ref)
+
+    def thin(self, iterations: Iterable[int]) -> Thinned:
+        """Remove the arrays of rollouts, samples and adapted parameters of iterations; all else stays.
+
+        Raises:
+            StageMissing: one of them is not complete.
+        """
+        self.flush()
+        chosen = {*self.run.select([*iterations])}
+        with self._writing():
+            return self._thinner.thin(thinnable(self._history.digests, chosen))
+
+    def restore(self, values: Mapping[StageRef, Value]) -> None:
+        """Put back the arrays of thinned outputs of one iteration, computed again.
+
+        Raises:
+            StageExists: one of them is not thinned.
+            DigestMismatch: one is not what it was; then none is put back.
+        """
+        self.flush()
+        with self._writing():
+            self._thinner.restore(values)
 
     def flush(self) -> None:
         """Return when everything that was put is published."""
@@ -146,13 +173,26 @@ class RunWriter:
 
     def _writing(self) -> AbstractContextManager[None]:
         again = f"`metaloom resume {self.run.name}` goes on behind what was stored"
-        return system_errors(self.run.path, required=_WRITABLE, action=f"Free space or mend the disk; then {again}")
+        return system_errors(self.run.path, required=WRITABLE, action=f"Free space or mend the disk; then {again}")
 
     def _publish(self, output: Output) -> None:
         with self._writing():
-            self._publisher.publish(output)
+            written = self._publisher.publish(output)
+            freed = self._retire(output.ref.iteration) if output.ref.stage == "meta_optimize" else 0
         with self._lock:
             self._pending.pop(output.ref, None)
+            if self._budget:
+                self._budget.release(output.ref, written - freed)
+
+    def _retire(self, iteration: int) -> int:
+        """Thin what need not be kept now that an iteration is complete; returns the bytes that went."""
+        if not self._retention.thins:
+            return 0
+        self._whole.add(iteration)
+        complete = max(self._whole) + 1
+        done = {i for i in self._whole if not self._retention.keeps(i, complete)}
+        self._whole -= done
+        return self._thinner.thin(thinnable(self._history.digests, done)).num_bytes
 
     def _check(self, ref: StageRef, inputs: Sequence[StageRef]) -> None:
         if self._closed:
@@ -180,6 +220,11 @@ class RunWriter:
             )
 
 
+def _whole_iterations(run: Run, history: History) -> set[int]:
+    complete = {ref.iteration for ref in history.digests if ref.stage == "meta_optimize"}
+    return complete.difference(run.files.thinned_iterations())
+
+
 class _RecentOutputs:
     """The outputs put last, within bounds of number and size."""
 
@@ -200,63 +245,13 @@ class _RecentOutputs:
         return entry[0] if entry else None
 
 
-def create_run(
+def open_writer(
     path: str | Path,
     *,
-    config: Mapping[str, Any],
-    config_digest: str,
-    capacity: int,
-    environment: Mapping[str, str],
-) -> RunWriter:
-    """Create a run and open it for writing.
-
-    Args:
-        path: folder of the run; must not exist, or be empty.
-        config: the settings, as plain JSON data.
-        config_digest: digest of those that decide the numbers.
-        capacity: iterations to make room for; `open_writer` can raise it later.
-        environment: what else decides the numbers or helps to find it again: code version, thread settings.
-
-    Raises:
-        RunExists: there is something at the path.
-        RunLocked: another process is creating the same run.
-        StorageFailed: the system does not let us write there.
-    """
-    path = Path(path)
-    if capacity < 1:
-        raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
-    with _creating(path):
-        _check_free(path)
-        path.mkdir(parents=True, exist_ok=True)
-        sync_folder(path.parent)
-        session = begin_session(path, take_over=False)
-        try:
-            _check_free(path)
-            _write_skeleton(path, session, capacity)
-            session.publish(render(_info(config, config_digest, environment), indented=True), path / "run.json")
-            return _writer(path, session, None, repair=False)
-        except BaseException:
-            session.close()
-            raise
-
-
-def check_new_run(path: str | Path) -> None:
-    """Say now what would keep `create_run` from making a run at a path; leaves nothing there.
-
-    Raises:
-        RunExists: there is something at the path.
-        StorageFailed: the system does not let us write there.
-    """
-    path = Path(path)
-    with _creating(path):
-        _check_free(path)
-        folder = next(folder for folder in (path, *path.parents) if folder.exists())
-        with tempfile.TemporaryDirectory(prefix=".metaloom-", dir=folder):
-            pass
-
-
-def open_writer(
-    path: str | Path, *, capacity: int | None = None, take_over: bool = False, repair: bool = False
+    capacity: int | None = None,
+    take_over: bool = False,
+    repair: bool = False,
+    retention: Retention = KEEP_ALL,
 ) -> RunWriter:
     """Open a run to go on writing it.
 
@@ -265,6 +260,7 @@ def open_writer(
         capacity: make room for at least so many iterations.
         take_over: end a writer that still holds the run, because its host is dead or it hangs.
         repair: read every file and take damaged outputs out of the run, so that they can be put again.
+        retention: which iterations keep their arrays while this writer goes on.
 
     Raises:
         RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
@@ -274,21 +270,26 @@ def open_writer(
     """
     path = Path(path)
     read_info(path)
-    with system_errors(path, required=_WRITABLE, action="Free space, or check the folder's permissions and its disk"):
+    with system_errors(path, required=WRITABLE, action="Free space, or check the folder's permissions and its disk"):
+        _refuse_links(path)
         session = begin_session(path, take_over=take_over)
         try:
-            return _writer(path, session, capacity, repair=repair)
+            return run_writer(path, session, capacity, repair=repair, retention=retention)
         except BaseException:
             session.close()
             raise
 
 
-def _creating(path: Path) -> AbstractContextManager[None]:
-    action = "Free space, or choose a folder that can be written: export METALOOM_RUNS=/path/to/runs"
-    return system_errors(path, required=_WRITABLE, action=action)
+def _refuse_links(path: Path) -> None:
+    """Folders of a run that comes from elsewhere may be links, and to write through them would change what is there."""
+    for pattern in ("*", "data.zarr/*", "data.zarr/*/*", "tables/*"):
+        for entry in path.glob(pattern):
+            if entry.is_symlink():
+                raise damaged(entry, "is a symbolic link; a run consists of files and folders of its own")
 
 
-def _writer(path: Path, session: Session, capacity: int | None, *, repair: bool) -> RunWriter:
+def run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:
+    """The writer of a run that a session has the right to write."""
     run = open_run(path)
     # A session that was killed may have made folders that a power cut could still take away, with what is put there.
     for folder in (path, *path.glob("data.zarr/"), *path.glob("data.zarr/*/"), *path.glob("tables/")):
@@ -297,41 +298,5 @@ def _writer(path: Path, session: Session, capacity: int | None, *, repair: bool)
     arrays = ArrayStore(run.files, session)
     arrays.grow(capacity or 0)
     session.describe({"lost": history.lost, "next_sequence": history.next_sequence})
-    return RunWriter(run, session, arrays, history)
-
-
-def _check_free(path: Path) -> None:
-    # A folder with nothing but the skeleton is a creation that was interrupted.
-    if not path.exists() and not path.is_symlink():
-        return
-    names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
-    if names - _SKELETON:
-        raise RunExists(
-            path,
-            found="a run" if "run.json" in names else f"something else ({', '.join(sorted(names)[:3])})",
-            required="a path where nothing is",
-            action=f"`metaloom resume {path.name}` continues a run; choose another name for a new one",
-        )
-
-
-def _write_skeleton(path: Path, session: Session, capacity: int) -> None:
-    for name in ("_commits", "data.zarr"):
-        make_folder(path / name)
-    parts = session.write_aside([(render_metadata(group_document({"capacity": capacity})),)])
-    session.replace(parts, [path / "data.zarr" / "zarr.json"])
-    sync_folder(path)
-
-
-def _info(config: Mapping[str, Any], config_digest: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    return sealed(
-        {
-            "format": SCHEMA,
-            "id": str(uuid.uuid4()),
-            "config": dict(config),
-            "config_digest": config_digest,
-            "environment": dict(environment),
-            "system": system(),
-            "versions": versions(),
-            "created": utc(),
-        }
-    )
+    session.remove(history.leftovers)
+    return RunWriter(run, session, arrays, history, retention)

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.recipes import dice, e_maml, maml_ppo, maml_trpo, maml_vpg, promp, vpg_dice
+from flows.recipes import actor_critic, dice, e_maml, maml_ppo, maml_trpo, maml_vpg, promp, vpg_dice
 from pipeline.config import ConfigError, RunConfig, load_config
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
+    "a2c": actor_critic.a2c,
+    "a2c-bob": actor_critic.a2c_bob,
     "dice-maml-half-cheetah-dir": dice.half_cheetah_dir,
     "dice-maml-point-corner": dice.point_corner,
     "e-maml-half-cheetah-dir": e_maml.half_cheetah_dir,
@@ -20,6 +22,10 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "maml-trpo-point-corner": maml_trpo.point_corner,
     "maml-vpg-half-cheetah-dir": maml_vpg.half_cheetah_dir,
     "maml-vpg-point-corner": maml_vpg.point_corner,
+    "ppo": actor_critic.ppo,
+    "ppo-qq-su": actor_critic.ppo_qq_su,
+    "ppo2": actor_critic.ppo2,
+    "ppo2-pend": actor_critic.ppo2_pend,
     "promp-ant-dir": promp.ant_dir,
     "promp-ant-dir-2d": promp.ant_dir_2d,
     "promp-ant-goal": promp.ant_goal,
@@ -33,6 +39,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "promp-walker2d-dir": promp.walker2d_dir,
     "promp-walker2d-rand-params": promp.walker2d_rand_params,
     "promp-walker2d-vel": promp.walker2d_vel,
+    "svpg": actor_critic.svpg,
+    "svpg-omo": actor_critic.svpg_omo,
     "vpg-dice-half-cheetah-dir": vpg_dice.half_cheetah_dir,
     "vpg-dice-point-corner": vpg_dice.point_corner,
 }
@@ -41,7 +49,9 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 def load_settings(recipe_or_file: str) -> dict[str, Any]:
     """The settings of a recipe by name, or those in a YAML or JSON file."""
     if recipe_or_file in RECIPES:
-        return RECIPES[recipe_or_file]().model_dump(mode="json")
+        config = RECIPES[recipe_or_file]()
+        # What a recipe leaves to the algorithm and the environment is decided anew when one of them is replaced.
+        return config.model_dump(mode="json", include=config.model_fields_set)
     path = Path(recipe_or_file)
     if path.suffix in (".yaml", ".yml", ".json"):
         return load_config(path)

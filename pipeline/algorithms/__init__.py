@@ -7,13 +7,17 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from pipeline.algorithms.a2c import A2C
 from pipeline.algorithms.contract import Algorithm
 from pipeline.algorithms.dice_maml import DiceMAML
 from pipeline.algorithms.e_maml import EMAML
 from pipeline.algorithms.maml_ppo import MAMLPPO
 from pipeline.algorithms.maml_trpo import MAMLTRPO
 from pipeline.algorithms.maml_vpg import MAMLVPG
+from pipeline.algorithms.ppo import PPO
+from pipeline.algorithms.ppo2 import PPO2
 from pipeline.algorithms.promp import ProMP
+from pipeline.algorithms.svpg import SVPG
 from pipeline.algorithms.vpg_dice import VPGDice
 
 
@@ -23,16 +27,23 @@ def _by_name(value: Any) -> Any:
 
 
 AlgorithmConfig = Annotated[
-    Annotated[ProMP | MAMLTRPO | MAMLVPG | MAMLPPO | EMAML | DiceMAML | VPGDice, Field(discriminator="name")],
+    Annotated[
+        ProMP | MAMLTRPO | MAMLVPG | MAMLPPO | EMAML | DiceMAML | VPGDice | A2C | PPO | PPO2 | SVPG,
+        Field(discriminator="name"),
+    ],
     BeforeValidator(_by_name),
 ]
 """The settings of any algorithm; `name` says which. A bare name stands for the algorithm with its defaults."""
 
 __all__ = [
+    "A2C",
     "EMAML",
     "MAMLPPO",
     "MAMLTRPO",
     "MAMLVPG",
+    "PPO",
+    "PPO2",
+    "SVPG",
     "Algorithm",
     "AlgorithmConfig",
     "DiceMAML",

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium
 
+from pipeline.envs.answers import RowFault, last_line, own_traceback
 from pipeline.envs.config import EnvConfig
 from pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv, TaskField
 
@@ -23,6 +24,7 @@ __all__ = [
     "EnvConfig",
     "EnvError",
     "MetaEnv",
+    "RowFault",
     "TaskField",
     "make_batch_env",
     "make_env",
@@ -73,16 +75,20 @@ def make_env(config: EnvConfig) -> MetaEnv:
     return PolicyActions(_make_unscaled(config), config.action_scale)
 
 
-def make_batch_env(config: EnvConfig, num_rows: int, num_threads: int = 1) -> BatchEnv:
+def make_batch_env(
+    config: EnvConfig, num_rows: int, num_threads: int = 1, watch_row: Callable[[int], None] | None = None
+) -> BatchEnv:
     """N environments that take a policy's actions, stepped together, on as many threads if they can use them.
+
+    `watch_row` is told each row before its environment is called, where a loop calls one after the other.
 
     Raises:
         EnvError: as `make_env`.
     """
-    from pipeline.envs.loop_batch import LoopBatch
+    from pipeline.envs.loop_batch import LoopBatch, ignore_row
 
     batch = make_env(config).batch(num_rows, num_threads)
-    return LoopBatch(lambda: make_env(config), num_rows) if batch is None else batch
+    return LoopBatch(lambda: make_env(config), num_rows, watch_row or ignore_row) if batch is None else batch
 
 
 def with_all_options(config: EnvConfig) -> EnvConfig:
@@ -116,17 +122,29 @@ def _make_from_path(path: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
         raise EnvError(
             f"env.options of {config.name} are {config.options}: {problem}; allowed: {', '.join(allowed) or 'none'}"
         ) from None
-    env = factory(**config.options)
+    env = _call(factory, config)
     if not isinstance(env, gymnasium.Env):
         raise EnvError(f"env.name {config.name!r} makes a {type(env).__name__}; required a gymnasium.Env or MetaEnv")
     return env
+
+
+def _call(factory: Callable[..., Any], config: EnvConfig) -> Any:
+    try:
+        return factory(**config.options)
+    except EnvError:
+        raise
+    except (Exception, SystemExit) as problem:
+        raise EnvError(
+            f"env.name is {config.name!r}: making it with options {config.options} raised {last_line(problem)}\n"
+            f"Its own traceback:\n{own_traceback(problem).rstrip()}"
+        ) from problem
 
 
 def _make_from_gymnasium(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     try:
         # -1: no TimeLimit, since max_episode_steps of the run ends the episodes.
         return gymnasium.make(config.name, max_episode_steps=-1, disable_env_checker=True, **config.options)
-    except (gymnasium.error.Error, TypeError, ImportError) as problem:
+    except Exception as problem:
         raise EnvError(f"gymnasium cannot make {config.name!r} with options {config.options}: {problem}") from problem
 
 

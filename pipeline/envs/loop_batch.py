@@ -1,20 +1,38 @@
-"""The BatchEnv for environments that offer none: a loop over copies."""
+"""The BatchEnv for environments that offer none: a loop over copies, which trusts none of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
 
+from pipeline.envs.answers import RowFault, flag_of, last_line, number_of, observation_of, reward_terms_of
 from pipeline.envs.contract import BatchStep, EnvError, MetaEnv
 from pipeline.types import Array
 
 
-class LoopBatch:
-    """N copies of an environment, stepped one after the other. As slow as the environment, and as general."""
+def ignore_row(row: int) -> None:
+    """Nobody wants to know which row is next."""
+    del row
 
-    def __init__(self, make: Callable[[], MetaEnv], num_rows: int) -> None:
-        self._envs = [make() for _ in range(num_rows)]
+
+class LoopBatch:
+    """N copies of an environment, stepped one after the other. As slow as the environment, and as general.
+
+    Whatever a copy does wrong is a RowFault. Its actions and its answers are copied, so it may keep and change both.
+
+    Attributes:
+        watch_row: called with a row before its environment is.
+    """
+
+    def __init__(
+        self, make: Callable[[], MetaEnv], num_rows: int, watch_row: Callable[[int], None] = ignore_row
+    ) -> None:
+        self.watch_row = watch_row
+        self._envs: list[MetaEnv] = []
+        for row in range(num_rows):
+            watch_row(row)
+            self._envs.append(make())
         first = self._envs[0]
         self._name = type(first.unwrapped).__name__
         space = first.observation_space
@@ -24,16 +42,18 @@ class LoopBatch:
                 "Wrap it, for example in gymnasium.wrappers.FlattenObservation"
             )
         self.num_rows = num_rows
+        self._shape = space.shape
+        self._spaces = _spaces(first)
         self.observation_size = int(np.prod(space.shape))
         self.action_size = int(np.prod(first.action_space.shape or ()))
         self._terms: tuple[str, ...] | None = None
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
         observations = np.empty((self.num_rows, self.observation_size))
-        for row, (env, task, seed) in enumerate(zip(self._envs, tasks, seeds.tolist(), strict=True)):
-            env.set_task(task)
-            observation, _ = env.reset(seed=seed)
-            observations[row] = np.ravel(observation)
+        for row, (task, seed) in enumerate(zip(tasks, seeds.tolist(), strict=True)):
+            self.watch_row(row)
+            self._ask(row, "set_task", task.copy())
+            observations[row] = self._ask(row, "reset", seed=seed)
         return observations
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
@@ -42,28 +62,53 @@ class LoopBatch:
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
         terms: list[list[float]] = []
         for i, row in enumerate(rows.tolist()):
-            observation, reward, terminated[i], truncated[i], info = self._envs[row].step(actions[i])
-            observations[i] = np.ravel(observation)
-            terms.append(self._read_terms(float(reward), info))
+            self.watch_row(row)
+            if not np.isfinite(actions[i]).all():
+                raise RowFault(f"found the action {actions[i]}; required finite numbers from the policy", row, "act")
+            observations[i], values, terminated[i], truncated[i] = self._ask(row, "step", actions[i].copy())
+            terms.append(values)
         columns = np.array(terms, np.float64).T
         return BatchStep(observations, dict(zip(self._terms or (), columns, strict=True)), terminated, truncated)
 
-    def _read_terms(self, reward: float, info: Mapping[str, Any]) -> list[float]:
-        terms = info.get("reward_terms", {"reward": reward})
+    def _ask(self, row: int, call: str, *arguments: Any, **options: Any) -> Any:
+        """What the row's environment answers to a call, read and checked."""
+        env = self._envs[row]
+        try:
+            answer = getattr(env, call)(*arguments, **options)
+            return {"set_task": _nothing, "reset": self._read_reset, "step": self._read_step}[call](env, answer)
+        except RowFault:
+            raise
+        except EnvError as error:
+            raise RowFault(f"{self._name}.{call}: {error}", row, call) from error
+        # Also an environment that calls sys.exit: it must not take the worker with it.
+        except (Exception, SystemExit) as error:
+            raise RowFault(f"{self._name}.{call} raised {last_line(error)}", row, call) from error
+
+    def _read_reset(self, env: MetaEnv, answer: Any) -> Array:
+        observation, _ = answer
+        if _spaces(env) != self._spaces:
+            raise EnvError(
+                f"found the spaces {_spaces(env)} in this task; required the same in all tasks, {self._spaces}"
+            )
+        return observation_of(observation, self._shape)
+
+    def _read_step(self, env: MetaEnv, answer: Any) -> tuple[Array, list[float], bool, bool]:
+        del env
+        observation, reward, terminated, truncated, info = answer
+        terms = reward_terms_of(number_of(reward, "reward"), info)
         if self._terms is None:
             self._terms = tuple(terms)
         if terms.keys() != set(self._terms):
             raise EnvError(
-                f'{self._name}.step: info["reward_terms"] has {sorted(terms)}; '
+                f'info["reward_terms"] has {sorted(terms)}; '
                 f"required the same terms as in its first step, {sorted(self._terms)}"
             )
-        values = [float(terms[name]) for name in self._terms]
-        if not np.isclose(sum(values), reward, rtol=1e-6, atol=1e-6, equal_nan=True):
-            raise EnvError(
-                f'{self._name}.step: info["reward_terms"] sums to {sum(values)}, the reward is {reward}; '
-                "required that the terms sum to the reward"
-            )
-        return values
+        return (
+            observation_of(observation, self._shape),
+            [terms[name] for name in self._terms],
+            flag_of(terminated, "terminated"),
+            flag_of(truncated, "truncated"),
+        )
 
     @property
     def state(self) -> Array:
@@ -74,3 +119,12 @@ class LoopBatch:
     def close(self) -> None:
         for env in self._envs:
             env.close()
+
+
+def _nothing(env: MetaEnv, answer: Any) -> None:
+    del env, answer
+
+
+def _spaces(env: MetaEnv) -> tuple[Any, Any]:
+    # Wrappers keep the spaces that an environment had when it was made; the environment may have changed them.
+    return env.unwrapped.observation_space, env.unwrapped.action_space

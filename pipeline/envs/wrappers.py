@@ -4,7 +4,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces.utils import flatten, flatten_space
 
 from pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv
 from pipeline.types import Array
@@ -38,18 +39,38 @@ class ActionMap:
         return np.clip(mapped, self.low, self.high, out=mapped)
 
 
+class ChoiceMap:
+    """What turns choices 0 ... n - 1 of a policy into an environment's actions, which may start elsewhere."""
+
+    def __init__(self, space: Discrete, scale: float | None) -> None:
+        self._start = np.int64(space.start)
+        if scale is not None:
+            raise EnvError(
+                f"the actions {space} are choices, so action_scale {scale} has nothing to scale; "
+                "set env.action_scale to null"
+            )
+
+    def __call__(self, actions: Array) -> Array:
+        """Int64, of the shape of `actions`."""
+        return actions + self._start
+
+
 class PolicyActions(MetaEnv):
-    """A MetaEnv that takes a policy's actions, by way of an ActionMap."""
+    """A MetaEnv that takes a policy's actions, by way of an ActionMap or a ChoiceMap."""
 
     def __init__(self, env: MetaEnv, scale: float | None) -> None:
-        box = _action_box(env)
+        space = _action_space(env)
         self.env = env
-        self.action_map = ActionMap(box, scale)
         self.task_fields = env.task_fields
         self.task_set = env.task_set
         self.test_task_set = env.test_task_set
         self.observation_space = env.observation_space
-        self.action_space = box if scale is None else Box(-scale, scale, box.shape, np.float32)
+        if isinstance(space, Discrete):
+            self.action_map: ActionMap | ChoiceMap = ChoiceMap(space, scale)
+            self.action_space: gymnasium.Space[Any] = Discrete(int(space.n))
+        else:
+            self.action_map = ActionMap(space, scale)
+            self.action_space = space if scale is None else Box(-scale, scale, space.shape, np.float32)
         self.metadata = env.metadata
         self.render_mode = env.render_mode
         self.spec = env.spec
@@ -89,7 +110,7 @@ class PolicyActions(MetaEnv):
 class PolicyActionsBatch:
     """A BatchEnv that takes a policy's actions, by way of an ActionMap."""
 
-    def __init__(self, batch: BatchEnv, action_map: ActionMap) -> None:
+    def __init__(self, batch: BatchEnv, action_map: ActionMap | ChoiceMap) -> None:
         self._batch = batch
         self._action_map = action_map
         self.num_rows = batch.num_rows
@@ -116,8 +137,9 @@ class SingleTask(MetaEnv):
     task_set = ((),)
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.env = env
-        self.observation_space = env.observation_space
+        plain = isinstance(env.observation_space, Box) and len(env.observation_space.shape) == 1
+        self.env = env if plain else VectorObservations(env)
+        self.observation_space = self.env.observation_space
         self.action_space = env.action_space
         self.metadata = env.metadata
         self.render_mode = env.render_mode
@@ -146,11 +168,35 @@ class SingleTask(MetaEnv):
         return self.env.unwrapped
 
 
-def _action_box(env: MetaEnv) -> Box:
+class VectorObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """An env whose observations are one row of numbers: arrays flattened, the i-th of n states as the i-th unit vector.
+
+    Raises:
+        EnvError: its observations are neither.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, Box | Discrete):
+            raise EnvError(
+                f"{type(env.unwrapped).__name__} has the observation space {space}; required a Box or Discrete. "
+                "Wrap it, for example in gymnasium.wrappers.FlattenObservation"
+            )
+        self.observation_space = flatten_space(space)
+        self._space = space
+
+    def observation(self, observation: Any) -> Array:
+        return np.asarray(flatten(self._space, observation))
+
+
+def _action_space(env: MetaEnv) -> Box | Discrete:
     space = env.action_space
+    if isinstance(space, Discrete):
+        return space
     if not isinstance(space, Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
         raise EnvError(
-            f"{type(env.unwrapped).__name__} has the action space {space}; required a Box of floats with one axis, "
-            "since the policy is a Gaussian. Wrap the environment so that it offers one"
+            f"{type(env.unwrapped).__name__} has the action space {space}; required a Box of floats with one axis, for "
+            "a Gaussian policy, or Discrete, for a categorical one. Wrap the environment so that it offers one of them"
         )
     return space

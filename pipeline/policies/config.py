@@ -10,7 +10,10 @@ LayerSize = Annotated[int, Field(ge=1)]
 
 
 class PolicyConfig(Settings):
-    """A Gaussian policy: tanh network for the mean, one standard deviation per action that no state changes."""
+    """A tanh network: of means where actions are numbers, of logits where they are choices.
+
+    The Gaussian has one standard deviation per action, whatever the state; its options are not for choices.
+    """
 
     hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
     """Units in each hidden layer of the mean network."""
@@ -26,3 +29,12 @@ class PolicyConfig(Settings):
         if self.min_std > self.init_std:
             raise ValueError(f"min_std is {self.min_std} but init_std is {self.init_std}; use min_std <= init_std")
         return self
+
+    @property
+    def std_options(self) -> dict[str, object]:
+        """Options of the standard deviation that were changed, which a choice among actions has none of."""
+        names = ("init_std", "min_std", "learn_std")
+        return {name: getattr(self, name) for name in names if getattr(self, name) != _DEFAULTS[name]}
+
+
+_DEFAULTS = {name: about.default for name, about in PolicyConfig.model_fields.items()}

@@ -11,9 +11,9 @@ from pipeline.distributions import DiagGaussian
 from pipeline.linearization import LinearizedMLP
 from pipeline.networks import initialize_mlp, mlp
 from pipeline.policies.config import PolicyConfig
+from pipeline.policies.inference import MEAN_NETWORK
 from pipeline.types import Array, Params
 
-MEAN_NETWORK = "mean_network"
 LOG_STD = "log_std"
 
 

@@ -1,13 +1,15 @@
-"""The Gaussian policy's forward pass for acting: numpy only, all tasks at once, in fixed shapes."""
+"""The policies' forward pass for acting: numpy only, all tasks at once, in fixed shapes."""
 
 import numpy as np
 
 from pipeline.policies.config import PolicyConfig
 from pipeline.types import Array, Params, TaskParams
 
+MEAN_NETWORK = "mean_network"
 
-class GaussianInference:
-    """Means of the actions of B tasks x E rows, each task under its own parameters.
+
+class NetworkInference:
+    """Outputs of a tanh network for B tasks x E rows, each task under its own parameters.
 
     The bits of a row of a float32 matrix product depend on how many rows the product has, not on what the others hold.
     So a task's product always has all its E rows, also when episodes have ended; then the bits of its actions do not
@@ -15,21 +17,21 @@ class GaussianInference:
 
     Attributes:
         inputs: [B, E, O] float32: write the observations here.
-        log_std: [B, A] float32, with the floor applied.
+        output_size: outputs of the network.
     """
 
-    def __init__(self, config: PolicyConfig, params: TaskParams, num_rows: int) -> None:
-        layers = [f"hidden_{i}" for i in range(len(config.hidden_sizes))] + ["output"]
-        self._kernels = [params.params[f"mean_network.{layer}.kernel"] for layer in layers]
-        biases = [params.params[f"mean_network.{layer}.bias"] for layer in layers]
+    def __init__(self, prefix: str, config: PolicyConfig, params: TaskParams, num_rows: int) -> None:
+        layers = _layers(config)
+        self._kernels = [params.params[f"{prefix}.{layer}.kernel"] for layer in layers]
+        biases = [params.params[f"{prefix}.{layer}.bias"] for layer in layers]
         self._biases = [np.ascontiguousarray(bias[:, None, :]) for bias in biases]
-        self.log_std = np.maximum(params.params["log_std"], np.float32(np.log(config.min_std)))
         B, observation_size, _ = self._kernels[0].shape
         self.inputs = np.zeros((B, num_rows, observation_size), np.float32)
         self._outputs = [np.empty((B, num_rows, kernel.shape[2]), np.float32) for kernel in self._kernels]
+        self.output_size = self._outputs[-1].shape[2]
 
-    def mean(self) -> Array:
-        """[B, E, A] float32 for the current `inputs`; the next call overwrites it."""
+    def outputs(self) -> Array:
+        """[B, E, out] float32 for the current `inputs`; the next call overwrites it."""
         x = self.inputs
         for kernel, bias, out in zip(self._kernels, self._biases, self._outputs, strict=True):
             np.matmul(x, kernel, out=out)
@@ -40,18 +42,49 @@ class GaussianInference:
         return x
 
 
+class GaussianInference:
+    """Means of the actions of B tasks x E rows, each task under its own parameters; see NetworkInference.
+
+    Attributes:
+        inputs: [B, E, O] float32: write the observations here.
+        log_std: [B, A] float32, with the floor applied.
+    """
+
+    def __init__(self, config: PolicyConfig, params: TaskParams, num_rows: int) -> None:
+        self._network = NetworkInference(MEAN_NETWORK, config, params, num_rows)
+        self.inputs = self._network.inputs
+        self.log_std = np.maximum(params.params["log_std"], np.float32(np.log(config.min_std)))
+
+    def mean(self) -> Array:
+        """[B, E, A] float32 for the current `inputs`; the next call overwrites it."""
+        return self._network.outputs()
+
+
 def check_params(config: PolicyConfig, params: Params, observation_size: int, action_size: int) -> None:
-    """Refuse parameters [B, ...] that do not fit the environment.
+    """Refuse parameters [B, ...] of a Gaussian policy that do not fit the environment.
 
     Raises:
         ValueError: naming the parameter, its shape and the one required.
     """
-    sizes = [observation_size, *config.hidden_sizes, action_size]
-    layers = [f"hidden_{i}" for i in range(len(config.hidden_sizes))] + ["output"]
-    required: dict[str, tuple[int, ...]] = {"log_std": (action_size,)}
-    for layer, rows, columns in zip(layers, sizes[:-1], sizes[1:], strict=True):
-        required[f"mean_network.{layer}.kernel"] = (rows, columns)
-        required[f"mean_network.{layer}.bias"] = (columns,)
+    _check_shapes(params, {"log_std": (action_size,)})
+    check_network(MEAN_NETWORK, config, params, observation_size, action_size)
+
+
+def check_network(prefix: str, config: PolicyConfig, params: Params, input_size: int, output_size: int) -> None:
+    """Refuse parameters [B, ...] of a network that does not have these inputs and outputs.
+
+    Raises:
+        ValueError: naming the parameter, its shape and the one required.
+    """
+    sizes = [input_size, *config.hidden_sizes, output_size]
+    required: dict[str, tuple[int, ...]] = {}
+    for layer, rows, columns in zip(_layers(config), sizes[:-1], sizes[1:], strict=True):
+        required[f"{prefix}.{layer}.kernel"] = (rows, columns)
+        required[f"{prefix}.{layer}.bias"] = (columns,)
+    _check_shapes(params, required)
+
+
+def _check_shapes(params: Params, required: dict[str, tuple[int, ...]]) -> None:
     for name, shape in required.items():
         if name not in params or params[name].shape[1:] != shape:
             found = params[name].shape if name in params else "nothing"
@@ -60,3 +93,7 @@ def check_params(config: PolicyConfig, params: Params, observation_size: int, ac
         if not finite.all():
             task = np.argwhere(~finite)[0][0]
             raise ValueError(f"policy parameter {name} of task {task} is not finite; required finite numbers")
+
+
+def _layers(config: PolicyConfig) -> list[str]:
+    return [f"hidden_{i}" for i in range(len(config.hidden_sizes))] + ["output"]

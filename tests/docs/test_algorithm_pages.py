@@ -39,6 +39,7 @@ def test_options_and_their_defaults_are_those_of_the_code(name):
         if isinstance(default, float):
             assert float(text) == default, option
         else:
+            default = getattr(default, "name", list(default) if isinstance(default, tuple) else default)
             assert yaml.safe_load(text.replace("none", "null")) == default, option
 
 

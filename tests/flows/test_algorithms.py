@@ -1,4 +1,4 @@
-"""Every algorithm trains, is stored, and is computed again to the bit, through the same stages."""
+"""Every algorithm of the meta family trains, is stored, and is computed again to the bit, through the same stages."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from flows.train import train
 from flows.workers import Backend
 from pipeline.config import build_config, override
 
-ALGORITHMS = sorted({recipe().algorithm.name for recipe in RECIPES.values()})
+ALGORITHMS = sorted({name.removesuffix("-point-corner") for name in RECIPES if name.endswith("-point-corner")})
 SMALL = [
     "env.options={reward: dense}",
     "policy.hidden_sizes=[8, 8]",

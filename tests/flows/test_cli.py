@@ -46,7 +46,20 @@ def test_train_tells_where_the_run_lies_and_how_to_look_further(runs, capsys):
 
 def test_every_command_has_a_help_text_with_an_example(capsys):
     names = [name for name in app if not name.startswith("-")]
-    assert {"train", "resume", "replay", "ls", "show", "verify", "doctor", "report", "recipes", "evaluate"} <= {*names}
+    assert {
+        "train",
+        "resume",
+        "replay",
+        "ls",
+        "show",
+        "verify",
+        "doctor",
+        "report",
+        "recipes",
+        "evaluate",
+        "fork",
+        "thin",
+    } <= {*names}
     for name in names:
         assert run([name, "--help"]) == 0
         assert "Example" in capsys.readouterr().out, name

@@ -44,14 +44,21 @@ def train(tmp_path, monkeypatch):
     return train
 
 
-def test_a_bug_in_a_users_environment_keeps_its_traceback(train):
-    with pytest.raises(ValueError, match="my own bug"):
-        train("raise", "--workers", "0")
+def test_a_bug_in_a_users_environment_ends_with_1_its_place_and_its_own_traceback(train, capsys):
+    assert train("raise", "--workers", "0") == 1
+    told = capsys.readouterr().err
+    assert "breaking_env:Breaking, task 0, episode 0 (reset seed " in told
+    assert "step 0: Breaking.step raised ValueError: my own bug\nIts own traceback:" in told
+    assert 'raise ValueError("my own bug")' in told
 
 
 def test_rollouts_that_are_not_finite_end_with_1_and_one_line(train, capsys):
     assert train("nan", "--workers", "0") == 1
-    assert capsys.readouterr().err.startswith("metaloom: collect_rollouts, iteration 0, step 0: observations of task 0")
+    assert (
+        capsys.readouterr()
+        .err.partition("/run: ")[2]
+        .startswith("collect_rollouts, iteration 0, step 0: breaking_env:Breaking, task 0")
+    )
 
 
 @pytest.mark.dask
@@ -59,8 +66,8 @@ def test_rollouts_that_are_not_finite_end_with_1_and_one_line(train, capsys):
 def test_an_environment_that_kills_its_workers_ends_with_1_and_one_line(train, capsys):
     assert train("die", "--workers", "1") == 1
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("metaloom: ")
-    assert "died" in last
+    assert last.startswith("metaloom: collect_rollouts, iteration 0, step 0: breaking_env:Breaking, task 0, episode 0")
+    assert "its process died 4 times in the same place without a word" in last
 
 
 @pytest.mark.parametrize(

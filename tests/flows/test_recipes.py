@@ -2,13 +2,17 @@
 
 from typing import get_args
 
+import gymnasium
 import pytest
 
 from flows.recipes import RECIPES, load_settings
 from pipeline.algorithms import AlgorithmConfig
+from pipeline.algorithms.gradient_based import GradientBased
 from pipeline.config import build_config, override
 
-NAMES = [cls.model_fields["name"].default for cls in get_args(get_args(AlgorithmConfig)[0])]
+CLASSES = get_args(get_args(AlgorithmConfig)[0])
+NAMES = [cls.model_fields["name"].default for cls in CLASSES if issubclass(cls, GradientBased)]
+ACTOR_CRITICS = [cls.model_fields["name"].default for cls in CLASSES if not issubclass(cls, GradientBased)]
 
 
 @pytest.mark.parametrize("env", ["point-corner", "half-cheetah-dir"])
@@ -18,10 +22,21 @@ def test_every_algorithm_has_a_recipe(algorithm, env):
     assert (config.algorithm.name, config.env.name) == (algorithm, env)
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", "Hopper-v5", "Pendulum-v1"])
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
+def test_one_word_changes_the_environment_of_an_actor_critic_and_with_it_the_step_limit(name, env):
+    config = build_config(override(load_settings(name), [f"env={env}"]))
+    assert (config.algorithm.name, config.env.name, config.env.action_scale) == (name, env, None)
+    assert config.max_episode_steps == gymnasium.spec(env).max_episode_steps
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_named_for_what_they_run_and_say_where_they_are_from(name):
     config = RECIPES[name]()
-    assert name == f"{config.algorithm.name}-{config.env.name}"
+    if config.algorithm.name in ACTOR_CRITICS:
+        assert name.startswith(config.algorithm.name)
+    else:
+        assert name == f"{config.algorithm.name}-{config.env.name}"
     assert RECIPES[name].__doc__
 
 

@@ -37,6 +37,12 @@ PROJECT = Path(flows.dask_workers.__file__).parents[1]
         ({"workers": 2, "threads": 2}, "threads=2 with Dask workers"),
         ({"workers": 2, "scheduler": "tcp://127.0.0.1:1"}, "required one of them"),
         ({"scheduler": "tcp://127.0.0.1:1", "threads": 2}, "threads=2 with Dask workers"),
+        ({"step_timeout_seconds": 0.0}, "step_timeout_seconds=0.0"),
+        ({"step_timeout_seconds": float("nan")}, "step_timeout_seconds=nan"),
+        ({"retries": -1}, "retries=-1"),
+        ({"workers": 0, "step_timeout_seconds": 5.0}, "step_timeout_seconds=5.0 .* without worker processes"),
+        ({"workers": 0, "retries": 0}, "retries=0 without worker processes"),
+        ({"scheduler": "tcp://127.0.0.1:1", "retries": 1}, "ALLOWED_FAILURES=1"),
     ],
 )
 def test_places_that_contradict_each_other_are_refused(backend, message):

@@ -46,3 +46,10 @@ def test_what_two_aliases_share_becomes_two_values():
 def test_what_is_no_plain_value_is_refused(text):
     with pytest.raises(ValueError, match=r"\w"):
         parse(text)
+
+
+@pytest.mark.parametrize("link", ["[{}]", "{{<<: [{}]}}"])
+def test_aliases_of_aliases_that_would_fill_the_memory_are_refused(link):
+    levels = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} " + link.format(", ".join([f"*a{i - 1}"] * 9)) for i in range(1, 30)]
+    with pytest.raises(ValueError, match="aliases"):
+        parse("\n".join(levels))

@@ -78,17 +78,17 @@ def test_a_record_cannot_name_arrays_outside_the_run(make_run, array):
         storage.open_run(path)[0].rollouts(0)
 
 
-@pytest.mark.parametrize("place", ["tables/metrics/../../../secret", "tables/../../secret", "/etc/passwd"])
+@pytest.mark.parametrize("place", ["tables/episodes/../../../secret", "tables/../../secret", "/etc/passwd"])
 def test_a_record_cannot_name_tables_outside_the_run(make_run, place):
     path = make_run(1)
     record = path / "_commits" / StageRef(0, "meta_optimize").file_name
 
     def point_elsewhere(document):
-        next(table for table in document["tables"] if "metrics" in table["path"])["path"] = place
+        next(table for table in document["tables"] if "episodes" in table["path"])["path"] = place
 
     rewrite(record, point_elsewhere)
     with pytest.raises((storage.DamagedRun, storage.StageMissing)):
-        storage.open_run(path).metrics()
+        storage.open_run(path).episodes()
     assert any("not its own" in damage.problem for damage in storage.verify_run(path))
 
 
@@ -228,7 +228,7 @@ def test_unknown_facts_in_run_json_are_kept(make_run):
 
 
 def test_the_store_contains_nothing_that_could_run_what_it_reads(pytestconfig):
-    sources = sorted((pytestconfig.rootpath / "storage").glob("*.py"))
+    sources = sorted((pytestconfig.rootpath / "storage").rglob("*.py"))
     assert len(sources) > 15
-    unsafe = re.compile(r"\b(import|from) (pickle|marshal|shelve|torch|yaml)|allow_pickle|\beval\(|\bexec\(")
+    unsafe = re.compile(r"\b(import|from) (pickle|marshal|shelve|torch|yaml)|allow_pickle(?!=False)|\beval\(|\bexec\(")
     assert [file.name for file in sources if unsafe.search(file.read_text(encoding="utf-8"))] == []

@@ -253,3 +253,14 @@ sys.exit("pandas" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
     assert storage.open_run(tmp_path / "run").metrics()["loss"].to_pylist() == [1.0]
+
+
+def test_metrics_read_from_their_arrays_are_those_in_the_parquet_files(make_run):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    run = storage.open_run(make_run(3))
+    files = sorted((run.path / "tables" / "metrics").iterdir())
+    assert run.metrics().equals(pa.concat_tables([pq.read_table(file) for file in files]))
+    assert run.metrics([2, 0])["iteration"].to_pylist() == [2, 0]
+    assert run.metrics([]).num_rows == 0

@@ -12,7 +12,7 @@ from pipeline.envs.wrappers import SingleTask
 MODULE = '''
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, Text
 
 from pipeline.envs import MetaEnv, TaskField
 
@@ -74,7 +74,7 @@ class Endless(Plain):
 
 
 class Words(Plain):
-    observation_space = Discrete(3)
+    observation_space = Text(3)
 
 
 class Shown(Plain):
@@ -149,7 +149,10 @@ def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> 
         ("nowhere:Env", r"No module named 'nowhere'; required module:Class, with the module in "),
         (":Env", r"required module:Class"),
         ("own_envs:NotAnEnv", r"makes a NotAnEnv; required a gymnasium.Env or MetaEnv"),
-        ("own_envs:Choices", r"Choices has the action space Discrete\(3\); required a Box of floats with one axis"),
+        (
+            "own_envs:Choices",
+            r"the actions Discrete\(3\) are choices, so action_scale 10.0 .* set env.action_scale to null",
+        ),
         ("own_envs:Endless", r"has no bounds, so action_scale 10.0 .* set env.action_scale to null"),
     ],
 )
@@ -168,7 +171,7 @@ def test_an_unknown_option_is_refused_with_those_there_are(name: str, allowed: s
 
 
 def test_an_observation_space_that_is_no_box_is_refused_with_the_wrapper_that_helps() -> None:
-    with pytest.raises(EnvError, match=r"Discrete\(3\); required a Box.*FlattenObservation"):
+    with pytest.raises(EnvError, match=r"Text\(1, 3.*; required a Box or Discrete.*FlattenObservation"):
         make_batch_env(EnvConfig(name="own_envs:Words"), 1)
 
 
@@ -218,3 +221,11 @@ def test_a_worker_that_samples_half_cheetah_imports_no_torch() -> None:
         "assert 'mujoco' in sys.modules and not {'torch', 'prefect', 'dask'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_states_that_are_numbered_become_unit_vectors() -> None:
+    env = make_env(EnvConfig(name="FrozenLake-v1", action_scale=None, options={"is_slippery": False}))
+    first, _ = env.reset(seed=0)
+    second, *_ = env.step(np.int64(1))  # one row down on a lake of 4 x 4
+    assert env.observation_space.shape == (16,)
+    assert (np.nonzero(first)[0].tolist(), np.nonzero(second)[0].tolist()) == ([0], [4])

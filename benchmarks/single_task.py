@@ -1,0 +1,124 @@
+"""PPO beside Stable-Baselines3's PPO on the same environment with the same settings: returns and steps per second.
+
+    pip install -e .[bench]
+    python benchmarks/single_task.py --env HalfCheetah-v5 --steps 200000 --seeds 1 2 3
+    python benchmarks/single_task.py --env CartPole-v1 --steps 50000
+
+Both collect about 2,048 steps per update (here whole episodes, there a fixed number) and learn in 10 epochs of
+minibatches of 64 with Adam at 3e-4, γ 0.99, λ 0.95, clipping at 0.2, gradients of norm 0.5 at most, two layers of 64.
+Each seed runs the two one after the other in this process, on one thread each; Metaloom keeps every batch on disk,
+Stable-Baselines3 nothing. Steps per second are environment steps over the time from the first reset to the last update.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import storage
+from flows.train import train
+from flows.workers import Backend
+from pipeline.algorithms import PPO
+from pipeline.config import RunConfig
+from pipeline.envs.config import EnvConfig, gymnasium_limit
+
+STEPS_PER_UPDATE = 2048
+
+
+def run_metaloom(env: str, steps: int, seed: int, threads: int, folder: Path) -> dict[str, float]:
+    """Train through the store; the return is the mean over the episodes of the last tenth of the steps."""
+    limit = gymnasium_limit(env)
+    assert limit is not None
+    config = RunConfig(
+        env=EnvConfig(name=env),
+        algorithm=PPO(
+            learning_rate=3e-4,
+            num_epochs=10,
+            clip_eps=0.2,
+            max_grad_norm=0.5,
+            critic_learning_rate=3e-4,
+            critic_max_grad_norm=0.5,
+        ),
+        iterations=10**4,
+        # Whole episodes: as many as come nearest, or short ones until there are enough.
+        episodes_per_task=max(1, STEPS_PER_UPDATE // limit) if limit >= 1000 else 128,
+        min_steps=None if limit >= 1000 else STEPS_PER_UPDATE,
+        stop={"samples": steps},  # pyright: ignore[reportArgumentType]
+        seed=seed,
+    )
+    began, cpu = time.perf_counter(), time.process_time()
+    train(config, folder, backend=Backend(workers=0, threads=threads))
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
+    episodes = storage.open_run(folder).episodes().to_pandas()
+    made = int(episodes["length"].sum())
+    last = episodes["length"].cumsum() > 0.9 * made
+    return _row(made, seconds, cpu_seconds, float(episodes["return"][last].mean()))
+
+
+def run_stable_baselines3(env: str, steps: int, seed: int) -> dict[str, float]:
+    """The same with Stable-Baselines3."""
+    import gymnasium
+    from stable_baselines3 import PPO as Reference
+    from stable_baselines3.common.monitor import Monitor
+
+    monitor = Monitor(gymnasium.make(env))
+    model = Reference(
+        "MlpPolicy",
+        monitor,
+        learning_rate=3e-4,
+        n_steps=STEPS_PER_UPDATE,
+        batch_size=64,
+        n_epochs=10,
+        clip_range=0.2,
+        max_grad_norm=0.5,
+        seed=seed,
+        device="cpu",
+        policy_kwargs={"net_arch": [64, 64]},
+    )
+    began, cpu = time.perf_counter(), time.process_time()
+    model.learn(steps)
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
+    lengths, returns = np.array(monitor.get_episode_lengths()), np.array(monitor.get_episode_rewards())
+    last = lengths.cumsum() > 0.9 * steps
+    return _row(int(model.num_timesteps), seconds, cpu_seconds, float(returns[last].mean()) if last.any() else np.nan)
+
+
+def _row(steps: int, seconds: float, cpu_seconds: float, last_return: float) -> dict[str, float]:
+    return {
+        "steps": steps,
+        "steps_per_second": steps / seconds,
+        "cpu_microseconds_per_step": 1e6 * cpu_seconds / steps,
+        "last_return": last_return,
+    }
+
+
+def main() -> None:
+    """Print a JSON line per seed and program, then the ratio of their speeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="HalfCheetah-v5")
+    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--threads", type=int, default=1, help="physics threads of Metaloom, where an env can use them")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: dict[str, list[dict[str, float]]] = {"metaloom": [], "stable-baselines3": []}
+    for seed in arguments.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            found = {
+                "metaloom": run_metaloom(arguments.env, arguments.steps, seed, arguments.threads, Path(folder) / "run"),
+                "stable-baselines3": run_stable_baselines3(arguments.env, arguments.steps, seed),
+            }
+        for program, row in found.items():
+            rows[program].append(row)
+            print(json.dumps({"program": program, "seed": seed, **row}), flush=True)
+    for what in ("steps_per_second", "cpu_microseconds_per_step", "last_return"):
+        means = {program: float(np.mean([row[what] for row in found])) for program, found in rows.items()}
+        print(json.dumps({"mean": what, **means}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""`metaloom export`: which formats there are, and which options each takes."""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from flows.errors import UsageError
+from storage import Run
+from storage.export import Export, export_histories, export_parquet
+
+Format = Literal["parquet", "minari", "histories", "tensorboard"]
+By = Literal["task", "position"]
+
+
+def export(
+    run: Run,
+    out: Path,
+    to: Format,
+    *,
+    iterations: slice | int | None = None,
+    steps: tuple[int, ...] = (),
+    by: By | None = None,
+) -> Export:
+    """Write a run in another format.
+
+    Args:
+        run: the run.
+        out: a new or empty folder.
+        to: the format.
+        iterations: which of the complete iterations; None for all.
+        steps: which inner steps; empty for all.
+        by: what a history belongs to; only for histories.
+
+    Raises:
+        UsageError: the format takes no such option, needs a package that is not installed, or nothing would be in it.
+        storage.export.ExportExists: there is something at `out`.
+    """
+    if by is not None and to != "histories":
+        raise UsageError(f"found --by {by} with --to {to}; only histories have it, leave it out")
+    if steps and to == "tensorboard":
+        raise UsageError("found --step with --to tensorboard, whose metrics are of whole iterations; leave it out")
+    rounds = range(run.config["algorithm"]["inner_steps"] + 1)
+    if wrong := [step for step in steps if step not in rounds]:
+        raise UsageError(
+            f"found --step {wrong[0]}; required one of {', '.join(map(str, rounds))}: the rounds of this run"
+        )
+    if not len(run.select(iterations)):
+        raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
+    match to:
+        case "parquet":
+            return export_parquet(run, out, iterations=iterations, steps=steps or None)
+        case "histories":
+            return export_histories(run, out, by=by or "task", iterations=iterations, steps=steps or None)
+        case "minari":
+            from flows.export_minari import export_minari
+
+            return export_minari(run, out, iterations=iterations, steps=steps or None)
+        case "tensorboard":
+            from flows.export_tensorboard import export_tensorboard
+
+            return export_tensorboard(run, out, iterations=iterations)
+
+
+def parse_iterations(text: str) -> slice | int:
+    """`7` or `A:B`, as Python slices count.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if re.fullmatch(r"-?\d{1,8}", text):
+        return int(text)
+    if not re.fullmatch(r"(-?\d{1,8})?:(-?\d{1,8})?", text):
+        raise UsageError(f"--iterations {text}: required N or FROM:TO, such as 0:100 or -10:")
+    start, stop = (int(part) if part else None for part in text.split(":"))
+    return slice(start, stop)

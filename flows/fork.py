@@ -1,0 +1,138 @@
+"""Begin a new run with the iterations of a stored one and go on under other settings."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import storage
+from flows.on_policy import OnPolicyStages
+from flows.train import config_of, environment, stages_of
+from flows.workers import Backend
+from pipeline.config import ConfigError, RunConfig, build_config, override
+from pipeline.envs import make_env
+from pipeline.types import LearnerState, Update
+from storage import Fork, Run, StageRef, learner_ref
+from storage.codec import flatten
+
+_SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
+
+
+def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[str] = ()) -> Fork:
+    """Create a run that begins with the iterations before `iteration` of another one; `resume` goes on with it.
+
+    Args:
+        path: the parent's folder.
+        iteration: updates of the parent that the new run begins with; all of them when None.
+        new_path: folder of the new run.
+        overrides: settings that change, as KEY=VALUE.
+
+    Raises:
+        ConfigError: the settings are wrong, or their numbers do not fit into one run with the parent's.
+        storage.StageMissing: the parent has had fewer updates.
+        storage.RunExists: something is already stored at the new path.
+    """
+    run = storage.open_run(path)
+    iteration = len(run.iterations) if iteration is None else iteration
+    if iteration:
+        run.select(iteration - 1)
+    old = config_of(run)
+    new = build_config(override(old.model_dump(mode="json"), overrides))
+    if new.iterations < iteration:
+        raise ConfigError(f"iterations: found {new.iterations}, but the fork begins with {iteration}; use more")
+    with stages_of(new, Backend(workers=0)) as stages:
+        problem = next(_misfits(run, iteration, old, stages), None)
+    if problem:
+        raise ConfigError(f"{problem}. A fork's iterations are one run with its parent's; train a new run instead")
+    return storage.fork_run(
+        run,
+        iteration,
+        new_path,
+        config=new.model_dump(mode="json"),
+        config_digest=new.digest(),
+        capacity=new.iterations,
+        environment=environment(),
+    )
+
+
+def _misfits(run: Run, iteration: int, old: RunConfig, stages: OnPolicyStages) -> Iterator[str]:
+    """Why batches under new settings could not be stored behind those of the parent."""
+    new = stages.config
+    # Without an iteration there is only a learner, which any sizes can go on from.
+    if iteration:
+        yield from _changed_sizes(old, new)
+    if old.env != new.env:
+        yield from _changed_env(make_env(old.env), make_env(new.env))
+    fresh = _expect(stages.compute(StageRef(0, "initialize"), run.load))
+    stored = _expect(run.load(learner_ref(iteration)))
+    yield from _differences("the learner", _forms(stored.learner), _forms(fresh.learner))
+    if iteration and old.algorithm != new.algorithm:
+        yield from _changed_metrics(run, iteration, stages)
+
+
+def _changed_sizes(old: RunConfig, new: RunConfig) -> Iterator[str]:
+    pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
+    pairs["algorithm.inner_steps"] = (old.algorithm.inner_steps, new.algorithm.inner_steps)
+    for name, (before, after) in pairs.items():
+        if before != after:
+            yield f"{name} cannot change from {before} to {after}: every array of a run has one shape"
+
+
+def _changed_env(old: Any, new: Any) -> Iterator[str]:
+    before, after = _interface(old), _interface(new)
+    for name in before:
+        if before[name] != after[name]:
+            yield f"env: {name} cannot change from {before[name]} to {after[name]}: every array of a run has one form"
+
+
+def _interface(env: Any) -> dict[str, Any]:
+    try:
+        env.reset(seed=0)
+        info = env.step(np.zeros(env.action_space.shape, env.action_space.dtype))[4]
+        return {
+            "the size of an observation": env.observation_space.shape,
+            "the size of an action": env.action_space.shape,
+            "the task fields": [(field.name, field.unit) for field in env.unwrapped.task_fields],
+            "the reward terms": sorted(info.get("reward_terms", {})),
+        }
+    finally:
+        env.close()
+
+
+def _changed_metrics(run: Run, iteration: int, stages: OnPolicyStages) -> Iterator[str]:
+    """Whether the last shared update, made again under the new settings, would fit where it is stored."""
+    ref = StageRef(iteration - 1, "meta_optimize")
+    try:
+        update = _expect(stages.compute(ref, run.load))
+    except storage.StoreError:
+        raise
+    except (ValueError, LookupError, ArithmeticError) as error:
+        yield f"algorithm: it cannot update from the batches of iteration {iteration - 1}: {error}"
+        return
+    stored = _expect(run.load(ref))
+    yield from _differences("the learner", _forms(stored.learner), _forms(update.learner))
+    yield from _differences("the metrics", dict.fromkeys(stored.metrics, ""), dict.fromkeys(update.metrics, ""))
+
+
+def _expect(value: object) -> Update:
+    assert isinstance(value, Update)
+    return value
+
+
+def _forms(learner: LearnerState) -> dict[str, str]:
+    return {name: f"{array.dtype}{list(array.shape)}" for name, array in flatten(learner).items()}
+
+
+def _differences(what: str, stored: dict[str, str], fresh: dict[str, str]) -> Iterator[str]:
+    gone, extra = sorted(stored.keys() - fresh.keys()), sorted(fresh.keys() - stored.keys())
+    if gone or extra:
+        yield f"{what} of the parent would lose {_list(gone)} and gain {_list(extra)} under these settings"
+    for name in sorted(stored.keys() & fresh.keys()):
+        if stored[name] != fresh[name]:
+            yield f"{what}: {name} is {stored[name]} in the parent and {fresh[name]} under these settings"
+
+
+def _list(names: Iterable[str]) -> str:
+    names = list(names)
+    return (", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")) or "nothing"

@@ -1,0 +1,51 @@
+"""Starting a run from the learner of another one, found by name and pinned by digest."""
+
+import storage
+from flows.errors import UsageError
+from flows.runs import run_folder
+from pipeline.config import RunConfig, WarmStart
+from pipeline.types import LearnerState, Update
+
+
+def pinned(config: RunConfig) -> RunConfig:
+    """A configuration whose warm start says which learner it is, for good.
+
+    Raises:
+        UsageError: the run has had fewer updates.
+        storage.StoreError: there is no such run.
+    """
+    start = config.init_from
+    if start is None:
+        return config
+    folder = run_folder(start.run).resolve()
+    run = storage.open_run(folder)
+    updates = len(run.iterations) if start.updates is None else start.updates
+    ref = storage.learner_ref(updates)
+    if not run.contains(ref):
+        raise UsageError(f"init_from: found {updates} updates of {folder}, which has had {len(run.iterations)}")
+    found = WarmStart(run=str(folder), updates=updates, digest=run.record(ref).digest)
+    _require_same(start, found)
+    return config.model_copy(update={"init_from": found})
+
+
+def read_learner(start: WarmStart) -> LearnerState:
+    """The learner that a pinned warm start names.
+
+    Raises:
+        UsageError: it is no longer the one that was pinned.
+        storage.StoreError: it is no longer there.
+    """
+    run = storage.open_run(run_folder(start.run))
+    ref = storage.learner_ref(len(run.iterations) if start.updates is None else start.updates)
+    _require_same(start, WarmStart(run=start.run, updates=start.updates, digest=run.record(ref).digest))
+    update = run.load(ref)
+    assert isinstance(update, Update)
+    return update.learner
+
+
+def _require_same(pinned: WarmStart, found: WarmStart) -> None:
+    if pinned.digest not in (None, found.digest):
+        raise UsageError(
+            f"init_from: the learner of {found.run} after {found.updates} updates has the digest {found.digest}; "
+            f"required {pinned.digest}, the one that the run was started from"
+        )

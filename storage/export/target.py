@@ -1,0 +1,83 @@
+"""The folder that an export writes, and what came of it."""
+
+import shutil
+import tempfile
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storage.errors import StageMissing, StoreError, system_errors
+from storage.reader import Iterations, Run
+from storage.refs import StageRef
+
+_WRITABLE = "room and permission to write the export"
+
+
+class ExportExists(StoreError, FileExistsError):
+    """An export would have been written over something that is already there."""
+
+
+@dataclass
+class Export:
+    """What an export wrote.
+
+    Attributes:
+        path: the folder.
+        iterations: how many iterations are in it.
+        rows: rows, episodes or points in it, whatever the format counts.
+        skipped: iterations that are not in it because their batches are not stored any more, with the reason.
+    """
+
+    path: Path
+    iterations: int = 0
+    rows: int = 0
+    skipped: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+
+    def available(
+        self, run: Run, iterations: Iterations, steps: Sequence[int] | None
+    ) -> Iterator[tuple[int, list[int]]]:
+        """The iterations to export, each with its rounds; iterations whose episodes are gone are noted and left out.
+
+        Raises:
+            StageMissing: an iteration that was asked for is not complete.
+        """
+        rounds: dict[int, list[int]] = {}
+        for ref in run.refs():
+            if ref.stage == "collect_rollouts" and (steps is None or ref.step in steps):
+                rounds.setdefault(ref.iteration, []).append(ref.step)
+        for i in run.select(iterations):
+            if i not in rounds:
+                self.skipped.append((i, "no episodes of these rounds are stored"))
+                continue
+            try:
+                for k in rounds[i]:
+                    run.files.read_arrays(run.record(StageRef(i, "collect_rollouts", k)), {"lengths"})
+            except StageMissing as error:
+                self.skipped.append((i, error.found))
+                continue
+            self.iterations += 1
+            yield i, rounds[i]
+
+
+@contextmanager
+def export_folder(out: Path) -> Generator[Path, None, None]:
+    """A folder to write to, which takes the place of `out` once the block ends well, and is removed if it does not.
+
+    Raises:
+        ExportExists: there is something at `out`.
+        StorageFailed: the system does not let us write there.
+    """
+    with system_errors(out, required=_WRITABLE, action="Free space, or choose another folder"):
+        if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
+            raise ExportExists(
+                out, found="something is there already", required="a new or empty folder", action="Choose another --out"
+            )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
+        try:
+            part.chmod(0o755)  # a folder of mkdtemp is for its owner alone
+            yield part
+            part.rename(out)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)

@@ -1,0 +1,194 @@
+"""A2C, PPO, PPO2 and SVPG through the store: the same bits however a run came about, and what goes with it."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import storage
+from flows.errors import UsageError
+from flows.evaluate import evaluate
+from flows.recipes import load_settings
+from flows.replay import replay
+from flows.runs import RunAt, best_iteration
+from flows.train import config_of, resume, train
+from flows.workers import Backend
+from pipeline.config import ConfigError, build_config, override
+
+HERE = Backend(workers=0)
+TINY = [
+    "env=CartPole-v1",
+    "iterations=3",
+    "min_steps=60",
+    "episodes_per_task=12",
+    "max_episode_steps=20",
+    "policy.hidden_sizes=[8]",
+]
+
+
+def tiny(recipe, *changes):
+    return build_config(override(load_settings(recipe), [*TINY, *changes]))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "env"),
+    [
+        ("a2c", "CartPole-v1"),
+        ("ppo", "CartPole-v1"),
+        ("ppo2", "Pendulum-v1"),
+        ("svpg", "CartPole-v1"),
+        ("ppo", "Acrobot-v1"),
+    ],
+)
+def test_a_run_is_replayed_resumed_and_verified_bit_for_bit(tmp_path, digests, recipe, env):
+    path, halves = tmp_path / "whole", tmp_path / "halves"
+    config = tiny(recipe, f"env={env}")
+    train(config, path, backend=HERE)
+    train(config.model_copy(update={"iterations": 2}), halves, backend=HERE)
+    resume(halves, iterations=3, backend=HERE)
+    assert digests(path) == digests(halves)
+    assert all(outcome.identical for outcome in replay(path))
+    assert storage.verify_run(path) == []
+    run = storage.open_run(path)
+    inputs = {
+        (ref.stage, ref.iteration) for ref in (i.ref for i in run.record(storage.StageRef(1, "process_samples")).inputs)
+    }
+    assert inputs == {("meta_optimize", 0), ("collect_rollouts", 1)}  # the critic is in the learner
+
+
+@pytest.mark.dask
+def test_workers_change_no_bit(tmp_path, digests):
+    config = tiny("svpg", "algorithm.num_particles=3")
+    train(config, tmp_path / "here", backend=HERE)
+    train(config, tmp_path / "there", backend=Backend(workers=2))
+    assert digests(tmp_path / "here") == digests(tmp_path / "there")
+
+
+def test_places_without_an_episode_are_in_no_table_and_no_metric(tmp_path):
+    train(tiny("a2c"), tmp_path / "run", backend=HERE)
+    run = storage.open_run(tmp_path / "run")
+    episodes = run.episodes().to_pandas()
+    assert (episodes["length"] > 0).all()
+    assert len(run.steps().to_pandas()) == episodes["length"].sum()
+    metrics = run[2].metrics()
+    rollouts = run[2].rollouts(0)
+    assert metrics["step_0.num_episodes"] == rollouts.real.sum() < rollouts.real.size
+    assert metrics["step_0.average_return"] == pytest.approx(rollouts.episode_returns[rollouts.real].mean())
+    assert metrics["env_steps"] == episodes["length"].sum() >= 3 * 60
+
+
+def test_a_policy_is_evaluated_as_it_is(tmp_path):
+    train(tiny("svpg"), tmp_path / "run", backend=HERE)
+    evaluation = evaluate(tmp_path / "run", num_tasks=5, backend=HERE)  # of four particles
+    assert [summary.adaptation_steps for summary in evaluation.summary()] == [0]
+    assert len(evaluation.tasks) == 5
+    with pytest.raises(ConfigError, match=r"evaluation.adaptation_steps is 1 but algorithm.inner_steps is 0"):
+        evaluate(tmp_path / "run", adaptation_steps=1, backend=HERE)
+
+
+def test_a_warm_start_has_the_parameters_of_the_other_run_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    train(tiny("ppo"), tmp_path / "first", backend=HERE)
+    train(tiny("ppo", "init_from=first@2", "seed=5"), tmp_path / "second", backend=HERE)
+    first, second = storage.open_run(tmp_path / "first"), storage.open_run(tmp_path / "second")
+    source, start = first[1].update().learner, second[0].learner()
+    for name, value in source.params.items():
+        np.testing.assert_array_equal(start.params[name], value)
+    np.testing.assert_array_equal(start.extra["critic.output.kernel"], source.extra["critic.output.kernel"])
+    assert not start.optimizer["policy.second_moment"].any()
+    assert int(start.extra["num_updates"]) == int(start.extra["env_steps"]) == 0
+    pin = config_of(second).init_from
+    assert (pin.updates, pin.digest) == (2, first.record(storage.learner_ref(2)).digest)
+    assert all(outcome.identical for outcome in replay(tmp_path / "second", 0))
+
+
+def test_a_warm_start_whose_learner_changed_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    train(tiny("ppo"), tmp_path / "first", backend=HERE)
+    train(tiny("ppo", "init_from=first"), tmp_path / "second", backend=HERE)
+    shutil.rmtree(tmp_path / "first")
+    train(tiny("ppo", "seed=9"), tmp_path / "first", backend=HERE)
+    with pytest.raises(UsageError, match=r"has the digest .*; required .*, the one that the run was started from"):
+        list(replay(tmp_path / "second", 0, stage="initialize"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            ["policy.hidden_sizes=[9]", "init_from=first"],
+            ConfigError,
+            r"policy parameter logits_network.* required \(9,\)",
+        ),
+        (["algorithm.critic_hidden_sizes=[9]", "init_from=first"], ConfigError, "critic parameter critic"),
+        (["init_from=first@9"], UsageError, "found 9 updates of .*, which has had 3"),
+        (["init_from=nowhere"], storage.StoreError, "nowhere"),
+    ],
+)
+def test_a_warm_start_that_does_not_fit_is_refused(tmp_path, monkeypatch, changes, error, message):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    train(tiny("ppo"), tmp_path / "first", backend=HERE)
+    with pytest.raises(error, match=message):
+        train(tiny("ppo", *changes), tmp_path / "second", backend=HERE)
+
+
+def test_a_criterion_ends_a_run_and_a_resumed_one_at_the_same_iteration(tmp_path, digests):
+    config = tiny("a2c", "iterations=9", "stop.samples=130")
+    assert train(config, tmp_path / "run", backend=HERE).iterations_done == 2
+    run = storage.open_run(tmp_path / "run")
+    assert run[0].metrics()["env_steps"] < 130 <= run[1].metrics()["env_steps"]
+    before = digests(tmp_path / "run")
+    assert resume(tmp_path / "run", backend=HERE).iterations_done == 2
+    assert digests(tmp_path / "run") == before
+    assert config.digest() == tiny("a2c", "iterations=9").digest()  # where a run ends is not what it computes
+
+
+def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_run_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    train(tiny("a2c"), tmp_path / "run", backend=HERE)
+    run = storage.open_run(tmp_path / "run")
+    returns = [run[i].metrics()["step_0.average_return"] for i in range(3)]
+    assert best_iteration(run) == RunAt.parse("run@best").iteration == int(np.argmax(returns))
+    assert RunAt.parse("run@latest").iteration is None
+    with pytest.raises(UsageError, match="or best or latest"):
+        RunAt.parse("run@last")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["baseline=linear_time"], "baseline is linear_time but a2c has a critic"),
+        (["min_rollouts=13"], "min_rollouts is 13 but episodes_per_task.* is 12"),
+        (["algorithm.inner_steps=1"], "inner_steps: unknown key"),
+        (["processing.return_baseline=zero"], "return_baseline is set but is for DiCE alone"),
+    ],
+)
+def test_settings_that_an_actor_critic_has_no_use_for_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny("a2c", *changes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "message"),
+    [
+        ("a2c", ["policy.init_std=0.5"], "init_std.* is about a standard deviation, but the actions are Discrete"),
+        (
+            "promp-point-corner",
+            ["env.action_scale=null", "env.name=CartPole-v1"],
+            "promp, which is for actions that are numbers",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_actions_is_refused_before_anything_is_stored(tmp_path, recipe, changes, message):
+    settings = override(load_settings(recipe), [*(TINY if recipe == "a2c" else ["env.options={}"]), *changes])
+    with pytest.raises(ConfigError, match=message):
+        train(build_config(settings), tmp_path / "run", backend=HERE)
+    assert not (tmp_path / "run").exists()
+
+
+def test_minima_are_for_actor_critics_and_particles_take_the_places_of_tasks():
+    with pytest.raises(ConfigError, match="promp learns from equally many episodes"):
+        build_config(override(load_settings("promp-point-corner"), ["min_steps=10"]))
+    with pytest.raises(ConfigError, match=r"num_tasks is 3 but algorithm.num_particles is 4"):
+        tiny("svpg", "num_tasks=3")
+    assert tiny("svpg", "algorithm.num_particles=2").num_tasks == 2

@@ -1,0 +1,26 @@
+"""The actor-critics solve CartPole-v1: 475 is what gymnasium calls solved."""
+
+import pytest
+
+import storage
+from flows.evaluate import evaluate
+from flows.recipes import load_settings
+from flows.runs import best_iteration
+from flows.train import train
+from flows.workers import Backend
+from pipeline.config import build_config, override
+
+HERE = Backend(workers=0)
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("recipe", ["a2c", "ppo", "ppo2"])
+def test_the_best_policy_of_a_run_reaches_475_in_20_test_episodes(tmp_path, recipe):
+    # Ten whole episodes per iteration, and an end once all ten are perfect: the best of fewer may be so by chance.
+    changes = ["env=CartPole-v1", "iterations=100", "min_steps=5000", "stop.return_threshold=500"]
+    train(build_config(override(load_settings(recipe), changes)), tmp_path / "run", backend=HERE)
+    run = storage.open_run(tmp_path / "run")
+    episodes = evaluate(tmp_path / "run", best_iteration(run), num_tasks=20, backend=HERE).rounds[0]
+    returns = episodes.episode_returns[episodes.real][:20]
+    assert len(returns) == 20
+    assert returns.mean() >= 475

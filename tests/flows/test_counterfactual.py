@@ -1,0 +1,183 @@
+import json
+
+import numpy as np
+import pytest
+
+import flows.on_policy
+import storage
+from flows import cli
+from flows.comparison_tables import parse_grid
+from flows.counterfactual import optimize, sweep
+from flows.errors import UsageError
+from flows.train import train
+from flows.workers import Backend, LocalWorkers
+from pipeline.config import ConfigError
+
+SERIAL = Backend(workers=0)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory, tiny_config):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny_config(iterations=2), path, backend=SERIAL)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_sampling(request, monkeypatch):
+    if "stored" in request.fixturenames:
+        request.getfixturevalue("stored")
+    monkeypatch.setattr(LocalWorkers, "collect", lambda *_: pytest.fail("it sampled"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "step"),
+    [("meta_optimize", 0), ("adapt", 0), ("process_samples", 0), ("process_samples", 1), ("sample_tasks", 0)],
+)
+def test_with_settings_unchanged_every_stage_gives_the_stored_bits(stored, stage, step):
+    result = optimize(stored, 1, stage=stage, step=step)
+    assert result.stored.identical
+    assert result.changed.identical
+    assert result.distance()["distance"] == 0
+
+
+def test_naming_the_settings_that_the_run_has_changes_nothing(stored):
+    assert optimize(stored, 1, ["algorithm.clip_eps=0.3", "processing.discount=0.99"]).changed.identical
+
+
+def test_both_learners_come_back_and_the_changed_one_took_another_step(stored):
+    result = optimize(stored, 1, ["algorithm.outer_lr=0.01"])
+    run = storage.open_run(stored)
+    before, after = run[1].learner().params, run[1].update().learner
+    assert storage.digest(result.stored.learner) == storage.digest(after)
+    # Adam's first steps are proportional to its step size, so ten times the rate goes about ten times as far.
+    lengths = result.quantities()["step_length"]
+    assert lengths[1] == pytest.approx(10 * lengths[0], rel=0.5)
+    gap = [result.changed.learner.params[n].astype(float) - after.params[n] for n in before]
+    assert result.distance()["distance"] == pytest.approx(np.sqrt(sum((g**2).sum() for g in gap)))
+    assert 0 < result.distance()["step_cosine"] <= 1 + 1e-12
+
+
+def test_the_run_is_left_as_it_was(stored):
+    files = {file: file.stat().st_mtime_ns for file in stored.rglob("*")}
+    optimize(stored, 0, ["algorithm.clip_eps=0.01"])
+    assert {file: file.stat().st_mtime_ns for file in stored.rglob("*")} == files
+
+
+def test_loss_gradient_kls_and_time_stand_side_by_side(stored):
+    quantities = optimize(stored, 1, ["algorithm.clip_eps=0.01"]).quantities()
+    assert {"loss_before", "loss_after", "inner_kl", "outer_kl", "meta_gradient_norm", "step_length", "seconds"} <= set(
+        quantities
+    )
+    stored_eps, changed_eps = quantities["clip_eps"]
+    assert (stored_eps, changed_eps) == (0.3, 0.01)
+    assert quantities["meta_gradient_norm"][0] == quantities["meta_gradient_norm"][1]  # nothing is clipped at the start
+    assert not any(name.startswith("step_0.") for name in quantities)
+
+
+def test_settings_of_processing_take_effect_in_the_update(stored):
+    result = optimize(stored, 1, ["processing.discount=0.5"])
+    assert not result.changed.identical
+    stored_return, changed_return = result.quantities()["step_0.average_discounted_return"]
+    assert stored_return != changed_return
+
+
+def test_a_stage_of_arrays_is_compared_by_what_it_gives(stored):
+    result = optimize(stored, 1, ["processing.discount=0.0"], stage="process_samples")
+    rewards = storage.open_run(stored)[1].rollouts(0).rewards
+    assert result.quantities()["mean returns"][1] == pytest.approx(rewards.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("change", ["algorithm=maml-trpo", "algorithm.name=maml-trpo"])
+def test_another_algorithm_works_where_the_learner_fits(stored, change):
+    result = optimize(stored, 1, [change])
+    assert result.changed.learner.optimizer == {}
+    assert result.changed.learner.extra.keys() == {"num_updates", "env_steps", "env_steps_nominal"}
+    assert result.changed.learner.params.keys() == result.stored.learner.params.keys()
+    assert result.quantities()["clip_eps"] == (0.3, None)
+
+
+def test_another_kind_of_processing_comes_with_the_algorithm_that_needs_it(stored):
+    assert optimize(stored, 0, ["algorithm=dice-maml"]).changed.config.processing.name == "dice"
+
+
+def test_an_algorithm_that_needs_more_than_is_stored_is_refused_by_what_is_missing(tmp_path, tiny_config, monkeypatch):
+    monkeypatch.undo()
+    train(tiny_config(algorithm="maml-trpo", iterations=1), tmp_path / "trpo", backend=SERIAL)
+    with pytest.raises(UsageError, match=r"algorithm=promp: found none under optimizer\.\S+ in the stored learner"):
+        optimize(tmp_path / "trpo", 0, ["algorithm=promp"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["num_tasks=8"], "found changes of num_tasks, which decide what is sampled"),
+        (["policy.hidden_sizes=[4]", "env=point"], "found changes of env, policy"),
+        (["algorithm.trainable_inner_lr=true"], r"found none under \S+log_inner_lr"),
+        (["algorithm.inner_steps=2"], "reads the episodes of round 2, which are not stored"),
+    ],
+)
+def test_what_would_need_sampling_or_another_learner_is_refused(stored, changes, message):
+    with pytest.raises(UsageError, match=message):
+        optimize(stored, 1, changes)
+
+
+def test_settings_that_do_not_exist_are_refused_before_anything_is_computed(stored, monkeypatch):
+    monkeypatch.setattr(flows.on_policy, "meta_optimize", lambda *_, **__: pytest.fail("it computed"))
+    with pytest.raises(ConfigError, match="clip_epsilon"):
+        list(sweep(stored, 0, {"algorithm.clip_eps": ["0.1"], "algorithm.clip_epsilon": ["0.2"]}))
+
+
+def test_sampling_is_refused_as_a_stage(stored):
+    with pytest.raises(UsageError, match="which samples"):
+        optimize(stored, 0, stage="collect_rollouts")
+
+
+def test_a_grid_is_every_combination_of_its_values(stored):
+    grid = {"algorithm.clip_eps": ["0.1", "0.3"], "algorithm.num_epochs": ["1", "2"]}
+    results = list(sweep(stored, 1, grid, ["algorithm.outer_lr=0.001"]))
+    assert [result.changed.settings[1:] for result in results] == [
+        ("algorithm.clip_eps=0.1", "algorithm.num_epochs=1"),
+        ("algorithm.clip_eps=0.1", "algorithm.num_epochs=2"),
+        ("algorithm.clip_eps=0.3", "algorithm.num_epochs=1"),
+        ("algorithm.clip_eps=0.3", "algorithm.num_epochs=2"),
+    ]
+    assert [result.changed.identical for result in results] == [False, False, False, True]
+
+
+def test_a_grid_is_split_at_commas_outside_of_brackets_and_quotes():
+    assert parse_grid(["a.b=1,2", "c=[1,2],[3]", "d={x: 1, y: 2},'p,q'"]) == {
+        "a.b": ["1", "2"],
+        "c": ["[1,2]", "[3]"],
+        "d": ["{x: 1, y: 2}", "'p,q'"],
+    }
+
+
+@pytest.mark.parametrize("grid", [["a"], ["=1"], ["a="], ["a=1,,2"], ["a=1", "a=2"]])
+def test_a_grid_without_key_or_value_is_refused(grid):
+    with pytest.raises(UsageError, match="required KEY=V1,V2"):
+        parse_grid(grid)
+
+
+def test_the_command_prints_both_outcomes(stored, capsys):
+    assert cli.run(["optimize", f"{stored}@1", "--set", "algorithm.clip_eps=0.1"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("as in the run", "changed", "loss_after", "meta_gradient_norm", "distance", "gives the stored bits"):
+        assert word in printed
+
+
+def test_the_grid_command_prints_one_table_and_json(stored, capsys):
+    grid = ["--grid", "algorithm.clip_eps=0.1,0.2"]
+    assert cli.run(["optimize", f"{stored}@1", *grid]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("as in the run") == 1
+    assert printed.count("algorithm.clip_eps=0.") == 2
+    assert cli.run(["optimize", f"{stored}@1", *grid, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["settings"] for row in rows] == [["algorithm.clip_eps=0.1"], ["algorithm.clip_eps=0.2"]]
+    assert all(row["as_stored"] and not row["identical"] for row in rows)
+
+
+def test_an_iteration_must_be_named(stored, capsys):
+    assert cli.run(["optimize", str(stored)]) == 2
+    assert "required RUN@ITERATION" in capsys.readouterr().err

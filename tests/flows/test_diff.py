@@ -1,0 +1,96 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import flows.on_policy
+import storage
+from flows import cli
+from flows.diff import diff_runs
+from flows.train import resume, train
+from flows.workers import Backend
+from storage import StageRef
+
+SERIAL = Backend(workers=0)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory, tiny_config):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny_config(iterations=2), path, backend=SERIAL)
+    return path
+
+
+@pytest.fixture
+def other(tmp_path, tiny_config):
+    def make(**changes):
+        train(tiny_config(iterations=2, **changes), tmp_path / "other", backend=SERIAL)
+        return tmp_path / "other"
+
+    return make
+
+
+def test_two_runs_of_one_configuration_are_equal(stored, other, capsys):
+    outcome = diff_runs(stored, other())
+    assert outcome.equal
+    assert (outcome.compared, outcome.different, outcome.first) == (15, 0, None)
+    assert cli.run(["diff", str(stored), str(outcome.b)]) == 0
+    assert "equal: 0 of 15" in capsys.readouterr().out
+
+
+def test_the_first_output_that_differs_is_named_with_how_much_each_array_does(stored, other):
+    outcome = diff_runs(stored, other(algorithm={"name": "promp", "num_epochs": 3, "tasks_per_chunk": 2}))
+    assert [(d.name, d.a, d.b) for d in outcome.settings] == [("algorithm.num_epochs", "2", "3")]
+    assert outcome.first == StageRef(0, "meta_optimize")
+    params = [difference for difference in outcome.arrays if difference.array.startswith("learner.params.")]
+    a, b = (storage.open_run(path)[0].update().learner.params["log_std"] for path in (outcome.a, outcome.b))
+    (log_std,) = (difference for difference in params if difference.array == "learner.params.log_std")
+    assert log_std.max_abs == pytest.approx(np.abs(a.astype(float) - b).max())
+    assert not outcome.equal
+
+
+def test_another_seed_differs_from_the_start(stored, other):
+    outcome = diff_runs(stored, other(seed=8))
+    assert outcome.first == StageRef(0, "initialize")
+    assert outcome.different == outcome.compared == 15
+
+
+def test_another_code_is_told_apart_from_other_settings(stored, other, monkeypatch):
+    monkeypatch.setattr("flows.train.code_digest", lambda: "other code")
+    outcome = diff_runs(stored, other())
+    assert [(d.name, d.b) for d in outcome.environment] == [("environment.code", "other code")]
+    assert outcome.equal  # it explains differences and is none
+
+
+def test_a_longer_run_differs_by_what_the_shorter_lacks(stored, tmp_path):
+    shutil.copytree(stored, tmp_path / "longer")
+    resume(tmp_path / "longer", iterations=3, backend=SERIAL)
+    outcome = diff_runs(stored, tmp_path / "longer")
+    assert (outcome.different, outcome.only_a, outcome.only_b) == (0, 0, 7)
+    assert not outcome.equal
+
+
+def test_other_code_that_changes_a_number_is_found_at_its_stage(stored, other, monkeypatch, capsys):
+    right = flows.on_policy.adapt
+
+    def wrong(*arguments, **options):
+        value = right(*arguments, **options)
+        value.params["log_std"][2, 1] = np.nextafter(value.params["log_std"][2, 1], np.float32(9))
+        return value
+
+    monkeypatch.setattr(flows.on_policy, "adapt", wrong)
+    path = other()
+    assert cli.run(["diff", str(stored), str(path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["settings"], found["equal"]) == ({}, False)
+    assert (found["first"]["iteration"], found["first"]["stage"], found["first"]["step"]) == (0, "adapt", 0)
+    (array,) = found["first"]["arrays"]
+    assert (array["array"], array["index"], array["max_ulp"], array["count"]) == ("params.log_std", [2, 1], 1, 1)
+    assert cli.run(["diff", str(stored), str(path)]) == 1
+    assert "first difference: iteration 0, adapt k=0" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_run_is_refused(stored, tmp_path, capsys):
+    assert cli.run(["diff", str(stored), str(tmp_path)]) == 2
+    assert "required: a run" in capsys.readouterr().err

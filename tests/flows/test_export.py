@@ -1,0 +1,138 @@
+"""Formats that need a package of their own, and the command."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import storage
+from flows import cli
+from flows.errors import UsageError
+from flows.export import export, parse_iterations
+from flows.train import train
+from flows.workers import Backend
+
+minari = pytest.importorskip("minari")
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory, tiny_config):
+    path = tmp_path_factory.mktemp("runs") / "my run.1"
+    env = {"name": "point-corner", "options": {"reward": "dense"}}
+    train(tiny_config(env=env, iterations=2), path, backend=Backend(workers=0))
+    return storage.open_run(path)
+
+
+def test_minari_loads_and_iterates_what_was_exported(stored, tmp_path, monkeypatch):
+    result = export(stored, tmp_path / "datasets", "minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    dataset = minari.load_dataset("my-run-1-v0")
+    assert dataset.total_episodes == result.rows == 2 * 2 * 4 * 3
+    assert dataset.total_steps == sum(stored[i].rollouts(k).num_steps for i in range(2) for k in range(2))
+    places = [(i, k, b, e) for i in range(2) for k in range(2) for b in range(4) for e in range(3)]
+    for episode, place in zip(dataset.iterate_episodes(), places, strict=True):
+        i, k, b, e = place
+        batch = stored[i].rollouts(k)
+        T = int(batch.lengths[b, e])
+        np.testing.assert_array_equal(episode.observations, batch.observations[b, e, : T + 1])
+        np.testing.assert_array_equal(episode.actions, batch.actions[b, e, :T])
+        np.testing.assert_array_equal(episode.rewards, batch.rewards[b, e, :T])
+        assert episode.terminations.tolist() == [False] * (T - 1) + [bool(batch.terminated[b, e])]
+        assert episode.truncations.tolist() == [False] * (T - 1) + [bool(batch.truncated[b, e])]
+    assert dataset.spec.dataset_id == "my-run-1-v0"
+
+
+def test_a_minari_episode_says_where_in_the_run_it_is_from(stored, tmp_path):
+    export(stored, tmp_path / "datasets", "minari", iterations=1, steps=(1,))
+    dataset = minari.MinariDataset(tmp_path / "datasets" / "my-run-1-v0" / "data")
+    assert dataset.total_episodes == 12
+    (metadata,) = dataset.storage.get_episode_metadata([7])
+    options = metadata["options"]
+    assert [int(options[name]) for name in ("iteration", "step", "task", "episode")] == [1, 1, 2, 1]
+    tasks = stored[1].tasks()
+    assert {name: options[f"task_{name}"] for name in tasks.names} == dict(
+        zip(tasks.names, tasks.params[2], strict=True)
+    )
+
+
+def test_tensorboard_shows_every_metric_of_every_iteration(stored, tmp_path):
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    result = export(stored, tmp_path / "events", "tensorboard")
+    events = accumulators.EventAccumulator(str(tmp_path / "events"), size_guidance={"scalars": 0})
+    events.Reload()
+    metrics = stored.metrics().to_pylist()
+    assert result.rows == 2 * (len(metrics[0]) - 1)
+    returns = events.Scalars("step_1/average_return")
+    assert [event.step for event in returns] == [0, 1]
+    np.testing.assert_allclose(
+        [event.value for event in returns], [row["step_1.average_return"] for row in metrics], rtol=1e-6
+    )
+    assert len(events.Tags()["scalars"]) == len(metrics[0]) - 1
+    assert returns[0].wall_time < returns[1].wall_time
+
+
+@pytest.mark.parametrize("to", ["parquet", "minari", "histories", "tensorboard"])
+def test_the_command_writes_every_format_and_says_what(stored, tmp_path, capsys, to):
+    command = ["export", str(stored.path), "--to", to, "--out", str(tmp_path / "out"), "--json"]
+    assert cli.run(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["path"], told["iterations"], told["skipped"]) == (str(tmp_path / "out"), 2, [])
+    assert told["rows"] > 0
+    assert cli.run(command) == 2
+    assert "something is there already" in capsys.readouterr().err
+
+
+def test_the_command_names_what_it_left_out(tmp_path, tiny_config, capsys):
+    train(tiny_config(iterations=2), tmp_path / "run", backend=Backend(workers=0))
+    for file in (tmp_path / "run" / "_commits").glob("00000000.collect_rollouts.*"):
+        file.unlink()
+    assert cli.run(["export", str(tmp_path / "run"), "--to", "parquet", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "iteration 0 left out: no episodes" in printed
+    assert "1 iterations" in printed
+
+
+@pytest.mark.parametrize(
+    ("to", "options", "message"),
+    [
+        ("parquet", {"by": "task"}, "only histories have it"),
+        ("tensorboard", {"steps": (0,)}, "leave it out"),
+        ("parquet", {"steps": (5,)}, "found --step 5; required one of 0, 1"),
+        ("parquet", {"iterations": slice(5, 6)}, "no complete iteration"),
+    ],
+)
+def test_options_that_a_format_does_not_have_are_refused(stored, tmp_path, to, options, message):
+    with pytest.raises(UsageError, match=message):
+        export(stored, tmp_path / "out", to, **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("to", "module"), [("minari", "minari"), ("tensorboard", "tensorboard.compat.proto.event_pb2")]
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(stored, tmp_path, monkeypatch, to, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=rf"pip install 'metaloom\[{to}\]'"):
+        export(stored, tmp_path / "out", to)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("7", 7),
+        ("-1", -1),
+        ("2:5", slice(2, 5)),
+        (":5", slice(None, 5)),
+        ("-3:", slice(-3, None)),
+        (":", slice(None, None)),
+    ],
+)
+def test_iterations_are_chosen_as_python_slices(text, parsed):
+    assert parse_iterations(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["", "a", "1:2:3", "1-2", "1,2"])
+def test_other_words_for_iterations_are_refused(text):
+    with pytest.raises(UsageError, match="required N or FROM:TO"):
+        parse_iterations(text)

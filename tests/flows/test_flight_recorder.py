@@ -1,0 +1,85 @@
+"""What a process leaves behind that hangs or dies in a rollout: real processes, real ends."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flows
+from flows.flight_recorder import NOT_YET, RESET, read_recordings
+
+PROJECT = Path(flows.__file__).parents[1]
+
+RECORD = """
+import os, sys, threading, time
+from pathlib import Path
+from flows.flight_recorder import recorded
+
+folder = Path(sys.argv[1])
+
+def collect_rollouts(key, seconds, then):
+    with recorded(folder, key, 1.0) as recorder:
+        actions = recorder.actions((3, 2, 1))
+        recorder.entered(None)
+        for t in range(2):
+            actions[t] = t + 1
+            recorder.entered(t)
+            recorder.row(1)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                time.sleep(0.02)
+                recorder.entered(t)
+                recorder.row(1)
+        then()
+"""
+
+
+def leave(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", RECORD + code, str(folder)], cwd=PROJECT, text=True, capture_output=True, timeout=60
+    )
+
+
+def test_a_process_that_dies_leaves_its_place_and_the_actions_so_far(tmp_path):
+    for _ in range(2):
+        leave(tmp_path, "collect_rollouts('a', 0, lambda: os._exit(3))")
+    first, second = read_recordings(tmp_path, "a")
+    assert first.place == second.place == (1, 1)
+    assert first.actions[:, :, 0].tolist() == [[1, 1], [2, 2], [0, 0]]
+    assert (first.timed_out, first.traceback) == (False, "")
+
+
+def test_a_rollout_that_ended_leaves_nothing_to_the_next_of_its_name(tmp_path):
+    leave(tmp_path, "collect_rollouts('a', 0, lambda: None); collect_rollouts('b', 0, lambda: os._exit(3))")
+    assert read_recordings(tmp_path, "a") == []
+    (recording,) = read_recordings(tmp_path, "b")
+    assert np.array_equal(recording.actions[2], np.zeros((2, 1)))
+
+
+def test_a_process_that_dies_before_it_samples_says_so(tmp_path):
+    leave(tmp_path, "with recorded(folder, 'a', 9): os._exit(3)")
+    assert read_recordings(tmp_path, "a")[0].env_step == NOT_YET
+    leave(tmp_path, "with recorded(folder, 'b', 9) as r: r.actions((1, 1, 1)); r.entered(None); os._exit(3)")
+    assert read_recordings(tmp_path, "b")[0].env_step == RESET
+
+
+@pytest.mark.slow
+def test_a_thread_that_hangs_is_found_although_another_goes_on_and_only_it_is_blamed(tmp_path):
+    ended = leave(
+        tmp_path,
+        "threading.Thread(target=collect_rollouts, args=('busy', 20, int)).start();"
+        "collect_rollouts('stuck', 0, lambda: time.sleep(30))",
+    )
+    assert ended.returncode == 1
+    (stuck,), (busy,) = (read_recordings(tmp_path, key) for key in ("stuck", "busy"))
+    assert (stuck.timed_out, busy.timed_out) == (True, False)
+    assert stuck.traceback.startswith("Timeout (0:00:0")
+    assert "in collect_rollouts" in stuck.traceback
+
+
+@pytest.mark.slow
+def test_whoever_gives_signs_of_life_is_not_ended(tmp_path):
+    ended = leave(tmp_path, "collect_rollouts('a', 1.3, lambda: None); time.sleep(1.3); print('alive')")
+    assert ended.stdout == "alive\n", ended.stderr

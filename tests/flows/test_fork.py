@@ -1,0 +1,114 @@
+"""`metaloom fork`: another continuation of a stored run, which is a run like any other."""
+
+import shutil
+
+import pytest
+
+import storage
+from flows.cli import run as command
+from flows.fork import fork
+from flows.replay import replay
+from flows.train import resume, train
+from flows.workers import Backend
+from pipeline.config import ConfigError
+from storage import StageRef
+
+SERIAL = Backend(workers=0)
+
+
+@pytest.fixture
+def parent(tmp_path, tiny_config, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    train(tiny_config(), tmp_path / "parent", backend=SERIAL)
+    return tmp_path / "parent"
+
+
+def test_a_fork_without_changes_goes_on_as_the_parent_did(parent, tmp_path, digests):
+    fork(parent, 1, tmp_path / "same")
+    resume(tmp_path / "same", backend=SERIAL)
+    assert digests(tmp_path / "same") == digests(parent)
+    assert storage.verify_run(tmp_path / "same") == []
+
+
+def test_a_fork_differs_from_its_parent_from_the_fork_on_and_replays_under_the_settings_of_both(
+    parent, tmp_path, digests
+):
+    fork(parent, 2, tmp_path / "child", ["algorithm.clip_eps=0.01", "iterations=4"])
+    resume(tmp_path / "child", backend=SERIAL)
+    before, after = digests(parent), digests(tmp_path / "child")
+    same = {name for name in before if after[name] == before[name]}
+    assert {name for name in before if not name.startswith("2.")} <= same
+    assert "2.meta_optimize.0" not in same
+    run = storage.open_run(tmp_path / "child")
+    assert len(run.iterations) == 4
+    assert run.metrics()["clip_eps"].to_pylist() == pytest.approx([0.3, 0.3, 0.01, 0.01])
+    shutil.rmtree(parent)
+    assert all(outcome.identical for outcome in replay(tmp_path / "child"))
+
+
+def test_settings_that_do_not_change_the_form_of_a_batch_can_change(parent, tmp_path):
+    changes = ["seed=9", "processing.discount=0.9", "env.action_scale=0.5", "algorithm.outer_lr=0.1"]
+    fork(parent, 1, tmp_path / "child", changes)
+    assert resume(tmp_path / "child", backend=SERIAL).iterations_done == 3
+    info = storage.open_run(tmp_path / "child").info
+    assert {*info["parent"]["changes"]} == {change.partition("=")[0] for change in changes}
+    assert storage.verify_run(tmp_path / "child") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("num_tasks=5", "num_tasks cannot change from 4 to 5: every array of a run has one shape"),
+        ("max_episode_steps=11", "max_episode_steps cannot change"),
+        ("algorithm.inner_steps=2", "inner_steps cannot change from 1 to 2"),
+        ("policy.hidden_sizes=[8]", "the learner of the parent would lose"),
+        ("policy.hidden_sizes=[8, 9]", r"hidden_1.bias is float32\[8\] in the parent and float32\[9\]"),
+        ("env.options.reward=sparse", "env: the reward terms cannot change"),
+        ("env=half-cheetah-dir", "env: the size of an observation cannot change"),
+        ("algorithm=maml-trpo", "the learner of the parent would lose .*optimizer.first_moment"),
+        ("algorithm=dice-maml", "cannot update from the batches|would lose"),
+        ("iterations=1", "the fork begins with 2"),
+        ("algorithm.clip=1", "unknown key"),
+    ],
+)
+def test_settings_under_which_the_run_could_not_go_on_are_refused_with_the_reason(parent, tmp_path, change, reason):
+    with pytest.raises(ConfigError, match=reason):
+        fork(parent, 2, tmp_path / "child", [change, "processing.name=dice"] if "dice" in change else [change])
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["parent"]
+
+
+def test_another_algorithm_can_go_on_where_learner_and_metrics_fit(tmp_path, tiny_config):
+    train(tiny_config(algorithm={"name": "maml-trpo", "tasks_per_chunk": 2}), tmp_path / "trpo", backend=SERIAL)
+    fork(tmp_path / "trpo", 1, tmp_path / "child", ["algorithm=e-maml"])
+    assert resume(tmp_path / "child", backend=SERIAL).iterations_done == 3
+    assert storage.verify_run(tmp_path / "child") == []
+
+
+def test_another_algorithm_is_refused_for_its_metrics_before_anything_is_sampled(tmp_path, tiny_config):
+    train(tiny_config(algorithm={"name": "maml-vpg", "tasks_per_chunk": 2}), tmp_path / "vpg", backend=SERIAL)
+    with pytest.raises(ConfigError, match=r"the metrics of the parent would lose .* and gain "):
+        fork(tmp_path / "vpg", 1, tmp_path / "child", ["algorithm=maml-ppo"])
+
+
+def test_before_the_first_iteration_even_sizes_can_change(parent, tmp_path):
+    fork(parent, 0, tmp_path / "child", ["num_tasks=2", "max_episode_steps=4"])
+    resume(tmp_path / "child", backend=SERIAL)
+    run = storage.open_run(tmp_path / "child")
+    assert len(run[2].tasks()) == 2
+    learner = StageRef(0, "initialize")
+    assert run.record(learner).digest == storage.open_run(parent).record(learner).digest
+
+
+def test_the_command_tells_what_is_shared_and_how_to_go_on(parent, tmp_path, capsys):
+    assert command(["fork", "parent@2", "--run", "child", "--set", "algorithm.clip_eps=0.1"]) == 0
+    out = capsys.readouterr().out
+    assert "2 iterations" in out
+    assert f"metaloom resume {tmp_path / 'child'}" in out
+    assert "copied" not in out
+    assert command(["resume", "child", "--workers", "0"]) == 0
+    capsys.readouterr()
+    assert command(["show", "child"]) == 0
+    assert "parent@2" in capsys.readouterr().out
+    assert command(["fork", "parent@7", "--run", "other"]) == 1
+    assert "3 iterations are complete" in capsys.readouterr().err
+    assert command(["fork", "parent@2", "--run", "child"]) == 2

@@ -1,0 +1,258 @@
+"""An environment that does its worst to its process: the run stops with an error that says where, and loses nothing."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import flows.dask_workers
+import storage
+from flows.cli import run
+from flows.errors import WorkersError
+from flows.replay import replay
+from flows.train import resume, train
+from flows.workers import Backend
+from pipeline.envs import EnvConfig, EnvError
+from stages.collect_rollouts import RolloutError
+from stages.reproduce import reproduce
+
+STEP_TIMEOUT = 1.0
+HERE = Backend(workers=0)
+
+
+@pytest.fixture(autouse=True)
+def hostile_envs(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(Path(__file__).parents[1] / "hostile")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", folder, prepend=":")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    yield
+    _, alive = psutil.wait_procs(workers(), timeout=20)
+    assert alive == [], "worker processes outlive their run"
+    assert list(temporary.glob("metaloom-*")) == [], "recordings outlive their run"
+
+
+def workers() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [process for process in children if "spawn_main" in " ".join(process.cmdline())]
+
+
+@pytest.fixture
+def hostile(tiny_config, tmp_path):
+    """A run of an environment that turns hostile once the file `now` exists."""
+
+    def build(fault: str, **options):
+        options = {"fault": fault, "only_if": str(tmp_path / "now"), **options}
+        env = {"name": "hostile_envs:Hostile", "options": options}
+        return tiny_config(env=env, num_tasks=2, episodes_per_task=2, max_episode_steps=5)
+
+    return build
+
+
+# fault -> retries, words of the error
+DEATHS = {
+    "exit": (1, "its process died 2 times in the same place without a word"),
+    "segfault": (0, "its process died: Fatal Python error: Segmentation fault"),
+    "abort": (0, "its process died: Fatal Python error: Aborted"),
+    "hang_asleep": (3, "did not return within 1 s"),
+    "hang_busy": (3, "did not return within 1 s"),
+    "hang_with_the_gil": (3, "did not return within 1 s"),
+}
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "expected"), DEATHS.items(), ids=DEATHS)
+def test_an_environment_that_ends_or_hangs_its_process_stops_the_run_with_its_place_and_loses_nothing(
+    fault, expected, hostile, tmp_path, digests, record_property
+):
+    retries, words = expected
+    config = hostile(fault)
+    train(config, tmp_path / "run", backend=HERE)
+    stored = digests(tmp_path / "run")
+    (tmp_path / "now").touch()
+    backend = Backend(workers=1, step_timeout_seconds=STEP_TIMEOUT, retries=retries)
+    began = time.perf_counter()
+    with pytest.raises(RolloutError) as caught:
+        resume(tmp_path / "run", iterations=4, backend=backend)
+    record_property("seconds", time.perf_counter() - began)
+    error = caught.value
+    assert words in str(error)
+    assert "collect_rollouts, iteration 3, step 0: hostile_envs:Hostile, task 0 (gain=" in str(error)
+    assert f"episode 0 (reset seed {error.about['seed']}), step 2: " in str(error)
+    if fault != "exit":
+        assert f"in do_{fault}" in error.about["traceback"]
+    assert json.loads(json.dumps(error.about)) == error.about
+
+    (tmp_path / "now").unlink()
+    assert stored.items() <= digests(tmp_path / "run").items()
+    assert storage.verify_run(tmp_path / "run") == []
+    resume(tmp_path / "run", iterations=4, backend=HERE)
+    actions = storage.open_run(tmp_path / "run")[3].rollouts(0).actions
+    assert np.array_equal(error.arrays["actions"], actions[0, 0, :3])
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_worker_that_dies_once_is_replaced_and_leaves_no_trace_in_the_digests(hostile, tmp_path, digests):
+    config = hostile("die_once", mark=str(tmp_path / "died"), only_if="")
+    (tmp_path / "died").touch()
+    train(config, tmp_path / "whole", backend=HERE)
+    (tmp_path / "died").unlink()
+    train(config, tmp_path / "retried", backend=Backend(workers=1, retries=1))
+    assert (tmp_path / "died").exists()
+    assert digests(tmp_path / "retried") == digests(tmp_path / "whole")
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_an_error_in_a_worker_comes_home_with_its_traceback_even_if_its_own_kind_cannot(hostile, tmp_path):
+    (tmp_path / "now").touch()
+    with pytest.raises(RolloutError, match="NotPicklable: carries a lock") as caught:
+        train(hostile("raise_unpicklable"), tmp_path / "run", backend=Backend(workers=1))
+    assert "in do_raise_unpicklable" in caught.value.about["traceback"]
+    with pytest.raises(RolloutError, match="NotPicklable: carries a lock"):
+        reproduce(EnvConfig.model_validate(caught.value.about["env"]), caught.value.about, caught.value.arrays)
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_constructor_that_hangs_is_reported_before_anything_is_created(hostile, tmp_path):
+    backend = Backend(workers=1, step_timeout_seconds=STEP_TIMEOUT)
+    with pytest.raises(EnvError, match=r"did not return within 1 s(.|\n)*hostile_envs.py.* in __init__"):
+        train(hostile("hang_in_constructor"), tmp_path / "run", backend=backend)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_what_an_environment_prints_stays_out_of_what_the_command_prints(hostile, tmp_path):
+    (tmp_path / "now").touch()
+    settings = tmp_path / "settings.json"
+    settings.write_text(hostile("print").model_dump_json())
+    command = [sys.executable, "-m", "flows.cli", "train", str(settings), "--json", "--workers", "1"]
+    told = subprocess.run([*command, "--run", str(tmp_path / "run")], text=True, capture_output=True)
+    assert told.returncode == 0, told.stderr
+    assert len([json.loads(line) for line in told.stdout.splitlines()]) == 3
+    assert "an environment that talks\n" in told.stderr
+    assert "an environment that talks past Python\n" in told.stderr
+
+
+def test_episodes_of_one_step_train_and_resume(hostile, tmp_path, digests):
+    train(hostile("ends_at_once", only_if=""), tmp_path / "run", backend=HERE)
+    assert (storage.open_run(tmp_path / "run")[2].rollouts(1).lengths == 1).all()
+
+
+def test_replay_finds_an_environment_that_does_not_do_the_same_twice(hostile, tmp_path):
+    train(hostile("random", only_if=""), tmp_path / "run", backend=HERE)
+    outcome = next(replay(tmp_path / "run", 0, stage="collect_rollouts", step=0))
+    assert "observations" in {difference.array for difference in outcome.differences}
+
+
+@pytest.mark.parametrize(
+    ("fault", "statuses", "found"),
+    [
+        ("none", ["ok", "ok"], "twice the same"),
+        ("random", ["ok", "fail"], "two runs differ"),
+        ("wrong_shape", ["fail"], "required numbers of shape (2,)"),
+        ("raise_in_constructor", ["fail"], "the licence server is away"),
+    ],
+)
+def test_doctor_finds_what_is_wrong_with_an_environment(fault, statuses, found, capsys):
+    code = run(["doctor", "--env", "hostile_envs:Hostile", "--set", f"env.options.fault={fault}", "--json"])
+    checks = json.loads(capsys.readouterr().out)
+    assert [check["status"] for check in checks] == statuses
+    assert found in checks[-1]["found"]
+    assert code == int("fail" in statuses)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [["--set", "env.options.at=1"], ["--env", "point-2d", "--set", "seed=1"], ["--env", "x", "--set", "env.y=1"]],
+)
+def test_doctor_refuses_settings_of_anything_but_an_environment(tokens, capsys):
+    assert run(["doctor", *tokens]) == 2
+    assert "required" in capsys.readouterr().err
+
+
+def test_what_an_environment_prints_in_this_process_goes_to_standard_error(hostile, tmp_path, capsys):
+    train(hostile("print", only_if=""), tmp_path / "run", backend=HERE)
+    printed = capsys.readouterr()
+    assert "an environment that talks" in printed.err
+    assert "an environment that talks\n" not in printed.out
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_workers_of_a_scheduler_of_ones_own_are_watched_as_well(hostile, tmp_path, monkeypatch):
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
+    (tmp_path / "now").touch()
+    with cluster("--nanny") as address:
+        backend = Backend(scheduler=address, step_timeout_seconds=30.0)
+        with pytest.raises(
+            RolloutError, match=r"task 0 .* episode 0 .*, step 2: its process died: Fatal .* Segmentation"
+        ):
+            train(hostile("segfault"), tmp_path / "run", backend=backend)
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_cluster_whose_last_worker_is_gone_is_not_waited_for_for_ever(hostile, tmp_path, monkeypatch):
+    monkeypatch.setattr(flows.dask_workers, "_LOOK_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(flows.dask_workers, "_NO_WORKER_SECONDS", 1.0)
+    (tmp_path / "now").touch()
+    with cluster("--no-nanny") as address, pytest.raises(WorkersError, match="has had no worker for 1 s"):
+        train(hostile("exit"), tmp_path / "run", backend=Backend(scheduler=address))
+
+
+@contextmanager
+def cluster(nanny: str) -> Iterator[str]:
+    """A scheduler and one worker as separate processes; yields the scheduler's address."""
+    common = [sys.executable, "-m", "dask"]
+    local = ["--no-dashboard", "--host", "127.0.0.1"]
+    with ExitStack() as stack:
+        scheduler = stack.enter_context(running([*common, "scheduler", "--port", "0", *local]))
+        address = wait_for(scheduler, r"Scheduler at:\s+(tcp://127\.0\.0\.1:\d+)")
+        worker = stack.enter_context(running([*common, "worker", address, "--nthreads", "1", nanny, *local]))
+        wait_for(worker, r"(Registered to)")
+        yield address
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    folder = Path(flows.dask_workers.__file__).parents[1]
+    path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def wait_for(process: subprocess.Popen[str], pattern: str) -> str:
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if match := re.search(pattern, line):
+            return match[1]
+    raise AssertionError(f"the process ended before it said {pattern}: {''.join(said)}")

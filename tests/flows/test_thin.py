@@ -1,0 +1,152 @@
+"""`metaloom thin`, retention while training, and `metaloom replay --materialise`."""
+
+import json
+
+import pytest
+
+import storage
+from flows.cli import run as command
+from flows.fork import fork
+from flows.on_policy import OnPolicyStages
+from flows.replay import replay
+from flows.thin import materialise
+from flows.train import resume, train
+from flows.workers import Backend
+from pipeline.config import ConfigError
+from storage import StageRef
+
+SERIAL = Backend(workers=0)
+
+
+@pytest.fixture
+def trained(tmp_path, tiny_config, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    train(tiny_config(), tmp_path / "run", backend=SERIAL)
+    return tmp_path / "run"
+
+
+def files_of(path):
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def data_of(path):
+    return {name: content for name, content in files_of(path).items() if not name.startswith("_sessions")}
+
+
+def test_what_was_thinned_is_computed_again_with_its_old_digest_byte_for_byte(trained, digests, capsys):
+    before, data = digests(trained), data_of(trained)
+    assert command(["thin", "run", "--keep-every", "2"]) == 0
+    assert "removed: 1 iterations" in capsys.readouterr().out
+    assert storage.open_run(trained).thinned_iterations() == [1]
+    assert len(data_of(trained)) < len(data)
+    assert command(["replay", "run@1", "--materialise"]) == 0
+    assert capsys.readouterr().out.count("its old digest") == 5
+    assert data_of(trained) == data
+    assert digests(trained) == before
+    assert storage.verify_run(trained) == []
+    assert command(["replay", "run@1", "--materialise"]) == 0
+    assert "nothing was thinned" in capsys.readouterr().out
+
+
+def test_all_that_was_thinned_can_be_asked_for_at_once(trained, capsys):
+    data = data_of(trained)
+    assert command(["thin", "run", "--keep-last", "0"]) == 0
+    assert command(["replay", "run", "--materialise", "--json"]) == 0
+    assert data_of(trained) == data
+    out = capsys.readouterr().out
+    assert len(json.loads(out[out.index("[") :])) == 15
+
+
+def test_a_dry_run_tells_what_would_go_and_changes_nothing(trained, capsys):
+    before = files_of(trained)
+    assert command(["thin", "run", "--keep-last", "1", "--dry-run", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert files_of(trained) == before
+    assert command(["thin", "run", "--keep-last", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**planned, "dry_run": False}
+    assert planned["iterations"] == [0, 1]
+    assert command(["thin", "run", "--keep-last", "1", "--dry-run"]) == 0
+    assert "would remove: 0 iterations, 0 files" in capsys.readouterr().out
+
+
+def test_thinning_needs_to_know_what_stays(trained, capsys):
+    assert command(["thin", "run"]) == 2
+    assert "--keep-every N, --keep-last N or both" in capsys.readouterr().err
+    assert command(["replay", "run@0", "--materialise", "--stage", "adapt"]) == 2
+    assert "whole iterations" in capsys.readouterr().err
+
+
+def test_what_was_thinned_is_shown_and_a_replay_of_it_names_the_command(trained, capsys):
+    command(["thin", "run", "--keep-last", "1"])
+    capsys.readouterr()
+    assert command(["show", "run"]) == 0
+    assert "2 iterations" in capsys.readouterr().out
+    assert command(["show", "run@0"]) == 0
+    assert capsys.readouterr().out.count("thinned") == 5
+    assert command(["replay", "run@0", "--stage", "meta_optimize"]) == 1
+    assert "metaloom replay run@0 --materialise" in capsys.readouterr().err
+    assert command(["replay", "run@0", "--stage", "collect_rollouts", "--step", "0"]) == 0  # its inputs are there
+
+
+def test_retention_thins_while_training_and_changes_no_number(trained, tmp_path, tiny_config, digests):
+    config = tiny_config(retention={"keep_last": 1, "keep_every": 2})
+    assert config.digest() == tiny_config().digest()
+    train(config, tmp_path / "thin", backend=SERIAL)
+    run = storage.open_run(tmp_path / "thin")
+    assert run.thinned_iterations() == [1]
+    assert digests(tmp_path / "thin") == digests(trained)
+    assert run.metrics().drop(["iteration"]).equals(storage.open_run(trained).metrics().drop(["iteration"]))
+    assert storage.verify_run(tmp_path / "thin") == []
+
+
+def test_a_run_stopped_by_its_limit_goes_on_under_a_larger_one(tmp_path, tiny_config, trained, digests):
+    size = sum(map(len, files_of(trained).values()))
+    path = tmp_path / "small"
+    with pytest.raises(storage.BudgetReached, match=r"metaloom resume small --set retention.max_bytes"):
+        train(tiny_config(retention={"max_bytes": size - 10_000}), path, backend=SERIAL)
+    assert sum(map(len, files_of(path).values())) < size - 10_000
+    assert digests(path).items() < digests(trained).items()
+    assert storage.verify_run(path) == []
+    with pytest.raises(storage.BudgetReached):
+        resume(path, backend=SERIAL)
+    resume(path, retention=[f"retention.max_bytes={size * 2}"], backend=SERIAL)
+    assert digests(path) == digests(trained)
+
+
+def test_resume_changes_nothing_but_retention(trained, tmp_path, capsys):
+    with pytest.raises(ConfigError, match=r"except retention.*metaloom fork"):
+        resume(trained, retention=["seed=2"], backend=SERIAL)
+    with pytest.raises(ConfigError, match="unknown key"):
+        resume(trained, retention=["retention.keep=2"], backend=SERIAL)
+    arguments = ["resume", "run", "--iterations", "4", "--workers", "0", "--set", "retention.keep_last=2"]
+    assert command(arguments) == 0
+    assert storage.open_run(trained).thinned_iterations() == [0, 1]
+
+
+def test_a_stage_that_gives_other_bits_now_is_not_stored(trained, monkeypatch):
+    command(["thin", "run", "--keep-last", "0"])
+    before = files_of(trained)
+    original = OnPolicyStages.compute
+
+    def changed(stages, ref, load):
+        value = original(stages, ref, load)
+        if ref == StageRef(1, "collect_rollouts", 1):
+            value.rewards[0, 0, 0] += 1
+        return value
+
+    monkeypatch.setattr(OnPolicyStages, "compute", changed)
+    with pytest.raises(storage.DigestMismatch, match=r"collect_rollouts\(i=1, k=1\): other bits in rewards"):
+        list(materialise(trained, 1))
+    after = files_of(trained)
+    assert {name for name in before.keys() ^ after.keys() if not name.startswith("_sessions")} == set()
+    assert storage.verify_run(trained) == []
+
+
+def test_what_a_fork_took_from_its_parent_is_materialised_under_the_parents_settings(trained, tmp_path):
+    fork(trained, 2, tmp_path / "child", ["algorithm.clip_eps=0.01", "algorithm.inner_lr=0.2"])
+    resume(tmp_path / "child", backend=SERIAL)
+    data = data_of(tmp_path / "child")
+    command(["thin", "child", "--keep-last", "0"])
+    assert len(list(materialise(tmp_path / "child"))) == 15
+    assert data_of(tmp_path / "child") == data
+    assert all(outcome.identical for outcome in replay(tmp_path / "child", 1))

@@ -1,0 +1,176 @@
+"""The loop over an iteration's minibatches: every option does what it says."""
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algorithms import A2C, PPO, PPO2
+from pipeline.algorithms.finite import NumericalError
+from pipeline.config import ProcessingConfig
+from pipeline.distributions import DiagGaussian
+from pipeline.networks import mlp
+from pipeline.optimizers import AdamInPlace, RMSpropInPlace
+from pipeline.types import LearnerState, Step
+
+from .conftest import GAUSSIAN, POLICIES, PROCESSING
+
+ALL = {"a2c": A2C, "ppo": PPO, "ppo2": PPO2}
+
+
+@pytest.fixture
+def update(episodes_of):
+    """One iteration from the start; returns the learner before and after it, and the metrics."""
+
+    def run(settings, policy=GAUSSIAN, processing=PROCESSING, learner=None, seed=0):
+        algorithm = settings.build(processing)
+        learner = learner or algorithm.initialize(policy, run_seed=0)
+        episodes = episodes_of(policy, learner, seed)
+        step = Step(episodes, algorithm.estimate(learner, episodes), 0)
+        after, metrics = algorithm.optimize(policy, learner, [step], run_seed=1, iteration=0)
+        return learner, after, metrics
+
+    return run
+
+
+def distance(a: LearnerState, b: LearnerState) -> float:
+    return float(np.sqrt(sum(np.square(a.params[name] - b.params[name]).sum() for name in a.params)))
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("name", ALL)
+def test_an_update_changes_policy_and_critic_and_is_the_same_twice(update, name, policy):
+    before, after, metrics = update(ALL[name](), policy)
+    _, again, _ = update(ALL[name](), policy)
+    assert distance(before, after) > 0
+    assert not np.array_equal(before.extra["critic.output.kernel"], after.extra["critic.output.kernel"])
+    assert distance(after, again) == 0
+    assert int(after.extra["num_updates"]) == 1
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert metrics["kl"] > 0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_critic_comes_nearer_to_its_targets(update, name):
+    # RMSprop's first steps are ten times its step size.
+    rates = {"ppo": {"critic_learning_rate": 5e-3}, "ppo2": {"learning_rate": 5e-3}, "a2c": {"batch_size": 100}}
+    _, _, metrics = update(ALL[name](**rates[name]))
+    assert metrics["value_loss_after"] < metrics["value_loss_before"]
+
+
+def test_one_gradient_step_of_a2c_is_rmsprop_on_the_policy_gradient(update, episodes_of):
+    settings = A2C(batch_size=100, entropy_coeff=0.1)
+    before, after, metrics = update(settings)
+    episodes = episodes_of(GAUSSIAN, before)
+    samples = settings.build(PROCESSING).estimate(before, episodes)
+    real = samples.mask != 0
+    leaves = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in before.params.items()}
+    mean = mlp("mean_network", 2, leaves, torch.tensor(episodes.observations[:, :, :-1][real], dtype=torch.float64))
+    now = DiagGaussian(mean, leaves["log_std"])
+    log_prob = now.log_prob(torch.tensor(episodes.actions[real], dtype=torch.float64))
+    loss = -(torch.tensor(samples.advantages[real]) * log_prob).mean() - 0.1 * now.entropy()
+    gradients = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    norm = np.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
+    assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+    for name, gradient in gradients.items():
+        g = gradient.numpy()
+        expected = before.params[name] - 5e-4 * g / (np.sqrt(0.01 * g**2) + 1e-5)
+        np.testing.assert_allclose(after.params[name], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_in_place_optimizers_are_torchs():
+    rng = np.random.default_rng(0)
+    start, gradients = rng.normal(size=9).astype(np.float32), rng.normal(size=(5, 9)).astype(np.float32)
+    for ours, theirs in (
+        (AdamInPlace, lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-5)),
+        (RMSpropInPlace, lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-5)),
+    ):
+        params, state = start.copy(), ours.initial(start)
+        reference = torch.tensor(start.copy(), requires_grad=True)
+        optimizer = theirs([reference])
+        for gradient in gradients:
+            mine = ours.of(state)
+            mine.step(params, gradient, 0.01)
+            state = mine.state
+            reference.grad = torch.tensor(gradient)
+            optimizer.step()
+        np.testing.assert_allclose(params, reference.detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_option_of_an_update_matters(update, name):
+    _, after, _ = update(ALL[name]())
+    changes = {
+        "learning_rate": 1e-3,
+        "batch_size": 7,
+        "max_grad_norm": 1e-3,
+        "entropy_coeff": 0.5,
+        "initial_output_scale": 0.5,
+        "critic_hidden_sizes": (5,),
+        "value_target": "empirical" if name == "ppo" else "td_lambda",
+        "value_coeff": 0.1,
+        "clip_eps": 0.01,
+        "critic_learning_rate": 2e-3,
+        "critic_num_epochs": 1,
+        "critic_batch_size": 5,
+        "critic_max_grad_norm": 1e-3,
+        "num_epochs": 2,
+    }
+    settable = ALL[name].model_fields.keys() - {"name", "lr_schedule", "lr_decay", "lr_horizon", "advantage_scaling"}
+    for option in settable - ({"num_epochs"} if name == "a2c" else set()):
+        _, changed, _ = update(ALL[name](**{option: changes[option]}))
+        same = all(np.array_equal(after.params[key], changed.params[key]) for key in after.params)
+        for key in after.extra.keys() & changed.extra.keys():
+            same &= np.array_equal(after.extra[key], changed.extra[key])
+        assert not same, option
+
+
+def test_step_sizes_follow_their_schedule(update):
+    exponential = PPO(lr_schedule="exponential", lr_decay=0.5)
+    linear = PPO(lr_schedule="linear", lr_horizon=4)
+    for settings, factors in ((exponential, [1, 0.5, 0.25]), (linear, [1, 0.75, 0.5, 0.25, 0, 0])):
+        learner = None
+        for factor in factors:
+            before, learner, metrics = update(settings, learner=learner)
+            assert metrics["learning_rate"] == pytest.approx(5e-4 * factor)
+        assert (distance(before, learner) == 0) == (factor == 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"lr_schedule": "linear"}, {"lr_horizon": 3}, {"lr_decay": 0.9}, {"lr_schedule": "linear", "lr_decay": 0.9}],
+)
+def test_a_schedule_without_its_settings_or_with_others_is_refused(settings):
+    with pytest.raises(ValueError, match="lr_"):
+        PPO(**settings)
+
+
+def test_ppos_advantages_are_those_of_the_critic_after_its_fit(update):
+    # With a critic that cannot learn, PPO's policy step is that from the advantages as they were.
+    _, stuck, _ = update(PPO(critic_learning_rate=1e-12))
+    _, moved, _ = update(PPO(critic_learning_rate=1e-2))
+    assert distance(stuck, moved) > 0
+
+
+def test_running_statistics_are_kept_in_the_learner_and_grow(update):
+    settings = A2C(advantage_scaling="running")
+    _, first, _ = update(settings)
+    _, second, _ = update(settings, learner=first, seed=1)
+    assert [float(x.extra["advantage_moments"][0]) for x in (first, second)] == [24, 48]  # real steps
+    plain = A2C().build(PROCESSING).initialize(GAUSSIAN, run_seed=0)
+    assert "advantage_moments" not in plain.extra
+
+
+def test_without_normalization_advantages_are_those_of_gae(update, episodes_of):
+    algorithm = A2C().build(ProcessingConfig(discount=0.9, gae_lambda=0.8, normalize_advantages=False))
+    learner = algorithm.initialize(GAUSSIAN, run_seed=0)
+    samples = algorithm.estimate(learner, episodes_of(GAUSSIAN, learner))
+    scaled = A2C().build(PROCESSING).estimate(learner, episodes_of(GAUSSIAN, learner))
+    for b in range(2):
+        real = samples.mask[b] != 0
+        raw = samples.advantages[b][real]
+        np.testing.assert_allclose(scaled.advantages[b][real], (raw - raw.mean()) / raw.std(), rtol=1e-3, atol=1e-5)
+
+
+def test_an_update_that_diverges_is_refused(update):
+    with np.errstate(all="ignore"), pytest.raises(NumericalError, match=r"of particle 0 are not finite.*learning_rate"):
+        update(PPO(learning_rate=1e39))

@@ -1,0 +1,149 @@
+"""Stein's direction and the particles that follow it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.algorithms import A2C, SVPG
+from pipeline.algorithms.actor_critic.particle import Minibatch, Particle
+from pipeline.algorithms.actor_critic.stein import median_bandwidth, stein_direction
+from pipeline.types import Step
+
+from .conftest import GAUSSIAN, POLICIES, PROCESSING
+
+ALONE = [[7, 3, 5]]
+
+
+def optimized(settings, episodes, learner, policy=GAUSSIAN, iteration=0):
+    algorithm = settings.build(PROCESSING)
+    step = Step(episodes, algorithm.estimate(learner, episodes), 0)
+    return algorithm.optimize(policy, learner, [step], run_seed=1, iteration=iteration)
+
+
+def test_the_direction_of_two_particles_by_hand():
+    # x = 0 and 2 with h² = 2: k = exp(-4 / 4). Each gets half of its own score and of the other's times k, and is
+    # pushed away from the other by k · 2 / h².
+    k = np.exp(-1.0)
+    found = stein_direction(np.array([[0.0], [2.0]]), np.array([[1.0], [3.0]]), 2.0)
+    np.testing.assert_allclose(found, [[0.5 * (1 + 3 * k - k)], [0.5 * (3 + k + k)]])
+
+
+def test_the_repulsion_is_the_gradient_of_the_kernel():
+    rng = np.random.default_rng(0)
+    x, h2, eps = rng.normal(size=(4, 3)), 0.7, 1e-6
+
+    def kernel(a, b):
+        return np.exp(-np.square(a - b).sum() / (2 * h2))
+
+    found = stein_direction(x, np.zeros_like(x), h2)
+    for i in range(4):
+        for d in range(3):
+            shift = np.eye(3)[d] * eps
+            slopes = [(kernel(x[j] + shift, x[i]) - kernel(x[j] - shift, x[i])) / (2 * eps) for j in range(4)]
+            assert found[i, d] == pytest.approx(sum(slopes) / 4, abs=1e-8)
+
+
+def test_particles_spread_like_the_density_they_are_drawn_to():
+    rng = np.random.default_rng(0)
+    x = rng.normal(5, 0.1, size=(30, 1))
+    for _ in range(800):
+        x = x + 0.2 * stein_direction(x, -(x - 1) / 4, median_bandwidth(x))  # a Gaussian around 1 with deviation 2
+    assert x.mean() == pytest.approx(1, abs=0.1)
+    assert x.std() == pytest.approx(2, rel=0.15)
+
+
+def test_the_bandwidth_is_the_medians():
+    x = np.array([[0.0], [1.0], [3.0]])  # squared distances 1, 4, 9
+    assert median_bandwidth(x) == pytest.approx(0.5 * 4 / np.log(4))
+    assert median_bandwidth(np.zeros((1, 3))) == median_bandwidth(np.zeros((2, 3))) == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_one_particle_with_a_flat_prior_has_a2cs_gradient_up_to_the_temperature(episodes_of, policy):
+    a2c = A2C(entropy_coeff=0.01)
+    svpg = SVPG(particle=a2c, num_particles=1, temperature=0.25).build(PROCESSING)
+    learner = svpg.initialize(policy, run_seed=0)
+    (alone,) = svpg.split(learner)
+    episodes = episodes_of(policy, alone, lengths=ALONE)
+    samples = svpg.estimate(learner, episodes)
+    (experience,) = svpg.experiences(episodes)
+    particle = Particle(a2c, policy, alone)
+    advantages = experience.rows(samples.advantages)
+    batch = Minibatch(
+        experience.observations, experience.actions, experience.log_prob, advantages, advantages, advantages
+    )
+    particle.policy_gradient(batch)
+    ((direction,), _) = svpg.directions([particle], 0)
+    assert np.abs(direction).max() > 0
+    np.testing.assert_allclose(direction, particle.policy.gradient / 0.25, rtol=1e-5)
+
+
+def test_one_particle_at_temperature_one_updates_as_a2c_does(episodes_of):
+    settings = A2C(batch_size=5)
+    svpg = SVPG(particle=settings, num_particles=1)
+    learner = svpg.build(PROCESSING).initialize(GAUSSIAN, run_seed=0)
+    (alone,) = svpg.build(PROCESSING).split(learner)
+    alone.extra["num_updates"] = np.zeros((), np.int64)
+    episodes = episodes_of(GAUSSIAN, None, lengths=ALONE)
+    together, _ = optimized(svpg, episodes, learner)
+    single, _ = optimized(settings, episodes, alone)
+    for name, value in single.params.items():
+        np.testing.assert_array_equal(together.params[name][0], value)
+    for name, value in single.optimizer.items():
+        np.testing.assert_array_equal(together.optimizer[name][0], value)
+
+
+def test_a_prior_draws_towards_zero_but_not_what_is_not_learned():
+    fixed = replace(GAUSSIAN, config=GAUSSIAN.config.model_copy(update={"learn_std": False}))
+    svpg = SVPG(num_particles=1, prior_std=0.5).build(PROCESSING)
+    (alone,) = svpg.split(svpg.initialize(fixed, run_seed=0))
+    particle = Particle(A2C(), fixed, alone)
+    ((direction,), _) = svpg.directions([particle], 0)  # no gradient yet, so the prior is all there is
+    np.testing.assert_allclose(direction, particle.policy.vector * particle.learned / 0.25, rtol=1e-6)
+    assert particle.learned.sum() == len(particle.learned) - 2
+
+
+def test_the_temperature_is_annealed(episodes_of):
+    svpg = SVPG(num_particles=2, temperature=8.0, temperature_decay=0.5)
+    learner = svpg.build(PROCESSING).initialize(GAUSSIAN, run_seed=0)
+    for expected in (8, 4, 2):
+        learner, metrics = optimized(svpg, episodes_of(GAUSSIAN, None), learner)
+        assert metrics["temperature"] == expected
+
+
+def test_at_the_end_of_a_horizon_particles_start_afresh_and_differently(episodes_of):
+    svpg = SVPG(num_particles=2, horizon=2)
+    start = svpg.build(PROCESSING).initialize(GAUSSIAN, run_seed=0)
+    first, _ = optimized(svpg, episodes_of(GAUSSIAN, None), start)
+    second, _ = optimized(svpg, episodes_of(GAUSSIAN, None), first)
+    name = "mean_network.hidden_0.kernel"
+    assert np.abs(first.params[name] - start.params[name]).max() < 0.1
+    assert np.abs(second.params[name] - first.params[name]).max() > 0.5
+    assert not np.array_equal(second.params[name], start.params[name])
+    assert not second.optimizer["policy.second_moment"].any()
+    assert first.optimizer["policy.second_moment"].any()
+    assert int(second.extra["num_updates"]) == 2
+
+
+def test_particles_act_each_with_its_own_parameters_counted_round():
+    svpg = SVPG(num_particles=2).build(PROCESSING)
+    learner = svpg.initialize(GAUSSIAN, run_seed=0)
+    params = svpg.acting_params(learner, 3).params
+    for name, value in learner.params.items():
+        np.testing.assert_array_equal(params[name], value[[0, 1, 0]])
+
+
+@pytest.mark.parametrize("particle", ["a2c", "ppo", "ppo2"])
+def test_particles_learn_from_their_own_episodes_by_any_algorithm(episodes_of, particle):
+    svpg = SVPG.model_validate({"particle": particle, "num_particles": 2})
+    learner = svpg.build(PROCESSING).initialize(GAUSSIAN, run_seed=0)
+    updated, metrics = optimized(svpg, episodes_of(GAUSSIAN, None), learner)
+    critic = "critic.hidden_0.kernel"
+    assert all(not np.array_equal(updated.extra[critic][j], learner.extra[critic][j]) for j in range(2))
+    assert metrics["kernel_bandwidth"] > 0
+
+
+def test_running_statistics_of_particles_are_refused():
+    with pytest.raises(ValueError, match="particles have no steps in common"):
+        SVPG(particle=A2C(advantage_scaling="running"))

@@ -1,0 +1,112 @@
+"""Every operation by which a process changes a disk, counted, so that a fault can be put exactly before the n-th.
+
+Run as a program, it trains or resumes runs in forked children that die by SIGKILL at a given operation.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+WRITES = (
+    "open",
+    "write",
+    "pwrite",
+    "ftruncate",
+    "truncate",
+    "fsync",
+    "mkdir",
+    "rmdir",
+    "replace",
+    "rename",
+    "link",
+    "unlink",
+)
+"""Functions of `os` that change a disk; `open` only where it creates a file."""
+
+Act = Callable[[int, str, tuple[Any, ...]], None]
+
+
+@contextmanager
+def before_each_write(act: Act) -> Iterator[None]:
+    """Call `act(n, function, arguments)` before the n-th write operation of this process, counted from 0."""
+    originals = {name: getattr(os, name) for name in WRITES}
+    count = iter(range(10**9))
+
+    def watched(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if name != "open" or arguments[1] & os.O_CREAT:
+                act(next(count), name, arguments)
+            return originals[name](*arguments, **named)
+
+        return call
+
+    for name in WRITES:
+        setattr(os, name, watched(name))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)
+
+
+def fail_at(point: int, number: int, *, for_ever: bool = False) -> Act:
+    """Let the operation at a point, or all from there on, fail with an error number of the system."""
+
+    def act(n: int, name: str, arguments: tuple[Any, ...]) -> None:
+        if n == point or (for_ever and n > point):
+            raise OSError(number, os.strerror(number))
+
+    return act
+
+
+def kill_at(point: int, *, torn: bool) -> Act:
+    """Let the process die by SIGKILL before the operation at a point; torn: half of what it writes is written."""
+    write = os.write
+
+    def act(n: int, name: str, arguments: tuple[Any, ...]) -> None:
+        if n == point:
+            if torn:
+                descriptor, content = arguments
+                write(descriptor, bytes(content)[: len(content) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return act
+
+
+def _work(job: dict[str, Any]) -> None:
+    from flows.train import resume, train
+    from flows.workers import Backend
+    from pipeline.config import build_config
+
+    path = Path(job["path"])
+    with before_each_write(kill_at(job["point"], torn=job["torn"])):
+        if job["config"]:
+            train(build_config(job["config"]), path, backend=Backend(workers=0))
+        else:
+            resume(path, backend=Backend(workers=0))
+
+
+def _serve() -> None:
+    import flows.train  # noqa: F401  # once, so that children begin to write at once
+
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                _work(json.loads(line))
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,138 @@
+"""Sampling until there are enough steps and episodes."""
+
+import sys
+from types import ModuleType
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from pipeline.envs import EnvConfig, make_env
+from pipeline.networks import initialize_mlp
+from pipeline.policies.config import PolicyConfig
+from pipeline.types import BatchError, EpisodeBatch, TaskBatch, TaskParams
+from stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from stages.episode_blocks import Enough
+
+POLICY = PolicyConfig(hidden_sizes=(4,))
+E, T = 12, 10
+
+
+class Falling(gymnasium.Env):
+    """Ends after 1 to 9 steps, as drawn at the reset; three choices, which count from 5."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = Discrete(3, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 10))
+        return np.array([self.left, 0], np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.left -= 1
+        return np.array([self.left, action], np.float32), float(action), self.left == 0, False, {}
+
+
+@pytest.fixture(autouse=True)
+def own_module(monkeypatch):
+    module = ModuleType("falling")
+    module.__dict__["Falling"] = Falling
+    monkeypatch.setitem(sys.modules, "falling", module)
+
+
+@pytest.fixture
+def collect():
+    """Episodes of two tasks under a random policy, or of some of them."""
+    params = initialize_mlp("logits_network", 2, (4,), 3, np.random.default_rng(0))
+
+    def run(enough=None, first=0, stop=2, episodes=E):
+        sampler = Sampler(
+            EnvConfig(name="falling:Falling", action_scale=None),
+            POLICY,
+            episodes_per_task=episodes,
+            max_episode_steps=T,
+            enough=enough,
+        )
+        tasks = TaskBatch(np.zeros((stop - first, 0)), np.zeros(stop - first, np.int64))
+        position = RolloutPosition(1, 2, 0, first_task=first)
+        return collect_rollouts(sampler, TaskParams.broadcast(params, stop - first), tasks, position=position)
+
+    return run
+
+
+@pytest.mark.parametrize(("min_steps", "min_rollouts"), [(20, None), (None, 5), (25, 7), (8, 9)])
+def test_sampling_ends_with_the_block_in_which_both_minima_are_reached(collect, min_steps, min_rollouts):
+    enough = Enough(min_steps, min_rollouts, E, T)
+    episodes = collect(enough)
+    for lengths in episodes.lengths:
+        n = int((lengths > 0).sum())
+        assert n % enough.block_size == 0 or n == E
+        before = lengths[: n - enough.block_size]
+        assert lengths.sum() >= (min_steps or 0)
+        assert n >= (min_rollouts or 0)
+        assert before.sum() < (min_steps or 0) or len(before) < (min_rollouts or 1)
+        assert not lengths[n:].any()
+    assert not episodes.truncated.any()
+    assert np.array_equal(episodes.terminated, episodes.lengths > 0)
+
+
+def test_what_cannot_be_reached_ends_with_the_last_place(collect):
+    episodes = collect(Enough(1000, None, 7, T), episodes=7)
+    assert episodes.real.all()
+    assert episodes.lengths.shape == (2, 7)
+
+
+def test_a_tasks_episodes_do_not_depend_on_the_shard_that_holds_it(collect):
+    enough = Enough(20, None, E, T)
+    together, second = collect(enough), collect(enough, first=1)
+    for name in ("observations", "actions", "rewards", "lengths", "terminated"):
+        np.testing.assert_array_equal(getattr(together, name)[1:], getattr(second, name))
+    np.testing.assert_array_equal(together.behavior["log_probs"][1:], second.behavior["log_probs"])
+
+
+def test_blocks_are_as_small_as_can_be_enough():
+    assert Enough(20, None, E, T).block_size == 2
+    assert Enough(21, None, E, T).block_size == 3
+    assert Enough(None, 5, E, T).block_size == 5
+    assert Enough(20, 5, E, T).block_size == 5
+    assert Enough(500, None, E, T).block_size == E
+
+
+def test_choices_follow_the_probabilities_that_are_recorded(collect):
+    episodes = collect(episodes=400)
+    real = episodes.mask != 0
+    probabilities = np.exp(episodes.behavior["log_probs"][real])
+    np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-5)
+    counts = np.eye(3)[episodes.actions[real]]
+    n = len(counts)
+    assert n > 3000
+    np.testing.assert_allclose(counts.mean(0), probabilities.mean(0), atol=4 / np.sqrt(n))
+    assert np.array_equal(episodes.observations[:, :, 1:, 1][real], episodes.actions[real] + 5)  # what reached the env
+
+
+def test_choices_have_no_scale():
+    env = make_env(EnvConfig(name="falling:Falling", action_scale=None))
+    assert env.action_space == Discrete(3)
+    with pytest.raises(ValueError, match=r"set env\.action_scale to null"):
+        make_env(EnvConfig(name="falling:Falling"))
+
+
+def changed(batch: EpisodeBatch, **changes) -> EpisodeBatch:
+    return EpisodeBatch(**{name: changes.get(name, getattr(batch, name)) for name in batch.__dataclass_fields__})
+
+
+def test_empty_places_are_the_last_and_have_no_end(collect):
+    episodes = collect(Enough(20, None, E, T))
+    lengths, flags = episodes.lengths.copy(), episodes.truncated.copy()
+    lengths[0, 0] = 0
+    with pytest.raises(BatchError, match="at least one per task"):
+        changed(episodes, lengths=lengths)
+    lengths[0, :2] = 3, 0
+    with pytest.raises(BatchError, match="required that they are last"):
+        changed(episodes, lengths=lengths)
+    flags[0, -1] = True
+    with pytest.raises(BatchError, match="empty place has terminated or truncated"):
+        changed(episodes, truncated=flags)

@@ -1,0 +1,106 @@
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+
+from pipeline.types import EpisodeBatch, LearnerState, Samples, TaskBatch, TaskParams, Update
+from stages.finite import NotFinite, require_finite
+
+B, E, T, O, A, S = 2, 3, 4, 5, 6, 4  # S == T, so that shapes alone do not tell their axes apart
+
+
+def episodes() -> EpisodeBatch:
+    return EpisodeBatch(
+        observations=np.ones((B, E, T + 1, O), np.float32),
+        actions=np.ones((B, E, T, A), np.float32),
+        rewards=np.ones((B, E, T), np.float32),
+        terminated=np.zeros((B, E), np.bool_),
+        truncated=np.ones((B, E), np.bool_),
+        lengths=np.full((B, E), T, np.int32),
+        behavior={"mean": np.ones((B, E, T, A), np.float32), "log_std": np.ones((B, A), np.float32)},
+        reward_terms={"control": np.ones((B, E, T), np.float32)},
+        initial_state=np.ones((B, E, S)),
+    )
+
+
+def samples() -> Samples:
+    return Samples(*(np.ones((B, E, T), np.float32) for _ in range(4)))
+
+
+def update() -> Update:
+    learner = LearnerState({"w": np.ones((2, 3), np.float32)}, {"m.w": np.ones(3)}, {"coeff": np.ones(1)})
+    return Update(learner, {"explained_variance": float("nan")})
+
+
+def tasks() -> TaskBatch:
+    return TaskBatch(np.ones((B, 1)), np.full(B, -1), ("direction",), ("1",))
+
+
+CASES = [
+    (episodes, "observations", (1, 2, 4, 0), {"task": 1, "episode": 2, "t": 4}),
+    (episodes, "rewards", (0, 1, 3), {"task": 0, "episode": 1, "t": 3}),
+    (episodes, "behavior.mean", (1, 0, 2, 5), {"task": 1, "episode": 0, "t": 2}),
+    (episodes, "behavior.log_std", (1, 3), {"task": 1}),
+    (episodes, "reward_terms.control", (1, 2, 0), {"task": 1, "episode": 2, "t": 0}),
+    (episodes, "initial_state", (1, 2, 3), {"task": 1, "episode": 2}),
+    (samples, "advantages", (1, 1, 1), {"task": 1, "episode": 1, "t": 1}),
+    (lambda: TaskParams({"w": np.ones((B, 3, 3), np.float32)}), "params.w", (1, 2, 0), {"task": 1}),
+    (tasks, "params", (1, 0), {"task": 1}),
+    (update, "learner.params.w", (1, 2), {}),
+    (update, "learner.optimizer.m.w", (2,), {}),
+    (update, "learner.extra.coeff", (0,), {}),
+]
+
+
+def part(value, name):
+    if isinstance(value, dict):
+        return value[name]
+    key, _, rest = name.partition(".")
+    return part(getattr(value, key), rest) if rest else getattr(value, key)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("make", "name", "index", "place"), CASES)
+def test_the_first_bad_number_is_named_by_array_task_episode_and_step(make, name, index, place, bad):
+    value = make()
+    part(value, name)[index] = bad
+    with pytest.raises(NotFinite) as caught:
+        require_finite(value, stage="adapt", iteration=3, step=1)
+    about = caught.value.about
+    assert {axis: about[axis] for axis in ("task", "episode", "t") if axis in about} == place
+    assert (about["array"], tuple(about["index"]), about["count"]) == (name, index, 1)
+    assert (about["stage"], about["iteration"], about["step"]) == ("adapt", 3, 1)
+    assert f"{name} holds {bad} at" in str(caught.value)
+    np.testing.assert_array_equal(caught.value.arrays[name], part(value, name))
+
+
+@pytest.mark.parametrize("make", {make for make, *_ in CASES if make.__name__ != "<lambda>"})
+def test_finite_numbers_pass(make):
+    require_finite(make(), stage="adapt", iteration=0, step=0)
+
+
+def test_metrics_may_be_nan_because_they_decide_nothing():
+    require_finite(update(), stage="meta_optimize", iteration=0, step=0)
+
+
+def test_finite_numbers_whose_sum_overflows_pass():
+    huge = dataclasses.replace(samples(), returns=np.full((B, E, T), 3e38, np.float32))
+    require_finite(huge, stage="process_samples", iteration=0, step=0)
+
+
+def test_opposite_infinities_do_not_hide_each_other():
+    value = samples()
+    value.returns[0, 0, 0], value.returns[1, 1, 1] = np.inf, -np.inf
+    with pytest.raises(NotFinite, match=r"returns holds inf at task 0, episode 0, step 0.*\(2 of 24 numbers"):
+        require_finite(value, stage="process_samples", iteration=0, step=0)
+
+
+def test_the_fault_keeps_place_and_arrays_on_its_way_from_a_worker():
+    value = samples()
+    value.values[0, 0, 0] = np.nan
+    with pytest.raises(NotFinite) as caught:
+        require_finite(value, stage="process_samples", iteration=0, step=0)
+    received = pickle.loads(pickle.dumps(caught.value))
+    assert (type(received), str(received), received.about) == (NotFinite, str(caught.value), caught.value.about)
+    assert received.arrays.keys() == caught.value.arrays.keys()
