@@ -1,9 +1,11 @@
 """Sampling speed beside gymnasium's AsyncVectorEnv and EnvPool: `python benchmarks/peers.py --env half-cheetah-dir`.
 
-The same policy acts in all three, 64x64 with parameters of its own for every task, on the same cores, in turns within
-one run. The peers run gymnasium's v5 robot of the same model, with the frame skip of ours; their rewards and tasks
-differ, which costs nothing. AsyncVectorEnv runs with several numbers of processes: one per task, and fewer. EnvPool is
-an optional dependency: `pip install -e '.[bench]'`.
+A policy of the same sizes acts in all three, 64x64, on the same cores, in turns within one run. Here and in EnvPool
+every task has parameters of its own; AsyncVectorEnv, whose rows are fewer, has one set for all, which spares it work.
+The peers run gymnasium's v5 robot with the frame skip of ours; their rewards, tasks and (walker2d) the friction of one
+foot differ, which costs nothing. Steps in which a peer only resets an ended episode count as its steps. AsyncVectorEnv
+runs with several numbers of processes: as many as tasks, and fewer. EnvPool is an optional dependency:
+`pip install -e '.[bench]'`.
 """
 
 import argparse

@@ -33,6 +33,7 @@ from flows.train import Observer, config_of, resume, train
 from flows.warm_start import as_pinned
 from flows.workers import Backend
 from pipeline.config import ConfigError, RunConfig, build_config
+from pipeline.envs import with_all_options
 from storage import StageRef
 
 DEFAULT_RECIPE = "promp-half-cheetah-dir"
@@ -232,7 +233,8 @@ def settings_for(
     asked = build_config({**config.model_dump(), **{name: n for name, n in changes.items() if n is not None}})
     if stored is None:
         return asked
-    asked = as_pinned(asked, stored)
+    # A run's settings have the options of its environment written out, and its warm start pinned.
+    stored, asked = (c.model_copy(update={"env": with_all_options(c.env)}) for c in (stored, as_pinned(asked, stored)))
     if not any(_differences(stored, asked)):
         return asked
     raise ConfigError(

@@ -1,5 +1,6 @@
 """Tasks from a file: JSON or YAML (lists of numbers, or mappings by field), or Parquet (a column per field)."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,4 +60,5 @@ def _task(path: Path, n: int, row: Any, fields: Sequence[TaskField]) -> list[flo
 
 
 def _is_finite_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+    # Compared with the largest float: an integer of any size is less than infinity.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -19,6 +19,7 @@ from flows.run_info import planned_iterations
 from flows.warm_start import pinned
 from flows.workers import Backend, code_digest, rollout_workers, usable_cores
 from pipeline.config import ConfigError, RunConfig, build_config, override
+from pipeline.envs import with_all_options
 from pipeline.envs.facts import env_facts
 from pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
 from storage import Retention, Run, RunWriter, StageRef
@@ -96,12 +97,14 @@ def train(
     # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
     storage.check_new_run(path)
     config = pinned(config)
+    # Written out, so that the run says what it observed even if defaults change.
+    recorded = config.model_copy(update={"env": with_all_options(config.env)})
     with (
         stages_of(config, backend) as stages,
         storage.create_run(
             path,
-            config=config.model_dump(mode="json"),
-            config_digest=config.digest(),
+            config=recorded.model_dump(mode="json"),
+            config_digest=recorded.digest(),
             capacity=config.iterations,
             environment=environment(stages),
             retention=retention_of(config),

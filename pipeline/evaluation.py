@@ -85,7 +85,7 @@ def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
 def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDistribution:
     asked = config.evaluation.tasks
     if not isinstance(asked, str):
-        return _pool(env, asked)
+        return _given_pool(env, asked)
     if asked == "held-out" and env.test_task_set is not None:
         return _pool(env, env.test_task_set)
     if env.task_set is not None:
@@ -105,6 +105,14 @@ def _takes_training_set(config: RunConfig, env: MetaEnv) -> bool:
 
 def _pool(env: MetaEnv, tasks: tuple[tuple[float, ...], ...]) -> TaskPool:
     return TaskPool(env.task_fields, np.array(tasks, np.float64).reshape(len(tasks), -1 if tasks[0] else 0))
+
+
+def _given_pool(env: MetaEnv, tasks: tuple[tuple[float, ...], ...]) -> TaskPool:
+    pool = _pool(env, tasks)
+    # A user's tasks may be none of the environment's, which knows it; better here than on a worker.
+    for task in pool.all().params:
+        env.set_task(task)
+    return pool
 
 
 def _training_draw(config: RunConfig, env: MetaEnv, iteration: int) -> Array:

@@ -1,6 +1,7 @@
 """How a learner adapts to tasks: fresh episodes to adapt to, and after every step fresh episodes to be judged by."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,15 +55,17 @@ def evaluate(
         run_seed: stands for the run's seed.
         parallel: maps over chunks of tasks; the result does not depend on it.
     """
-    tests: list[EpisodeBatch] = []
-    seen: list[EpisodeBatch] = []
+    # Only outcomes are kept: the observations of one round can fill a good part of the memory.
+    tests: list[_Outcome] = []
+    seen: list[_Outcome] = []
     for k in range(adaptation_steps + 1):
-        tests.append(test_rollouts(params, tasks, RolloutPosition(run_seed, _TEST, k)))
+        tests.append(_outcome(test_rollouts(params, tasks, RolloutPosition(run_seed, _TEST, k))))
         if k < adaptation_steps:
-            seen.append(adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k)))
+            episodes = adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k))
+            seen.append(_outcome(episodes))
             seed = seed_for(run_seed, "baseline", _ADAPTATION, k)
-            samples = process_samples(seen[k], baseline(), processing, seed=seed, parallel=parallel)
-            step = Step(seen[k], samples, min(k, algorithm.inner_steps - 1))
+            samples = process_samples(episodes, baseline(), processing, seed=seed, parallel=parallel)
+            step = Step(episodes, samples, min(k, algorithm.inner_steps - 1))
             params = adapt(policy, algorithm, learner, params, step, parallel=parallel)
     return Evaluation(
         task_params=tasks.params,
@@ -74,16 +77,23 @@ def evaluate(
     )
 
 
-def _outcomes(kind: str, rounds: Sequence[EpisodeBatch], num_tasks: int) -> dict[str, Array]:
-    """[B, rounds, E] each, of what is kept of episodes."""
+class _Outcome(NamedTuple):
+    """[B, E] each: what is kept of a round of episodes."""
+
+    returns: Array
+    lengths: Array
+    terminated: Array
+
+
+def _outcome(episodes: EpisodeBatch) -> _Outcome:
+    return _Outcome(episodes.episode_returns, episodes.lengths, episodes.terminated)
+
+
+def _outcomes(kind: str, rounds: Sequence[_Outcome], num_tasks: int) -> dict[str, Array]:
+    """[B, rounds, E] each."""
     if not rounds:
         empty = np.zeros((num_tasks, 0, 0))
-        return {f"{kind}_{name}": empty.astype(dtype) for name, dtype in _OUTCOMES.items()}
-    return {
-        f"{kind}_returns": np.stack([episodes.episode_returns for episodes in rounds], axis=1),
-        f"{kind}_lengths": np.stack([episodes.lengths for episodes in rounds], axis=1),
-        f"{kind}_terminated": np.stack([episodes.terminated for episodes in rounds], axis=1),
-    }
-
-
-_OUTCOMES = {"returns": np.float64, "lengths": np.int32, "terminated": np.bool_}
+        columns = [empty, empty.astype(np.int32), empty.astype(np.bool_)]
+    else:
+        columns = [np.stack(column, axis=1) for column in zip(*rounds, strict=True)]
+    return {f"{kind}_{name}": column for name, column in zip(_Outcome._fields, columns, strict=True)}

@@ -28,6 +28,7 @@ __all__ = [
     "TaskField",
     "make_batch_env",
     "make_env",
+    "with_all_options",
 ]
 
 ENVS: dict[str, str] = {
@@ -88,6 +89,15 @@ def make_batch_env(
 
     batch = make_env(config).batch(num_rows, num_threads)
     return LoopBatch(lambda: make_env(config), num_rows, watch_row or ignore_row) if batch is None else batch
+
+
+def with_all_options(config: EnvConfig) -> EnvConfig:
+    """The same environment with the options that it takes by default written out, where it is a built-in one."""
+    if config.name not in ENVS:
+        return config
+    parameters = inspect.signature(import_object(ENVS[config.name])).parameters.values()
+    defaults = {parameter.name: parameter.default for parameter in parameters if parameter.name != "render_mode"}
+    return config.model_copy(update={"options": {**defaults, **config.options}})
 
 
 def _make_unscaled(config: EnvConfig) -> MetaEnv:

@@ -9,7 +9,7 @@ from functools import partial
 import mujoco
 import numpy as np
 
-from pipeline.envs.contract import TaskField
+from pipeline.envs.contract import EnvError, TaskField
 from pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
@@ -63,7 +63,7 @@ class Ant(MujocoRobot):
     control_cost = 0.5
     contact_cost = 5e-4
     shows_place = False
-    """Whether styles other than v5 start with the place of the torso."""
+    """Whether observations start with the x and y of the torso; v5's do if told to."""
     shows_contacts_to_pearl = False
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
@@ -75,8 +75,7 @@ class Ant(MujocoRobot):
         return qpos, self.reset_noise * rng.standard_normal(self.model.nv)
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
-        first = 0 if self.shows_place and self.obs_style != "v5" else 2
-        return np.concatenate([qpos[:, first:], qvel], axis=1)
+        return np.concatenate([qpos[:, 0 if self.shows_place else 2 :], qvel], axis=1)
 
     def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
         if self.obs_style == "pearl" and not self.shows_contacts_to_pearl:
@@ -167,7 +166,8 @@ class AntDir2D(AntWalk):
 class AntGoal(Ant):
     """Go to a place that only the reward tells (ProMP's AntRandGoal). Never terminates.
 
-    Observation, action, start: see Ant; styles promp and pearl start with the torso's x and y (2 more numbers).
+    Observation, action, start: see Ant; in every style the torso's x and y come first (2 more numbers), since no
+    goal can be found without them.
 
     | task field     | unit | distribution                                                        |
     | -------------- | ---- | ------------------------------------------------------------------- |
@@ -215,6 +215,8 @@ class PearlAntDir(AntDir2D):
         self, forward_backward: bool = False, obs_style: ObsStyle = "pearl", render_mode: str | None = None
     ) -> None:
         super().__init__(obs_style, render_mode)
+        if not isinstance(forward_backward, bool):
+            raise EnvError(f"{type(self).__name__}: forward_backward is {forward_backward!r}; required true or false")
         if forward_backward:
             self.task_set, self.test_task_set = ((-1.0, 0.0), (1.0, 0.0)), None
 

@@ -9,7 +9,14 @@ import mujoco
 import numpy as np
 
 from pipeline.envs.contract import TaskField
-from pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot, ObsStyle, check_obs_style
+from pipeline.envs.mujoco_robot import (
+    GYMNASIUM_MODELS,
+    Motion,
+    MujocoRobot,
+    ObsStyle,
+    check_obs_style,
+    squared_norm,
+)
 from pipeline.envs.task_draws import draw_signs
 from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
 from pipeline.types import Array
@@ -62,12 +69,7 @@ class HalfCheetah(MujocoRobot):
 
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
         velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
-        squares = np.square(motion.actions)
-        # Added column by column: numpy may sum an axis in another order for another number of rows.
-        effort = squares[:, 0].copy()
-        for column in squares.T[1:]:
-            effort += column
-        return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * effort}
+        return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * squared_norm(motion.actions)}
 
     @abstractmethod
     def run_reward(self, velocity: Array, tasks: Array) -> Array:

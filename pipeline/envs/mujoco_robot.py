@@ -56,7 +56,7 @@ class MujocoRobot(MetaEnv):
     itself, so both give the same bits. Physics and observations are float64.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 20}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
     frame_skip: ClassVar[int]
     """Physics steps per control step."""
     derived: tuple[str, ...] = ()
@@ -76,6 +76,8 @@ class MujocoRobot(MetaEnv):
         self.data = mujoco.MjData(model)
         self.render_mode = render_mode
         self.dt = model.opt.timestep * self.frame_skip
+        # As in gymnasium's robots: a film of every step shows them at the speed that they have.
+        self.metadata = {**type(self).metadata, "render_fps": round(1 / self.dt)}
         self.observation_space = Box(-np.inf, np.inf, self._observation().shape, np.float64)
         low, high = model.actuator_ctrlrange.T
         self.action_space = Box(low, high, dtype=np.float64)
@@ -182,7 +184,7 @@ class MujocoBatch:
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
         stop_profiling_timer()
-        self._tasks = tasks
+        self._tasks = tasks.copy()
         if isinstance(self._batch, mujoco_batch.Batch):
             self._robot.write_models(self._batch, tasks)
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
@@ -216,8 +218,8 @@ class MujocoBatch:
         return np.concatenate([self._qpos, self._qvel], axis=1)
 
     def close(self) -> None:
-        # The batch frees its threads when it is collected.
-        del self._batch
+        # The batch frees its threads when it is collected, which every view into it puts off.
+        del self._batch, self._qpos, self._qvel, self._ctrl, self._derived
 
 
 def physics_batch(

@@ -7,7 +7,7 @@ from abc import abstractmethod
 import mujoco
 import numpy as np
 
-from pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot
+from pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot, squared_norm
 from pipeline.types import Array
 
 
@@ -40,15 +40,10 @@ class PlanarWalker(MujocoRobot):
 
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
         velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
-        squares = np.square(motion.actions)
-        # Added column by column: numpy may sum an axis in another order for another number of rows.
-        effort = squares[:, 0].copy()
-        for column in squares.T[1:]:
-            effort += column
         return {
             "run": self.run_reward(velocity, tasks),
             "alive": np.full(len(velocity), self.alive_bonus),
-            "control": -self.control_cost * effort,
+            "control": -self.control_cost * squared_norm(motion.actions),
         }
 
     @abstractmethod

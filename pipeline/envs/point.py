@@ -83,7 +83,7 @@ class PointBatch:
         self._tasks = np.zeros((num_rows, len(robot.task_fields)))
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
-        self._tasks = tasks
+        self._tasks = tasks.copy()
         for row, seed in enumerate(seeds.tolist()):
             self._states[row] = self._robot.start(np.random.Generator(np.random.PCG64(seed)))
         return self._states.copy()

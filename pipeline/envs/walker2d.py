@@ -7,6 +7,7 @@ import numpy as np
 from pipeline.envs.contract import EnvError, TaskField
 from pipeline.envs.planar_walker import PlanarWalker
 from pipeline.envs.random_dynamics import RandomDynamics
+from pipeline.envs.task_draws import draw_signs
 from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
 from pipeline.types import Array
 
@@ -46,7 +47,7 @@ class Walker2d(PlanarWalker):
     min_height, max_height, max_angle = 0.8, 2.0, 1.0
 
     def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
-        if model not in MODEL_FILES:
+        if model not in tuple(MODEL_FILES):
             raise EnvError(f"{type(self).__name__}: model is {model!r}; required one of {', '.join(MODEL_FILES)}")
         super().__init__(MODEL_FILES[model], render_mode)
 
@@ -75,7 +76,7 @@ class Walker2dDir(Walker2d):
     task_set = ((-1.0,), (1.0,))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return 2.0 * rng.integers(2, size=(num_tasks, 1)) - 1.0
+        return draw_signs(num_tasks, rng)
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
         return tasks[:, 0] * velocity

@@ -63,11 +63,11 @@ def test_rollouts_that_are_not_finite_end_with_1_and_one_line(train, capsys):
 
 @pytest.mark.dask
 @pytest.mark.slow
-def test_an_environment_that_kills_its_workers_ends_with_1_and_one_line(train, capsys):
+def test_an_environment_that_kills_its_workers_ends_with_1_and_where(train, capsys):
     assert train("die", "--workers", "1") == 1
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("metaloom: collect_rollouts, iteration 0, step 0: breaking_env:Breaking, task 0, episode 0")
-    assert "its process died 4 times in the same place without a word" in last
+    told = capsys.readouterr().err.rpartition("/run: ")[2]
+    assert told.startswith("collect_rollouts, iteration 0, step 0: breaking_env:Breaking, task 0, episode 0")
+    assert "its process died 4 times in the same place without a word" in told
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
+import gc
 import json
+import weakref
 from dataclasses import fields
 
 import numpy as np
@@ -94,6 +96,24 @@ def test_adaptation_sees_the_adaptation_episodes_alone(plain, collected, monkeyp
     evaluate(plain, adaptation_steps=2, episodes=2, test_episodes=4)
     assert [id(episodes) for episodes in seen] == [id(episodes) for _, episodes in collected[1::2]]
     assert all(episodes.lengths.shape[1] == 2 for episodes in seen)
+
+
+def test_episodes_are_let_go_once_they_are_judged_and_adapted_to(plain, monkeypatch):
+    made = []
+    alive = []
+    real = flows.workers.collect_shard
+
+    def spy(*arguments):
+        gc.collect()
+        alive.append(sum(episodes() is not None for episodes in made))
+        episodes = real(*arguments)
+        made.append(weakref.ref(episodes))
+        return episodes
+
+    monkeypatch.setattr(flows.workers, "collect_shard", spy)
+    evaluate(plain, adaptation_steps=4)
+    assert len(made) == 9
+    assert max(alive) == 1  # what was adapted to last
 
 
 def test_an_adaptation_step_is_the_inner_step_of_training(plain, monkeypatch):
@@ -303,6 +323,7 @@ def test_tasks_come_from_a_file(plain, tmp_path, kind):
         ("tasks.json", "[]", "required a list of one task or more"),
         ("tasks.json", "{}", "found dict; required a list"),
         ("tasks.json", "[[true]]", "found task 0"),
+        ("tasks.json", f"[[1{400 * '0'}]]", "required 1 finite numbers"),
         ("tasks.yaml", "[[.nan]]", "found task 0"),
         ("tasks.yaml", "[", "cannot be read as tasks"),
         ("tasks.parquet", "no table", "cannot be read as tasks"),
@@ -340,8 +361,15 @@ def test_a_run_without_adaptation_is_tested_as_it_is(tiny_config, tmp_path):
         evaluate(tmp_path / "run", adaptation_steps=1)
 
 
-def test_tasks_that_do_not_fit_are_refused_before_a_run_is_created(tiny_config, tmp_path):
-    config = tiny_config(evaluation={"every": 1, "tasks": [[1.0]]})
-    with pytest.raises(EnvError, match=r"shape \(1, 1\)"):
+@pytest.mark.parametrize(
+    ("env", "tasks", "found"),
+    [
+        ("point-corner", [[1.0]], r"shape \(1, 1\)"),
+        ("hopper-rand-params", [[1.0] * 34, [0.0] * 34], "torso_mass of a task is 0.0"),
+    ],
+)
+def test_tasks_that_do_not_fit_are_refused_before_a_run_is_created(tiny_config, tmp_path, env, tasks, found):
+    config = tiny_config(env=env, evaluation={"every": 1, "tasks": tasks})
+    with pytest.raises(EnvError, match=found):
         train(config, tmp_path / "run", backend=SERIAL)
     assert not (tmp_path / "run").exists()

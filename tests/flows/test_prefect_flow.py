@@ -72,6 +72,14 @@ class TestSettings:
         with pytest.raises(ConfigError, match="num_tasks is 4 there, 5 was asked for"):
             settings_for(FOLDER, tiny_config(), **{**NOTHING, "config": tiny_config(num_tasks=5)})
 
+    @pytest.mark.parametrize("recorded", [{}, {"obs_style": "promp"}])
+    def test_an_option_left_at_its_default_is_no_other_setting(self, tiny_config, recorded):
+        stored = tiny_config(env={"name": "ant-dir", "options": recorded})
+        assert settings_for(FOLDER, stored, **{**NOTHING, "config": tiny_config(env="ant-dir")})
+        other = tiny_config(env={"name": "ant-dir", "options": {"obs_style": "v5"}})
+        with pytest.raises(ConfigError, match=r"obs_style is 'promp' there, 'v5' was asked for"):
+            settings_for(FOLDER, stored, **{**NOTHING, "config": other})
+
     def test_another_evaluation_than_the_stored_one_is_refused(self, tiny_config):
         asked = {**NOTHING, "config": tiny_config(evaluation={"every": 5})}
         with pytest.raises(ConfigError, match=r"evaluation\.every is None there, 5 was asked for"):

@@ -1,5 +1,7 @@
 import gc
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import mujoco  # pyright: ignore[reportMissingTypeStubs]
@@ -82,6 +84,24 @@ def test_arrays_keep_the_simulations_that_they_show() -> None:
     for batch in others:
         batch.bind("qpos")[:] = 9
     assert (heights == 0.75).all()
+
+
+def test_closing_a_batch_of_robots_frees_its_simulations() -> None:
+    batch: Any = AntDir().batch(3, 2)
+    simulations = weakref.ref(batch._batch._handle)
+    batch.close()
+    gc.collect()
+    assert simulations() is None
+
+
+def test_batches_of_several_threads_do_not_disturb_each_other() -> None:
+    robot = AntDir()
+    actions = np.random.default_rng(0).uniform(-0.4, 0.4, (40, 5, robot.model.nu))
+    expected = episode(robot, actions)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: episode(robot, actions), range(12)))
+    for arrays in found:
+        assert all(np.array_equal(a, b) for a, b in zip(arrays, expected, strict=True))
 
 
 def test_a_fault_of_the_physics_names_the_rows() -> None:

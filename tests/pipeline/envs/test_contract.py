@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from pipeline.envs import ENVS, EnvConfig, EnvError, MetaEnv, make_batch_env, make_env
+from pipeline.envs import ENVS, EnvConfig, EnvError, MetaEnv, make_batch_env, make_env, with_all_options
 from pipeline.envs.half_cheetah import HalfCheetahDir
 from pipeline.envs.loop_batch import LoopBatch
+from pipeline.envs.mujoco_robot import MujocoRobot
 from pipeline.envs.point_corner import PointCorner
 from pipeline.envs.wrappers import SingleTask
 
@@ -46,8 +47,6 @@ TASK_IS_A_BODY = tuple(name for name in ENVS if name.endswith("-rand-params"))
 
 # Names whose episodes all begin in one place.
 STARTS_AT_THE_ORIGIN = ("point-2d-goal", "navigation-2d", "pearl-sparse-point-robot")
-# PEARL's directions: there are but two.
-TRAINED_AND_TESTED_ON_THE_SAME = ("pearl-cheetah-dir", "pearl-ant-dir")
 
 every_env = pytest.mark.parametrize("config", CONFIGS, ids=config_id)
 
@@ -86,8 +85,7 @@ def test_tasks_to_test_with_are_others_than_those_to_train_on_and_equal_in_every
     for tasks in (env.task_set, env.test_task_set):
         assert len(set(tasks)) == len(tasks)
         assert np.array(tasks).shape == (len(tasks), len(env.task_fields))
-    if config.name not in TRAINED_AND_TESTED_ON_THE_SAME:
-        assert not set(env.task_set) & set(env.test_task_set)
+    assert not set(env.task_set) & set(env.test_task_set)
 
 
 def episode(env: MetaEnv, seed: int, num_steps: int = 20) -> bytes:
@@ -248,6 +246,51 @@ def test_a_used_batch_resets_to_the_same_episodes(config: EnvConfig) -> None:
         return [first] + [batch.step(step, rows).observations.copy() for step in actions]
 
     assert np.array_equal(episode(), episode())
+
+
+@every_env
+def test_a_batch_keeps_its_tasks_when_the_callers_array_changes(config: EnvConfig) -> None:
+    batch = make_batch_env(config, 2)
+    tasks = make_env(config).sample_tasks(4, np.random.default_rng(0))
+    actions = np.ones((2, batch.action_size), np.float32)
+
+    def rewards(given: np.ndarray, later: np.ndarray) -> np.ndarray:
+        batch.reset(given, np.arange(2, dtype=np.uint64))
+        given[:] = later
+        return sum(batch.step(actions, np.arange(2)).reward_terms.values(), np.zeros(2))
+
+    assert np.array_equal(rewards(tasks[:2].copy(), tasks[2:]), rewards(tasks[:2].copy(), tasks[:2]))
+
+
+@pytest.mark.parametrize("name", [name for name in ENVS if name.split("-")[0] not in ("point", "navigation")])
+def test_a_film_of_every_step_shows_a_robot_at_its_speed(name: str) -> None:
+    env = make_env(EnvConfig(name=name))
+    if isinstance(env.unwrapped, MujocoRobot):
+        assert env.metadata["render_fps"] == round(1 / env.unwrapped.dt)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("pearl-ant-dir", {"forward_backward": "maybe"}, "forward_backward is 'maybe'; required true or false"),
+        ("walker2d-dir", {"model": ["v5"]}, r"model is \['v5'\]; required one of original, v5"),
+        ("ant-dir", {"obs_style": ["v5"]}, r"obs_style is \['v5'\]; required one of promp, pearl, v5"),
+        ("pearl-sparse-point-robot", {"reward": ["sparse"]}, r"reward is \['sparse'\]; required one of dense, sparse"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        make_env(EnvConfig(name=name, options=options))
+
+
+@every_env
+def test_options_can_be_written_out_and_then_mean_the_same(config: EnvConfig) -> None:
+    whole = with_all_options(config)
+    assert whole.options.items() >= config.options.items()
+    assert with_all_options(whole) == whole == EnvConfig.model_validate_json(whole.model_dump_json())
+    assert episode(make_env(whole), seed=5) == episode(make_env(config), seed=5)
+    styled = getattr(make_env(config).unwrapped, "obs_style", None)
+    assert whole.options.get("obs_style") == styled
 
 
 @pytest.mark.parametrize("task", [[1.0, 2.0, 3.0], [np.nan, 1.0], 1.0])

@@ -41,7 +41,11 @@ CASES = {
     "ant-dir": (lambda: AntDir(obs_style="v5"), lambda: ant_env(healthy_z_range=(0.0, 1.0)), [1.0], ANT),
     "ant-goal": (
         lambda: AntGoal(obs_style="v5"),
-        lambda: ant_env(ctrl_cost_weight=0.1, terminate_when_unhealthy=False),
+        lambda: ant_env(
+            ctrl_cost_weight=0.1,
+            terminate_when_unhealthy=False,
+            exclude_current_positions_from_observation=False,
+        ),
         [1.0, 2.0],
         {"control": "reward_ctrl", "contact": "reward_contact"},
     ),
@@ -136,7 +140,7 @@ def test_the_ant_is_paid_for_its_distance_to_the_goal_along_both_axes() -> None:
 STYLES: list[tuple[Callable[..., MujocoRobot], dict[str, int]]] = [
     (AntDir, {"promp": 111, "pearl": 27, "v5": 105}),
     (AntDir2D, {"promp": 111, "pearl": 27, "v5": 105}),
-    (AntGoal, {"promp": 113, "pearl": 113, "v5": 105}),
+    (AntGoal, {"promp": 113, "pearl": 113, "v5": 107}),
     (HumanoidDir, {"promp": 376, "pearl": 376, "v5": 348}),
     (SwimmerVel, {"promp": 8, "v5": 8}),
     (HalfCheetahDir, {"promp": 17, "pearl": 20, "v5": 17}),
