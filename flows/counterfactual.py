@@ -227,14 +227,16 @@ class _Again:
             if ref.stage == "collect_rollouts" and not self.run.contains(ref):
                 raise UsageError(
                     f"{asked}: {self.ref} reads the episodes of round {ref.step}, which are not stored; "
-                    f"required at most {self.run.config['algorithm']['inner_steps']} inner steps, as in the run"
+                    f"required at most {self.run.config['algorithm'].get('inner_steps', 0)} inner steps, as in the run"
                 )
         if learner_ref(self.ref.iteration) in stages.inputs(self.ref):
             _fitted(self._stored_learner(), _own_learner(stages), asked)
 
     def start(self) -> dict[str, Array]:
         """Parameters before the update."""
-        return dict(self._stored_learner().params) if self.ref.stage == "meta_optimize" else {}
+        if self.ref.stage != "meta_optimize":
+            return {}
+        return dict(self.stages.begun(self._stored_learner()).params)
 
     def _stored_learner(self) -> LearnerState:
         value = self.run.load(learner_ref(self.ref.iteration))

@@ -152,6 +152,12 @@ class OnPolicyStages:
             parallel=self.parallel,
         )
 
+    def begun(self, learner: LearnerState) -> LearnerState:
+        """A stored learner as the iteration behind it acts and learns with it."""
+        if isinstance(self.algorithm, ActorCriticLearner):
+            return self.algorithm.begun(self.policy, learner, run_seed=self.config.seed)
+        return learner
+
     def _collect_rollouts(self, ref: StageRef, load: Load) -> EpisodeBatch:
         return self.rollouts.collect(
             self._params(load, ref.iteration, ref.step),
@@ -194,13 +200,7 @@ class OnPolicyStages:
         )
 
     def _learner(self, load: Load, iteration: int) -> LearnerState:
-        return self._begun(load(learner_ref(iteration)).learner)
-
-    def _begun(self, learner: LearnerState) -> LearnerState:
-        """A stored learner as the iteration behind it acts and learns with it."""
-        if isinstance(self.algorithm, ActorCriticLearner):
-            return self.algorithm.begun(self.policy, learner, run_seed=self.config.seed)
-        return learner
+        return self.begun(load(learner_ref(iteration)).learner)
 
     def _acting_params(self, iteration: int, k: int) -> StageRef:
         return StageRef(iteration, "adapt", k - 1) if k else learner_ref(iteration)
@@ -208,7 +208,7 @@ class OnPolicyStages:
     def _params(self, load: Load, iteration: int, k: int) -> TaskParams:
         """What the tasks act with in round k: the learner's parameters for all of them, or each task's adapted ones."""
         stored = load(self._acting_params(iteration, k))
-        return stored if k else acting_params(self.algorithm, self._begun(stored.learner), self.config.num_tasks)
+        return stored if k else acting_params(self.algorithm, self.begun(stored.learner), self.config.num_tasks)
 
     def _step_refs(self, iteration: int, k: int) -> list[StageRef]:
         return [StageRef(iteration, "collect_rollouts", k), StageRef(iteration, "process_samples", k)]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import storage
 from flows.words import adaptation_returns, finite, printable
+from pipeline.stopping import StoppingConfig
 from storage import Run, StageRef
 
 LOCK_FILE = "writer.lock"
@@ -171,7 +172,17 @@ def _row(folder: Path) -> dict[str, Any]:
 def _state(run: Run, writer: Writer | None) -> State:
     if writer is not None:
         return "training"
-    return "complete" if len(run.iterations) >= planned_iterations(run) else "stopped"
+    return "complete" if len(run.iterations) >= planned_iterations(run) or _has_met_its_end(run) else "stopped"
+
+
+def _has_met_its_end(run: Run) -> bool:
+    """Whether the criteria of its `stop` section have ended the run."""
+    stop, done = run.config.get("stop"), len(run.iterations)
+    if stop is None:
+        return False
+    # The last ones are all that the criteria look at.
+    first = max(0, done - (stop["convergence_window"] or 1))
+    return StoppingConfig(**stop).met([run[i].metrics() for i in range(first, done)])
 
 
 def _metrics(run: Run) -> dict[str, Any]:

@@ -122,7 +122,8 @@ def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, plac
     table["observations"] = _lists(episodes.observations[chosen], lengths + 1)
     table["actions"] = _lists(episodes.actions[chosen], lengths)
     table["rewards"] = _lists(episodes.rewards[chosen], lengths)
-    return pa.table(table)
+    # Places without an episode, of tasks that had been sampled enough, are no part of a history.
+    return pa.table(table).filter(column(lengths > 0))
 
 
 def _lists(values: Array, lengths: Array) -> pa.Array:

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import storage
+from flows.counterfactual import optimize
 from flows.errors import UsageError
 from flows.evaluate import evaluate
 from flows.recipes import load_settings
 from flows.replay import replay
+from flows.run_info import run_info
 from flows.runs import RunAt, best_iteration
 from flows.train import config_of, resume, train
 from flows.warm_start import pinned
@@ -108,6 +110,9 @@ def test_a_horizon_starts_particles_afresh_in_the_iteration_behind_it(tmp_path):
         logits = hidden @ acting["logits_network.output.kernel"] + acting["logits_network.output.bias"]
         np.testing.assert_allclose(log_probs, log_softmax(logits)[0], rtol=1e-5)
     assert all(outcome.identical for outcome in replay(tmp_path / "run"))
+    again = optimize(tmp_path / "run", 1)
+    assert again.changed.identical
+    assert again.quantities()["step_length"][0] < 0.5  # from the particles that acted
 
 
 def test_a_warm_start_has_the_parameters_of_the_other_run_and_nothing_else(tmp_path, monkeypatch):
@@ -170,6 +175,7 @@ def test_a_criterion_ends_a_run_and_a_resumed_one_at_the_same_iteration(tmp_path
     assert train(config, tmp_path / "run", backend=HERE).iterations_done == 2
     run = storage.open_run(tmp_path / "run")
     assert run[0].metrics()["env_steps"] < 130 <= run[1].metrics()["env_steps"]
+    assert run_info(run)["state"] == "complete"
     before = digests(tmp_path / "run")
     assert resume(tmp_path / "run", backend=HERE).iterations_done == 2
     assert digests(tmp_path / "run") == before

@@ -4,6 +4,7 @@ import json
 import sys
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 
 import storage
@@ -12,6 +13,7 @@ from flows.errors import UsageError
 from flows.export import export, parse_iterations
 from flows.train import train
 from flows.workers import Backend
+from pipeline.config import build_config
 
 minari = pytest.importorskip("minari")
 
@@ -81,6 +83,26 @@ def test_the_command_writes_every_format_and_says_what(stored, tmp_path, capsys,
     assert told["rows"] > 0
     assert cli.run(command) == 2
     assert "something is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("to", ["parquet", "minari", "histories", "tensorboard"])
+def test_a_run_of_one_task_is_exported_without_places_that_no_episode_took(tmp_path, capsys, to):
+    env = {"name": "CartPole-v1"}
+    settings = {"env": env, "algorithm": {"name": "a2c"}, "iterations": 2, "min_steps": 50, "episodes_per_task": 9}
+    train(build_config({**settings, "max_episode_steps": 20}), tmp_path / "run", backend=Backend(workers=0))
+    command = ["export", str(tmp_path / "run"), "--to", to, "--out", str(tmp_path / "out"), "--json"]
+    assert cli.run(command) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    episodes = storage.open_run(tmp_path / "run").episodes()
+    assert 4 < len(episodes) < 18
+    if to in ("minari", "histories"):
+        assert rows == len(episodes)
+    if to == "histories":
+        (file,) = (tmp_path / "out").glob("*.parquet")
+        history = parquet.read_table(file)
+        assert history["length"].to_pylist() == episodes["length"].to_pylist()
+        assert history["order"].to_pylist() == list(range(rows))
+        assert [len(o) for o in history["observations"].to_pylist()] == [n + 1 for n in history["length"].to_pylist()]
 
 
 def test_the_command_names_what_it_left_out(tmp_path, tiny_config, capsys):
