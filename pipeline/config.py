@@ -2,99 +2,34 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
 from pipeline.algorithms import Algorithm, AlgorithmConfig
-from pipeline.baselines import Baseline, BaselineConfig
+from pipeline.baselines import BaselineConfig
+from pipeline.config_input import ConfigError, conversions, explain, load_config, override
 from pipeline.envs.config import EnvConfig, gymnasium_limit
 from pipeline.evaluation_config import EvaluationConfig
-from pipeline.plain_yaml import parse
 from pipeline.policies import PolicyConfig
+from pipeline.processing_config import ProcessingConfig, processing_problems
+from pipeline.run_sections import RetentionConfig, WarmStart
 from pipeline.schema import Settings
 from pipeline.stopping import StoppingConfig
 
-
-class ConfigError(ValueError):
-    """A configuration was refused; the message names each field, what was found and what is allowed."""
-
-
-class ProcessingConfig(Settings):
-    """How rewards become what an algorithm learns from."""
-
-    name: Literal["advantages", "dice"] = "advantages"
-    """dice adds adjusted rewards, which the DiCE losses are made of. A run's algorithm decides; leave it out."""
-    discount: float = Field(default=0.99, ge=0, le=1)
-    gae_lambda: float = Field(default=1.0, ge=0, le=1)
-    normalize_advantages: bool = True
-    """Zero mean and unit standard deviation per task, over real steps; of the adjusted rewards as well."""
-    positive_advantages: bool = False
-    """Shift the advantages of each task so that the smallest is 1e-8; the adjusted rewards as well."""
-    return_baseline: BaselineConfig | None = None
-    """With name=dice: predicts returns for the advantages, while `baseline` predicts the discounted rewards."""
-    adv_norm: Literal["std", "variance"] = "std"
-    """What normalizing divides by. variance is for comparison with garage: it undoes the common scale of tasks."""
-    dice_norm: Literal["real", "padded"] = "real"
-    """Statistics over real steps. padded is for comparison with the ProMP code: its DiCE counts padding as zeros."""
-
-    @model_validator(mode="after")
-    def _norms_have_something_to_do(self) -> "ProcessingConfig":
-        if self.adv_norm != "std" and not self.normalize_advantages:
-            raise ValueError(f"adv_norm is {self.adv_norm} but normalize_advantages is off; leave one of them out")
-        if self.dice_norm != "real" and not (self.normalize_advantages or self.positive_advantages):
-            raise ValueError(f"dice_norm is {self.dice_norm} but nothing is normalized or shifted; leave it out")
-        return self
-
-    def build_return_baseline(self) -> Baseline:
-        """The baseline of the advantages with name=dice; without one configured, advantages are returns."""
-        return (self.return_baseline or BaselineConfig(name="zero")).build()
-
-
-class RetentionConfig(Settings):
-    """Which iterations keep all their batches on disk. What goes can be computed again; no number depends on it.
-
-    With neither `keep_last` nor `keep_every` all are kept; with both, those that either keeps.
-    """
-
-    keep_last: int | None = Field(default=None, ge=0)
-    """Keep the batches of so many of the newest iterations."""
-    keep_every: int | None = Field(default=None, ge=1)
-    """Keep the batches of every so many-th iteration, from iteration 0 on."""
-    max_bytes: int | None = Field(default=None, ge=1)
-    """Stop before the run's files hold more than this; warn at 90 %."""
-
-
-class WarmStart(Settings):
-    """The learner of a stored run that another run starts from.
-
-    A bare string stands for the run, with the number of updates behind an @.
-    """
-
-    run: str = Field(min_length=1)
-    """The run's folder, or its name."""
-    updates: int | None = Field(default=None, ge=0)
-    """How many updates the learner has had; all that there are when the run starts, and recorded then."""
-    digest: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
-    """Of the output that holds the learner; recorded when the run starts, and checked whenever it is read again."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_a_bare_name(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        run, at, updates = value.rpartition("@")
-        return {"run": run, "updates": int(updates)} if at and updates.isdecimal() else {"run": value}
-
-
-_NAMED_SECTIONS = ("env", "algorithm", "baseline")
-"""Sections for which a bare name stands for the section with that name and defaults."""
+__all__ = [
+    "ConfigError",
+    "ProcessingConfig",
+    "RetentionConfig",
+    "RunConfig",
+    "WarmStart",
+    "build_config",
+    "load_config",
+    "override",
+]
 
 _LATER = ("min_steps", "min_rollouts", "init_from")
-
-_DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
 
 
 class RunConfig(Settings):
@@ -214,7 +149,7 @@ class RunConfig(Settings):
         if "name" not in self.processing.model_fields_set:
             name = "dice" if self._needs_dice else "advantages"
             object.__setattr__(self, "processing", self.processing.model_copy(update={"name": name}))
-        if problem := next(_processing_problems(self.processing, self._learns_from), None):
+        if problem := next(processing_problems(self.processing, self._learns_from), None):
             raise ValueError(f"{problem} (algorithm.name is {self.algorithm.name})")
         return self
 
@@ -268,92 +203,7 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
     try:
         config = RunConfig.model_validate(settings)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from None
-    if problems := list(_conversions(settings, config.model_dump(mode="json"))):
+        raise ConfigError("\n".join(explain(problem) for problem in error.errors())) from None
+    if problems := list(conversions(settings, config.model_dump(mode="json"))):
         raise ConfigError("\n".join(problems))
     return config
-
-
-def load_config(path: Path) -> dict[str, Any]:
-    """The settings in a YAML or JSON file, not yet validated (JSON is a subset of YAML).
-
-    Raises:
-        ConfigError: the file is missing, does not parse, or is not a mapping.
-    """
-    try:
-        settings = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML or JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: found {type(settings).__name__} at the top; required a mapping of RunConfig fields")
-    return settings
-
-
-def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """Settings with `a.b=value` assignments applied; values are read as YAML (numbers, lists, true, null, text).
-
-    Raises:
-        ConfigError: an assignment has no "=", an empty key, or reaches into something that is not a section.
-    """
-    merged: dict[str, Any] = json.loads(json.dumps(settings))
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not all(key.split(".")):
-            raise ConfigError(f"--set {assignment}: required KEY=VALUE, for example algorithm.inner_lr=0.05")
-        *sections, last = key.split(".")
-        target = merged
-        for section in sections:
-            # `env=NAME` is short for env.name=NAME; keep the short form's meaning when a second override follows.
-            if section in _NAMED_SECTIONS and isinstance(target.get(section), str):
-                target[section] = {"name": target[section]}
-            target = target.setdefault(section, {})
-            if not isinstance(target, dict):
-                raise ConfigError(f"--set {assignment}: {section} is a value, not a section, so it has no field {last}")
-        try:
-            target[last] = parse(text)
-        except ValueError:
-            raise ConfigError(f"--set {assignment}: the value is not valid YAML; quote it") from None
-    return merged
-
-
-def _processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]) -> Iterator[str]:
-    needed = "dice" if "adjusted_rewards" in learns_from else "advantages"
-    changed = {name for name in _DICE_OPTIONS if getattr(processing, name) != _DICE_OPTIONS[name]}
-    if processing.name != needed:
-        yield f"processing.name is {processing.name} but the algorithm needs {needed}; leave processing.name out"
-    elif needed == "advantages":
-        yield from (f"processing.{name} is set but is for DiCE alone; leave it out" for name in sorted(changed))
-    elif "advantages" not in learns_from:
-        unused = changed & {"return_baseline"} | ({"gae_lambda"} if processing.gae_lambda != 1 else set())
-        why = "the algorithm does not learn from advantages"
-        yield from (f"processing.{name} is set but {why}; leave it out" for name in sorted(unused))
-    elif processing.return_baseline is None:
-        yield "processing.return_baseline is not set but the algorithm learns from advantages; name one or zero"
-
-
-def _explain(problem: Any) -> str:
-    # pydantic puts the tag of a union (promp) into the path; a user never typed it.
-    loc = problem["loc"]
-    path = ".".join(str(part) for part in (loc[:1] + loc[2:] if loc[:1] == ("algorithm",) else loc))
-    found = problem["input"]
-    shown = "" if isinstance(found, dict) else f"; found {found!r}"
-    if problem["type"] == "extra_forbidden":
-        return f"{path}: unknown key{shown}; see `metaloom recipes --schema` for the keys there are"
-    return f"{path or 'config'}: {problem['msg']}{shown}"
-
-
-def _conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:
-    """Where pydantic made another value of what was given: 1 of true, 5 of "5". Only integers stand for floats."""
-    if isinstance(given, Mapping) and isinstance(kept, Mapping):
-        for name in given.keys() & kept.keys():
-            yield from _conversions(given[name], kept[name], *path, name)
-    elif isinstance(given, Sequence) and isinstance(kept, list):
-        for n, pair in enumerate(zip(given, kept, strict=True)):
-            yield from _conversions(*pair, *path, str(n))
-    elif isinstance(kept, int | float) and (
-        isinstance(given, str)
-        or isinstance(given, bool) != isinstance(kept, bool)
-        or (isinstance(given, float) and isinstance(kept, int))
-    ):
-        required = {bool: "true or false", int: "an integer", float: "a number"}[type(kept)]
-        yield f"{'.'.join(path)}: required {required}; found {given!r}"
