@@ -141,7 +141,7 @@ def _first_difference(ref: StageRef, name: str, before: np.ndarray, after: np.nd
         gap = np.abs(left.astype(np.float64) - right.astype(np.float64))
     ulp = int(ulp_distance(left, right).max()) if before.dtype.kind == "f" else None
     return ArrayDifference(
-        ref, name, index, repr(before[index]), repr(after[index]), float(np.nanmax(gap, initial=0)), ulp, len(where)
+        ref, name, index, str(before[index]), str(after[index]), float(np.nanmax(gap, initial=0)), ulp, len(where)
     )
 
 

@@ -20,7 +20,10 @@ def test_the_best_policy_of_a_run_reaches_475_in_20_test_episodes(tmp_path, reci
     changes = ["env=CartPole-v1", "iterations=100", "min_steps=5000", "stop.return_threshold=500"]
     train(build_config(override(load_settings(recipe), changes)), tmp_path / "run", backend=HERE)
     run = storage.open_run(tmp_path / "run")
-    episodes = evaluate(tmp_path / "run", best_iteration(run), num_tasks=20, backend=HERE).rounds[0]
-    returns = episodes.episode_returns[episodes.real][:20]
-    assert len(returns) == 20
-    assert returns.mean() >= 475
+    for deterministic in (False, True):
+        judged = evaluate(
+            tmp_path / "run", best_iteration(run), num_tasks=1, test_episodes=20, deterministic=deterministic
+        )
+        returns = judged.evaluation.test_returns
+        assert returns.shape == (1, 1, 20)
+        assert returns.mean() >= 475, (deterministic, returns)
