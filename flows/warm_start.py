@@ -38,7 +38,7 @@ def as_pinned(asked: RunConfig, stored: RunConfig) -> RunConfig:
         return asked
     name = next((start.run.removesuffix(view) for view in _VIEWS if start.run.endswith(view)), start.run)
     same = (
-        run_folder(name).resolve() == run_folder(found.run)
+        run_folder(name).resolve() == run_folder(found.run).resolve()
         and start.updates in (None, found.updates)
         and start.digest in (None, found.digest)
     )
