@@ -26,7 +26,7 @@ class _Codec(Protocol):
 
 # Blosc's own threads, which numcodecs uses in the main thread alone, write blocks as they finish: the same array would
 # have other bytes the next time, and a thinned one could not come back as it was.
-numcodecs.blosc.use_threads = False
+numcodecs.blosc.use_threads = False  # pyright: ignore[reportUnknownMemberType]
 
 # numcodecs is not typed.
 _BLOSC = cast(_Codec, numcodecs.blosc.Blosc("lz4", clevel=5, shuffle=1))  # pyright: ignore[reportUnknownMemberType]
