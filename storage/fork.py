@@ -184,6 +184,8 @@ def _share_outputs(parent: Run, records: list[StageRecord], links: "_Links", ses
     for record in records:
         links.share(f"_commits/{record.ref.file_name}")
         for file in _files_of(record, with_arrays=thinned.get(record.ref) != record.sha256):
+            if not (parent.path / file.path).exists():
+                parent.files.bring(file.path)
             try:
                 links.share(file.path)
             except FileNotFoundError:

@@ -16,6 +16,8 @@ from storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageMissin
 from storage.iteration import Iteration
 from storage.records import SCHEMA, StageRecord
 from storage.refs import StageRef
+from storage.remote.log import RemoteLog, follow
+from storage.remote.places import folder_of, location
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,18 +31,23 @@ Steps = None | int | Sequence[int]
 class Run:
     """A stored run. It follows the run while a writer goes on, and never changes it."""
 
-    def __init__(self, path: Path, info: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
         self.path = path
         self.info = info
-        self.files = CommittedFiles(path)
+        self.files = CommittedFiles(path, remote)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {len(self.iterations)} iterations)"
+        return f"Run({self.location!r}, {len(self.iterations)} iterations)"
 
     @property
     def name(self) -> str:
         """The run's name: that of its folder."""
         return self.path.resolve().name
+
+    @property
+    def location(self) -> str:
+        """Where it is: a URL for a run under object storage, of which `path` is a cache; else the path."""
+        return location(self.path)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -190,14 +197,17 @@ class Run:
 
 
 def open_run(path: str | Path) -> Run:
-    """The run in a folder, for reading. A writer may go on meanwhile.
+    """The run in a folder or under a URL, for reading. A writer may go on meanwhile.
 
     Raises:
         RunNotFound, NotARun: there is no such folder, or it holds no run.
         IncompatibleFormat: the run was written in a format that this version does not read.
         DamagedRun: run.json is damaged.
+        StorageFailed: the object store of a URL cannot be read.
     """
-    return Run(Path(path), read_info(Path(path)))
+    folder = folder_of(path)
+    remote = follow(folder)
+    return Run(folder, read_info(folder), remote)
 
 
 def read_info(path: Path) -> dict[str, Any]:

@@ -1,0 +1,158 @@
+"""Writing a run under object storage: whoever puts the next entry of the log, which only one can, has written.
+
+An entry is put on the condition that there is none of its number. A session that begins takes the next number; from then
+on the puts of an earlier session, however late it wakes up, find their number taken, and fail. Objects go below the
+session's own prefix before the entry that names them, so what a lost session still uploads is seen by nobody.
+"""
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from storage.errors import FencedOut, RunLocked, StorageFailed
+from storage.files import read_file
+from storage.provenance import utc
+from storage.remote.entries import Entry, Kind, LoggedFile, entry_key, object_key
+from storage.remote.log import RemoteLog
+
+_LARGEST = 2**40
+
+
+class RemoteSession:
+    """The right to append to a run's log, until it is given back or another session takes it.
+
+    Args:
+        log: up to date.
+        token: identifies the session for ever.
+    """
+
+    def __init__(self, log: RemoteLog, token: str) -> None:
+        self._log = log
+        self._token = token
+        self._next = log.next
+        self._previous = log.last_hash
+        self._failed = False
+
+    @classmethod
+    def begin(cls, log: RemoteLog, token: str, *, take_over: bool) -> "RemoteSession":
+        """Begin a session. The caller holds the lock of the cache folder, so no other one goes on from there.
+
+        Raises:
+            RunLocked: a session from elsewhere has not ended.
+            StorageFailed: the store cannot be written, or does not know conditional puts.
+        """
+        while True:
+            log.pull()
+            before = log.owner
+            if before is not None and not take_over and not log.is_own(before.session):
+                raise _locked(log, before)
+            log.claim(token)
+            session = cls(log, token)
+            if session._put("begin", about={"host": socket.gethostname(), "pid": os.getpid(), "since": utc()}):
+                break  # else somebody else has just begun
+        session._require_conditions()
+        if before is not None:
+            log.objects.remove(log.unused_objects(before.session))
+        return session
+
+    def commit(self, paths: Iterable[Path]) -> None:
+        """Make the present state of some files of the folder that of the run, all at once.
+
+        Raises:
+            FencedOut: a later session has begun.
+            StorageFailed: the store cannot be written; the session is then over.
+        """
+        files: dict[str, LoggedFile] = {}
+        contents: dict[str, bytes] = {}
+        removed: list[str] = []
+        for path in dict.fromkeys(paths):
+            name = self._log.name_of(path)
+            if path.exists():
+                raw = read_file(path, limit=_LARGEST)
+                key = object_key(self._token, self._next, name)
+                files[name] = LoggedFile.of(raw, key, inline=name.endswith(".json"))
+                if files[name].text is None:
+                    contents[key] = raw
+            elif name in self._log.files:
+                removed.append(name)
+        if not files and not removed:
+            return
+        # What nothing names any more is of no use; until the entry is there, it is named.
+        dead = [file.key for name in (*files, *removed) if (file := self._log.files.get(name)) and file.key]
+        try:
+            self._log.objects.put_all(contents)
+            if not self._put("commit", files=files, removed=removed):
+                raise self._fenced_out()
+            self._log.objects.remove(dead)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def commit_all(self) -> None:
+        """Commit whatever the folder has otherwise than the log."""
+        self.commit(self._log.changes())
+
+    def give_up_damaged(self) -> None:
+        """Take files whose objects are damaged for lost; those with a sound copy in the folder are stored again."""
+        for name, _ in [*self._log.problems()]:
+            if name in self._log.files:
+                self._log.let_go(name)
+
+    def end(self) -> None:
+        """Let the next session begin, wherever it is. A session that failed or was fenced out is over already."""
+        if not self._failed:
+            self._put("end")
+
+    def _put(
+        self,
+        kind: Kind,
+        *,
+        about: Mapping[str, Any] | None = None,
+        files: Mapping[str, LoggedFile] | None = None,
+        removed: Iterable[str] = (),
+    ) -> bool:
+        """Append an entry; whether its number was still free."""
+        entry = Entry(
+            self._next, self._previous, kind, self._token, about=about or {}, files=files or {}, removed=[*removed]
+        )
+        raw = entry.content()
+        entry = Entry.parse(raw)
+        # A put whose answer got lost is tried again below us, and then finds itself.
+        if not self._log.objects.put_new(entry_key(self._next), raw) and self._log.stored_entry(self._next) != raw:
+            return False
+        self._log.append(entry, raw)
+        self._next, self._previous = entry.sequence + 1, entry.sha256
+        return True
+
+    def _require_conditions(self) -> None:
+        """Refuse a store that would let two writers overwrite each other's entries: put the newest one once more."""
+        newest = self._log.stored_entry(self._next - 1)
+        if newest is not None and self._log.objects.put_new(entry_key(self._next - 1), newest):
+            self._failed = True
+            raise StorageFailed(
+                self._log.objects.url,
+                found="a store that ignores the condition of a put (If-None-Match)",
+                required="one where of two writers one fails",
+                action="Use Amazon S3, or another store that documents conditional writes",
+            )
+
+    def _fenced_out(self) -> FencedOut:
+        return FencedOut(
+            self._log.objects.url,
+            found=f"session {self._token} of this process was ended by a later writer",
+            required="the newest session of the run",
+            action="Stop this process; the later writer goes on with what was committed",
+        )
+
+
+def _locked(log: RemoteLog, owner: Entry) -> RunLocked:
+    who = owner.about
+    return RunLocked(
+        log.objects.url,
+        found=f"process {who.get('pid')} on {who.get('host')} has been writing it since {who.get('since')}",
+        required="one writer at a time",
+        action="Wait for it or stop it. Nobody can tell from here whether it is dead; if it is: "
+        f"`metaloom resume {log.root.name} --take-over`",
+    )
