@@ -31,7 +31,7 @@ from storage.fork import Fork, fork_run
 from storage.iteration import Iteration
 from storage.paths import check_run_name, run_path
 from storage.quarantine import Quarantined, put_in_quarantine, read_quarantine
-from storage.reader import Run, open_run
+from storage.reader import Run, open_run, run_exists
 from storage.records import StageRecord, read_record
 from storage.refs import STAGES, StageRef, learner_ref
 from storage.remote.listing import find_runs
@@ -84,6 +84,7 @@ __all__ = [
     "put_in_quarantine",
     "read_quarantine",
     "read_record",
+    "run_exists",
     "run_path",
     "url_of",
     "verify_run",

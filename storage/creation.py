@@ -14,7 +14,7 @@ from storage.files import make_folder, sync_folder
 from storage.provenance import system, utc, versions
 from storage.records import SCHEMA
 from storage.remote.log import follow
-from storage.remote.places import folder_of
+from storage.remote.places import folder_of, location
 from storage.sessions import Session, begin_session
 from storage.thinning import KEEP_ALL, Retention
 from storage.writer import WRITABLE, RunWriter, run_writer
@@ -99,7 +99,7 @@ def check_free(path: Path) -> None:
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
     if names - _SKELETON:
         raise RunExists(
-            path,
+            location(path),
             found="a run" if "run.json" in names else f"something else ({', '.join(sorted(names)[:3])})",
             required="a path where nothing is",
             action=f"`metaloom resume {path.name}` continues a run; choose another name for a new one",

@@ -189,7 +189,7 @@ class Run:
     def _missing(self, ref: StageRef) -> StageMissing:
         count = len(self.iterations)
         return StageMissing(
-            self.path,
+            self.location,
             found=f"{ref} is not stored; {count} iterations are complete",
             required=f"an iteration from 0 to {count - 1}" if count else "a run with a complete iteration",
             action=f"`metaloom resume {self.name}` computes what is missing",
@@ -210,19 +210,33 @@ def open_run(path: str | Path) -> Run:
     return Run(folder, read_info(folder), remote)
 
 
+def run_exists(path: str | Path) -> bool:
+    """Whether there is a run in a folder or under a URL.
+
+    Raises:
+        StorageFailed: the object store of a URL cannot be read.
+    """
+    folder = folder_of(path)
+    follow(folder)
+    return (folder / "run.json").exists()
+
+
 def read_info(path: Path) -> dict[str, Any]:
     """The content of a run's run.json."""
     with system_errors(path, required="a folder that can be read", action="Check its permissions and its disk"):
         found = path.is_dir()
     if not found:
         raise RunNotFound(
-            path, found="no such folder", required="the folder of a run", action="`metaloom ls` lists the runs"
+            location(path),
+            found="no such folder",
+            required="the folder of a run",
+            action="`metaloom ls` lists the runs",
         )
     try:
         info = read_sealed(path / "run.json", indented=True)
     except FileNotFoundError:
         raise NotARun(
-            path, found="a folder without run.json", required="a run", action="`metaloom ls` lists the runs"
+            location(path), found="a folder without run.json", required="a run", action="`metaloom ls` lists the runs"
         ) from None
     if info.get("format") != SCHEMA:
         raise IncompatibleFormat(

@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from storage.remote.places import url_of
 
 _BATCHES = (2, 16, 128)
 _LARGEST = 2**40
+_BYTES_AT_ONCE = 2**26
+_EMPTIED = b"emptied"
 _OURS = ("writer.lock", "_quarantine")
 
 
@@ -103,10 +105,10 @@ class RemoteLog:
 
     def claim(self, session: str) -> None:
         """Note that a session is one of this cache, before it stores anything."""
-        self._own.add(session)
         with self._locked(), open(self._beside / "sessions", "ab") as file:
             file.write(f"{session}\n".encode())
             _sync(file.fileno())
+        self._read_sessions()
 
     def mirror(self) -> None:
         """Give up what the folder has beyond the log, and put back the small files that it lacks."""
@@ -170,9 +172,10 @@ class RemoteLog:
             for n, raw in enumerate(self.objects.get_all(keys), start):
                 if raw != cached[n]:
                     yield entry_key(n), "is missing" if raw is None else "is not the entry that was written"
-        for name, file in self.files.items():
-            if file.text is None and (problem := self._check_object(name, file)):
-                yield name, f"its object {file.key} {problem}"
+        for group in self._groups():
+            for (name, file), raw in zip(group, self.objects.get_all([file.key for _, file in group]), strict=True):
+                if problem := self._check_object(name, file, raw):
+                    yield name, f"its object {file.key} {problem}"
 
     def let_go(self, name: str) -> None:
         """Take a file whose object is damaged for one that is not stored; a sound copy here is then stored again."""
@@ -181,8 +184,19 @@ class RemoteLog:
         if path.exists() and problem_of(file, read_file(path, limit=_LARGEST)):
             path.unlink()
 
-    def _check_object(self, name: str, file: LoggedFile) -> str | None:
-        (raw,) = self.objects.get_all([file.key])
+    def _groups(self) -> Iterator[list[tuple[str, LoggedFile]]]:
+        """The files that are objects, in groups that fit into memory."""
+        group: list[tuple[str, LoggedFile]] = []
+        for name, file in self.files.items():
+            if file.text is None:
+                group.append((name, file))
+            if len(group) == _BATCHES[-1] or sum(file.size for _, file in group) > _BYTES_AT_ONCE:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def _check_object(self, name: str, file: LoggedFile, raw: bytes | None) -> str | None:
         problem = "is missing" if raw is None else problem_of(file, raw)
         path = self.local_path(name)
         if raw is not None and not problem and not (path.exists() and path.read_bytes() == raw):
@@ -203,6 +217,7 @@ class RemoteLog:
         self._last_session = ""
         self._offset = 0
         self._own: set[str] = set()
+        self._here: set[str] = set()
 
     @property
     def _entries(self) -> Path:
@@ -211,13 +226,14 @@ class RemoteLog:
     def _read_cached(self) -> None:
         """Go through the copies of entries that are new to this object."""
         if not self.root.is_dir() and self._entries.exists():
-            # Somebody has emptied the cache.
-            for name in ("entries", "sessions"):
-                (self._beside / name).unlink(missing_ok=True)
+            # Somebody has emptied the cache: its sessions are over as ever, but what they committed is not here.
+            self._entries.unlink()
+            with open(self._beside / "sessions", "ab") as file:
+                file.write(_EMPTIED + b"\n")
             self._forget()
+        self._read_sessions()
         if not self._entries.exists():
             return
-        self._own = {*(self._beside / "sessions").read_text().split()} if (self._beside / "sessions").exists() else set()
         with open(self._entries, "r+b") as file:
             file.seek(self._offset)
             for raw in file:
@@ -226,6 +242,12 @@ class RemoteLog:
                     break
                 self._take(self._checked(raw, str(self._entries)))
                 self._offset += len(raw)
+
+    def _read_sessions(self) -> None:
+        if (self._beside / "sessions").exists():
+            raw = (self._beside / "sessions").read_bytes()
+            self._own = {line.decode() for line in raw.split()}
+            self._here = {line.decode() for line in raw.rpartition(_EMPTIED)[2].split()}
 
     def _pull_some(self, count: int) -> bool:
         """Take in some entries, and look whether the newest one known is still there; whether there may be more."""
@@ -240,7 +262,7 @@ class RemoteLog:
             if raw is None:
                 return False
             entry = self._checked(raw, f"{self.objects.url}/{entry_key(self.next)}")
-            if not self.is_own(entry.session):  # what this cache has committed, it has
+            if entry.session not in self._here:  # what this cache has committed, it has
                 self._apply(entry)
             self._keep(entry, raw)
         return True
@@ -320,7 +342,7 @@ class RemoteLog:
             part.unlink(missing_ok=True)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Generator[None]:
         """Processes of this machine take turns."""
         self._beside.mkdir(parents=True, exist_ok=True)
         with open(self._beside / "lock", "ab") as file:

@@ -4,7 +4,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, cast
@@ -87,7 +87,7 @@ class ObjectFolder:
         return url_to_fs(self.url, use_listings_cache=False)
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
+    def _failures(self) -> Generator[None]:
         try:
             yield
         except StoreError:

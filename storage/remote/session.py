@@ -1,8 +1,8 @@
 """Writing a run under object storage: whoever puts the next entry of the log, which only one can, has written.
 
-An entry is put on the condition that there is none of its number. A session that begins takes the next number; from then
-on the puts of an earlier session, however late it wakes up, find their number taken, and fail. Objects go below the
-session's own prefix before the entry that names them, so what a lost session still uploads is seen by nobody.
+An entry is put on the condition that there is none of its number. A session that begins takes the next number; from
+then on the puts of an earlier session, however late it wakes up, find their number taken, and fail. Objects go below
+the session's own prefix before the entry that names them, so what a lost session still uploads is seen by nobody.
 """
 
 import os
@@ -18,6 +18,8 @@ from storage.remote.entries import Entry, Kind, LoggedFile, entry_key, object_ke
 from storage.remote.log import RemoteLog
 
 _LARGEST = 2**40
+_FILES_PER_ENTRY = 1000
+_BYTES_AT_ONCE = 2**26
 
 
 class RemoteSession:
@@ -64,25 +66,15 @@ class RemoteSession:
             FencedOut: a later session has begun.
             StorageFailed: the store cannot be written; the session is then over.
         """
-        files: dict[str, LoggedFile] = {}
-        contents: dict[str, bytes] = {}
-        removed: list[str] = []
-        for path in dict.fromkeys(paths):
-            name = self._log.name_of(path)
-            if path.exists():
-                raw = read_file(path, limit=_LARGEST)
-                key = object_key(self._token, self._next, name)
-                files[name] = LoggedFile.of(raw, key, inline=name.endswith(".json"))
-                if files[name].text is None:
-                    contents[key] = raw
-            elif name in self._log.files:
-                removed.append(name)
-        if not files and not removed:
+        names = {path: self._log.name_of(path) for path in paths}
+        present = [path for path in names if path.exists()]
+        removed = [name for path, name in names.items() if path not in present and name in self._log.files]
+        if not present and not removed:
             return
         # What nothing names any more is of no use; until the entry is there, it is named.
-        dead = [file.key for name in (*files, *removed) if (file := self._log.files.get(name)) and file.key]
+        dead = [file.key for name in names.values() if (file := self._log.files.get(name)) and file.key]
         try:
-            self._log.objects.put_all(contents)
+            files = self._upload({path: names[path] for path in present})
             if not self._put("commit", files=files, removed=removed):
                 raise self._fenced_out()
             self._log.objects.remove(dead)
@@ -91,8 +83,10 @@ class RemoteSession:
             raise
 
     def commit_all(self) -> None:
-        """Commit whatever the folder has otherwise than the log."""
-        self.commit(self._log.changes())
+        """Commit whatever the folder has otherwise than the log; run.json, which makes it a run, at the very end."""
+        changes = sorted(self._log.changes(), key=lambda path: path.name == "run.json")
+        for start in range(0, len(changes), _FILES_PER_ENTRY):
+            self.commit(changes[start : start + _FILES_PER_ENTRY])
 
     def give_up_damaged(self) -> None:
         """Take files whose objects are damaged for lost; those with a sound copy in the folder are stored again."""
@@ -104,6 +98,22 @@ class RemoteSession:
         """Let the next session begin, wherever it is. A session that failed or was fenced out is over already."""
         if not self._failed:
             self._put("end")
+
+    def _upload(self, names: Mapping[Path, str]) -> dict[str, LoggedFile]:
+        """Store the contents of files, and say what an entry has to say about them."""
+        files: dict[str, LoggedFile] = {}
+        contents: dict[str, bytes] = {}
+        for path, name in names.items():
+            raw = read_file(path, limit=_LARGEST)
+            key = object_key(self._token, self._next, name)
+            files[name] = LoggedFile.of(raw, key, inline=name.endswith(".json"))
+            if files[name].text is None:
+                contents[key] = raw
+            if sum(map(len, contents.values())) > _BYTES_AT_ONCE:
+                self._log.objects.put_all(contents)
+                contents = {}
+        self._log.objects.put_all(contents)
+        return files
 
     def _put(
         self,
