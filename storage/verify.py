@@ -16,6 +16,7 @@ from storage.history import chain_problems
 from storage.reader import read_info
 from storage.records import StageRecord
 from storage.refs import StageRef
+from storage.remote.checks import problems
 from storage.remote.log import RemoteLog, follow
 from storage.remote.places import folder_of
 from storage.sessions import PART_NAME, SESSION_NAME, read_session
@@ -120,7 +121,7 @@ class _Verification:
         if self.remote is None:
             return
         owners = {chunk.path: (r.ref, chunk.array) for r in self.records.values() for chunk in (*r.chunks, *r.tables)}
-        for path, problem in self.remote.problems():
+        for path, problem in problems(self.remote):
             ref, array = owners.get(path, (None, None))
             self.reported.add(path)
             yield self._damage(path, problem, ref, array or None)

@@ -133,3 +133,10 @@ def _parse_file(about: Mapping[str, Any], key: str) -> LoggedFile:
     if "text" in about:
         return LoggedFile(len(about["text"].encode()), about["text"])
     return LoggedFile(int(about["size"]), None, key, str(about["sha256"]))
+
+
+def problem_of(file: LoggedFile, raw: bytes) -> str | None:
+    """What tells bytes from those of a logged file."""
+    if len(raw) != file.size:
+        return f"holds {len(raw)} bytes, {file.size} were committed"
+    return None if hashlib.sha256(raw).hexdigest() == file.sha256 else "its SHA-256 is not the committed one"

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from storage.errors import DamagedRun, StoreError
 from storage.files import read_file
-from storage.remote.entries import Entry, LoggedFile, entry_key
+from storage.remote.entries import Entry, LoggedFile, entry_key, problem_of
 from storage.remote.objects import ObjectFolder
 from storage.remote.places import url_of
 
 _BATCHES = (2, 16, 128)
-_LARGEST = 2**40
-_BYTES_AT_ONCE = 2**26
+LARGEST = 2**40
 _EMPTIED = b"emptied"
 _OURS = ("writer.lock", "_quarantine")
 
@@ -86,8 +85,21 @@ class RemoteLog:
             return True
         if problem := problem_of(file, raw):
             raise self.damaged_object(file, problem)
-        self._write(path, raw)
+        self.write(path, raw)
         return True
+
+    def write(self, name: str, raw: bytes) -> None:
+        """Make a file of the folder; a reader sees all of it or none."""
+        path = self.local_path(name)
+        part = self._beside / f"{secrets.token_hex(8)}.part"
+        try:
+            with open(part, "xb") as file:
+                file.write(raw)
+                _sync(file.fileno())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
 
     def damaged_object(self, file: LoggedFile, found: str) -> DamagedRun:
         """The error for an object that is not what was committed."""
@@ -152,6 +164,10 @@ class RemoteLog:
             return open_folder / path.name if open_folder.is_dir() else path
         return path
 
+    def cached_entries(self) -> list[bytes]:
+        """The entries as they were when they were pulled or put."""
+        return read_file(self._entries, limit=LARGEST).splitlines(keepends=True)[: self.next] if self.next else []
+
     def stored_entry(self, sequence: int) -> bytes | None:
         """An entry as the store has it, None if it has none."""
         return self.objects.get_all([entry_key(sequence)])[0]
@@ -161,53 +177,11 @@ class RemoteLog:
         used = {file.key for file in self.files.values()}
         return [key for key in self.objects.below(f"_objects/{session}/") if key not in used]
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """What is wrong with the objects of the run: (path in the run or key of the entry, problem).
-
-        Copies in the folder that are not what was committed, while their objects are, are replaced.
-        """
-        cached = read_file(self._entries, limit=_LARGEST).splitlines(keepends=True) if self.next else []
-        for start in range(0, len(cached), _BATCHES[-1]):
-            keys = [entry_key(n) for n in range(start, min(start + _BATCHES[-1], len(cached)))]
-            for n, raw in enumerate(self.objects.get_all(keys), start):
-                if raw != cached[n]:
-                    yield entry_key(n), "is missing" if raw is None else "is not the entry that was written"
-        for group in self._groups():
-            for (name, file), raw in zip(group, self.objects.get_all([file.key for _, file in group]), strict=True):
-                if problem := self._check_object(name, file, raw):
-                    yield name, f"its object {file.key} {problem}"
-
-    def let_go(self, name: str) -> None:
-        """Take a file whose object is damaged for one that is not stored; a sound copy here is then stored again."""
-        file = self.files.pop(name)
-        path = self.local_path(name)
-        if path.exists() and problem_of(file, read_file(path, limit=_LARGEST)):
-            path.unlink()
-
-    def _groups(self) -> Iterator[list[tuple[str, LoggedFile]]]:
-        """The files that are objects, in groups that fit into memory."""
-        group: list[tuple[str, LoggedFile]] = []
-        for name, file in self.files.items():
-            if file.text is None:
-                group.append((name, file))
-            if len(group) == _BATCHES[-1] or sum(file.size for _, file in group) > _BYTES_AT_ONCE:
-                yield group
-                group = []
-        if group:
-            yield group
-
-    def _check_object(self, name: str, file: LoggedFile, raw: bytes | None) -> str | None:
-        problem = "is missing" if raw is None else problem_of(file, raw)
-        path = self.local_path(name)
-        if raw is not None and not problem and not (path.exists() and path.read_bytes() == raw):
-            self._write(name, raw)
-        return problem
-
     def _is_logged(self, name: str, path: Path) -> bool:
         file = self.files.get(name)
         if file is None or file.text is None:
             return file is not None and path.stat().st_size == file.size
-        return read_file(path, limit=_LARGEST) == file.text.encode()
+        return read_file(path, limit=LARGEST) == file.text.encode()
 
     def _forget(self) -> None:
         self.files: dict[str, LoggedFile] = {}
@@ -325,21 +299,8 @@ class RemoteLog:
 
     def _write_text(self, name: str, text: str) -> None:
         path, raw = self.local_path(name), text.encode()
-        if not path.exists() or read_file(path, limit=_LARGEST) != raw:
-            self._write(name, raw)
-
-    def _write(self, name: str, raw: bytes) -> None:
-        """Make a file of the folder; a reader sees all of it or none."""
-        path = self.local_path(name)
-        part = self._beside / f"{secrets.token_hex(8)}.part"
-        try:
-            with open(part, "xb") as file:
-                file.write(raw)
-                _sync(file.fileno())
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        if not path.exists() or read_file(path, limit=LARGEST) != raw:
+            self.write(name, raw)
 
     @contextmanager
     def _locked(self) -> Generator[None]:
@@ -361,13 +322,6 @@ def follow(root: Path) -> RemoteLog | None:
 def log_folder(root: Path) -> Path:
     """Where a cached run's copies of entries are."""
     return root.with_name(f".{root.name}.log")
-
-
-def problem_of(file: LoggedFile, raw: bytes) -> str | None:
-    """What tells bytes from those of a logged file."""
-    if len(raw) != file.size:
-        return f"holds {len(raw)} bytes, {file.size} were committed"
-    return None if hashlib.sha256(raw).hexdigest() == file.sha256 else "its SHA-256 is not the committed one"
 
 
 def _sync(descriptor: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from storage.errors import FencedOut, RunLocked, StorageFailed
 from storage.files import read_file
 from storage.provenance import utc
+from storage.remote.checks import give_up, problems
 from storage.remote.entries import Entry, Kind, LoggedFile, entry_key, object_key
 from storage.remote.log import RemoteLog
 
@@ -90,9 +91,9 @@ class RemoteSession:
 
     def give_up_damaged(self) -> None:
         """Take files whose objects are damaged for lost; those with a sound copy in the folder are stored again."""
-        for name, _ in [*self._log.problems()]:
+        for name, _ in [*problems(self._log)]:
             if name in self._log.files:
-                self._log.let_go(name)
+                give_up(self._log, name)
 
     def end(self) -> None:
         """Let the next session begin, wherever it is. A session that failed or was fenced out is over already."""
@@ -159,10 +160,13 @@ class RemoteSession:
 
 def _locked(log: RemoteLog, owner: Entry) -> RunLocked:
     who = owner.about
+    if "run.json" in log.files:
+        dead = f"`metaloom resume {log.root.name} --take-over`"
+    else:
+        dead = f"it had not even created the run: remove {log.objects.url}, or choose another name"
     return RunLocked(
         log.objects.url,
         found=f"process {who.get('pid')} on {who.get('host')} has been writing it since {who.get('since')}",
         required="one writer at a time",
-        action="Wait for it or stop it. Nobody can tell from here whether it is dead; if it is: "
-        f"`metaloom resume {log.root.name} --take-over`",
+        action=f"Wait for it or stop it. Nobody can tell from here whether it is dead; if it is: {dead}",
     )

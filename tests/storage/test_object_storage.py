@@ -142,7 +142,7 @@ def metaloom(*arguments, code=0):
 def test_every_command_works_on_a_run_that_another_machine_trained(bucket, tmp_path, other_machine):
     Path("tiny.json").write_text(json.dumps(SETTINGS))
     assert f"run             {URL}/first" in metaloom("train", "tiny.json", "--run", "first", "--workers", "0")
-    metaloom("train", "tiny.json", "--run", str(tmp_path / "local"), "--workers", "0")
+    train(build_config({**SETTINGS, "iterations": 3}), tmp_path / "local", backend=Backend(workers=0))
     other_machine("second")
     assert "2 / 2" in metaloom("ls")
     assert "every file is whole" in metaloom("verify", "first")
@@ -150,15 +150,16 @@ def test_every_command_works_on_a_run_that_another_machine_trained(bucket, tmp_p
     assert "all identical" in metaloom("replay", f"{URL}/first@1")
     metaloom("resume", "first", "--iterations", "3", "--workers", "0")
     assert Path("reports/first/report.html").exists()
-    metaloom("resume", str(tmp_path / "local"), "--iterations", "3", "--workers", "0")
     run, local = storage.open_run(f"{URL}/first"), storage.open_run("local")
     assert digests(run) == digests(local)
     assert run.episodes() == local.episodes()
     assert run.metrics() == local.metrics()
 
 
-@pytest.mark.parametrize(("put_number", "moment"), [(2, "before"), (9, "before"), (9, "after"), (15, "before")])
-@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(
+    ("put_number", "moment", "elsewhere"),
+    [(2, "before", False), (9, "before", True), (9, "after", False), (9, "after", True), (15, "before", False)],
+)
 def test_a_trainer_killed_in_the_middle_of_an_upload_resumes_to_equal_digests(
     bucket, tmp_path, other_machine, put_number, moment, elsewhere
 ):
@@ -172,10 +173,6 @@ def test_a_trainer_killed_in_the_middle_of_an_upload_resumes_to_equal_digests(
     folder = storage.folder_of(f"{URL}/killed")
     if not storage.run_exists(folder):
         assert put_number == 2
-        if elsewhere:
-            with pytest.raises(storage.RunLocked):
-                train(config, folder, backend=Backend(workers=0))
-            return
         train(config, folder, backend=Backend(workers=0))
     elif elsewhere:
         with pytest.raises(storage.RunLocked, match="--take-over"):
@@ -204,6 +201,18 @@ def test_a_run_is_not_created_over_one_that_another_machine_has_stored(make_remo
     other_machine("second")
     with pytest.raises(storage.RunExists):
         storage.create_run(url, capacity=4, **CREATION)
+
+
+def test_a_creation_that_died_elsewhere_is_told_from_a_run(bucket, other_machine, monkeypatch):
+    with monkeypatch.context() as network:
+        network.setattr(RemoteSession, "commit", _fail)
+        network.setattr(RemoteSession, "end", lambda _: None)
+        network.setattr(RemoteSession, "commit_all", _fail)
+        with pytest.raises(storage.StorageFailed, match="no route"):
+            storage.create_run(f"{URL}/first", capacity=1, **CREATION)
+    other_machine("second")
+    with pytest.raises(storage.RunLocked, match="had not even created the run: remove s3://bucket/runs/first"):
+        storage.create_run(f"{URL}/first", capacity=1, **CREATION)
 
 
 def test_a_writer_that_lost_the_run_without_knowing_commits_nothing_more(make_remote, batches, put, other_machine):
