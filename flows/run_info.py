@@ -13,7 +13,6 @@ import storage
 from flows.words import adaptation_returns, finite, printable
 from storage import Run, StageRef
 from storage.committed import CommittedFiles
-from storage.remote.log import follow
 
 LOCK_FILE = "writer.lock"
 State = Literal["complete", "training", "stopped", "damaged"]
@@ -149,10 +148,11 @@ def _row(folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": folder.name,
         "path": storage.location(folder),
-        "bytes": CommittedFiles(folder, follow(folder)).num_bytes(),
+        "bytes": CommittedFiles(folder).num_bytes(),
     }
     try:
         run = storage.open_run(folder)
+        row["bytes"] = run.files.num_bytes()
         writer = current_writer(folder)
         returns = adaptation_returns(_metrics(run))
         return row | {

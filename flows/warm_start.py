@@ -17,13 +17,13 @@ def pinned(config: RunConfig) -> RunConfig:
     start = config.init_from
     if start is None:
         return config
-    folder = run_folder(start.run).resolve()
-    run = storage.open_run(folder)
+    run = storage.open_run(run_folder(start.run))
+    place = storage.url_of(run.path) or str(run.path.resolve())
     updates = len(run.iterations) if start.updates is None else start.updates
     ref = storage.learner_ref(updates)
     if not run.contains(ref):
-        raise UsageError(f"init_from: found {updates} updates of {folder}, which has had {len(run.iterations)}")
-    found = WarmStart(run=str(folder), updates=updates, digest=run.record(ref).digest)
+        raise UsageError(f"init_from: found {updates} updates of {place}, which has had {len(run.iterations)}")
+    found = WarmStart(run=place, updates=updates, digest=run.record(ref).digest)
     _require_same(start, found)
     return config.model_copy(update={"init_from": found})
 

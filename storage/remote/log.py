@@ -172,10 +172,10 @@ class RemoteLog:
         """An entry as the store has it, None if it has none."""
         return self.objects.get_all([entry_key(sequence)])[0]
 
-    def unused_objects(self, session: str) -> list[str]:
-        """What a session has uploaded that no entry names."""
+    def unused_objects(self) -> list[str]:
+        """The objects that no entry names, or none any more."""
         used = {file.key for file in self.files.values()}
-        return [key for key in self.objects.below(f"_objects/{session}/") if key not in used]
+        return [key for key in self.objects.below("_objects/") if key not in used]
 
     def _is_logged(self, name: str, path: Path) -> bool:
         file = self.files.get(name)

@@ -57,7 +57,8 @@ class RemoteSession:
                 break  # else somebody else has just begun
         session._require_conditions()
         if before is not None:
-            log.objects.remove(log.unused_objects(before.session))
+            # It was killed, perhaps between uploading and committing, or between that and removing what was replaced.
+            log.objects.remove(log.unused_objects())
         return session
 
     def commit(self, paths: Iterable[Path]) -> None:

@@ -11,9 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import s3fs
 
 import storage
+from flows.run_info import list_run_rows
 from flows.train import resume, train
+from flows.warm_start import pinned
 from flows.workers import Backend
 from pipeline.config import build_config
 from storage import StageRef
@@ -100,8 +103,6 @@ def credentials(server, monkeypatch, tmp_path):
 @pytest.fixture
 def bucket(server):
     """The bucket, emptied."""
-    import s3fs
-
     s3fs.S3FileSystem.clear_instance_cache()
     fs = s3fs.S3FileSystem(use_listings_cache=False)
     if fs.exists("bucket"):
@@ -154,11 +155,14 @@ def test_every_command_works_on_a_run_that_another_machine_trained(bucket, tmp_p
     assert digests(run) == digests(local)
     assert run.episodes() == local.episodes()
     assert run.metrics() == local.metrics()
+    start = pinned(build_config({**SETTINGS, "init_from": {"run": "first"}})).init_from
+    assert start is not None
+    assert start.run == f"{URL}/first"
 
 
 @pytest.mark.parametrize(
     ("put_number", "moment", "elsewhere"),
-    [(2, "before", False), (9, "before", True), (9, "after", False), (9, "after", True), (15, "before", False)],
+    [(2, "before", False), (9, "before", True), (9, "after", False), (15, "before", False)],
 )
 def test_a_trainer_killed_in_the_middle_of_an_upload_resumes_to_equal_digests(
     bucket, tmp_path, other_machine, put_number, moment, elsewhere
@@ -423,8 +427,35 @@ def test_a_store_that_does_not_answer_ends_a_writer_with_one_message_and_what_it
 
 def test_a_store_that_cannot_be_reached_is_named(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(storage.StorageFailed, match="Check bucket, network and credentials"):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(storage.StorageFailed, match=r"first: EndpointConnectionError.*Check bucket, network"):
+        storage.open_run(f"{URL}/first")
+
+
+def test_a_url_of_an_unknown_kind_is_refused():
+    with pytest.raises(storage.StorageFailed, match="Protocol not known: gopher"):
         storage.open_run("gopher://bucket/runs/first")
+
+
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(make_remote, bucket, other_machine):
+    make_remote("first")
+    make_remote("second")
+    bucket.pipe_file("bucket/runs/first/_log/00000001.json", b"{}")
+    other_machine("second")
+    rows = {row["name"]: row for row in list_run_rows(storage.folder_of(URL))}
+    assert rows["second"]["path"] == f"{URL}/second"
+    assert "_log/00000001.json" in rows["first"]["problem"]
+
+
+def test_a_limit_of_bytes_counts_what_the_store_holds(make_remote, batches, put, other_machine):
+    url = make_remote("first")
+    other_machine("second")
+    limit = storage.open_run(url).files.num_bytes() + 1000
+    writer = storage.open_writer(url, retention=storage.Retention(max_bytes=limit))
+    with pytest.raises(storage.BudgetReached):
+        put(writer, batches.iteration(1))
+    writer.close()
 
 
 @pytest.mark.parametrize(
