@@ -63,7 +63,9 @@ Retries = Annotated[
     Parameter(help="How often work is done again whose worker process died; 3 if left out."),
 ]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of text.")]
-RunArgument = Annotated[str, Parameter(help="A name under the runs folder, or a path.")]
+RunArgument = Annotated[
+    str, Parameter(help="A name under the runs folder, a path, or a URL such as s3://bucket/runs/first.")
+]
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage.errors import DamagedRun, StoreError
+from storage.errors import DamagedRun, StoreError, system_errors
 from storage.files import read_file
 from storage.remote.entries import Entry, LoggedFile, entry_key, problem_of
 from storage.remote.objects import ObjectFolder
@@ -315,7 +315,10 @@ def follow(root: Path) -> RemoteLog | None:
     """Let a folder follow the run that it caches; None for a folder that is no cache."""
     log = RemoteLog.of(root)
     if log is not None:
-        log.pull()
+        with system_errors(
+            root, required="a cache that can be written", action="Choose another: METALOOM_CACHE=FOLDER"
+        ):
+            log.pull()
     return log
 
 

@@ -433,6 +433,14 @@ def test_a_store_that_cannot_be_reached_is_named(monkeypatch):
         storage.open_run(f"{URL}/first")
 
 
+def test_a_cache_that_cannot_be_written_is_named(make_remote, monkeypatch, tmp_path):
+    url = make_remote("first")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / "file"))
+    with pytest.raises(storage.StorageFailed, match="METALOOM_CACHE"):
+        storage.open_run(url)
+
+
 def test_a_url_of_an_unknown_kind_is_refused():
     with pytest.raises(storage.StorageFailed, match="Protocol not known: gopher"):
         storage.open_run("gopher://bucket/runs/first")
