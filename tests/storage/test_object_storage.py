@@ -149,6 +149,9 @@ def test_every_command_works_on_a_run_that_another_machine_trained(bucket, tmp_p
     assert "every file is whole" in metaloom("verify", "first")
     assert json.loads(metaloom("show", "first", "--json"))["path"] == f"{URL}/first"
     assert "all identical" in metaloom("replay", f"{URL}/first@1")
+    forked = metaloom("fork", "first@1", "--run", "second")
+    assert "all was uploaded" in forked
+    assert f"metaloom resume {URL}/second" in forked
     metaloom("resume", "first", "--iterations", "3", "--workers", "0")
     assert Path("reports/first/report.html").exists()
     run, local = storage.open_run(f"{URL}/first"), storage.open_run("local")
