@@ -66,7 +66,9 @@ Retries = Annotated[
     Parameter(help="How often work is done again whose worker process died; 3 if left out."),
 ]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of text.")]
-RunArgument = Annotated[str, Parameter(help="A name under the runs folder, or a path.")]
+RunArgument = Annotated[
+    str, Parameter(help="A name under the runs folder, a path, or a URL such as s3://bucket/runs/first.")
+]
 
 
 def main() -> None:
@@ -431,7 +433,7 @@ def list_runs(*, as_json: AsJson = False) -> int:
     elif rows:
         console().print(runs_table(rows))
     else:
-        console().print(f"no runs in {runs_root()}; `metaloom train promp-point-corner` makes one")
+        console().print(f"no runs in {storage.location(runs_root())}; `metaloom train promp-point-corner` makes one")
     return 0
 
 
@@ -471,7 +473,7 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     elif damages:
         console().print(damage_table(damages))
     else:
-        console().print(f"{folder}: every file is whole")
+        console().print(f"{storage.location(folder)}: every file is whole")
     return 1 if damages else 0
 
 
@@ -636,7 +638,8 @@ def _train(start: Any, folder: Path, as_json: bool) -> int:
         result = start(replace(observer, iteration_done=_unwatched(observer.iteration_done)))
     say = _unwatched(_say)
     if result.stopped:
-        say(as_json, f"stopped after {result.iterations_done} iterations; go on with: metaloom resume {folder}")
+        place = storage.location(folder)
+        say(as_json, f"stopped after {result.iterations_done} iterations; go on with: metaloom resume {place}")
         return EXIT_INTERRUPTED
     say(as_json, _closing_words(result.path))
     return 0
@@ -644,11 +647,12 @@ def _train(start: Any, folder: Path, as_json: bool) -> int:
 
 def _closing_words(folder: Path) -> str:
     files = _write_report(storage.open_run(folder), report_folder(folder))
-    name = folder.name if run_folder(folder.name) == folder else str(folder)
-    question = f"import storage; print(storage.open_run({str(folder)!r}).episodes().to_pandas())"
+    place = storage.location(folder)
+    name = folder.name if run_folder(folder.name) == folder else place
+    question = f"import storage; print(storage.open_run({place!r}).episodes().to_pandas())"
     return "\n".join(
         [
-            f"\nrun             {folder}",
+            f"\nrun             {place}",
             f"learning curve  {files.png}",
             f"report page     {files.html}",
             "\nlook further:",

@@ -200,7 +200,7 @@ class StageTasks:
 
 def is_new(folder: Path) -> bool:
     """Whether a run is still to be created in a folder: the file that makes it one is missing."""
-    return not (folder / "run.json").exists()
+    return not storage.run_exists(folder)
 
 
 def settings_for(

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ import storage
 from flows.words import adaptation_returns, finite, printable
 from pipeline.stopping import StoppingConfig
 from storage import Run, StageRef
+from storage.committed import CommittedFiles
 
 LOCK_FILE = "writer.lock"
 State = Literal["complete", "training", "stopped", "damaged"]
@@ -46,9 +47,7 @@ def current_writer(path: Path) -> Writer | None:
 
 def list_run_rows(root: Path) -> list[dict[str, Any]]:
     """One row per run in a folder, newest first; a run that cannot be read is listed as damaged, with the reason."""
-    folders = [folder for folder in _subfolders(root) if (folder / "run.json").exists()]
-    folders.sort(key=lambda folder: (folder / "run.json").stat().st_mtime, reverse=True)
-    return [_row(folder) for folder in folders]
+    return [_row(folder) for folder in storage.find_runs(root)]
 
 
 def run_info(run: Run) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def run_info(run: Run) -> dict[str, Any]:
     writer = current_writer(run.path)
     return {
         "name": run.path.name,
-        "path": str(run.path),
+        "path": run.location,
         "state": _state(run, writer),
         "writer": str(writer) if writer else None,
         "iterations_done": done,
@@ -71,7 +70,7 @@ def run_info(run: Run) -> dict[str, Any]:
         "thinned_iterations": len(run.thinned_iterations()),
         "last_iteration": done - 1 if done else None,
         "last_metrics": _metrics(run),
-        "bytes": dict(bytes_by_group(run.path)),
+        "bytes": dict(bytes_by_group(run)),
         "quarantine": [_quarantined(run, entry) for entry in storage.read_quarantine(run.path)],
     }
 
@@ -116,16 +115,16 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
     }
 
 
-def bytes_by_group(path: Path) -> Counter[str]:
+def bytes_by_group(run: Run) -> Counter[str]:
     """Bytes of a run's files by what they hold: rollouts, samples, learner, ..., tables, records."""
     sizes: Counter[str] = Counter()
-    for file, num_bytes in _files(path):
-        match Path(file).relative_to(path).parts:
-            case ("data.zarr", group, _, *_):
+    for path, num_bytes in run.files.sizes().items():
+        match path.split("/"):
+            case ["data.zarr", group, _, *_]:
                 sizes[group] += num_bytes
-            case ("tables", *_):
+            case ["tables", *_]:
                 sizes["tables"] += num_bytes
-            case ("_quarantine", *_):
+            case ["_quarantine", *_]:
                 sizes["quarantine"] += num_bytes
             case _:
                 sizes["records"] += num_bytes
@@ -149,11 +148,12 @@ def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:
 def _row(folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": folder.name,
-        "path": str(folder),
-        "bytes": sum(num_bytes for _, num_bytes in _files(folder)),
+        "path": storage.location(folder),
+        "bytes": CommittedFiles(folder).num_bytes(),
     }
     try:
         run = storage.open_run(folder)
+        row["bytes"] = run.files.num_bytes()
         writer = current_writer(folder)
         returns = adaptation_returns(_metrics(run))
         return row | {
@@ -191,23 +191,6 @@ def _metrics(run: Run) -> dict[str, Any]:
 
 def _json_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: finite(value) for name, value in metrics.items()}
-
-
-def _subfolders(root: Path) -> list[Path]:
-    return [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
-
-
-def _files(folder: Path) -> Iterator[tuple[str, int]]:
-    # os.scandir, because a long run has tens of thousands of files; vanishing ones are a writer's temporary files.
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from _files(Path(entry.path))
-                else:
-                    yield entry.path, entry.stat(follow_symlinks=False).st_size
-    except FileNotFoundError:
-        return
 
 
 def _is_alive(pid: int) -> bool:

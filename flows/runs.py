@@ -11,8 +11,11 @@ from flows.errors import UsageError
 
 
 def runs_root() -> Path:
-    """The folder of all runs: $METALOOM_RUNS, else (also if that is empty) `runs` in the working folder."""
-    return Path(os.environ.get("METALOOM_RUNS") or "runs")
+    """The folder of all runs: $METALOOM_RUNS, else (also if that is empty) `runs` in the working folder.
+
+    For a URL it is the folder that caches what is there.
+    """
+    return storage.folder_of(os.environ.get("METALOOM_RUNS") or "runs")
 
 
 def run_folder(name_or_path: str) -> Path:
@@ -21,7 +24,12 @@ def run_folder(name_or_path: str) -> Path:
 
 
 def report_folder(run: Path) -> Path:
-    """Where a run's report goes: beside the run, whose own folder holds only what its records vouch for."""
+    """Where a run's report goes: beside the run, whose own folder holds only what its records vouch for.
+
+    That of a run under object storage goes to the working folder.
+    """
+    if storage.url_of(run):
+        return Path("reports") / run.name
     return run.parent / "reports" / run.name
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from flows.run_info import iteration_info, list_run_rows, run_info
 from flows.words import adaptation_label, dotted, finite, number, printable, size, stage_label, stage_name
-from storage import Run
+from storage import Run, location, url_of
 
 if TYPE_CHECKING:
     # Listing runs should not wait for torch.
@@ -121,16 +121,17 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
 
 def fork_view(fork: "Fork", parent: Path) -> RenderableType:
     """`metaloom fork`."""
-    shared = f"{fork.shared_files} files, {size(fork.shared_bytes)}"
+    shared, place = f"{fork.shared_files} files, {size(fork.shared_bytes)}", location(fork.path)
     facts = [
-        ("run", _text(fork.path)),
-        ("begins with", _text(f"{fork.iteration} iterations of {parent}")),
-        ("shared with it", Text(shared)),
+        ("run", _text(place)),
+        ("begins with", _text(f"{fork.iteration} iterations of {location(parent)}")),
+        # An object store has no links: only the cache shares.
+        ("shared with it", Text(shared if url_of(fork.path) is None else f"{shared} in the cache; all was uploaded")),
     ]
     if fork.copied_files:
         copied = f"{fork.copied_files} files, {size(fork.copied_bytes)}: the file system cannot share them"
         facts.append(("copied", Text(copied)))
-    return Group(_facts([*facts, ("go on with", _text(f"metaloom resume {fork.path}"))]))
+    return Group(_facts([*facts, ("go on with", _text(f"metaloom resume {place}"))]))
 
 
 def thinned_line(thinned: "Thinned", *, dry_run: bool) -> str:

@@ -20,13 +20,13 @@ def pinned(config: RunConfig) -> RunConfig:
     if start is None:
         return config
     at = RunAt.parse(start.run) if start.run.endswith(_VIEWS) else RunAt(run_folder(start.run), start.updates)
-    folder = at.path.resolve()
-    run = storage.open_run(folder)
+    run = storage.open_run(at.path)
+    place = storage.url_of(run.path) or str(run.path.resolve())
     updates = len(run.iterations) if at.iteration is None else at.iteration
     ref = storage.learner_ref(updates)
     if not run.contains(ref):
-        raise UsageError(f"init_from: found {updates} updates of {folder}, which has had {len(run.iterations)}")
-    found = WarmStart(run=str(folder), updates=updates, digest=run.record(ref).digest)
+        raise UsageError(f"init_from: found {updates} updates of {place}, which has had {len(run.iterations)}")
+    found = WarmStart(run=place, updates=updates, digest=run.record(ref).digest)
     _require_same(start, found)
     return config.model_copy(update={"init_from": found})
 

@@ -31,9 +31,11 @@ from storage.fork import Fork, fork_run
 from storage.iteration import Iteration
 from storage.paths import check_run_name, run_path
 from storage.quarantine import Quarantined, put_in_quarantine, read_quarantine
-from storage.reader import Run, open_run
+from storage.reader import Run, open_run, run_exists
 from storage.records import StageRecord, read_record
 from storage.refs import STAGES, StageRef, learner_ref
+from storage.remote.listing import find_runs
+from storage.remote.places import folder_of, location, url_of
 from storage.thinning import THINNABLE, Retention, Thinned
 from storage.verify import Damage, verify_run
 from storage.writer import RunWriter, open_writer
@@ -71,14 +73,19 @@ __all__ = [
     "check_run_name",
     "create_run",
     "digest",
+    "find_runs",
+    "folder_of",
     "fork_run",
     "learner_ref",
+    "location",
     "open_run",
     "open_writer",
     "output_digest",
     "put_in_quarantine",
     "read_quarantine",
     "read_record",
+    "run_exists",
     "run_path",
+    "url_of",
     "verify_run",
 ]

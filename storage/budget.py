@@ -1,8 +1,6 @@
 """How much a run may hold on disk: a warning before the limit, and a stop that comes before a write would pass it."""
 
 import logging
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from storage.codec import Value, flatten
@@ -20,12 +18,13 @@ class Budget:
     Args:
         root: folder of the run.
         limit: bytes that its files may hold.
+        used: bytes that they hold.
     """
 
-    def __init__(self, root: Path, limit: int) -> None:
+    def __init__(self, root: Path, limit: int, used: int) -> None:
         self._root = root
         self._limit = limit
-        self._used = sum(_sizes(root))
+        self._used = used
         self._reserved: dict[StageRef, int] = {}
         self._warned = False
 
@@ -59,12 +58,3 @@ class Budget:
             action=f"All that was committed is there. `metaloom thin {name} --keep-every 10` makes room for `metaloom "
             f"resume {name}`; `metaloom resume {name} --set retention.max_bytes=...` raises the limit",
         )
-
-
-def _sizes(folder: Path) -> Iterator[int]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _sizes(Path(entry.path))
-            else:
-                yield entry.stat(follow_symlinks=False).st_size

@@ -49,24 +49,36 @@ def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None
         DamagedRun: the file is not what was written.
     """
     raw = read_file(path, limit=_LARGEST)
-    document = _parse(raw, path)
+    try:
+        return parse_sealed(raw, indented=indented, holder=holder)
+    except ValueError as error:
+        raise damaged(path, str(error)) from None
+
+
+def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = None) -> Document:
+    """The document that bytes stand for, after checking that every byte is as it was written.
+
+    Raises:
+        ValueError: it is not; the message says what is wrong.
+    """
+    document = _parse(raw)
     try:
         canonical = render(document, indented=indented) == raw
         intact = canonical and sealed(document, holder=holder) == document
     except (ValueError, TypeError, KeyError, RecursionError):
         intact = False
     if not intact:
-        raise damaged(path, "the content does not match its own checksum")
+        raise ValueError("the content does not match its own checksum")
     return document
 
 
-def _parse(raw: bytes, path: Path) -> Document:
+def _parse(raw: bytes) -> Document:
     try:
         document = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise damaged(path, f"not valid JSON ({type(error).__name__})") from None
+        raise ValueError(f"not valid JSON ({type(error).__name__})") from None
     if not isinstance(document, dict):
-        raise damaged(path, f"JSON holds a {type(document).__name__} at the top, not an object")
+        raise ValueError(f"JSON holds a {type(document).__name__} at the top, not an object")
     return cast(Document, document)
 
 

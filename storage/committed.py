@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from storage.files import read_file
 from storage.layout import group_of, plan_of, row_of
 from storage.records import StageRecord, StoredFile, read_record
 from storage.refs import StageRef
+from storage.remote.log import RemoteLog
 from storage.thinning import FOLDER, marked_iteration, marker_path, read_marker, thinned_error
 
 TABLES = {
@@ -33,12 +34,48 @@ _LARGEST_TABLE = 2**30
 
 
 class CommittedFiles:
-    """The committed content of one run's folder."""
+    """The committed content of one run's folder.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: the folder.
+        remote: the log of the run that the folder caches, None if it is the run itself.
+    """
+
+    def __init__(self, root: Path, remote: RemoteLog | None = None) -> None:
         self.root = root
         self.data = root / "data.zarr"
+        self.remote = remote
         self._specs: dict[str, ArraySpec] = {}
+
+    def stored_size(self, path: str) -> int:
+        """The bytes of a file of the run, in the folder or in the object store that it caches.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        try:
+            return (self.root / path).stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            if self.remote is None or path not in self.remote.files:
+                raise
+            return self.remote.files[path].size
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of every file of the run by its path, those included that are only in the object store."""
+        sizes = {name: file.size for name, file in self.remote.files.items()} if self.remote else {}
+        return sizes | dict(_sizes(self.root, ""))
+
+    def num_bytes(self) -> int:
+        """What all files of the run hold."""
+        return sum(self.sizes().values())
+
+    def bring(self, path: str) -> bool:
+        """Bring a file that is only in the object store into the folder; False if there is none.
+
+        Raises:
+            DamagedRun: it is not what was committed.
+        """
+        return self.remote is not None and self.remote.fetch(path)
 
     def refs(self) -> set[StageRef]:
         """Every stored output.
@@ -171,6 +208,7 @@ class CommittedFiles:
             except FileNotFoundError:
                 if self.is_thinned(record):
                     raise thinned_error(self.root, record.ref) from None
+                self.bring(path.relative_to(self.root).as_posix())
         raise damaged(path, "is missing")
 
     def _own_places(self, ref: StageRef, file: StoredFile) -> tuple[str, ...]:
@@ -187,3 +225,16 @@ def table_path(name: str, iteration: int) -> str:
 def _check_table(raw: bytes, where: Path, *, size: int, crc: int) -> None:
     if len(raw) != size or crc32c(raw) != crc:
         raise damaged(where, "its size or CRC-32C is not the committed one")
+
+
+def _sizes(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
+    # os.scandir, because a long run has tens of thousands of files; vanishing ones are a writer's temporary files.
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _sizes(Path(entry.path), f"{prefix}{entry.name}/")
+                else:
+                    yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return

@@ -13,6 +13,8 @@ from storage.errors import RunExists, system_errors
 from storage.files import make_folder, sync_folder
 from storage.provenance import system, utc, versions
 from storage.records import SCHEMA
+from storage.remote.log import follow
+from storage.remote.places import folder_of, location
 from storage.sessions import Session, begin_session
 from storage.thinning import KEEP_ALL, Retention
 from storage.writer import WRITABLE, RunWriter, run_writer
@@ -32,7 +34,7 @@ def create_run(
     """Create a run and open it for writing.
 
     Args:
-        path: folder of the run; must not exist, or be empty.
+        path: folder or URL of the run; must not exist, or be empty.
         config: the settings, as plain JSON data.
         config_digest: digest of those that decide the numbers.
         capacity: iterations to make room for; `open_writer` can raise it later.
@@ -44,10 +46,11 @@ def create_run(
         RunLocked: another process is creating the same run.
         StorageFailed: the system does not let us write there.
     """
-    path = Path(path)
+    path = folder_of(path)
     if capacity < 1:
         raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
     with creating(path):
+        follow(path)
         check_free(path)
         path.mkdir(parents=True, exist_ok=True)
         sync_folder(path.parent)
@@ -69,8 +72,9 @@ def check_new_run(path: str | Path) -> None:
         RunExists: there is something at the path.
         StorageFailed: the system does not let us write there.
     """
-    path = Path(path)
+    path = folder_of(path)
     with creating(path):
+        follow(path)
         check_free(path)
         folder = next(folder for folder in (path, *path.parents) if folder.exists())
         with tempfile.TemporaryDirectory(prefix=".metaloom-", dir=folder):
@@ -95,7 +99,7 @@ def check_free(path: Path) -> None:
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
     if names - _SKELETON:
         raise RunExists(
-            path,
+            location(path),
             found="a run" if "run.json" in names else f"something else ({', '.join(sorted(names)[:3])})",
             required="a path where nothing is",
             action=f"`metaloom resume {path.name}` continues a run; choose another name for a new one",

@@ -20,6 +20,9 @@ from storage.locks import acquire_lock
 from storage.reader import Run
 from storage.records import StageRecord, StoredFile
 from storage.refs import StageRef, learner_ref
+from storage.remote.log import RemoteLog, follow, log_folder
+from storage.remote.places import folder_of, url_of
+from storage.remote.session import RemoteSession
 from storage.sessions import SESSION_NAME, Session, begin_session, read_session
 from storage.thinning import marker_path
 
@@ -64,7 +67,7 @@ def fork_run(
     Args:
         parent: the run to begin with; a writer may go on with it meanwhile.
         iteration: the first iteration that is not taken over.
-        path: folder of the new run; must not exist, or be empty.
+        path: folder or URL of the new run; must not exist, or be empty.
         config: the new run's settings, as plain JSON data.
         config_digest: digest of those that decide the numbers.
         capacity: iterations to make room for.
@@ -76,11 +79,12 @@ def fork_run(
         RunLocked: another process is creating the same run.
         StorageFailed: the system does not let us write there.
     """
-    path = Path(path)
+    path = folder_of(path)
     _require(parent, iteration)
     if capacity < iteration:
         raise ValueError(f"capacity is {capacity}; the fork begins with {iteration} iterations")
     with creating(path), _workshop(path) as folder:
+        follow(path)
         check_free(path)
         records = _shared_records(parent, iteration)
         links = _Links(parent.path, folder)
@@ -95,6 +99,7 @@ def fork_run(
             session.describe({"lost": _gaps(records), "next_sequence": records[-1].sequence + 1})
         finally:
             session.close()
+        _upload(folder, path)
         _move(folder, path)
     return Fork(path, iteration, *links.shared, *links.copied)
 
@@ -184,6 +189,8 @@ def _share_outputs(parent: Run, records: list[StageRecord], links: "_Links", ses
     for record in records:
         links.share(f"_commits/{record.ref.file_name}")
         for file in _files_of(record, with_arrays=thinned.get(record.ref) != record.sha256):
+            if not (parent.path / file.path).exists():
+                parent.files.bring(file.path)
             try:
                 links.share(file.path)
             except FileNotFoundError:
@@ -247,6 +254,16 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfileobj(old, new, 2**20)
         new.flush()
         os.fsync(new.fileno())
+
+
+def _upload(folder: Path, path: Path) -> None:
+    """Store a new run under the URL that its path stands for, if it does."""
+    url = url_of(path)
+    if url is not None:
+        log = RemoteLog(folder, url, log_folder(path))
+        session = RemoteSession.begin(log, secrets.token_hex(8), take_over=False)
+        session.commit_all()
+        session.end()
 
 
 def _move(folder: Path, path: Path) -> None:

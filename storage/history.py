@@ -166,7 +166,7 @@ def _check_sizes(files: CommittedFiles, record: StageRecord) -> None:
         if file.size == 0:
             continue
         try:
-            size = path.stat(follow_symlinks=False).st_size
+            size = files.stored_size(file.path)
         except FileNotFoundError:
             raise damaged(path, f"is missing; it belongs to {record.ref}") from None
         if size != file.size:

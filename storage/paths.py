@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from storage.errors import InvalidRunName
+from storage.remote.places import folder_of, is_url
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # devices, on Windows
@@ -14,12 +15,15 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
     """The folder of a run.
 
     Args:
-        name_or_path: a name stands for a run below `root`; what holds a separator, or is a Path, stands for itself.
+        name_or_path: a name stands for a run below `root`; what holds a separator, or is a Path, stands for itself;
+            a URL stands for the folder that caches what is there.
         root: folder of all runs.
 
     Raises:
         InvalidRunName: the name is one that no run can have.
     """
+    if is_url(name_or_path):
+        return folder_of(name_or_path)
     if not isinstance(name_or_path, str) or "/" in name_or_path or os.sep in name_or_path:
         path = os.fspath(name_or_path)
         if "\0" in path:

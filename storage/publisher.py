@@ -73,6 +73,7 @@ class Publisher:
                 required="one writer at a time",
                 action="Stop all writers of the run, then resume it",
             ) from None
+        self._session.share()
         self._history.append(record)
         return record.stored_bytes + len(content)
 

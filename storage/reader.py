@@ -16,6 +16,8 @@ from storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageMissin
 from storage.iteration import Iteration
 from storage.records import SCHEMA, StageRecord
 from storage.refs import StageRef
+from storage.remote.log import RemoteLog, follow
+from storage.remote.places import folder_of, location
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,18 +31,23 @@ Steps = None | int | Sequence[int]
 class Run:
     """A stored run. It follows the run while a writer goes on, and never changes it."""
 
-    def __init__(self, path: Path, info: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
         self.path = path
         self.info = info
-        self.files = CommittedFiles(path)
+        self.files = CommittedFiles(path, remote)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {len(self.iterations)} iterations)"
+        return f"Run({self.location!r}, {len(self.iterations)} iterations)"
 
     @property
     def name(self) -> str:
         """The run's name: that of its folder."""
         return self.path.resolve().name
+
+    @property
+    def location(self) -> str:
+        """Where it is: a URL for a run under object storage, of which `path` is a cache; else the path."""
+        return location(self.path)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -182,7 +189,7 @@ class Run:
     def _missing(self, ref: StageRef) -> StageMissing:
         count = len(self.iterations)
         return StageMissing(
-            self.path,
+            self.location,
             found=f"{ref} is not stored; {count} iterations are complete",
             required=f"an iteration from 0 to {count - 1}" if count else "a run with a complete iteration",
             action=f"`metaloom resume {self.name}` computes what is missing",
@@ -190,14 +197,28 @@ class Run:
 
 
 def open_run(path: str | Path) -> Run:
-    """The run in a folder, for reading. A writer may go on meanwhile.
+    """The run in a folder or under a URL, for reading. A writer may go on meanwhile.
 
     Raises:
         RunNotFound, NotARun: there is no such folder, or it holds no run.
         IncompatibleFormat: the run was written in a format that this version does not read.
         DamagedRun: run.json is damaged.
+        StorageFailed: the object store of a URL cannot be read.
     """
-    return Run(Path(path), read_info(Path(path)))
+    folder = folder_of(path)
+    remote = follow(folder)
+    return Run(folder, read_info(folder), remote)
+
+
+def run_exists(path: str | Path) -> bool:
+    """Whether there is a run in a folder or under a URL.
+
+    Raises:
+        StorageFailed: the object store of a URL cannot be read.
+    """
+    folder = folder_of(path)
+    follow(folder)
+    return (folder / "run.json").exists()
 
 
 def read_info(path: Path) -> dict[str, Any]:
@@ -206,13 +227,16 @@ def read_info(path: Path) -> dict[str, Any]:
         found = path.is_dir()
     if not found:
         raise RunNotFound(
-            path, found="no such folder", required="the folder of a run", action="`metaloom ls` lists the runs"
+            location(path),
+            found="no such folder",
+            required="the folder of a run",
+            action="`metaloom ls` lists the runs",
         )
     try:
         info = read_sealed(path / "run.json", indented=True)
     except FileNotFoundError:
         raise NotARun(
-            path, found="a folder without run.json", required="a run", action="`metaloom ls` lists the runs"
+            location(path), found="a folder without run.json", required="a run", action="`metaloom ls` lists the runs"
         ) from None
     if info.get("format") != SCHEMA:
         raise IncompatibleFormat(

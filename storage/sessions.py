@@ -20,6 +20,8 @@ from storage.errors import FencedOut
 from storage.files import Content, make_folder, sync_folder
 from storage.locks import WriterLock, acquire_lock
 from storage.provenance import utc, versions
+from storage.remote.log import RemoteLog
+from storage.remote.session import RemoteSession
 
 SESSION_NAME = re.compile(r"(\d{6})-([0-9a-f]{16})(\.closed)?")
 PART_NAME = re.compile(r"\d{8}\.part")
@@ -35,12 +37,15 @@ class Session:
         root: the run's folder.
         number: counts the openings of the run.
         token: identifies the session for ever.
+        remote: the session's other half, if the folder caches a run under object storage.
     """
 
     root: Path
     number: int
     token: str
     lock: WriterLock
+    remote: RemoteSession | None = None
+    _changed: dict[Path, None] = field(default_factory=dict[Path, None], init=False)
     _parts: int = field(default=0, init=False)
     _creator: FileCreator = field(default_factory=FileCreator, init=False)
 
@@ -88,6 +93,7 @@ class Session:
                 raise self._explain(error) from error
         for folder in {target.parent for target in targets}:
             sync_folder(folder)
+        self._note(targets)
 
     def publish(self, content: bytes, target: Path) -> None:
         """Make a file appear, complete and safe from a power cut, where there was none.
@@ -103,6 +109,7 @@ class Session:
             raise self._explain(error) from error
         sync_folder(target.parent)
         part.unlink(missing_ok=True)
+        self._note([target])
 
     def remove(self, paths: Iterable[Path]) -> None:
         """Take files away, those that are there; what went is not yet safe from coming back after a power cut.
@@ -112,6 +119,7 @@ class Session:
         """
         for path in paths:
             part = self._next_part()
+            self._note([path])
             try:
                 # Through the session's folder, so that nobody who lost the run takes away what a later writer put back.
                 os.rename(path, part)
@@ -121,12 +129,35 @@ class Session:
                 continue
             part.unlink(missing_ok=True)
 
+    def share(self) -> None:
+        """Send what was published and removed since the last time to the object store, if the run is under one.
+
+        Raises:
+            FencedOut: a later session has begun there.
+            StorageFailed: it cannot be reached.
+        """
+        if self.remote is not None:
+            self.remote.commit(self._changed)
+        self._changed.clear()
+
+    def share_all(self) -> None:
+        """Send whatever the object store has otherwise."""
+        if self.remote is not None:
+            self.remote.commit_all()
+        self._changed.clear()
+
     def close(self) -> None:
         """End the session and let the next writer in."""
         try:
+            if self.remote is not None:
+                self.remote.end()
             _close_folder(self.folder)
         finally:
             self.lock.release()
+
+    def _note(self, paths: Iterable[Path]) -> None:
+        if self.remote is not None:
+            self._changed.update(dict.fromkeys(paths))
 
     def _next_part(self) -> Path:
         self._parts += 1
@@ -154,17 +185,27 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
 
     Raises:
         RunLocked: another process writes the run.
+        StorageFailed: it is under an object store that cannot be written.
     """
     token = secrets.token_hex(8)
     lock = acquire_lock(root / "writer.lock", token, take_over=take_over)
+    remote: RemoteSession | None = None
     try:
+        log = RemoteLog.of(root)
+        if log is not None:
+            remote = RemoteSession.begin(log, token, take_over=take_over)
+            log.mirror()
         sessions = root / "_sessions"
         make_folder(sessions)
         numbers = [number for name in os.listdir(sessions) if (number := _end_earlier(sessions / name)) is not None]
-        session = Session(root, max(numbers, default=-1) + 1, token, lock)
+        session = Session(root, max(numbers, default=-1) + 1, token, lock, remote)
         make_folder(session.folder)
     except BaseException:
-        lock.release()
+        try:
+            if remote is not None:
+                remote.end()
+        finally:
+            lock.release()
         raise
     return session
 

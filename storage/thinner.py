@@ -44,6 +44,7 @@ class Thinner:
                 # First the word that they are gone, safe from a power cut: then nobody takes their absence for damage.
                 self._mark(iteration, before | {record.ref: record.sha256 for record in records})
                 self._remove(records)
+                self._session.share()
                 taken += records
         return Thinned.of(taken)
 
@@ -64,6 +65,7 @@ class Thinner:
             written = self._arrays.write(encode(ref, value), expected=records[ref].chunks)
             assert {chunk.path for chunk in written} == {chunk.path for chunk in records[ref].chunks}
         self._mark(iteration, {ref: sha256 for ref, sha256 in thinned.items() if ref not in values})
+        self._session.share()
 
     def _valid(self, iteration: int) -> dict[StageRef, str]:
         """The outputs of an iteration that its marker calls thinned, without those whose record is another by now."""

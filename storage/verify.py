@@ -16,6 +16,9 @@ from storage.history import chain_problems
 from storage.reader import read_info
 from storage.records import StageRecord
 from storage.refs import StageRef
+from storage.remote.checks import problems
+from storage.remote.log import RemoteLog, follow
+from storage.remote.places import folder_of
 from storage.sessions import PART_NAME, SESSION_NAME, read_session
 from storage.thinning import FOLDER as THINNED
 from storage.thinning import marked_iteration, marker_path
@@ -57,23 +60,27 @@ def verify_run(path: str | Path) -> list[Damage]:
     Raises:
         RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
     """
-    return sorted(_Verification(Path(path)).damage(), key=_order)
+    folder = folder_of(path)
+    return sorted(_Verification(folder, follow(folder)).damage(), key=_order)
 
 
 class _Verification:
     """One pass over a run."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, remote: RemoteLog | None) -> None:
         _require_run(root)
         self.root = root
-        self.files = CommittedFiles(root)
+        self.remote = remote
+        self.files = CommittedFiles(root, remote)
         self.records: dict[StageRef, StageRecord] = {}
         self.unreadable: set[StageRef] = set()
         self.thinned: dict[StageRef, str] = {}
+        self.reported: set[str] = set()
 
     def damage(self) -> Iterator[Damage]:
         info = yield from self._info()
         yield from self._read_records()
+        yield from self._objects()
         lost = yield from self._sessions()
         yield from self._history(info, lost)
         yield from self._metadata()
@@ -108,6 +115,16 @@ class _Verification:
             except (StoreError, OSError) as error:
                 self.unreadable.add(ref)
                 yield self._damage(self.files.record_path(ref), _problem(error), ref)
+
+    def _objects(self) -> Iterator[Damage]:
+        """Damage of what the folder only caches."""
+        if self.remote is None:
+            return
+        owners = {chunk.path: (r.ref, chunk.array) for r in self.records.values() for chunk in (*r.chunks, *r.tables)}
+        for path, problem in problems(self.remote):
+            ref, array = owners.get(path, (None, None))
+            self.reported.add(path)
+            yield self._damage(path, problem, ref, array or None)
 
     def _read_markers(self) -> Iterator[Damage]:
         for iteration in self.files.thinned_iterations():
@@ -182,13 +199,15 @@ class _Verification:
                 return
             except (StoreError, OSError, ValueError, RuntimeError) as error:
                 whole = False
-                if not str(getattr(error, "where", "")).endswith("zarr.json"):  # reported once, with the metadata
+                # The metadata is reported once, and so is an object.
+                if not str(getattr(error, "where", "")).endswith("zarr.json") and chunk.path not in self.reported:
                     yield self._damage(chunk.path, _problem(error), record.ref, chunk.array)
         for table in record.tables:
             try:
                 self.files.read_bytes(record, table)
             except (StoreError, OSError) as error:
-                yield self._damage(table.path, _problem(error), record.ref)
+                if table.path not in self.reported:
+                    yield self._damage(table.path, _problem(error), record.ref)
         if whole:
             yield from self._digests(record, arrays)
 

@@ -20,6 +20,8 @@ from storage.publisher import Output, Publisher
 from storage.reader import Run, open_run, read_info
 from storage.records import StageRecord
 from storage.refs import StageRef
+from storage.remote.log import follow
+from storage.remote.places import folder_of
 from storage.sessions import Session, begin_session
 from storage.thinner import Thinner
 from storage.thinning import KEEP_ALL, Retention, Thinned, thinnable
@@ -48,7 +50,8 @@ class RunWriter:
         self._thinner = Thinner(run.files, session, arrays)
         self._retention = retention
         self._whole = _whole_iterations(run, history) if retention.thins else set[int]()
-        self._budget = Budget(run.path, retention.max_bytes) if retention.max_bytes is not None else None
+        held = run.files.num_bytes() if retention.max_bytes is not None else 0
+        self._budget = Budget(run.path, retention.max_bytes, held) if retention.max_bytes is not None else None
         self._lock = threading.Lock()
         self._pending: dict[StageRef, Value] = {}
         self._recent = _RecentOutputs()
@@ -256,7 +259,7 @@ def open_writer(
     """Open a run to go on writing it.
 
     Args:
-        path: folder of the run.
+        path: folder or URL of the run.
         capacity: make room for at least so many iterations.
         take_over: end a writer that still holds the run, because its host is dead or it hangs.
         repair: read every file and take damaged outputs out of the run, so that they can be put again.
@@ -268,7 +271,8 @@ def open_writer(
         DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
         StorageFailed: the system does not let us write there.
     """
-    path = Path(path)
+    path = folder_of(path)
+    follow(path)
     read_info(path)
     with system_errors(path, required=WRITABLE, action="Free space, or check the folder's permissions and its disk"):
         _refuse_links(path)
@@ -291,6 +295,8 @@ def _refuse_links(path: Path) -> None:
 def run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:
     """The writer of a run that a session has the right to write."""
     run = open_run(path)
+    if repair and session.remote is not None:
+        session.remote.give_up_damaged()
     # A session that was killed may have made folders that a power cut could still take away, with what is put there.
     for folder in (path, *path.glob("data.zarr/"), *path.glob("data.zarr/*/"), *path.glob("tables/")):
         sync_folder(folder)
@@ -299,4 +305,5 @@ def run_writer(path: Path, session: Session, capacity: int | None, *, repair: bo
     arrays.grow(capacity or 0)
     session.describe({"lost": history.lost, "next_sequence": history.next_sequence})
     session.remove(history.leftovers)
+    session.share_all()
     return RunWriter(run, session, arrays, history, retention)

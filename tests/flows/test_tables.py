@@ -112,7 +112,7 @@ def test_show_run_has_progress_metrics_sizes_and_settings(complete):
     info = tables.run_info(complete)
     assert (info["state"], info["iterations_done"], info["last_iteration"]) == ("complete", 2, 1)
     assert info["last_metrics"] == complete[1].metrics()
-    assert sum(info["bytes"].values()) == bytes_by_group(complete.path).total()
+    assert sum(info["bytes"].values()) == bytes_by_group(complete).total()
     assert {"rollouts_0", "rollouts_1", "samples_0", "adapted_0", "learner", "tables", "records"} <= set(info["bytes"])
     json.dumps(info, allow_nan=False)
     view = text_of(tables.run_view(complete))

@@ -280,8 +280,7 @@ def test_a_run_stops_before_it_holds_more_than_its_limit_and_goes_on_after_thinn
 
 
 def test_nine_tenths_of_the_limit_bring_one_warning(tmp_path, batches, caplog):
-    (tmp_path / "file").write_bytes(bytes(890_000))
-    budget, tasks = Budget(tmp_path, 10**6), batches.tasks()
+    budget, tasks = Budget(tmp_path, 10**6, used=890_000), batches.tasks()
     for i, warnings in ((0, 0), (1, 1), (2, 1)):
         ref = StageRef(i, "sample_tasks")
         budget.reserve(ref, tasks)

@@ -1,0 +1,57 @@
+"""Compare what an object store holds of a run with its log."""
+
+from collections.abc import Iterator
+
+from storage.files import read_file
+from storage.remote.entries import LoggedFile, entry_key, problem_of
+from storage.remote.log import LARGEST, RemoteLog
+
+_AT_ONCE = 128
+_BYTES_AT_ONCE = 2**26
+
+
+def problems(log: RemoteLog) -> Iterator[tuple[str, str]]:
+    """What is wrong with the objects of the run: (path in the run or key of the entry, problem).
+
+    Copies in the folder that are not what was committed, while their objects are, are replaced.
+    """
+    cached = log.cached_entries()
+    for start in range(0, len(cached), _AT_ONCE):
+        keys = [entry_key(n) for n in range(start, min(start + _AT_ONCE, len(cached)))]
+        for n, raw in enumerate(log.objects.get_all(keys), start):
+            if raw != cached[n]:
+                yield entry_key(n), "is missing" if raw is None else "is not the entry that was written"
+    for group in _groups(log):
+        for (name, file), raw in zip(group, log.objects.get_all([file.key for _, file in group]), strict=True):
+            problem = "is missing" if raw is None else problem_of(file, raw)
+            if problem:
+                yield name, f"its object {file.key} {problem}"
+            elif raw is not None:
+                _mend_copy(log, name, raw)
+
+
+def give_up(log: RemoteLog, name: str) -> None:
+    """Take a file whose object is damaged for one that is not stored; a sound copy here is then stored again."""
+    file = log.files.pop(name)
+    path = log.local_path(name)
+    if path.exists() and problem_of(file, read_file(path, limit=LARGEST)):
+        path.unlink()
+
+
+def _mend_copy(log: RemoteLog, name: str, raw: bytes) -> None:
+    path = log.local_path(name)
+    if not path.exists() or read_file(path, limit=LARGEST) != raw:
+        log.write(name, raw)
+
+
+def _groups(log: RemoteLog) -> Iterator[list[tuple[str, LoggedFile]]]:
+    """The files that are objects, in groups that fit into memory."""
+    group: list[tuple[str, LoggedFile]] = []
+    for name, file in log.files.items():
+        if file.text is None:
+            group.append((name, file))
+        if len(group) == _AT_ONCE or sum(file.size for _, file in group) > _BYTES_AT_ONCE:
+            yield group
+            group = []
+    if group:
+        yield group

@@ -1,0 +1,142 @@
+"""Entries of a run's log: sealed JSON, numbered without gaps, each naming the hash of the one before."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from storage.canonical import parse_sealed, render, sealed
+
+SCHEMA = "metaloom-log/1"
+
+Kind = Literal["begin", "commit", "end"]
+
+_PATH = re.compile(
+    r"run\.json|_commits/[A-Za-z0-9_.]+\.json|_thinned/\d{8}\.json|_sessions/\d{6}-[0-9a-f]{16}\.closed/session\.json"
+    r"|data\.zarr(/\w[\w.\-]*){0,2}/zarr\.json|data\.zarr/\w+/\w[\w.\-]*/c[0-9.]*|tables/\w+/\d{8}\.parquet",
+    re.ASCII,
+)
+_TOKEN = re.compile("[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class LoggedFile:
+    """A file of the run as an entry has it.
+
+    Attributes:
+        size: bytes.
+        text: the content, of a small document.
+        key: the object that holds the content, of any other file.
+        sha256: of that content.
+    """
+
+    size: int
+    text: str | None = None
+    key: str = ""
+    sha256: str = ""
+
+    @classmethod
+    def of(cls, raw: bytes, key: str, *, inline: bool) -> "LoggedFile":
+        """The entry's words about a file."""
+        if inline:
+            return cls(len(raw), raw.decode())
+        return cls(len(raw), None, key, hashlib.sha256(raw).hexdigest())
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry: a writing session begins, commits files all at once, or ends.
+
+    Attributes:
+        sequence: its position in the log.
+        previous: hash of the entry before, "" for the first.
+        kind: begin, commit or end.
+        session: token of the session.
+        about: who begins: host, pid, since.
+        files: what the run's files hold from here on, by path.
+        removed: the paths where there is nothing from here on.
+        sha256: hash of the entry.
+    """
+
+    sequence: int
+    previous: str
+    kind: Kind
+    session: str
+    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    files: Mapping[str, LoggedFile] = field(default_factory=dict[str, LoggedFile])
+    removed: Sequence[str] = ()
+    sha256: str = ""
+
+    def content(self) -> bytes:
+        """The bytes to store, one line."""
+        files = {
+            path: {"text": file.text} if file.text is not None else {"size": file.size, "sha256": file.sha256}
+            for path, file in self.files.items()
+        }
+        document = {
+            "schema": SCHEMA,
+            "sequence": self.sequence,
+            "previous": self.previous,
+            "kind": self.kind,
+            "session": self.session,
+            "about": dict(self.about),
+            "files": files,
+            "removed": list(self.removed),
+        }
+        return render(sealed(document))
+
+    @classmethod
+    def parse(cls, raw: bytes) -> "Entry":
+        """The entry that bytes hold.
+
+        Raises:
+            ValueError: they are not what was written, or name what no run has.
+        """
+        document = parse_sealed(raw)
+        try:
+            if document["schema"] != SCHEMA or document["kind"] not in ("begin", "commit", "end"):
+                raise ValueError(f"schema {document['schema']!r}, kind {document['kind']!r}")
+            sequence, session = int(document["sequence"]), str(document["session"])
+            paths = [*document["files"], *document["removed"]]
+            if wrong := [path for path in paths if not _PATH.fullmatch(path)] or not _TOKEN.fullmatch(session):
+                raise ValueError(f"it names {wrong}, which no run has")
+            files = {
+                path: _parse_file(about, object_key(session, sequence, path))
+                for path, about in document["files"].items()
+            }
+            return cls(
+                sequence,
+                str(document["previous"]),
+                document["kind"],
+                session,
+                dict(document["about"]),
+                files,
+                tuple(document["removed"]),
+                document["sha256"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"is no entry of a log ({type(error).__name__}: {error})") from None
+
+
+def object_key(session: str, sequence: int, path: str) -> str:
+    """Where the content of a file goes: below its session's own prefix, so that no other session can replace it."""
+    return f"_objects/{session}/{sequence:08d}/{path}"
+
+
+def entry_key(sequence: int) -> str:
+    """The object that is an entry."""
+    return f"_log/{sequence:08d}.json"
+
+
+def _parse_file(about: Mapping[str, Any], key: str) -> LoggedFile:
+    if "text" in about:
+        return LoggedFile(len(about["text"].encode()), about["text"])
+    return LoggedFile(int(about["size"]), None, key, str(about["sha256"]))
+
+
+def problem_of(file: LoggedFile, raw: bytes) -> str | None:
+    """What tells bytes from those of a logged file."""
+    if len(raw) != file.size:
+        return f"holds {len(raw)} bytes, {file.size} were committed"
+    return None if hashlib.sha256(raw).hexdigest() == file.sha256 else "its SHA-256 is not the committed one"

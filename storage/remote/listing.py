@@ -1,0 +1,38 @@
+"""Which runs there are in a folder, or under the URL that it caches."""
+
+from pathlib import Path
+
+from storage.canonical import read_sealed
+from storage.errors import DamagedRun
+from storage.remote.log import follow
+from storage.remote.objects import ObjectFolder
+from storage.remote.places import folder_of, url_of
+
+
+def find_runs(root: Path) -> list[Path]:
+    """The folders of the runs below the folder of all runs, the newest first.
+
+    A run that cannot be read is one of them, for whoever opens it to say why.
+
+    Raises:
+        StorageFailed: the object store cannot be read.
+    """
+    url = url_of(root)
+    if url is None:
+        folders = [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+        folders = [folder for folder in folders if (folder / "run.json").exists()]
+        return sorted(folders, key=lambda folder: (folder / "run.json").stat().st_mtime, reverse=True)
+    folders = (folder_of(f"{url}/{name}") for name in ObjectFolder(url).folders())
+    created = {folder: when for folder in folders if (when := _created(folder)) is not None}
+    return sorted(created, key=lambda folder: created[folder], reverse=True)
+
+
+def _created(folder: Path) -> str | None:
+    """When the run that a folder caches was created; None if there is none, "" if it cannot be read."""
+    try:
+        follow(folder)
+        return str(read_sealed(folder / "run.json", indented=True).get("created", ""))
+    except FileNotFoundError:
+        return None
+    except DamagedRun:
+        return ""

@@ -1,0 +1,331 @@
+"""A run's log as this machine knows it, and the cache folder that follows it."""
+
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from storage.errors import DamagedRun, StoreError, system_errors
+from storage.files import read_file
+from storage.remote.entries import Entry, LoggedFile, entry_key, problem_of
+from storage.remote.objects import ObjectFolder
+from storage.remote.places import url_of
+
+_BATCHES = (2, 16, 128)
+LARGEST = 2**40
+_EMPTIED = b"emptied"
+_OURS = ("writer.lock", "_quarantine")
+
+
+class RemoteLog:
+    """The log under a URL, read as far as it was when `pull` was last called.
+
+    Args:
+        root: the folder that caches the run.
+        url: where the run is.
+        beside: folder in which copies of entries are kept.
+
+    Attributes:
+        files: the run's files by path.
+        owner: the entry with which the newest session began; None when it has ended.
+        next: position of the next entry.
+        last_hash: hash of the newest entry.
+    """
+
+    def __init__(self, root: Path, url: str, beside: Path) -> None:
+        self.root = root
+        self.objects = ObjectFolder(url)
+        self._beside = beside
+        self._forget()
+
+    @classmethod
+    def of(cls, root: Path) -> "RemoteLog | None":
+        """The log of the run that a folder caches; None for a folder that is no cache."""
+        url = url_of(root)
+        return None if url is None else cls(root, url, log_folder(root))
+
+    def pull(self) -> None:
+        """Learn what was committed since, and let the folder follow.
+
+        Raises:
+            DamagedRun: an entry is not what was written.
+            StoreError: what is there is another run than the one cached.
+        """
+        with self._locked():
+            self._read_cached()
+            batches = iter(_BATCHES)
+            batch = next(batches)
+            while self._pull_some(batch):
+                batch = next(batches, batch)
+
+    def append(self, entry: Entry, raw: bytes) -> None:
+        """Take note of an entry that this process has stored."""
+        with self._locked():
+            self._read_cached()
+            if entry.sequence == self.next:
+                self._keep(entry, raw)
+
+    def fetch(self, path: str) -> bool:
+        """Bring a file into the folder; False if the log has none there.
+
+        Raises:
+            DamagedRun: its object is missing, or not what was committed.
+        """
+        file = self.files.get(path)
+        if file is None or file.text is not None:
+            return False
+        (raw,) = self.objects.get_all([file.key])
+        if raw is None:
+            self.pull()  # it may have been thinned since
+            if self.files.get(path) == file:
+                raise self.damaged_object(file, "is missing")
+            return True
+        if problem := problem_of(file, raw):
+            raise self.damaged_object(file, problem)
+        self.write(path, raw)
+        return True
+
+    def write(self, name: str, raw: bytes) -> None:
+        """Make a file of the folder; a reader sees all of it or none."""
+        path = self.local_path(name)
+        part = self._beside / f"{secrets.token_hex(8)}.part"
+        try:
+            with open(part, "xb") as file:
+                file.write(raw)
+                _sync(file.fileno())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def damaged_object(self, file: LoggedFile, found: str) -> DamagedRun:
+        """The error for an object that is not what was committed."""
+        name = self.root.name
+        return DamagedRun(
+            f"{self.objects.url}/{file.key}",
+            found=found,
+            required="the bytes that were committed",
+            action=f"`metaloom verify {name}` lists all damage; `metaloom resume {name} --repair` computes it again",
+        )
+
+    def is_own(self, session: str) -> bool:
+        """Whether a session was one of this cache: then it is over, for whoever has the lock of the folder."""
+        return session in self._own
+
+    def claim(self, session: str) -> None:
+        """Note that a session is one of this cache, before it stores anything."""
+        with self._locked(), open(self._beside / "sessions", "ab") as file:
+            file.write(f"{session}\n".encode())
+            _sync(file.fileno())
+        self._read_sessions()
+
+    def mirror(self) -> None:
+        """Give up what the folder has beyond the log, and put back the small files that it lacks."""
+        for path, name in self.local_files():
+            file = self.files.get(name)
+            if file is None or (file.text is None and path.stat().st_size != file.size):
+                path.unlink()
+        for name, file in self.files.items():
+            if file.text is not None:
+                self._write_text(name, file.text)
+
+    def changes(self) -> list[Path]:
+        """What of the folder is not in the log as it is: new, different, or gone."""
+        here = {name: path for path, name in self.local_files()}
+        changed = [path for name, path in here.items() if not self._is_logged(name, path)]
+        gone = [self.local_path(n) for n, file in self.files.items() if file.text is not None and n not in here]
+        return [*changed, *gone]
+
+    def local_files(self) -> Iterator[tuple[Path, str]]:
+        """The files of the folder that belong into the log, with their names there."""
+        for folder, folders, names in os.walk(self.root):
+            if Path(folder) == self.root:
+                folders[:] = [name for name in folders if name not in _OURS]
+                names = [name for name in names if not name.startswith(_OURS)]
+            for name in names:
+                path = Path(folder) / name
+                yield path, self.name_of(path)
+
+    def name_of(self, path: Path) -> str:
+        """A file's name in the log: there, every session's file is where it will be once the session is closed."""
+        parts = list(path.relative_to(self.root).parts)
+        if parts[0] == "_sessions" and not parts[1].endswith(".closed"):
+            parts[1] += ".closed"
+        return "/".join(parts)
+
+    def local_path(self, name: str) -> Path:
+        """Where the folder has a file of the log."""
+        path = self.root / name
+        if name.startswith("_sessions/"):
+            open_folder = path.parent.with_name(path.parent.name.removesuffix(".closed"))
+            return open_folder / path.name if open_folder.is_dir() else path
+        return path
+
+    def cached_entries(self) -> list[bytes]:
+        """The entries as they were when they were pulled or put."""
+        return read_file(self._entries, limit=LARGEST).splitlines(keepends=True)[: self.next] if self.next else []
+
+    def stored_entry(self, sequence: int) -> bytes | None:
+        """An entry as the store has it, None if it has none."""
+        return self.objects.get_all([entry_key(sequence)])[0]
+
+    def unused_objects(self) -> list[str]:
+        """The objects that no entry names, or none any more."""
+        used = {file.key for file in self.files.values()}
+        return [key for key in self.objects.below("_objects/") if key not in used]
+
+    def _is_logged(self, name: str, path: Path) -> bool:
+        file = self.files.get(name)
+        if file is None or file.text is None:
+            return file is not None and path.stat().st_size == file.size
+        return read_file(path, limit=LARGEST) == file.text.encode()
+
+    def _forget(self) -> None:
+        self.files: dict[str, LoggedFile] = {}
+        self.owner: Entry | None = None
+        self.next = 0
+        self.last_hash = ""
+        self._last_session = ""
+        self._offset = 0
+        self._own: set[str] = set()
+        self._here: set[str] = set()
+
+    @property
+    def _entries(self) -> Path:
+        return self._beside / "entries"
+
+    def _read_cached(self) -> None:
+        """Go through the copies of entries that are new to this object."""
+        if not self.root.is_dir() and self._entries.exists():
+            # Somebody has emptied the cache: its sessions are over as ever, but what they committed is not here.
+            self._entries.unlink()
+            with open(self._beside / "sessions", "ab") as file:
+                file.write(_EMPTIED + b"\n")
+            self._forget()
+        self._read_sessions()
+        if not self._entries.exists():
+            return
+        with open(self._entries, "r+b") as file:
+            file.seek(self._offset)
+            for raw in file:
+                if not raw.endswith(b"\n"):  # a power cut
+                    file.truncate(self._offset)
+                    break
+                self._take(self._checked(raw, str(self._entries)))
+                self._offset += len(raw)
+
+    def _read_sessions(self) -> None:
+        if (self._beside / "sessions").exists():
+            raw = (self._beside / "sessions").read_bytes()
+            self._own = {line.decode() for line in raw.split()}
+            self._here = {line.decode() for line in raw.rpartition(_EMPTIED)[2].split()}
+
+    def _pull_some(self, count: int) -> bool:
+        """Take in some entries, and look whether the newest one known is still there; whether there may be more."""
+        known = self.next > 0
+        keys = [entry_key(n) for n in range(self.next - known, self.next + count)]
+        found = self.objects.get_all(keys)
+        if known:
+            newest = found.pop(0)
+            if newest is None or hashlib.sha256(newest).digest() != self._newest_digest():
+                raise self._other_run(newest)
+        for raw in found:
+            if raw is None:
+                return False
+            entry = self._checked(raw, f"{self.objects.url}/{entry_key(self.next)}")
+            if entry.session not in self._here:  # what this cache has committed, it has
+                self._apply(entry)
+            self._keep(entry, raw)
+        return True
+
+    def _newest_digest(self) -> bytes:
+        with open(self._entries, "rb") as file:
+            file.seek(self._newest_offset)
+            return hashlib.sha256(file.readline()).digest()
+
+    def _other_run(self, newest: bytes | None) -> StoreError:
+        return StoreError(
+            self.objects.url,
+            found=f"{'no' if newest is None else 'another'} entry {self.next - 1} of the log than the cache has",
+            required="the run that the cache is of",
+            action=f"If the run was removed or replaced on purpose, remove {self.root} and {self._beside} too",
+        )
+
+    def _checked(self, raw: bytes, where: str) -> Entry:
+        try:
+            entry = Entry.parse(raw)
+            if (entry.sequence, entry.previous) != (self.next, self.last_hash):
+                raise ValueError("does not follow the entry before it")
+            if entry.kind != "begin" and entry.session != self._last_session:
+                raise ValueError("is of another session than the one that had begun")
+        except ValueError as error:
+            raise DamagedRun(
+                where,
+                found=str(error),
+                required="the log that was written",
+                action="Restore this one object from a copy; one in the cache of another machine is as good",
+            ) from None
+        return entry
+
+    def _keep(self, entry: Entry, raw: bytes) -> None:
+        self._beside.mkdir(parents=True, exist_ok=True)
+        with open(self._entries, "ab") as file:
+            file.write(raw)
+            _sync(file.fileno())
+        self._take(entry)
+        self._offset += len(raw)
+
+    def _take(self, entry: Entry) -> None:
+        self._newest_offset = self._offset
+        self.next, self.last_hash, self._last_session = entry.sequence + 1, entry.sha256, entry.session
+        self.owner = {"begin": entry, "commit": self.owner, "end": None}[entry.kind]
+        for name in entry.removed:
+            self.files.pop(name, None)
+        self.files.update(entry.files)
+
+    def _apply(self, entry: Entry) -> None:
+        for name in ("_commits", "_sessions", "data.zarr"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        for name in entry.removed:
+            self.local_path(name).unlink(missing_ok=True)
+        for name, file in entry.files.items():
+            if file.text is None:
+                self.local_path(name).unlink(missing_ok=True)  # of an earlier content
+            else:
+                self._write_text(name, file.text)
+
+    def _write_text(self, name: str, text: str) -> None:
+        path, raw = self.local_path(name), text.encode()
+        if not path.exists() or read_file(path, limit=LARGEST) != raw:
+            self.write(name, raw)
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        """Processes of this machine take turns."""
+        self._beside.mkdir(parents=True, exist_ok=True)
+        with open(self._beside / "lock", "ab") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+            yield
+
+
+def follow(root: Path) -> RemoteLog | None:
+    """Let a folder follow the run that it caches; None for a folder that is no cache."""
+    log = RemoteLog.of(root)
+    if log is not None:
+        with system_errors(
+            root, required="a cache that can be written", action="Choose another: METALOOM_CACHE=FOLDER"
+        ):
+            log.pull()
+    return log
+
+
+def log_folder(root: Path) -> Path:
+    """Where a cached run's copies of entries are."""
+    return root.with_name(f".{root.name}.log")
+
+
+def _sync(descriptor: int) -> None:
+    os.fsync(descriptor)

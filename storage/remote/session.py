@@ -1,0 +1,173 @@
+"""Writing a run under object storage: whoever puts the next entry of the log, which only one can, has written.
+
+An entry is put on the condition that there is none of its number. A session that begins takes the next number; from
+then on the puts of an earlier session, however late it wakes up, find their number taken, and fail. Objects go below
+the session's own prefix before the entry that names them, so what a lost session still uploads is seen by nobody.
+"""
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from storage.errors import FencedOut, RunLocked, StorageFailed
+from storage.files import read_file
+from storage.provenance import utc
+from storage.remote.checks import give_up, problems
+from storage.remote.entries import Entry, Kind, LoggedFile, entry_key, object_key
+from storage.remote.log import RemoteLog
+
+_LARGEST = 2**40
+_FILES_PER_ENTRY = 1000
+_BYTES_AT_ONCE = 2**26
+
+
+class RemoteSession:
+    """The right to append to a run's log, until it is given back or another session takes it.
+
+    Args:
+        log: up to date.
+        token: identifies the session for ever.
+    """
+
+    def __init__(self, log: RemoteLog, token: str) -> None:
+        self._log = log
+        self._token = token
+        self._next = log.next
+        self._previous = log.last_hash
+        self._failed = False
+
+    @classmethod
+    def begin(cls, log: RemoteLog, token: str, *, take_over: bool) -> "RemoteSession":
+        """Begin a session. The caller holds the lock of the cache folder, so no other one goes on from there.
+
+        Raises:
+            RunLocked: a session from elsewhere has not ended.
+            StorageFailed: the store cannot be written, or does not know conditional puts.
+        """
+        while True:
+            log.pull()
+            before = log.owner
+            if before is not None and not take_over and not log.is_own(before.session):
+                raise _locked(log, before)
+            log.claim(token)
+            session = cls(log, token)
+            if session._put("begin", about={"host": socket.gethostname(), "pid": os.getpid(), "since": utc()}):
+                break  # else somebody else has just begun
+        session._require_conditions()
+        if before is not None:
+            # It was killed, perhaps between uploading and committing, or between that and removing what was replaced.
+            log.objects.remove(log.unused_objects())
+        return session
+
+    def commit(self, paths: Iterable[Path]) -> None:
+        """Make the present state of some files of the folder that of the run, all at once.
+
+        Raises:
+            FencedOut: a later session has begun.
+            StorageFailed: the store cannot be written; the session is then over.
+        """
+        names = {path: self._log.name_of(path) for path in paths}
+        present = [path for path in names if path.exists()]
+        removed = [name for path, name in names.items() if path not in present and name in self._log.files]
+        if not present and not removed:
+            return
+        # What nothing names any more is of no use; until the entry is there, it is named.
+        dead = [file.key for name in names.values() if (file := self._log.files.get(name)) and file.key]
+        try:
+            files = self._upload({path: names[path] for path in present})
+            if not self._put("commit", files=files, removed=removed):
+                raise self._fenced_out()
+            self._log.objects.remove(dead)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def commit_all(self) -> None:
+        """Commit whatever the folder has otherwise than the log; run.json, which makes it a run, at the very end."""
+        changes = sorted(self._log.changes(), key=lambda path: path.name == "run.json")
+        for start in range(0, len(changes), _FILES_PER_ENTRY):
+            self.commit(changes[start : start + _FILES_PER_ENTRY])
+
+    def give_up_damaged(self) -> None:
+        """Take files whose objects are damaged for lost; those with a sound copy in the folder are stored again."""
+        for name, _ in [*problems(self._log)]:
+            if name in self._log.files:
+                give_up(self._log, name)
+
+    def end(self) -> None:
+        """Let the next session begin, wherever it is. A session that failed or was fenced out is over already."""
+        if not self._failed:
+            self._put("end")
+
+    def _upload(self, names: Mapping[Path, str]) -> dict[str, LoggedFile]:
+        """Store the contents of files, and say what an entry has to say about them."""
+        files: dict[str, LoggedFile] = {}
+        contents: dict[str, bytes] = {}
+        for path, name in names.items():
+            raw = read_file(path, limit=_LARGEST)
+            key = object_key(self._token, self._next, name)
+            files[name] = LoggedFile.of(raw, key, inline=name.endswith(".json"))
+            if files[name].text is None:
+                contents[key] = raw
+            if sum(map(len, contents.values())) > _BYTES_AT_ONCE:
+                self._log.objects.put_all(contents)
+                contents = {}
+        self._log.objects.put_all(contents)
+        return files
+
+    def _put(
+        self,
+        kind: Kind,
+        *,
+        about: Mapping[str, Any] | None = None,
+        files: Mapping[str, LoggedFile] | None = None,
+        removed: Iterable[str] = (),
+    ) -> bool:
+        """Append an entry; whether its number was still free."""
+        entry = Entry(
+            self._next, self._previous, kind, self._token, about=about or {}, files=files or {}, removed=[*removed]
+        )
+        raw = entry.content()
+        entry = Entry.parse(raw)
+        # A put whose answer got lost is tried again below us, and then finds itself.
+        if not self._log.objects.put_new(entry_key(self._next), raw) and self._log.stored_entry(self._next) != raw:
+            return False
+        self._log.append(entry, raw)
+        self._next, self._previous = entry.sequence + 1, entry.sha256
+        return True
+
+    def _require_conditions(self) -> None:
+        """Refuse a store that would let two writers overwrite each other's entries: put the newest one once more."""
+        newest = self._log.stored_entry(self._next - 1)
+        if newest is not None and self._log.objects.put_new(entry_key(self._next - 1), newest):
+            self._failed = True
+            raise StorageFailed(
+                self._log.objects.url,
+                found="a store that ignores the condition of a put (If-None-Match)",
+                required="one where of two writers one fails",
+                action="Use Amazon S3, or another store that documents conditional writes",
+            )
+
+    def _fenced_out(self) -> FencedOut:
+        return FencedOut(
+            self._log.objects.url,
+            found=f"session {self._token} of this process was ended by a later writer",
+            required="the newest session of the run",
+            action="Stop this process; the later writer goes on with what was committed",
+        )
+
+
+def _locked(log: RemoteLog, owner: Entry) -> RunLocked:
+    who = owner.about
+    if "run.json" in log.files:
+        dead = f"`metaloom resume {log.root.name} --take-over`"
+    else:
+        dead = f"it had not even created the run: remove {log.objects.url}, or choose another name"
+    return RunLocked(
+        log.objects.url,
+        found=f"process {who.get('pid')} on {who.get('host')} has been writing it since {who.get('since')}",
+        required="one writer at a time",
+        action=f"Wait for it or stop it. Nobody can tell from here whether it is dead; if it is: {dead}",
+    )

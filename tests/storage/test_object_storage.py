@@ -1,0 +1,515 @@
+"""Runs under object storage, against a real S3 server process: written, killed, fenced out, damaged, forgotten."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import s3fs
+
+import storage
+from flows.run_info import list_run_rows
+from flows.train import resume, train
+from flows.warm_start import pinned
+from flows.workers import Backend
+from pipeline.config import build_config
+from storage import StageRef
+from storage.remote.log import RemoteLog
+from storage.remote.objects import ObjectFolder
+from storage.remote.session import RemoteSession
+
+pytestmark = [
+    pytest.mark.slow,
+    # botocore's own, of what its next version will ask for.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:botocore", "ignore::DeprecationWarning:aiobotocore"),
+]
+
+CREATION = {"config": {"seed": 1}, "config_digest": "abc", "environment": {"code": "none"}}
+URL = "s3://bucket/runs"
+SETTINGS = {
+    "env": {"name": "point-corner", "options": {"reward": "dense"}},
+    "algorithm": {"name": "promp", "num_epochs": 1, "tasks_per_chunk": 2},
+    "policy": {"hidden_sizes": [4]},
+    "iterations": 2,
+    "num_tasks": 2,
+    "episodes_per_task": 2,
+    "max_episode_steps": 4,
+    "seed": 7,
+}
+KILLED_TRAINER = """
+import os, signal, sys
+from pathlib import Path
+import storage
+from flows.train import train
+from flows.workers import Backend
+from pipeline.config import build_config, load_config
+from storage.remote.objects import ObjectFolder
+
+put_new, count = ObjectFolder.put_new, 0
+
+def put_until_killed(self, key, content):
+    global count
+    count += 1
+    if count == int(sys.argv[2]) and sys.argv[3] == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    stored = put_new(self, key, content)
+    if count == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return stored
+
+ObjectFolder.put_new = put_until_killed
+train(build_config(load_config(Path(sys.argv[1]))), storage.folder_of(sys.argv[4]), backend=Backend(workers=0))
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The address of an S3 server of our own, with an empty bucket."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        _wait_for_port(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(autouse=True)
+def credentials(server, monkeypatch, tmp_path):
+    """What tells every process of a test where the store is; and an empty cache."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "someone",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": server,
+        "METALOOM_RUNS": URL,
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def bucket(server):
+    """The bucket, emptied."""
+    s3fs.S3FileSystem.clear_instance_cache()
+    fs = s3fs.S3FileSystem(use_listings_cache=False)
+    if fs.exists("bucket"):
+        fs.rm("bucket", recursive=True)
+    fs.mkdir("bucket")
+    return fs
+
+
+@pytest.fixture
+def other_machine(monkeypatch, tmp_path):
+    """Go over to another machine: its cache is empty when it is first named."""
+    return lambda name: monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / name))
+
+
+@pytest.fixture
+def make_remote(bucket, batches, put):
+    """Makes a run of some iterations under a URL."""
+
+    def make(name, iterations=1):
+        with storage.create_run(f"{URL}/{name}", capacity=4, **CREATION) as writer:
+            for i in range(iterations):
+                put(writer, batches.iteration(i))
+        return f"{URL}/{name}"
+
+    return make
+
+
+def digests(run):
+    return {ref: run.record(ref).digest for ref in run.refs()}
+
+
+def metaloom(*arguments, code=0):
+    done = subprocess.run([sys.executable, "-m", "flows.cli", *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_every_command_works_on_a_run_that_another_machine_trained(bucket, tmp_path, other_machine):
+    Path("tiny.json").write_text(json.dumps(SETTINGS))
+    assert f"run             {URL}/first" in metaloom("train", "tiny.json", "--run", "first", "--workers", "0")
+    train(build_config({**SETTINGS, "iterations": 3}), tmp_path / "local", backend=Backend(workers=0))
+    other_machine("second")
+    assert "2 / 2" in metaloom("ls")
+    assert "every file is whole" in metaloom("verify", "first")
+    assert json.loads(metaloom("show", "first", "--json"))["path"] == f"{URL}/first"
+    assert "all identical" in metaloom("replay", f"{URL}/first@1")
+    forked = metaloom("fork", "first@1", "--run", "second")
+    assert "all was uploaded" in forked
+    assert f"metaloom resume {URL}/second" in forked
+    metaloom("resume", "first", "--iterations", "3", "--workers", "0")
+    assert Path("reports/first/report.html").exists()
+    run, local = storage.open_run(f"{URL}/first"), storage.open_run("local")
+    assert digests(run) == digests(local)
+    assert run.episodes() == local.episodes()
+    assert run.metrics() == local.metrics()
+    start = pinned(build_config({**SETTINGS, "init_from": {"run": "first"}})).init_from
+    assert start is not None
+    assert start.run == f"{URL}/first"
+
+
+@pytest.mark.parametrize(
+    ("put_number", "moment", "elsewhere"),
+    [(2, "before", False), (9, "before", True), (9, "after", False), (15, "before", False)],
+)
+def test_a_trainer_killed_in_the_middle_of_an_upload_resumes_to_equal_digests(
+    bucket, tmp_path, other_machine, put_number, moment, elsewhere
+):
+    Path("tiny.json").write_text(json.dumps(SETTINGS))
+    child = [sys.executable, "-c", KILLED_TRAINER, "tiny.json", str(put_number), moment, f"{URL}/killed"]
+    assert subprocess.run(child, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+    config = build_config(SETTINGS)
+    train(config, tmp_path / "whole", backend=Backend(workers=0))
+    if elsewhere:
+        other_machine("second")
+    folder = storage.folder_of(f"{URL}/killed")
+    if not storage.run_exists(folder):
+        assert put_number == 2
+        train(config, folder, backend=Backend(workers=0))
+    elif elsewhere:
+        with pytest.raises(storage.RunLocked, match="--take-over"):
+            resume(folder, backend=Backend(workers=0))
+        resume(folder, backend=Backend(workers=0), take_over=True)
+    else:
+        resume(folder, backend=Backend(workers=0))
+    assert digests(storage.open_run(folder)) == digests(storage.open_run(tmp_path / "whole"))
+    other_machine("third")
+    assert storage.verify_run(f"{URL}/killed") == []
+
+
+def test_a_second_writer_is_refused_here_and_elsewhere(make_remote, other_machine):
+    url = make_remote("first")
+    with storage.open_writer(url):
+        with pytest.raises(storage.RunLocked, match="one writer at a time"):
+            storage.open_writer(url)
+        other_machine("second")
+        with pytest.raises(storage.RunLocked, match=rf"{socket.gethostname()} has been writing it since"):
+            storage.open_writer(url)
+    storage.open_writer(url).close()
+
+
+def test_a_run_is_not_created_over_one_that_another_machine_has_stored(make_remote, other_machine):
+    url = make_remote("first")
+    other_machine("second")
+    with pytest.raises(storage.RunExists):
+        storage.create_run(url, capacity=4, **CREATION)
+
+
+def test_a_creation_that_died_elsewhere_is_told_from_a_run(bucket, other_machine, monkeypatch):
+    with monkeypatch.context() as network:
+        network.setattr(RemoteSession, "commit", _fail)
+        network.setattr(RemoteSession, "end", lambda _: None)
+        network.setattr(RemoteSession, "commit_all", _fail)
+        with pytest.raises(storage.StorageFailed, match="no route"):
+            storage.create_run(f"{URL}/first", capacity=1, **CREATION)
+    other_machine("second")
+    with pytest.raises(storage.RunLocked, match="had not even created the run: remove s3://bucket/runs/first"):
+        storage.create_run(f"{URL}/first", capacity=1, **CREATION)
+
+
+def test_a_writer_that_lost_the_run_without_knowing_commits_nothing_more(make_remote, batches, put, other_machine):
+    url = make_remote("first")
+    zombie = storage.open_writer(url)
+    other_machine("second")
+    with storage.open_writer(url, take_over=True) as heir:
+        put(heir, batches.iteration(1))
+        heir.flush()
+        before = digests(storage.open_run(url))
+        put(zombie, batches.iteration(1)[:1])
+        with pytest.raises(storage.FencedOut):
+            zombie.flush()
+        with pytest.raises(storage.FencedOut):
+            zombie.close()
+        put(heir, batches.iteration(2))
+    other_machine("third")
+    run = storage.open_run(url)
+    assert len(run.iterations) == 3
+    assert {ref: digest for ref, digest in digests(run).items() if ref.iteration < 2} == before
+    assert storage.verify_run(url) == []
+
+
+def test_damaged_objects_are_named_when_read_and_by_verification_and_can_be_computed_again(
+    make_remote, batches, put, other_machine, bucket
+):
+    url = make_remote("first", iterations=2)
+    before = digests(storage.open_run(url))
+    changed = next(key for key in bucket.find("bucket/runs/first/_objects") if "rollouts_0/rewards/c.1" in key)
+    missing = next(key for key in bucket.find("bucket/runs/first/_objects") if "samples_1/returns/c.0" in key)
+    raw = bucket.cat_file(changed)
+    bucket.pipe_file(changed, raw[:-1] + bytes([raw[-1] ^ 1]))
+    bucket.rm(missing)
+    here = {str(damage).split(": ")[0] for damage in storage.verify_run(url)}
+    other_machine("second")
+    with pytest.raises(storage.DamagedRun, match=r"rollouts_0/rewards/c.1.*SHA-256"):
+        storage.open_run(url)[1].rollouts(0)
+    with pytest.raises(storage.DamagedRun, match=r"samples_1/returns/c.0.*is missing"):
+        storage.open_run(url)[0].samples(1)
+    found = storage.verify_run(url)
+    assert {str(damage).split(": ")[0] for damage in found} == here
+    assert {(damage.iteration, damage.stage, damage.array) for damage in found} == {
+        (1, "collect_rollouts", "rollouts_0/rewards"),
+        (0, "process_samples", "samples_1/returns"),
+    }
+    same = type(batches)()
+    outputs = [output for i in range(2) for output in same.iteration(i)]
+    with storage.open_writer(url, repair=True) as writer:
+        lost = [output for output in outputs if not writer.contains(output[0])]
+        assert {output[0].stage for output in lost} == {"collect_rollouts", "process_samples", "meta_optimize"}
+        put(writer, lost)
+    other_machine("third")
+    assert storage.verify_run(url) == []
+    assert digests(storage.open_run(url)) == before
+
+
+def test_a_sound_copy_in_the_cache_mends_a_damaged_object(make_remote, bucket, other_machine):
+    url = make_remote("first")
+    bucket.rm(next(key for key in bucket.find("bucket/runs/first/_objects") if "rollouts_0/rewards/c.0" in key))
+    with storage.open_writer(url, repair=True) as writer:
+        assert writer.contains(StageRef(0, "collect_rollouts", 0))
+    other_machine("second")
+    assert storage.verify_run(url) == []
+
+
+def test_a_changed_or_missing_entry_of_the_log_is_named(make_remote, bucket, other_machine):
+    url = make_remote("first")
+    entry = "bucket/runs/first/_log/00000003.json"
+    raw = bucket.cat_file(entry)
+    bucket.pipe_file(entry, raw.replace(b"commit", b"comm1t"))
+    assert [damage.file for damage in storage.verify_run(url)] == ["_log/00000003.json"]
+    other_machine("second")
+    with pytest.raises(storage.DamagedRun, match=r"_log/00000003.json"):
+        storage.open_run(url)
+
+
+def test_a_damaged_copy_in_the_cache_is_replaced_by_verification(make_remote):
+    url = make_remote("first")
+    copy = next(storage.folder_of(url).glob("data.zarr/rollouts_0/rewards/c.*"))
+    copy.write_bytes(b"x" * copy.stat().st_size)
+    with pytest.raises(storage.DamagedRun):
+        storage.open_run(url)[0].rollouts(0)
+    assert storage.verify_run(url) == []
+    storage.open_run(url)[0].rollouts(0)
+
+
+def test_only_what_is_asked_for_is_fetched_and_the_cache_may_be_removed_at_any_time(
+    make_remote, other_machine, tmp_path
+):
+    url = make_remote("first", iterations=2)
+    expected = storage.open_run(url)[1].rollouts(0).rewards
+    other_machine("second")
+    run = storage.open_run(url)
+    assert list(run.path.rglob("c.*")) == []
+    assert (run[1].rollouts(0).rewards == expected).all()
+    assert {path.name.split(".")[1] for path in run.path.rglob("c.*")} == {"1"}
+    shutil.rmtree(run.path)
+    assert (storage.open_run(url)[1].rollouts(0).rewards == expected).all()
+    shutil.rmtree(tmp_path / "second")
+    assert (storage.open_run(url)[1].rollouts(0).rewards == expected).all()
+
+
+def test_a_run_that_was_removed_from_the_store_is_not_taken_for_the_one_in_the_cache(make_remote, bucket):
+    url = make_remote("first")
+    bucket.rm("bucket/runs/first", recursive=True)
+    with pytest.raises(storage.StoreError, match=r"remove .*first and .*first.log too"):
+        storage.open_run(url)
+
+
+def test_a_reader_sees_what_was_committed_since_it_last_opened_the_run(
+    make_remote, batches, put, other_machine, monkeypatch
+):
+    url = make_remote("first")
+    trainer = os.environ["METALOOM_CACHE"]
+    other_machine("second")
+    assert len(storage.open_run(url)) == 1
+    monkeypatch.setenv("METALOOM_CACHE", trainer)
+    with storage.open_writer(url) as writer:
+        put(writer, batches.iteration(1))
+        writer.flush()
+        other_machine("second")
+        assert len(storage.open_run(url)) == 2
+        monkeypatch.setenv("METALOOM_CACHE", trainer)
+
+
+def test_thinning_frees_the_store_and_can_be_undone(make_remote, batches, bucket, other_machine):
+    url = make_remote("first", iterations=2)
+    outputs = {ref: value for ref, value, _ in type(batches)().iteration(0)}
+    size = sum(bucket.sizes(bucket.find("bucket/runs/first/_objects")))
+    other_machine("second")
+    reader = storage.open_run(url)
+    with storage.open_writer(url) as writer:
+        thinned = writer.thin([0])
+    assert size - sum(bucket.sizes(bucket.find("bucket/runs/first/_objects"))) == thinned.num_bytes
+    other_machine("third")
+    with pytest.raises(storage.StageThinned):
+        storage.open_run(url)[0].rollouts(0)
+    with pytest.raises(storage.StageThinned):
+        reader[0].rollouts(0)
+    with storage.open_writer(url) as writer:
+        writer.restore({ref: outputs[ref] for ref in outputs if ref.stage in storage.THINNABLE})
+    other_machine("fourth")
+    assert storage.verify_run(url) == []
+    assert storage.open_run(url)[0].rollouts(0).rewards.size
+
+
+@pytest.mark.parametrize("target", [f"{URL}/second", "local"])
+def test_a_fork_has_everything_of_its_own(make_remote, batches, put, bucket, other_machine, target):
+    url = make_remote("first", iterations=2)
+    before = digests(storage.open_run(url))
+    other_machine("second")
+    storage.fork_run(storage.open_run(url), 1, target, capacity=4, **CREATION)
+    bucket.rm("bucket/runs/first", recursive=True)
+    other_machine("third")
+    with storage.open_writer(target) as writer:
+        put(writer, batches.iteration(1))
+    fork = storage.open_run(target)
+    assert {ref: digest for ref, digest in digests(fork).items() if ref.iteration < 1} == {
+        ref: digest for ref, digest in before.items() if ref.iteration < 1
+    }
+    assert storage.verify_run(target) == []
+
+
+def test_what_a_killed_session_uploaded_in_vain_is_removed_by_the_next(make_remote, bucket, other_machine):
+    url = make_remote("first")
+    writer = storage.open_writer(url)
+    token = writer._session.token
+    bucket.pipe_file(f"bucket/runs/first/_objects/{token}/00000099/tables/tasks/00000009.parquet", b"in vain")
+    other_machine("second")
+    storage.open_writer(url, take_over=True).close()
+    assert bucket.find(f"bucket/runs/first/_objects/{token}") == []
+    with pytest.raises(storage.FencedOut):
+        writer.thin([0])
+    writer.close()
+
+
+def test_a_put_whose_answer_got_lost_is_not_taken_for_that_of_another_writer(make_remote, batches, put, monkeypatch):
+    url = make_remote("first")
+    put_new = ObjectFolder.put_new
+    with storage.open_writer(url) as writer:
+        monkeypatch.setattr(ObjectFolder, "put_new", lambda *request: put_new(*request) and put_new(*request))
+        put(writer, batches.iteration(1))
+    assert len(storage.open_run(url)) == 2
+
+
+def test_a_store_that_ignores_conditions_is_refused(bucket, monkeypatch):
+    monkeypatch.setattr(ObjectFolder, "put_new", lambda self, key, content: self.put_all({key: content}) is None)
+    with pytest.raises(storage.StorageFailed, match="ignores the condition of a put"):
+        storage.create_run(f"{URL}/first", capacity=1, **CREATION)
+
+
+def test_a_store_that_does_not_answer_ends_a_writer_with_one_message_and_what_it_committed_stays(
+    make_remote, batches, put, monkeypatch
+):
+    url = make_remote("first")
+    writer = storage.open_writer(url)
+    with monkeypatch.context() as network:
+        network.setattr(ObjectFolder, "put_all", _fail)
+        put(writer, batches.iteration(1)[:1])
+        with pytest.raises(storage.StorageFailed, match="no route to host"):
+            writer.flush()
+        with pytest.raises(storage.StorageFailed, match="no route to host"):
+            writer.close()
+    with storage.open_writer(url) as writer:
+        put(writer, batches.iteration(1))
+    assert len(storage.open_run(url)) == 2
+
+
+def test_a_store_that_cannot_be_reached_is_named(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(storage.StorageFailed, match=r"first: EndpointConnectionError.*Check bucket, network"):
+        storage.open_run(f"{URL}/first")
+
+
+def test_a_cache_that_cannot_be_written_is_named(make_remote, monkeypatch, tmp_path):
+    url = make_remote("first")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / "file"))
+    with pytest.raises(storage.StorageFailed, match="METALOOM_CACHE"):
+        storage.open_run(url)
+
+
+def test_a_url_of_an_unknown_kind_is_refused():
+    with pytest.raises(storage.StorageFailed, match="Protocol not known: gopher"):
+        storage.open_run("gopher://bucket/runs/first")
+
+
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(make_remote, bucket, other_machine):
+    make_remote("first")
+    make_remote("second")
+    bucket.pipe_file("bucket/runs/first/_log/00000001.json", b"{}")
+    other_machine("second")
+    rows = {row["name"]: row for row in list_run_rows(storage.folder_of(URL))}
+    assert rows["second"]["path"] == f"{URL}/second"
+    assert "_log/00000001.json" in rows["first"]["problem"]
+
+
+def test_a_limit_of_bytes_counts_what_the_store_holds(make_remote, batches, put, other_machine):
+    url = make_remote("first")
+    other_machine("second")
+    limit = storage.open_run(url).files.num_bytes() + 1000
+    writer = storage.open_writer(url, retention=storage.Retention(max_bytes=limit))
+    with pytest.raises(storage.BudgetReached):
+        put(writer, batches.iteration(1))
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3://bucket/../other", "s3://bucket/.hidden", "s3://bucket//x", "s3://b/x?y"]
+)
+def test_a_url_cannot_leave_the_cache(url):
+    with pytest.raises(storage.InvalidRunName):
+        storage.folder_of(url)
+
+
+def test_a_file_url_is_a_path(tmp_path):
+    assert storage.folder_of(f"file://{tmp_path}/first") == tmp_path / "first"
+
+
+def test_an_entry_that_names_a_file_outside_of_the_run_is_refused(make_remote, bucket, other_machine):
+    url = make_remote("first")
+    log = RemoteLog.of(storage.folder_of(url))
+    log.pull()
+    session = RemoteSession.begin(log, "0" * 16, take_over=False)
+    raw = bucket.cat_file(f"bucket/runs/first/_log/{log.next - 1:08d}.json")
+    from storage.canonical import parse_sealed, render, sealed
+
+    document = parse_sealed(raw) | {"sequence": log.next, "previous": log.last_hash, "kind": "commit"}
+    for path in ("../outside.json", "/etc/passwd", "data.zarr/../../x/zarr.json"):
+        forged = render(sealed(document | {"files": {path: {"text": "{}"}}}))
+        bucket.pipe_file(f"bucket/runs/first/_log/{log.next:08d}.json", forged)
+        with pytest.raises(storage.DamagedRun, match="which no run has"):
+            storage.open_run(url)
+    bucket.rm(f"bucket/runs/first/_log/{log.next:08d}.json")
+    session.end()
+
+
+def _fail(*_):
+    raise storage.StorageFailed("s3", found="no route to host", required="an answer", action="Wait")
+
+
+def _wait_for_port(port, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
