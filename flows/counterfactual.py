@@ -20,7 +20,7 @@ from flows.errors import UsageError
 from flows.faults import compute_checked
 from flows.on_policy import OnPolicyStages, StageOutput
 from flows.replay import require_known
-from flows.train import config_at, stages_of
+from flows.run_stages import config_at, stages_of
 from flows.words import finite
 from flows.workers import Backend
 from pipeline.config import RunConfig, build_config, override

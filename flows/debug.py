@@ -11,7 +11,7 @@ from typing import Any
 import storage
 from flows.faults import compute_checked
 from flows.replay import require_known
-from flows.train import config_at, stages_of
+from flows.run_stages import config_at, stages_of
 from flows.words import stage_name
 from flows.workers import Backend
 from storage import StageRef
