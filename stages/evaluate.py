@@ -1,6 +1,7 @@
 """How a learner adapts to tasks: fresh episodes to adapt to, and after every step fresh episodes to be judged by."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, Step, 
 from stages.adapt import adapt
 from stages.collect_rollouts import RolloutPosition
 from stages.process_samples import process_samples
+from stages.rollout_faults import RolloutError, describe
 
 Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
@@ -57,9 +59,11 @@ def evaluate(
     tests: list[EpisodeBatch] = []
     seen: list[EpisodeBatch] = []
     for k in range(adaptation_steps + 1):
-        tests.append(test_rollouts(params, tasks, RolloutPosition(run_seed, _TEST, k)))
+        with _told_as(f"test episodes after {k} adaptation steps"):
+            tests.append(test_rollouts(params, tasks, RolloutPosition(run_seed, _TEST, k)))
         if k < adaptation_steps:
-            seen.append(adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k)))
+            with _told_as(f"episodes of adaptation step {k + 1}"):
+                seen.append(adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k)))
             seed = seed_for(run_seed, "baseline", _ADAPTATION, k)
             samples = process_samples(seen[k], baseline(), processing, seed=seed, parallel=parallel)
             step = Step(seen[k], samples, min(k, algorithm.inner_steps - 1))
@@ -72,6 +76,16 @@ def evaluate(
         **_outcomes("test", tests, len(tasks)),
         **_outcomes("adaptation", seen, len(tasks)),
     )
+
+
+@contextmanager
+def _told_as(episodes: str) -> Iterator[None]:
+    """Have faults of rollouts say which ones: their positions count no iterations of the run."""
+    try:
+        yield
+    except RolloutError as fault:
+        about = {**fault.about, "evaluation": episodes}
+        raise RolloutError(describe(about), about, fault.arrays) from fault
 
 
 def _outcomes(kind: str, rounds: Sequence[EpisodeBatch], num_tasks: int) -> dict[str, Array]:
