@@ -58,8 +58,8 @@ class Run:
         return range(next(i for i in range(len(done) + 1) if i not in done))
 
     def refs(self) -> list[StageRef]:
-        """Every stored output, by iteration, stage name and step."""
-        return sorted(self.files.refs())
+        """Every stored output, in the order in which runs compute them."""
+        return sorted(self.files.refs(), key=lambda ref: ref.position)
 
     def contains(self, ref: StageRef) -> bool:
         """Whether an output is stored."""
