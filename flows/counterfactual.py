@@ -227,7 +227,7 @@ class _Again:
             if ref.stage == "collect_rollouts" and not self.run.contains(ref):
                 raise UsageError(
                     f"{asked}: {self.ref} reads the episodes of round {ref.step}, which are not stored; "
-                    f"required at most {self.run.config['algorithm']['inner_steps']} inner steps, as in the run"
+                    f"required at most {self.stages.config.algorithm.inner_steps} inner steps, as in the run"
                 )
         if learner_ref(self.ref.iteration) in stages.inputs(self.ref):
             _fitted(self._stored_learner(), _own_learner(stages), asked)
@@ -263,10 +263,8 @@ class _Again:
 
 def _stage_ref(stages: OnPolicyStages, iteration: int, stage: str, step: int) -> StageRef:
     require_known(stages.order(iteration), stage, step)
-    if stage == "collect_rollouts":
-        raise UsageError(
-            "found --stage collect_rollouts, which samples; required a stage that computes on stored batches"
-        )
+    if stage in ("collect_rollouts", "evaluate"):
+        raise UsageError(f"found --stage {stage}, which samples; required a stage that computes on stored batches")
     return StageRef(iteration, stage, step)
 
 
