@@ -8,7 +8,8 @@ import numpy as np
 
 import storage
 from flows.on_policy import OnPolicyStages
-from flows.run_stages import config_of, stages_of
+from flows.recompute import Recomputed
+from flows.run_stages import config_of, stages_of, stages_of_run
 from flows.train import environment
 from flows.workers import Backend
 from pipeline.config import ConfigError, RunConfig, build_config, override
@@ -124,7 +125,8 @@ def _changed_metrics(run: Run, iteration: int, stages: OnPolicyStages) -> Iterat
     """Whether the last shared update, made again under the new settings, would fit where it is stored."""
     ref = StageRef(iteration - 1, "meta_optimize")
     try:
-        update = _expect(stages.compute(ref, run.load))
+        with stages_of_run(run, Backend(workers=0)) as parents:  # whose batches may have been thinned
+            update = _expect(stages.compute(ref, Recomputed(run, parents)))
     except storage.StoreError:
         raise
     except (ValueError, LookupError, ArithmeticError) as error:

@@ -52,7 +52,7 @@ def materialise(
     iterations = run.thinned_iterations() if iteration is None else [iteration]
     with storage.open_writer(path) as writer, stages_of_run(run, backend) as stages:
         for i in iterations:
-            thinned = [ref for ref in thinnable(run.refs(), [i]) if run.is_thinned(ref)]
+            thinned = [ref for ref in thinnable(stages.order(i), [i]) if run.contains(ref) and run.is_thinned(ref)]
             values: dict[StageRef, Value] = {}
             for ref in thinned:
                 values[ref] = stages.of(ref).compute(ref, partial(_load, run, values))

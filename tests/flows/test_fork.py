@@ -8,6 +8,7 @@ import storage
 from flows.cli import run as command
 from flows.fork import fork
 from flows.replay import replay
+from flows.thin import thin
 from flows.train import resume, train
 from flows.workers import Backend
 from pipeline.config import ConfigError
@@ -149,6 +150,15 @@ def test_what_is_damaged_of_the_shared_iterations_is_computed_again_under_the_pa
     for ref in run.refs():
         own = ref.iteration == 2
         assert run.record(ref).config_digest == (run if own else parents).info["config_digest"], ref
+
+
+def test_an_iteration_that_was_thinned_can_be_forked_under_another_algorithm(parent, tmp_path):
+    thin(parent, storage.Retention(keep_last=1))
+    fork(parent, 2, tmp_path / "child", ["algorithm.clip_eps=0.01"])
+    assert resume(tmp_path / "child", backend=SERIAL).iterations_done == 3
+    run = storage.open_run(tmp_path / "child")
+    assert run.thinned_iterations() == [0, 1]
+    assert all(outcome.identical for outcome in replay(tmp_path / "child"))
 
 
 EVALUATION = {"every": 1, "num_tasks": 2, "adaptation_steps": 1, "episodes": 2, "test_episodes": 2, "seed": 1}
