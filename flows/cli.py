@@ -182,6 +182,7 @@ def replay(
     until_diff: Annotated[bool, Parameter(negative=())] = False,
     pdb: Annotated[bool, Parameter(negative=())] = False,
     materialise: Annotated[bool, Parameter(negative=())] = False,
+    quarantine: Annotated[bool, Parameter(negative=())] = False,
     workers: Annotated[int | None, Parameter(help="Dask worker processes on this machine; none if left out.")] = None,
     threads: Threads = 1,
     scheduler: Scheduler = None,
@@ -202,9 +203,14 @@ def replay(
         until_diff: Stop after the first stage that differs.
         pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
         materialise: Compute what was thinned again and store it, if it has its old digest.
+        quarantine: Run the episode again, in this process, in which an environment failed and which was kept.
     """
+    elsewhere = {"workers": workers, "scheduler": scheduler, "step_timeout": step_timeout, "retries": retries}
+    if quarantine:
+        _refuse_with("--quarantine", until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
+        return _reproduce(run, stage, step, debug=pdb)
     if pdb:
-        _refuse_with("--pdb", until_diff=until_diff, workers=workers, scheduler=scheduler, json=as_json)
+        _refuse_with("--pdb", until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
         return _debug(run, stage, step, threads)
     from flows.replay import replay as replay_run
     from flows.tables import difference_table, replay_line
@@ -599,6 +605,19 @@ def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
     outcome = debug_stage(at.path, at.iteration, stage, step or 0, backend=Backend(0, threads), say=_say_plain)
     console().print(str(outcome))
     return 1 if outcome.fault else 0
+
+
+def _reproduce(run: str, stage: str | None, step: int | None, *, debug: bool) -> int:
+    from pdb import Pdb
+
+    from flows.debug import reproduce_kept
+
+    at = RunAt.parse(run)
+    if at.iteration is None:
+        raise UsageError(f"{run}: --quarantine is about one iteration, such as {at.path}@0")
+    entry = reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if debug else None)
+    console().print(f"the episode of {entry.path} went well this time. It failed with:\n{entry.message}", markup=False)
+    return 0
 
 
 def _refuse_with(option: str, **others: object) -> None:

@@ -20,7 +20,7 @@ from flows.errors import UsageError
 from flows.faults import compute_checked
 from flows.on_policy import OnPolicyStages, StageOutput
 from flows.replay import require_known
-from flows.train import config_at, stages_of
+from flows.run_stages import config_at, stages_of
 from flows.words import finite
 from flows.workers import Backend
 from pipeline.config import RunConfig, build_config, override
@@ -227,7 +227,7 @@ class _Again:
             if ref.stage == "collect_rollouts" and not self.run.contains(ref):
                 raise UsageError(
                     f"{asked}: {self.ref} reads the episodes of round {ref.step}, which are not stored; "
-                    f"required at most {self.run.config['algorithm'].get('inner_steps', 0)} inner steps, as in the run"
+                    f"required at most {self.stages.config.algorithm.inner_steps} inner steps, as in the run"
                 )
         if learner_ref(self.ref.iteration) in stages.inputs(self.ref):
             _fitted(self._stored_learner(), _own_learner(stages), asked)
@@ -265,10 +265,8 @@ class _Again:
 
 def _stage_ref(stages: OnPolicyStages, iteration: int, stage: str, step: int) -> StageRef:
     require_known(stages.order(iteration), stage, step)
-    if stage == "collect_rollouts":
-        raise UsageError(
-            "found --stage collect_rollouts, which samples; required a stage that computes on stored batches"
-        )
+    if stage in ("collect_rollouts", "evaluate"):
+        raise UsageError(f"found --stage {stage}, which samples; required a stage that computes on stored batches")
     return StageRef(iteration, stage, step)
 
 

@@ -1,4 +1,4 @@
-"""One stage of a run again, in a debugger where it fails."""
+"""One stage of a run, or one episode that a stage failed in, again, in a debugger where it fails."""
 
 import builtins
 import pdb
@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from flows.faults import compute_checked
+from flows.errors import UsageError
+from flows.faults import compute_checked, debug_command
 from flows.replay import require_known
-from flows.train import config_at, stages_of
+from flows.run_stages import config_at, stages_of
 from flows.words import stage_name
 from flows.workers import Backend
-from storage import StageRef
+from pipeline.envs import EnvConfig
+from stages.faults import StageFault
+from stages.reproduce import reproduce
+from storage import Quarantined, StageRef
 
 INPUTS = "stage_inputs"
 """What the debugger calls the stored inputs of the stage, in every frame."""
@@ -83,7 +87,65 @@ def debug_stage(
     return Debugged(ref, None, storage.output_digest(storage.digest(value)) == run.record(ref).digest)
 
 
-def _enter(debugger: pdb.Pdb, fault: Exception) -> None:
+def reproduce_kept(
+    path: Path,
+    iteration: int,
+    stage: str | None = None,
+    step: int | None = None,
+    *,
+    debugger: pdb.Pdb | None = None,
+) -> Quarantined:
+    """Run the episode again that the quarantine keeps of a fault of the environment, in this process.
+
+    Args:
+        path: the run's folder.
+        iteration: of the stage that failed.
+        stage: its name, where several of the iteration did.
+        step: its inner step, likewise.
+        debugger: entered where the episode fails, if given.
+
+    Returns:
+        What is kept, when the episode goes well this time.
+
+    Raises:
+        stages.rollout_faults.RolloutError: it fails.
+        UsageError: nothing, more than one thing, or nothing of an environment is kept there.
+        storage.DamagedRun: what is kept cannot be read.
+    """
+    storage.open_run(path)
+    entry = _kept(path, iteration, stage, step)
+    if "env" not in entry.about:
+        raise UsageError(
+            f"{entry.path}: {entry.message}; required a fault of an environment, whose episode can be run again. "
+            f"This one: {debug_command(path, entry.ref)}"
+        )
+    try:
+        reproduce(EnvConfig.model_validate(entry.about["env"]), entry.about, entry.arrays())
+    except StageFault as fault:
+        if debugger:
+            _enter(debugger, _innermost(fault))
+        raise
+    return entry
+
+
+def _kept(path: Path, iteration: int, stage: str | None, step: int | None) -> Quarantined:
+    entries = [entry for entry in storage.read_quarantine(path) if entry.ref.iteration == iteration]
+    found = [e for e in entries if stage in (None, e.ref.stage) and step in (None, e.ref.step)]
+    if len(found) != 1:
+        names = ", ".join(f"--stage {e.ref.stage} --step {e.ref.step}" for e in entries) or "nothing"
+        raise UsageError(
+            f"{path}: found {len(found)} things kept of iteration {iteration}{' there' if stage else ''}; "
+            f"required one. The quarantine has {names}"
+        )
+    return found[0]
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What the environment itself raised, if it did."""
+    return error if error.__cause__ is None else _innermost(error.__cause__)
+
+
+def _enter(debugger: pdb.Pdb, fault: BaseException) -> None:
     debugger.reset()
     debugger.interaction(None, fault.__traceback__)
 

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from flows.replay import ArrayDifference, compare
+from flows.replay import ArrayDifference, compare, compare_digests
 from flows.tables import difference_info
 from flows.words import dotted
 from storage import Run, StageRef
 from storage.codec import flatten
-from storage.records import ArrayDigest
 
 
 @dataclass(frozen=True)
@@ -121,20 +120,8 @@ def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Differe
 def _array_differences(a: Run, b: Run, ref: StageRef) -> Iterator[ArrayDifference]:
     try:
         values = flatten(a.load(ref)), flatten(b.load(ref))
-    except storage.StageMissing:
+    except storage.StageThinned:
         # Thinned: the records still tell which arrays differ.
-        yield from _recorded_differences(a, b, ref)
+        yield from compare_digests(ref, a.record(ref).arrays, b.record(ref).arrays)
         return
     yield from compare(ref, *values)
-
-
-def _recorded_differences(a: Run, b: Run, ref: StageRef) -> Iterator[ArrayDifference]:
-    left, right = a.record(ref).arrays, b.record(ref).arrays
-    for name in sorted({*left, *right}):
-        before, after = left.get(name), right.get(name)
-        if before != after:
-            yield ArrayDifference(ref, name, (), _form(before), _form(after), float("nan"), None, -1)
-
-
-def _form(digest: ArrayDigest | None) -> str:
-    return "absent" if digest is None else f"{digest.dtype}{list(digest.shape)}"

@@ -10,8 +10,8 @@ import pyarrow as pa
 import storage
 from flows.errors import UsageError
 from flows.evaluation_summary import AdaptationSummary, summarize_steps, summarize_tasks
+from flows.run_stages import config_of, stages_of
 from flows.task_files import load_tasks
-from flows.train import config_of, stages_of
 from flows.workers import Backend
 from pipeline.config import RunConfig, build_config
 from pipeline.envs import make_env

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from flows.errors import UsageError
+from flows.run_stages import config_of
 from storage import Run
 from storage.export import Export, export_histories, export_parquet
 
@@ -39,13 +40,18 @@ def export(
         raise UsageError(f"found --by {by} with --to {to}; only histories have it, leave it out")
     if steps and to == "tensorboard":
         raise UsageError("found --step with --to tensorboard, whose metrics are of whole iterations; leave it out")
-    rounds = range(run.config["algorithm"].get("inner_steps", 0) + 1)
+    rounds = range(config_of(run).algorithm.inner_steps + 1)
     if wrong := [step for step in steps if step not in rounds]:
         raise UsageError(
             f"found --step {wrong[0]}; required one of {', '.join(map(str, rounds))}: the rounds of this run"
         )
     if not len(run.select(iterations)):
         raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
+    if to in ("minari", "histories") and next(Export(out).available(run, iterations, steps or None), None) is None:
+        raise UsageError(
+            f"{run.path}: found no iteration whose episodes are stored; required one. "
+            f"`metaloom replay {run.path} --materialise` brings back what was thinned"
+        )
     match to:
         case "parquet":
             return export_parquet(run, out, iterations=iterations, steps=steps or None)

@@ -59,10 +59,11 @@ def dataset_id(run: Run) -> str:
 
 
 def _spaces(run: Run) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    batch = run[0].rollouts(0)
-    observations = gymnasium.spaces.Box(-np.inf, np.inf, batch.observations.shape[3:], np.float32)
-    if batch.actions.dtype != np.int64:
-        return observations, gymnasium.spaces.Box(-np.inf, np.inf, batch.actions.shape[3:], np.float32)
+    # Of the arrays as a whole: those of an iteration may have been thinned.
+    found, taken = run.files.spec("rollouts_0/observations"), run.files.spec("rollouts_0/actions")
+    observations = gymnasium.spaces.Box(-np.inf, np.inf, found.shape[3:], np.float32)
+    if np.dtype(taken.dtype) != np.int64:
+        return observations, gymnasium.spaces.Box(-np.inf, np.inf, taken.shape[3:], np.float32)
     env = make_env(build_config(run.config).env)
     return observations, env.action_space
 

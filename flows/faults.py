@@ -58,6 +58,11 @@ def debug_command(run: Path, ref: StageRef) -> str:
     return f"metaloom replay {run}@{ref.iteration} --stage {ref.stage} --step {ref.step} --pdb"
 
 
+def reproduce_command(run: Path, ref: StageRef) -> str:
+    """The command that runs the episode again that is kept of a stage."""
+    return f"metaloom replay {run}@{ref.iteration} --stage {ref.stage} --step {ref.step} --quarantine"
+
+
 def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[int]) -> str:
     place = {"run": run.name, "iteration": ref.iteration, "stage": ref.stage, "step": ref.step}
     about = {**getattr(error, "about", {}), **place, "seed_position": list(seed_position)}
@@ -67,7 +72,8 @@ def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[in
         )
     except storage.StoreError as problem:
         return f"What it failed with could not be kept ({problem})"
-    return f"What it failed with is kept in {folder}"
+    again = f". To run that episode again: {reproduce_command(run, ref)}" if "env" in about else ""
+    return f"What it failed with is kept in {folder}{again}"
 
 
 def _explained(error: Exception, run: Path, ref: StageRef, kept: str = "") -> Exception:

@@ -8,10 +8,13 @@ import numpy as np
 
 import storage
 from flows.on_policy import OnPolicyStages
-from flows.train import config_of, environment, stages_of
+from flows.recompute import Recomputed
+from flows.run_stages import config_of, stages_of, stages_of_run
+from flows.train import environment
 from flows.workers import Backend
 from pipeline.config import ConfigError, RunConfig, build_config, override
 from pipeline.envs import make_env
+from pipeline.evaluation import EvaluationPlan, evaluation_tasks
 from pipeline.types import LearnerState, Update
 from storage import Fork, Run, StageRef, learner_ref
 from storage.codec import flatten
@@ -68,6 +71,8 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: OnPolicyStages) -
     fresh = _expect(stages.compute(StageRef(0, "initialize"), run.load))
     stored = _expect(run.load(learner_ref(iteration)))
     yield from _differences("the learner", _forms(stored.learner), _forms(fresh.learner))
+    if new.evaluation.every is not None:
+        yield from _changed_evaluation(run, iteration, stages)
     if iteration and old.algorithm != new.algorithm:
         yield from _changed_metrics(run, iteration, stages)
 
@@ -78,6 +83,22 @@ def _changed_sizes(old: RunConfig, new: RunConfig) -> Iterator[str]:
     for name, (before, after) in pairs.items():
         if before != after:
             yield f"{name} cannot change from {before} to {after}: every array of a run has one shape"
+
+
+def _changed_evaluation(run: Run, iteration: int, stages: OnPolicyStages) -> Iterator[str]:
+    shared = [ref for ref in run.refs() if ref.stage == "evaluate" and ref.iteration < iteration]
+    if not shared:
+        return
+    stored, plan = run[shared[-1].iteration].evaluation(), EvaluationPlan.of(stages.config)
+    pairs = {
+        "tasks": (len(stored.tasks), len(evaluation_tasks(stages.config, stages.env, iteration + 1))),
+        "adaptation steps": (stored.adaptation_returns.shape[1], plan.adaptation_steps),
+        "episodes": (stored.adaptation_returns.shape[2], plan.episodes if plan.adaptation_steps else 0),
+        "test episodes": (stored.test_returns.shape[2], plan.test_episodes),
+    }
+    for name, (before, after) in pairs.items():
+        if before != after:
+            yield f"evaluation: its {name} cannot change from {before} to {after}: every array of a run has one shape"
 
 
 def _changed_env(old: Any, new: Any) -> Iterator[str]:
@@ -105,7 +126,8 @@ def _changed_metrics(run: Run, iteration: int, stages: OnPolicyStages) -> Iterat
     """Whether the last shared update, made again under the new settings, would fit where it is stored."""
     ref = StageRef(iteration - 1, "meta_optimize")
     try:
-        update = _expect(stages.compute(ref, run.load))
+        with stages_of_run(run, Backend(workers=0)) as parents:  # whose batches may have been thinned
+            update = _expect(stages.compute(ref, Recomputed(run, parents)))
     except storage.StoreError:
         raise
     except (ValueError, LookupError, ArithmeticError) as error:

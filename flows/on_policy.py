@@ -68,18 +68,7 @@ class OnPolicyStages:
 
     def order(self, iteration: int) -> list[StageRef]:
         """The stages of an iteration in the order in which they run."""
-        refs = [] if iteration else [StageRef(0, "initialize", 0)]
-        refs.append(StageRef(iteration, "sample_tasks", 0))
-        for k in range(self.algorithm.inner_steps + 1):
-            refs.append(StageRef(iteration, "collect_rollouts", k))
-            refs.append(StageRef(iteration, "process_samples", k))
-            if k < self.algorithm.inner_steps:
-                refs.append(StageRef(iteration, "adapt", k))
-        refs.append(StageRef(iteration, "meta_optimize", 0))
-        every = self.config.evaluation.every
-        if every is not None and (iteration + 1) % every == 0:
-            refs.append(StageRef(iteration, "evaluate", 0))
-        return refs
+        return stage_order(self.config, iteration)
 
     def inputs(self, ref: StageRef) -> list[StageRef]:
         """The stages whose outputs a stage reads."""
@@ -216,6 +205,23 @@ class OnPolicyStages:
     def _step(self, load: Load, iteration: int, k: int) -> Step:
         episodes, samples = (load(ref) for ref in self._step_refs(iteration, k))
         return Step(episodes, samples, k)
+
+
+def stage_order(config: RunConfig, iteration: int) -> list[StageRef]:
+    """The stages of an iteration in the order in which they run."""
+    inner_steps = config.algorithm.inner_steps
+    refs = [] if iteration else [StageRef(0, "initialize", 0)]
+    refs.append(StageRef(iteration, "sample_tasks", 0))
+    for k in range(inner_steps + 1):
+        refs.append(StageRef(iteration, "collect_rollouts", k))
+        refs.append(StageRef(iteration, "process_samples", k))
+        if k < inner_steps:
+            refs.append(StageRef(iteration, "adapt", k))
+    refs.append(StageRef(iteration, "meta_optimize", 0))
+    every = config.evaluation.every
+    if every is not None and (iteration + 1) % every == 0:
+        refs.append(StageRef(iteration, "evaluate", 0))
+    return refs
 
 
 def acting_params(algorithm: Algorithm, learner: LearnerState, num_tasks: int) -> TaskParams:

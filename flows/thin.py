@@ -6,7 +6,8 @@ from pathlib import Path
 
 import storage
 from flows.errors import UsageError
-from flows.train import stages_of_run
+from flows.run_stages import stages_of_run
+from flows.runs import require_iteration
 from flows.workers import Backend
 from storage import Retention, Run, StageRef, Thinned
 from storage.codec import Value
@@ -46,13 +47,15 @@ def materialise(
         storage.RunLocked: another process writes the run.
     """
     run = storage.open_run(path)
+    if iteration is not None:
+        require_iteration(run, iteration)
     iterations = run.thinned_iterations() if iteration is None else [iteration]
-    with storage.open_writer(path) as writer, stages_of_run(run, backend) as stages_for:
+    with storage.open_writer(path) as writer, stages_of_run(run, backend) as stages:
         for i in iterations:
-            thinned = [ref for ref in thinnable(run.refs(), [i]) if run.is_thinned(ref)]
+            thinned = [ref for ref in thinnable(stages.order(i), [i]) if run.contains(ref) and run.is_thinned(ref)]
             values: dict[StageRef, Value] = {}
             for ref in thinned:
-                values[ref] = stages_for(ref).compute(ref, partial(_load, run, values))
+                values[ref] = stages.of(ref).compute(ref, partial(_load, run, values))
             if values:
                 writer.restore(values)
             yield from thinned

@@ -1,28 +1,23 @@
 """Train a run from its first missing stage to its last: a fresh run and a resumed one are the same loop."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-from threadpoolctl import threadpool_limits
-
 import storage
 from flows.faults import compute_checked, kept_in_quarantine
 from flows.on_policy import OnPolicyStages
-from flows.run_info import planned_iterations
+from flows.run_stages import config_of, stages_of, stages_of_run
 from flows.warm_start import pinned
-from flows.workers import Backend, code_digest, rollout_workers, usable_cores
+from flows.workers import Backend, code_digest
 from pipeline.config import ConfigError, RunConfig, build_config, override
 from pipeline.envs import with_all_options
 from pipeline.envs.facts import env_facts
 from pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
-from storage import Retention, Run, RunWriter, StageRef
+from storage import Retention, RunWriter, StageRef
 
 
 class StageCall(Protocol):
@@ -110,7 +105,7 @@ def train(
             retention=retention_of(config),
         ) as writer,
     ):
-        return _train(stages, writer, call, observer)
+        return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
 
 
 def resume(
@@ -154,57 +149,10 @@ def resume(
             repair=repair,
             retention=retention_of(config),
         ) as writer,
-        stages_of(config, backend) as stages,
+        stages_of_run(run, backend, config) as stages,
     ):
-        return _train(stages, writer, call, observer)
-
-
-@contextmanager
-def stages_of(config: RunConfig, backend: Backend) -> Iterator[OnPolicyStages]:
-    """The stages of a run with their workers, for as long as the context lasts.
-
-    One BLAS and one torch thread per Python thread: more would make bits depend on the number of cores.
-    """
-    torch.set_num_threads(1)
-    with (
-        threadpool_limits(1),
-        ThreadPoolExecutor(usable_cores(), thread_name_prefix="metaloom-math") as pool,
-        rollout_workers(config, backend) as workers,
-    ):
-        yield OnPolicyStages.build(config, workers, pool.map)
-
-
-@contextmanager
-def stages_of_run(run: Run, backend: Backend) -> Iterator[Callable[[StageRef | None], OnPolicyStages]]:
-    """For each stored output the stages under the settings that decided its numbers; under the run's own for None.
-
-    In a fork, the outputs of its parent were computed under the parent's settings.
-    """
-    with ExitStack() as stack:
-        known: dict[str, OnPolicyStages] = {}
-
-        def stages_for(ref: StageRef | None) -> OnPolicyStages:
-            config = config_of(run, ref)
-            if config.digest() not in known:
-                known[config.digest()] = stack.enter_context(stages_of(config, backend))
-            return known[config.digest()]
-
-        yield stages_for
-
-
-def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
-    """A stored run's configuration, with the iterations that it was last given; the one that decided `ref`, if given.
-
-    Only in a fork do the two differ: what it shares with its parent was computed under the parent's settings.
-    """
-    settings = run.config if ref is None else run.config_of(ref)
-    return build_config({**settings, "iterations": planned_iterations(run)})
-
-
-def config_at(run: Run, iteration: int) -> RunConfig:
-    """The configuration that an iteration was, or will be, computed under."""
-    first = StageRef(iteration, "sample_tasks")
-    return config_of(run, first if run.contains(first) else None)
+        stages.own()  # so that workers run before the first stage does
+        return _train(_Plan(config, stages.order, stages.of), writer, call, observer)
 
 
 def retention_of(config: RunConfig) -> Retention:
@@ -232,27 +180,40 @@ def environment(stages: OnPolicyStages) -> dict[str, Any]:
     return {"code": code_digest(), "env": env_facts(stages.config.env, stages.env)}
 
 
-def _train(stages: OnPolicyStages, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
-    path, iterations, stop = writer.run.path, stages.config.iterations, stages.config.stop
+@dataclass(frozen=True)
+class _Plan:
+    """What there is to compute: the stages of every iteration, and for each output those that compute it."""
+
+    config: RunConfig
+    order: Callable[[int], list[StageRef]]
+    stages_for: Callable[[StageRef], OnPolicyStages]
+
+
+def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
+    path, iterations, stop = writer.run.path, plan.config.iterations, plan.config.stop
     history: list[Metrics] = []
     began = time.perf_counter()
     for iteration in range(iterations):
         if stop is not None and stop.met(history):
             return TrainResult(path, iteration, stopped=False)
         # Not only the iterations behind the last complete one: whatever was lost is computed again.
-        missing = [ref for ref in stages.order(iteration) if not writer.contains(ref)]
+        missing = [ref for ref in plan.order(iteration) if not writer.contains(ref)]
         if not missing:
             if stop is not None:
                 history.append(_update(writer, iteration).metrics)
             continue
         seconds: dict[str, float] = {}
+        steps = 0
         iteration_began = time.perf_counter()
         for ref in missing:
             if observer.should_stop():
                 return TrainResult(path, iteration, stopped=True)
             observer.stage_started(ref)
+            stages = plan.stages_for(ref)
             call(ref, stages.inputs(ref), partial(run_once, stages, writer, ref, seconds))
-        update, steps = _update(writer, iteration), _num_steps(writer, missing)
+            # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
+            steps += _num_steps(writer, ref)
+        update = _update(writer, iteration)
         history.append(update.metrics)
         now = time.perf_counter()
         observer.iteration_done(
@@ -300,7 +261,7 @@ def _update(writer: RunWriter, iteration: int) -> Update:
     return update
 
 
-def _num_steps(writer: RunWriter, refs: Iterable[StageRef]) -> int:
-    """Environment steps in the rollouts among some stages."""
-    batches = (writer.load(ref) for ref in refs if ref.stage == "collect_rollouts")
-    return sum(batch.num_steps for batch in batches if isinstance(batch, EpisodeBatch))
+def _num_steps(writer: RunWriter, ref: StageRef) -> int:
+    """Environment steps in a stage's output."""
+    batch = writer.load(ref) if ref.stage == "collect_rollouts" else None
+    return batch.num_steps if isinstance(batch, EpisodeBatch) else 0

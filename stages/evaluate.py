@@ -1,6 +1,7 @@
 """How a learner adapts to tasks: fresh episodes to adapt to, and after every step fresh episodes to be judged by."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, Step, 
 from stages.adapt import adapt
 from stages.collect_rollouts import RolloutPosition
 from stages.process_samples import process_samples
+from stages.rollout_faults import RolloutError, describe
 
 Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
@@ -59,9 +61,11 @@ def evaluate(
     tests: list[_Outcome] = []
     seen: list[_Outcome] = []
     for k in range(adaptation_steps + 1):
-        tests.append(_outcome(test_rollouts(params, tasks, RolloutPosition(run_seed, _TEST, k))))
+        with _told_as(f"test episodes after {k} adaptation steps"):
+            tests.append(_outcome(test_rollouts(params, tasks, RolloutPosition(run_seed, _TEST, k))))
         if k < adaptation_steps:
-            episodes = adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k))
+            with _told_as(f"episodes of adaptation step {k + 1}"):
+                episodes = adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k))
             seen.append(_outcome(episodes))
             seed = seed_for(run_seed, "baseline", _ADAPTATION, k)
             samples = process_samples(episodes, baseline(), processing, seed=seed, parallel=parallel)
@@ -87,6 +91,16 @@ class _Outcome(NamedTuple):
 
 def _outcome(episodes: EpisodeBatch) -> _Outcome:
     return _Outcome(episodes.episode_returns, episodes.lengths, episodes.terminated)
+
+
+@contextmanager
+def _told_as(episodes: str) -> Iterator[None]:
+    """Have faults of rollouts say which ones: their positions count no iterations of the run."""
+    try:
+        yield
+    except RolloutError as fault:
+        about = {**fault.about, "evaluation": episodes}
+        raise RolloutError(describe(about), about, fault.arrays) from fault
 
 
 def _outcomes(kind: str, rounds: Sequence[_Outcome], num_tasks: int) -> dict[str, Array]:

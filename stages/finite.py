@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.types import Array, EpisodeBatch, Samples, TaskBatch, TaskParams
+from pipeline.types import Array, EpisodeBatch, Evaluation, Samples, TaskBatch, TaskParams
 from stages.faults import StageFault
 
 _AXES = ("task", "episode", "t")
@@ -71,7 +71,7 @@ def _fault(value: object, name: str, array: Array, about: Mapping[str, Any]) -> 
 
 def _num_axes(value: object, name: str, array: Array) -> int:
     """How many leading axes of an array are task, episode and step."""
-    if isinstance(value, TaskBatch | TaskParams):
+    if isinstance(value, TaskBatch | TaskParams | Evaluation):
         return 1
     if isinstance(value, EpisodeBatch | Samples):
         steps = value.rewards if isinstance(value, EpisodeBatch) else value.returns

@@ -142,12 +142,18 @@ def not_finite(name: str) -> str:
 def describe(about: Mapping[str, Any]) -> str:
     """The message for a RolloutError: where, with what, what happened, and the environment's own traceback."""
     words = [
-        f"collect_rollouts, iteration {about['iteration']}, step {about['step']}: {_whose(about)}, {_when(about)}: ",
+        f"{_stage(about)}: {_whose(about)}, {_when(about)}: ",
         about["problem"],
     ]
     if about["traceback"]:
         words.append(f"\nIts own traceback:\n{about['traceback'].rstrip()}")
     return "".join(words)
+
+
+def _stage(about: Mapping[str, Any]) -> str:
+    if "evaluation" in about:
+        return f"evaluate, {about['evaluation']}"
+    return f"collect_rollouts, iteration {about['iteration']}, step {about['step']}"
 
 
 def _whose(about: Mapping[str, Any]) -> str:

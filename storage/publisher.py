@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.types import EpisodeBatch, Evaluation, TaskBatch, Update
+from storage.ancestry import origin
 from storage.array_store import ArrayStore
 from storage.codec import Piece, Value
 from storage.committed import CommittedFiles, table_path
@@ -38,17 +40,17 @@ class Publisher:
         session: in whose name they are published.
         arrays: where the data goes.
         history: the records so far; published ones are added.
-        config_digest: of the run's configuration.
+        info: content of the run's run.json.
     """
 
     def __init__(
-        self, files: CommittedFiles, session: Session, arrays: ArrayStore, history: History, config_digest: str
+        self, files: CommittedFiles, session: Session, arrays: ArrayStore, history: History, info: Mapping[str, Any]
     ) -> None:
         self._files = files
         self._session = session
         self._arrays = arrays
         self._history = history
-        self._config_digest = config_digest
+        self._info = info
         self._tasks: dict[int, TaskBatch] = {}
         self._episodes: dict[StageRef, EpisodeSummary] = {}
 
@@ -86,7 +88,7 @@ class Publisher:
             token=self._session.token,
             inputs=tuple(Input(ref, self._history.digests[ref]) for ref in output.inputs),
             seed_position=output.seed_position,
-            config_digest=self._config_digest,
+            config_digest=str(origin(self._info, output.ref)["config_digest"]),
             chunks=chunks,
             tables=tables,
             arrays=arrays,

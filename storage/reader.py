@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.ancestry import configs
+from storage.ancestry import origin
 from storage.canonical import read_sealed
 from storage.codec import Value
 from storage.committed import CommittedFiles
@@ -55,8 +55,8 @@ class Run:
         return self.info["config"]
 
     def config_of(self, ref: StageRef) -> Mapping[str, Any]:
-        """The configuration that decided the numbers of an output: a fork's first ones are from its parent's."""
-        return configs(self.info)[self.record(ref).config_digest]
+        """The configuration that decides an output, stored or not: a fork's first ones are its parent's."""
+        return origin(self.info, ref)["config"]
 
     @property
     def iterations(self) -> range:
@@ -65,8 +65,8 @@ class Run:
         return range(next(i for i in range(len(done) + 1) if i not in done))
 
     def refs(self) -> list[StageRef]:
-        """Every stored output, by iteration, stage name and step."""
-        return sorted(self.files.refs())
+        """Every stored output, in the order in which runs compute them."""
+        return sorted(self.files.refs(), key=lambda ref: ref.position)
 
     def contains(self, ref: StageRef) -> bool:
         """Whether an output is stored."""

@@ -14,6 +14,8 @@ STAGES = (
 )
 """The stages of a run, in the order data passes."""
 
+_PHASES = {"initialize": 0, "sample_tasks": 1, "meta_optimize": 3, "evaluate": 4}
+_PLACES = {stage: (_PHASES.get(stage, 2), n) for n, stage in enumerate(STAGES)}
 _FILE_NAME = re.compile(r"(\d{8})\.([a-z_]+)\.(\d{1,4})\.json")
 _LIMIT = 10**8
 
@@ -41,16 +43,18 @@ class StageRef:
             )
 
     def __lt__(self, other: "StageRef") -> bool:
-        return self._position < other._position
+        return self.position < other.position
 
     def __str__(self) -> str:
         return f"{self.stage}(i={self.iteration}, k={self.step})"
 
     @property
-    def _position(self) -> tuple[int, int, int, int]:
-        """Stages of an inner step come step by step, between those that an iteration begins and ends with."""
-        stage = STAGES.index(self.stage)
-        phase = {"initialize": 0, "sample_tasks": 1, "meta_optimize": 3, "evaluate": 4}.get(self.stage, 2)
+    def position(self) -> tuple[int, int, int, int]:
+        """What references sort by; as a `key` it sorts many of them several times as fast as they do by themselves.
+
+        Stages of an inner step come step by step, between those that an iteration begins and ends with.
+        """
+        phase, stage = _PLACES[self.stage]
         return (self.iteration, phase, self.step, stage)
 
     @property

@@ -98,14 +98,19 @@ class Thinner:
                 required="an output that was thinned",
                 action="Read it: there is nothing to put back",
             )
-        found = array_digests(value)
-        wrong = sorted(
-            name
-            for name in {*found, *record.arrays}
-            if name not in found or name not in record.arrays or found[name].sha256 != record.arrays[name].sha256
-        )
-        if wrong or output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
-            raise mismatch(record, f"other bits in {', '.join(wrong[:5])}")
+        require_same(record, value)
+
+
+def require_same(record: StageRecord, value: Value) -> None:
+    """Refuse an output, computed again, that is not the one of a record.
+
+    Raises:
+        DigestMismatch: naming what may be the reason.
+    """
+    found = array_digests(value)
+    if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
+        wrong = sorted(name for name in {*found, *record.arrays} if found.get(name) != record.arrays.get(name))
+        raise mismatch(record, f"other bits in {', '.join(wrong[:5])}")
 
 
 def mismatch(record: StageRecord, found: str) -> DigestMismatch:

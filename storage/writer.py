@@ -46,7 +46,7 @@ class RunWriter:
         self._session = session
         self._arrays = arrays
         self._history = history
-        self._publisher = Publisher(run.files, session, arrays, history, run.info["config_digest"])
+        self._publisher = Publisher(run.files, session, arrays, history, run.info)
         self._thinner = Thinner(run.files, session, arrays)
         self._retention = retention
         self._whole = _whole_iterations(run, history) if retention.thins else set[int]()

@@ -102,37 +102,36 @@ def _write_draws(run: Run, files: "_Files", iteration: int, rounds: Sequence[int
 
 def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, places: Sequence[int]) -> pa.Table:
     """One row per episode of the tasks at some places, without `history` and `order`."""
-    E = episodes.lengths.shape[1]
-    n = len(places) * E
     chosen = np.array(places)
-    lengths = episodes.lengths[chosen].reshape(n)
+    # Places for episodes that were not needed hold none.
+    found = np.argwhere(episodes.lengths[chosen] > 0)
+    b, e = chosen[found[:, 0]], found[:, 1]
+    lengths = episodes.lengths[b, e]
     table: dict[str, pa.Array] = {
-        "iteration": column(np.full(n, iteration, np.int32)),
-        "step": column(np.full(n, k, np.int32)),
-        "task": column(np.repeat(chosen.astype(np.int32), E)),
-        "episode": column(np.tile(np.arange(E, dtype=np.int32), len(places))),
-        "return": column(episodes.rewards[chosen].sum(axis=2, dtype=np.float64).reshape(n)),
+        "iteration": column(np.full(len(b), iteration, np.int32)),
+        "step": column(np.full(len(b), k, np.int32)),
+        "task": column(b.astype(np.int32)),
+        "episode": column(e.astype(np.int32)),
+        "return": column(episodes.rewards[b, e].sum(axis=1, dtype=np.float64)),
         "length": column(lengths),
-        "terminated": column(episodes.terminated[chosen].reshape(n)),
-        "truncated": column(episodes.truncated[chosen].reshape(n)),
-        "task_id": column(np.repeat(tasks.ids[chosen], E)),
+        "terminated": column(episodes.terminated[b, e]),
+        "truncated": column(episodes.truncated[b, e]),
+        "task_id": column(tasks.ids[b]),
     }
     for p, name in enumerate(tasks.names):
-        table[f"task_{name}"] = column(np.repeat(tasks.params[chosen, p], E))
-    table["observations"] = _lists(episodes.observations[chosen], lengths + 1)
-    table["actions"] = _lists(episodes.actions[chosen], lengths)
-    table["rewards"] = _lists(episodes.rewards[chosen], lengths)
-    # Places without an episode, of tasks that had been sampled enough, are no part of a history.
-    return pa.table(table).filter(column(lengths > 0))
+        table[f"task_{name}"] = column(tasks.params[b, p])
+    table["observations"] = _lists(episodes.observations[b, e], lengths + 1)
+    table["actions"] = _lists(episodes.actions[b, e], lengths)
+    table["rewards"] = _lists(episodes.rewards[b, e], lengths)
+    return pa.table(table)
 
 
 def _lists(values: Array, lengths: Array) -> pa.Array:
-    """A list per episode, of numbers or of vectors, from [b, E, T, ...]; padding is left out."""
-    real = np.arange(values.shape[2]) < lengths[:, None]
-    flat = values.reshape(-1, *values.shape[2:])[real]
+    """A list per episode, of numbers or of vectors, from [n, T, ...]; padding is left out."""
+    flat = values[np.arange(values.shape[1]) < lengths[:, None]]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     items = column(flat)
-    kind = column_type(values.dtype, int(np.prod(values.shape[3:])) if values.ndim > 3 else None)
+    kind = column_type(values.dtype, int(np.prod(values.shape[2:])) if values.ndim > 2 else None)
     return pa.ListArray.from_arrays(column(offsets), items.cast(kind))
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from storage.export.target import Export, export_folder
 from storage.reader import Iterations, Run
+from storage.refs import StageRef
 
 ROW_GROUP = 65_536
 """Rows that a reader has to take at once."""
@@ -22,7 +23,7 @@ def export_parquet(run: Run, out: Path, *, iterations: Iterations = None, steps:
     """Write one row per real step, one file per round, and the derived tables beside them.
 
         OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as of `Run.steps`, without `iteration`
-        OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet
+        OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, where there are any, OUT/evaluations.parquet
 
     Args:
         run: the run.
@@ -36,39 +37,42 @@ def export_parquet(run: Run, out: Path, *, iterations: Iterations = None, steps:
     """
     export = Export(out)
     with export_folder(out) as folder:
-        for i, rounds in export.available(run, iterations, steps):
-            for k in rounds:
-                export.rows += _write_steps(run, folder, i, k)
+        export.rows = _write_steps(run, folder, [i for i, _ in export.available(run, iterations, steps)], steps)
         chosen = run.select(iterations)
         for name, table_of in (("episodes", run.episodes), ("tasks", run.tasks), ("metrics", run.metrics)):
             _write_table(folder / f"{name}.parquet", table_of, chosen, steps if name == "episodes" else None)
+        evaluated = [i for i in chosen if run.contains(StageRef(i, "evaluate"))]
+        _write_table(folder / "evaluations.parquet", run.evaluations, evaluated, None)
     return export
 
 
-def _write_steps(run: Run, folder: Path, iteration: int, k: int) -> int:
+def _write_steps(run: Run, folder: Path, iterations: Sequence[int], steps: Sequence[int] | None) -> int:
     rows = 0
-    with run.scan_steps(iteration, steps=k) as batches:
+    with run.scan_steps(iterations, steps=steps) as batches:
         names = [name for name in batches.schema.names if name != "iteration"]
-        file = folder / "steps" / f"iteration={iteration}" / f"stage=rollouts_{k}" / "steps.parquet"
-        file.parent.mkdir(parents=True)
         schema = pa.schema([batches.schema.field(name) for name in names])
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for batch in batches:
-                rows += batch.num_rows
+        for batch in batches:  # one round each
+            i, k = batch["iteration"][0].as_py(), batch["step"][0].as_py()
+            file = folder / "steps" / f"iteration={i}" / f"stage=rollouts_{k}" / "steps.parquet"
+            file.parent.mkdir(parents=True)
+            with pq.ParquetWriter(file, schema, compression="zstd") as writer:
                 writer.write_batch(batch.select(names), row_group_size=ROW_GROUP)
+            rows += batch.num_rows
     return rows
 
 
 def _write_table(
-    file: Path, table_of: Callable[[int], pa.Table], iterations: Sequence[int], steps: Sequence[int] | None
+    file: Path,
+    table_of: Callable[[Sequence[int]], pa.Table],
+    iterations: Sequence[int],
+    steps: Sequence[int] | None,
 ) -> None:
     """A derived table, a block of iterations at a time."""
     if not iterations:
         return
-    with pq.ParquetWriter(file, table_of(iterations[-1]).schema, compression="zstd") as writer:
+    with pq.ParquetWriter(file, table_of(iterations[-1:]).schema, compression="zstd") as writer:
         for start in range(0, len(iterations), 64):
-            parts = [table_of(i) for i in iterations[start : start + 64]]
-            table = pa.concat_tables(parts, promote_options="default").select(writer.schema.names)
+            table = table_of(iterations[start : start + 64]).select(writer.schema.names)
             if steps is not None:
                 table = table.filter(pc.field("step").isin(list(steps)))
             writer.write_table(table, row_group_size=ROW_GROUP)

@@ -75,6 +75,15 @@ def test_loss_gradient_kls_and_time_stand_side_by_side(stored):
     assert not any(name.startswith("step_0.") for name in quantities)
 
 
+@pytest.mark.parametrize("stage", ["collect_rollouts", "evaluate"])
+def test_stages_that_sample_are_refused(tmp_path, tiny_config, monkeypatch, stage):
+    monkeypatch.undo()
+    evaluation = {"every": 1, "num_tasks": 2, "adaptation_steps": 0, "test_episodes": 1}
+    train(tiny_config(iterations=1, evaluation=evaluation), tmp_path / "run", backend=SERIAL)
+    with pytest.raises(UsageError, match=f"found --stage {stage}, which samples"):
+        optimize(tmp_path / "run", 0, stage=stage)
+
+
 def test_settings_of_processing_take_effect_in_the_update(stored):
     result = optimize(stored, 1, ["processing.discount=0.5"])
     assert not result.changed.identical

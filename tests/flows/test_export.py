@@ -4,16 +4,19 @@ import json
 import sys
 
 import numpy as np
-import pyarrow.parquet as parquet
+import pyarrow.parquet as pq
 import pytest
 
 import storage
 from flows import cli
 from flows.errors import UsageError
 from flows.export import export, parse_iterations
-from flows.train import train
+from flows.fork import fork
+from flows.recipes import load_settings
+from flows.thin import thin
+from flows.train import resume, train
 from flows.workers import Backend
-from pipeline.config import build_config
+from pipeline.config import build_config, override
 
 minari = pytest.importorskip("minari")
 
@@ -99,7 +102,7 @@ def test_a_run_of_one_task_is_exported_without_places_that_no_episode_took(tmp_p
         assert rows == len(episodes)
     if to == "histories":
         (file,) = (tmp_path / "out").glob("*.parquet")
-        history = parquet.read_table(file)
+        history = pq.read_table(file)
         assert history["length"].to_pylist() == episodes["length"].to_pylist()
         assert history["order"].to_pylist() == list(range(rows))
         assert [len(o) for o in history["observations"].to_pylist()] == [n + 1 for n in history["length"].to_pylist()]
@@ -113,6 +116,52 @@ def test_the_command_names_what_it_left_out(tmp_path, tiny_config, capsys):
     printed = capsys.readouterr().out
     assert "iteration 0 left out: no episodes" in printed
     assert "1 iterations" in printed
+
+
+@pytest.mark.parametrize("to", ["parquet", "histories", "minari", "tensorboard"])
+def test_a_thinned_fork_is_exported_without_what_was_thinned(tmp_path, tiny_config, monkeypatch, to):
+    evaluation = {"every": 2, "num_tasks": 2, "adaptation_steps": 1, "test_episodes": 2}
+    train(tiny_config(iterations=2, evaluation=evaluation), tmp_path / "run", backend=Backend(workers=0))
+    thin(tmp_path / "run", storage.Retention(keep_last=1))
+    fork(tmp_path / "run", 2, tmp_path / "child", ["iterations=3"])
+    resume(tmp_path / "child", backend=Backend(workers=0))
+    run = storage.open_run(tmp_path / "child")
+    result = export(run, tmp_path / "out", to)
+    if to == "tensorboard":
+        assert (result.iterations, result.skipped) == (3, [])
+        return
+    assert result.iterations == 2
+    ((iteration, reason),) = result.skipped
+    assert iteration == 0
+    assert "was thinned" in reason
+    if to == "parquet":
+        for name in ("episodes", "tasks", "metrics", "evaluations"):
+            assert pq.ParquetFile(tmp_path / "out" / f"{name}.parquet").read().equals(getattr(run, name)())
+    if to == "minari":
+        dataset = minari.MinariDataset(tmp_path / "out" / "child-v0" / "data")
+        assert dataset.total_episodes == 2 * 2 * 4 * 3
+    thin(tmp_path / "child", storage.Retention(keep_last=0))
+    if to == "parquet":
+        assert export(run, tmp_path / "tables", to).iterations == 0
+        return
+    with pytest.raises(UsageError, match=r"metaloom replay .*child --materialise"):
+        export(run, tmp_path / "nothing", to)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_places_without_an_episode_are_no_rows_of_a_history(tmp_path):
+    changes = ["env=CartPole-v1", "iterations=2", "min_steps=60", "episodes_per_task=12", "max_episode_steps=20"]
+    config = build_config(override(load_settings("ppo"), [*changes, "policy.hidden_sizes=[8]"]))
+    train(config, tmp_path / "run", backend=Backend(workers=0))
+    run = storage.open_run(tmp_path / "run")
+    lengths = [run[i].rollouts(0).lengths for i in range(2)]
+    assert (lengths[0] == 0).any()
+    result = export(run, tmp_path / "out", "histories", by="position")
+    table = pq.ParquetFile(tmp_path / "out" / "position-00000000.parquet").read()
+    assert result.rows == table.num_rows == sum(int((n > 0).sum()) for n in lengths)
+    assert table["length"].to_pylist() == [int(n) for row in lengths for n in row.ravel() if n > 0]
+    assert [len(row) for row in table["actions"].to_pylist()] == table["length"].to_pylist()
+    assert table["order"].to_pylist() == list(range(table.num_rows))
 
 
 @pytest.mark.parametrize(

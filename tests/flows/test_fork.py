@@ -8,6 +8,7 @@ import storage
 from flows.cli import run as command
 from flows.fork import fork
 from flows.replay import replay
+from flows.thin import thin
 from flows.train import resume, train
 from flows.workers import Backend
 from pipeline.config import ConfigError
@@ -112,3 +113,76 @@ def test_the_command_tells_what_is_shared_and_how_to_go_on(parent, tmp_path, cap
     assert command(["fork", "parent@7", "--run", "other"]) == 1
     assert "3 iterations are complete" in capsys.readouterr().err
     assert command(["fork", "parent@2", "--run", "child"]) == 2
+
+
+def test_a_fork_may_begin_before_its_parent_does(parent, tmp_path, digests):
+    fork(parent, 2, tmp_path / "child", ["algorithm.clip_eps=0.01"])
+    resume(tmp_path / "child", backend=SERIAL)
+    fork(tmp_path / "child", 1, tmp_path / "early")
+    resume(tmp_path / "early", backend=SERIAL)
+    fork(tmp_path / "early", 2, tmp_path / "last", ["algorithm.clip_eps=0.2", "iterations=4"])
+    resume(tmp_path / "last", backend=SERIAL)
+    for name in ("early", "last"):
+        assert storage.verify_run(tmp_path / name) == []
+        assert all(outcome.identical for outcome in replay(tmp_path / name))
+    clips = [storage.open_run(tmp_path / name).metrics()["clip_eps"].to_pylist() for name in ("early", "last")]
+    assert clips[0] == pytest.approx([0.3, 0.01, 0.01])
+    assert clips[1] == pytest.approx([0.3, 0.01, 0.2, 0.2])
+
+
+def test_what_is_damaged_of_the_shared_iterations_is_computed_again_under_the_parents_settings(
+    parent, tmp_path, digests
+):
+    child = tmp_path / "child"
+    fork(parent, 2, child, ["algorithm.clip_eps=0.01", "algorithm.inner_lr=0.2"])
+    resume(child, backend=SERIAL)
+    before = digests(child)
+    run = storage.open_run(child)
+    for ref in (StageRef(1, "adapt"), StageRef(0, "meta_optimize")):
+        file = child / next(chunk.path for chunk in run.record(ref).chunks if chunk.size)
+        file.unlink()  # which leaves the parent's
+        file.write_bytes(b"other")
+    resume(child, repair=True, backend=SERIAL)
+    assert digests(child) == before
+    assert storage.verify_run(child) == []
+    assert all(outcome.identical for outcome in replay(child))
+    run, parents = storage.open_run(child), storage.open_run(parent)
+    for ref in run.refs():
+        own = ref.iteration == 2
+        assert run.record(ref).config_digest == (run if own else parents).info["config_digest"], ref
+
+
+def test_an_iteration_that_was_thinned_can_be_forked_under_another_algorithm(parent, tmp_path):
+    thin(parent, storage.Retention(keep_last=1))
+    fork(parent, 2, tmp_path / "child", ["algorithm.clip_eps=0.01"])
+    assert resume(tmp_path / "child", backend=SERIAL).iterations_done == 3
+    run = storage.open_run(tmp_path / "child")
+    assert run.thinned_iterations() == [0, 1]
+    assert all(outcome.identical for outcome in replay(tmp_path / "child"))
+
+
+EVALUATION = {"every": 1, "num_tasks": 2, "adaptation_steps": 1, "episodes": 2, "test_episodes": 2, "seed": 1}
+
+
+def test_shared_evaluations_are_replayed_as_the_parent_made_them(tmp_path, tiny_config):
+    train(tiny_config(evaluation=EVALUATION), tmp_path / "parent", backend=SERIAL)
+    fork(tmp_path / "parent", 2, tmp_path / "child", ["evaluation.seed=2", "evaluation.deterministic=true"])
+    resume(tmp_path / "child", backend=SERIAL)
+    assert storage.verify_run(tmp_path / "child") == []
+    outcomes = list(replay(tmp_path / "child", stage="evaluate"))
+    assert [outcome.identical for outcome in outcomes] == [True] * 3
+
+
+def test_every_second_iterations_evaluation_can_be_replayed_by_name(tmp_path, tiny_config):
+    train(tiny_config(evaluation={**EVALUATION, "every": 2}), tmp_path / "run", backend=SERIAL)
+    assert [outcome.ref.iteration for outcome in replay(tmp_path / "run", stage="evaluate")] == [1]
+
+
+@pytest.mark.parametrize("change", ["num_tasks=3", "adaptation_steps=0", "episodes=3", "test_episodes=5"])
+def test_evaluations_of_another_size_cannot_be_stored_behind_those_of_the_parent(tmp_path, tiny_config, change):
+    train(tiny_config(evaluation=EVALUATION, iterations=1), tmp_path / "parent", backend=SERIAL)
+    with pytest.raises(ConfigError, match=r"evaluation: .* cannot change from"):
+        fork(tmp_path / "parent", 1, tmp_path / "child", [f"evaluation.{change}", "iterations=2"])
+    fork(tmp_path / "parent", 1, tmp_path / "child", [f"evaluation.{change}", "evaluation.every=null", "iterations=2"])
+    fork(tmp_path / "parent", 0, tmp_path / "early", [f"evaluation.{change}"])
+    assert resume(tmp_path / "early", backend=SERIAL).iterations_done == 1

@@ -76,16 +76,42 @@ def test_thinning_needs_to_know_what_stays(trained, capsys):
     assert "whole iterations" in capsys.readouterr().err
 
 
-def test_what_was_thinned_is_shown_and_a_replay_of_it_names_the_command(trained, capsys):
+def test_what_was_thinned_is_shown_and_replayed_from_inputs_computed_again(trained, capsys):
     command(["thin", "run", "--keep-last", "1"])
     capsys.readouterr()
     assert command(["show", "run"]) == 0
     assert "2 iterations" in capsys.readouterr().out
     assert command(["show", "run@0"]) == 0
     assert capsys.readouterr().out.count("thinned") == 5
-    assert command(["replay", "run@0", "--stage", "meta_optimize"]) == 1
-    assert "metaloom replay run@0 --materialise" in capsys.readouterr().err
-    assert command(["replay", "run@0", "--stage", "collect_rollouts", "--step", "0"]) == 0  # its inputs are there
+    before = files_of(trained)
+    assert command(["replay", "run@0", "--stage", "meta_optimize"]) == 0
+    assert command(["replay", "run"]) == 0
+    assert "22 stages replayed: all identical" in capsys.readouterr().out
+    assert files_of(trained) == before
+
+
+def test_a_replay_of_what_was_thinned_names_the_arrays_that_differ(trained, monkeypatch, capsys):
+    command(["thin", "run", "--keep-last", "1"])
+    original = OnPolicyStages.compute
+
+    def changed(stages, ref, load):
+        value = original(stages, ref, load)
+        if ref == StageRef(0, "collect_rollouts", 1):
+            value.rewards[0, 0, 0] += 1
+        return value
+
+    monkeypatch.setattr(OnPolicyStages, "compute", changed)
+    capsys.readouterr()
+    assert command(["replay", "run@0", "--stage", "collect_rollouts", "--step", "1", "--json"]) == 1
+    (outcome,) = json.loads(capsys.readouterr().out)
+    assert [difference["array"] for difference in outcome["differences"]] == ["rewards"]
+    assert command(["replay", "run@0", "--stage", "process_samples", "--step", "1"]) == 1  # of this input
+    assert "collect_rollouts(i=0, k=1): other bits in rewards" in capsys.readouterr().err
+
+
+def test_an_iteration_that_is_not_stored_cannot_be_materialised(trained, capsys):
+    assert command(["replay", "run@9", "--materialise"]) == 1
+    assert "nothing of iteration 9 is stored" in capsys.readouterr().err
 
 
 def test_retention_thins_while_training_and_changes_no_number(trained, tmp_path, tiny_config, digests):

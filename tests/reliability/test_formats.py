@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import storage
+from flows.fork import fork
+from flows.thin import thin
 from flows.train import config_of, resume
 from flows.workers import Backend
 from storage.codec import flatten
@@ -35,6 +37,9 @@ def agree(reader, path):
     assert len(records) == len(run.refs())
     for record in records:
         ref = storage.StageRef(record["iteration"], record["stage"], record["step"])
+        assert reader["is_thinned"](path, record) == run.is_thinned(ref)
+        if run.is_thinned(ref):
+            continue
         expected = flatten(run.load(ref))
         found = reader["read_output"](path, record)
         assert found.keys() == expected.keys()
@@ -43,6 +48,8 @@ def agree(reader, path):
     for name, read in {"episodes": run.episodes, "tasks": run.tasks, "metrics": run.metrics}.items():
         for i in run.iterations:
             assert reader["read_table"](path, name, i).equals(read(i)), (name, i)
+    for i in {ref.iteration for ref in run.refs() if ref.stage == "evaluate"}:
+        assert reader["read_table"](path, "evaluations", i).equals(run.evaluations(i))
 
 
 def read_all(reader, path):
@@ -90,6 +97,28 @@ def test_the_independent_reader_agrees_with_the_library_on_a_run_with_lost_and_r
     (path / "_commits" / storage.StageRef(2, "meta_optimize").file_name).unlink()
     finish(path)
     agree(reader, path)
+
+
+def test_the_independent_reader_agrees_with_the_library_on_forks_that_are_evaluated_and_thinned(
+    reader, tmp_path, train_tiny
+):
+    evaluation = {"every": 2, "num_tasks": 2, "adaptation_steps": 1, "test_episodes": 2}
+    first = train_tiny(tmp_path / "first", iterations=3, evaluation=evaluation)
+    for parent, iteration, name in (
+        (first, 2, "child"),
+        (tmp_path / "child", 1, "early"),
+        (tmp_path / "early", 2, "last"),
+    ):
+        fork(parent, iteration, tmp_path / name, ["algorithm.clip_eps=0.1"])
+        resume(tmp_path / name, backend=Backend(workers=0))
+        thin(parent, storage.Retention(keep_every=2))
+        agree(reader, parent)
+        agree(reader, tmp_path / name)
+    info = tmp_path / "last" / "run.json"
+    moved = tmp_path / "early" / "run.json"
+    info.write_bytes(moved.read_bytes())
+    with pytest.raises(AssertionError, match="follows another one"):
+        reader["history"](tmp_path / "last")
 
 
 def test_the_independent_reader_notices_a_flipped_byte_in_every_file_that_it_reads(old_run, reader, tmp_path):

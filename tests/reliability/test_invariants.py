@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import storage
-from flows.train import config_of, stages_of
+from flows.run_stages import config_of, stages_of
 from flows.workers import Backend
 from pipeline.distributions import DiagGaussian
 from storage import StageRef
