@@ -15,7 +15,7 @@ USAGE, FAILURE = 2, 1
 EXIT_CODES = {
     "flows.errors.UsageError": USAGE,
     "flows.errors.WorkersError": FAILURE,
-    "pipeline.config.ConfigError": USAGE,
+    "pipeline.config_input.ConfigError": USAGE,
     "pipeline.envs.contract.EnvError": USAGE,
     "storage.errors.InvalidRunName": USAGE,
     "storage.errors.NotARun": USAGE,
