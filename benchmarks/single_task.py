@@ -25,11 +25,16 @@ from flows.workers import Backend
 from pipeline.algorithms import PPO
 from pipeline.config import RunConfig
 from pipeline.envs.config import EnvConfig, gymnasium_limit
+from pipeline.types import Array
 
 STEPS_PER_UPDATE = 2048
 
+Row = dict[str, float]
+Curve = tuple[Array, Array]
+"""Environment steps at the end of every episode, and the episode's return."""
 
-def run_metaloom(env: str, steps: int, seed: int, threads: int, folder: Path) -> dict[str, float]:
+
+def run_metaloom(env: str, steps: int, seed: int, threads: int, folder: Path) -> tuple[Row, Curve]:
     """Train through the store; the return is the mean over the episodes of the last tenth of the steps."""
     limit = gymnasium_limit(env)
     assert limit is not None
@@ -55,11 +60,11 @@ def run_metaloom(env: str, steps: int, seed: int, threads: int, folder: Path) ->
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
     episodes = storage.open_run(folder).episodes().to_pandas()
     made = int(episodes["length"].sum())
-    last = episodes["length"].cumsum() > 0.9 * made
-    return _row(made, seconds, cpu_seconds, float(episodes["return"][last].mean()))
+    curve = episodes["length"].cumsum().to_numpy(), episodes["return"].to_numpy()
+    return _row(made, seconds, cpu_seconds, curve), curve
 
 
-def run_stable_baselines3(env: str, steps: int, seed: int) -> dict[str, float]:
+def run_stable_baselines3(env: str, steps: int, seed: int) -> tuple[Row, Curve]:
     """The same with Stable-Baselines3."""
     import gymnasium
     from stable_baselines3 import PPO as Reference
@@ -83,16 +88,18 @@ def run_stable_baselines3(env: str, steps: int, seed: int) -> dict[str, float]:
     model.learn(steps)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
     lengths, returns = np.array(monitor.get_episode_lengths()), np.array(monitor.get_episode_rewards())
-    last = lengths.cumsum() > 0.9 * steps
-    return _row(int(model.num_timesteps), seconds, cpu_seconds, float(returns[last].mean()) if last.any() else np.nan)
+    curve = lengths.cumsum(), returns
+    return _row(int(model.num_timesteps), seconds, cpu_seconds, curve), curve
 
 
-def _row(steps: int, seconds: float, cpu_seconds: float, last_return: float) -> dict[str, float]:
+def _row(steps: int, seconds: float, cpu_seconds: float, curve: Curve) -> Row:
+    ends, returns = curve
+    last = ends > 0.9 * steps
     return {
         "steps": steps,
         "steps_per_second": steps / seconds,
         "cpu_microseconds_per_step": 1e6 * cpu_seconds / steps,
-        "last_return": last_return,
+        "last_return": float(returns[last].mean()) if last.any() else np.nan,
     }
 
 
@@ -103,21 +110,40 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, default=1, help="physics threads of Metaloom, where an env can use them")
+    parser.add_argument("--plot", type=Path, help="draw the learning curves into this PNG")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows: dict[str, list[dict[str, float]]] = {"metaloom": [], "stable-baselines3": []}
+    rows: dict[str, list[Row]] = {"metaloom": [], "stable-baselines3": []}
+    curves: dict[str, list[Curve]] = {program: [] for program in rows}
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as folder:
             found = {
                 "metaloom": run_metaloom(arguments.env, arguments.steps, seed, arguments.threads, Path(folder) / "run"),
                 "stable-baselines3": run_stable_baselines3(arguments.env, arguments.steps, seed),
             }
-        for program, row in found.items():
+        for program, (row, curve) in found.items():
             rows[program].append(row)
+            curves[program].append(curve)
             print(json.dumps({"program": program, "seed": seed, **row}), flush=True)
     for what in ("steps_per_second", "cpu_microseconds_per_step", "last_return"):
         means = {program: float(np.mean([row[what] for row in found])) for program, found in rows.items()}
         print(json.dumps({"mean": what, **means}))
+    if arguments.plot:
+        _plot(curves, arguments.env, arguments.plot)
+
+
+def _plot(curves: dict[str, list[Curve]], env: str, path: Path) -> None:
+    """A line per seed: the mean return of the last ten episodes against environment steps."""
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
+    for color, (program, found) in zip(("C0", "C1"), curves.items(), strict=True):
+        for seed, (ends, returns) in enumerate(found):
+            smooth = np.convolve(returns, np.full(10, 0.1), mode="valid")
+            ax.plot(ends[9:], smooth, color=color, label=program if seed == 0 else None)
+    ax.set(title=f"PPO on {env}", xlabel="environment steps", ylabel="return, mean of ten episodes")
+    ax.legend()
+    fig.savefig(path, dpi=100)
 
 
 if __name__ == "__main__":

@@ -120,6 +120,13 @@ def test_bits_do_not_depend_on_how_tasks_are_split(config: EnvConfig, shards: li
     assert_same_bits(rollouts(config, shards), rollouts(config))
 
 
+@several
+def test_bits_do_not_depend_on_the_order_in_which_shards_are_computed(config: EnvConfig) -> None:
+    shards = [(0, 2), (2, 3), (3, 6), (6, 7)]
+    computed = {shards[i]: rollouts(config, [shards[i]]) for i in (2, 0, 3, 1)}
+    assert_same_bits(EpisodeBatch.concatenate([computed[shard] for shard in shards]), rollouts(config))
+
+
 @pytest.mark.slow
 def test_bits_of_a_default_sized_half_cheetah_round_do_not_depend_on_the_split() -> None:
     whole = rollouts(CHEETAH, num_tasks=40, E=20, T=20)
