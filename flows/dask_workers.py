@@ -7,6 +7,7 @@ times as much and run finished work again when a worker dies.
 import secrets
 import signal
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -15,7 +16,6 @@ from multiprocessing import resource_tracker
 from typing import cast
 
 from distributed import Client, Future, KilledWorker, LocalCluster, wait
-from distributed.client import FutureCancelledError
 
 from flows.errors import WorkersError
 from flows.flight_recorder import Recording, remove_recordings
@@ -88,10 +88,10 @@ class DaskWorkers:
         except KilledWorker as error:
             dead = next(n for n, future in enumerate(futures) if future.key == error.task)
             raise self._death(shards[dead], watches[dead]) from error
-        except FutureCancelledError as error:
+        except CancelledError as error:
             raise WorkersError(
-                f"iteration {position.iteration}, round {position.step}: the Dask scheduler is gone ({error.reason}); "
-                "start it again, or leave --scheduler out, and `metaloom resume` the run, which has lost nothing"
+                f"iteration {position.iteration}, round {position.step}: the Dask scheduler is gone (its connection is "
+                "lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which has lost nothing"
             ) from error
         finally:
             # After an error the others' work is of no use, and holds the workers.
