@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 # One thread per process in BLAS, as `make train` sets it; before numpy is imported.
@@ -33,8 +34,8 @@ from sampling import open_loop
 import storage
 from flows.on_policy import OnPolicyStages
 from flows.recipes import load_settings
-from flows.train import StageCall, direct, environment, run_once, stages_of
-from flows.workers import Backend
+from flows.train import StageCall, direct, run_once, stages_of
+from flows.workers import Backend, code_digest
 from pipeline.config import RunConfig, build_config, override
 from storage import StageRef
 
@@ -46,6 +47,8 @@ class MemoryWriter:
     """Keeps what a run stores in a dictionary: the run without persistence."""
 
     def __init__(self) -> None:
+        # Where a batch with numbers that are not finite would be kept.
+        self.run = SimpleNamespace(path=Path("in-memory"))
         self._values: dict[StageRef, Any] = {}
 
     def contains(self, ref: StageRef) -> bool:
@@ -172,7 +175,7 @@ def _store(config: RunConfig, path: Path) -> storage.RunWriter:
         config=config.model_dump(mode="json"),
         config_digest=config.digest(),
         capacity=config.iterations,
-        environment=environment(),
+        environment={"code": code_digest()},
     )
 
 
