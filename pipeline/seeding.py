@@ -10,7 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-Stream = Literal["initialize", "tasks", "resets", "actions", "minibatches", "baseline", "evaluation"]
+Stream = Literal[
+    "initialize", "tasks", "resets", "actions", "beliefs", "context", "minibatches", "updates", "baseline", "evaluation"
+]
 
 
 def seed_for(run_seed: int, stream: Stream, *position: int) -> int:

@@ -236,6 +236,81 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Transitions:
+    """Single steps to learn from off policy, in any leading shape [...]: [N], or [K, N] for N of each of K tasks.
+
+    Attributes:
+        observations: [..., O] float32.
+        actions: [..., A] float32 as the policy emitted them, or [...] int64.
+        rewards: [...] float32.
+        next_observations: [..., O] float32.
+        terminated: [...] bool, the task ended the episode with this step; a time limit does not count.
+    """
+
+    observations: Array
+    actions: Array
+    rewards: Array
+    next_observations: Array
+    terminated: Array
+
+    def __post_init__(self) -> None:
+        leading = self.rewards.shape
+        _require(self, "observations", self.observations, np.float32, (*leading, None))
+        if self.actions.dtype == np.int64:
+            _require(self, "actions", self.actions, np.int64, leading)
+        else:
+            _require(self, "actions", self.actions, np.float32, (*leading, None))
+        _require(self, "rewards", self.rewards, np.float32, leading)
+        _require(self, "next_observations", self.next_observations, np.float32, self.observations.shape)
+        _require(self, "terminated", self.terminated, np.bool_, leading)
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """What one gradient step learns from.
+
+    Attributes:
+        transitions: [K, N] of K tasks.
+        context: [K, C] from which the tasks are inferred; None where nothing is.
+    """
+
+    transitions: Transitions
+    context: Transitions | None = None
+
+
+@dataclass(frozen=True)
+class Minibatches:
+    """The stored transitions that an iteration's gradient steps learn from: numbers of rows, not copies.
+
+    Rows are numbered from 0 in the order in which a run collects its real steps: by iteration, round, task, episode
+    and step. Where an iteration makes fewer than U gradient steps, the last places are empty: -1.
+
+    Attributes:
+        rows: [U, K, N] int64, the transitions of every gradient step.
+        task_ids: [U, K] int64, the task of the fixed set whose memory they are from; 0 where there is one memory.
+        context_rows: [U, K, C] int64, from which the tasks are inferred; None where nothing is.
+    """
+
+    rows: Array
+    task_ids: Array
+    context_rows: Array | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 3:
+            raise BatchError(f"Minibatches.rows has shape {self.rows.shape}; required [U, K, N]")
+        U, K, _ = self.rows.shape
+        _require(self, "rows", self.rows, np.int64, (U, K, None))
+        _require(self, "task_ids", self.task_ids, np.int64, (U, K))
+        if self.context_rows is not None:
+            _require(self, "context_rows", self.context_rows, np.int64, (U, K, None))
+
+    @property
+    def num_updates(self) -> int:
+        """Gradient steps; the places after them are empty."""
+        return int(np.count_nonzero(self.task_ids[:, 0] >= 0))
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """How a learner adapts to B tasks: test episodes after 0 ... K steps, and the episodes that were adapted to.
 
