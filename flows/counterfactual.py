@@ -18,7 +18,7 @@ import numpy as np
 import storage
 from flows.errors import UsageError
 from flows.faults import compute_checked
-from flows.on_policy import OnPolicyStages, StageOutput
+from flows.iteration_stages import IterationStages, StageOutput
 from flows.replay import require_known
 from flows.run_stages import config_at, stages_of
 from flows.words import finite
@@ -203,7 +203,7 @@ class _Again:
     """One stage of a run, to be computed under several settings."""
 
     run: Run
-    stages: OnPolicyStages
+    stages: IterationStages
     ref: StageRef
 
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
@@ -243,7 +243,7 @@ class _Again:
         assert isinstance(value, Update)
         return value.learner
 
-    def _loader(self, stages: OnPolicyStages) -> Callable[[StageRef], Any]:
+    def _loader(self, stages: IterationStages) -> Callable[[StageRef], Any]:
         """Loads stored outputs, with samples computed again and the learner as the algorithm knows it."""
         known: dict[StageRef, Any] = {}
 
@@ -254,7 +254,7 @@ class _Again:
 
         return load
 
-    def _load(self, stages: OnPolicyStages, ref: StageRef, load: Callable[[StageRef], Any]) -> Any:
+    def _load(self, stages: IterationStages, ref: StageRef, load: Callable[[StageRef], Any]) -> Any:
         if ref.stage == "process_samples":
             return compute_checked(stages, ref, load)
         value = self.run.load(ref)
@@ -263,7 +263,7 @@ class _Again:
         return value
 
 
-def _stage_ref(stages: OnPolicyStages, iteration: int, stage: str, step: int) -> StageRef:
+def _stage_ref(stages: IterationStages, iteration: int, stage: str, step: int) -> StageRef:
     require_known(stages.order(iteration), stage, step)
     if stage in ("collect_rollouts", "evaluate"):
         raise UsageError(f"found --stage {stage}, which samples; required a stage that computes on stored batches")
@@ -282,7 +282,7 @@ def _product(grid: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, ...]]:
     return itertools.product(*grid.values())
 
 
-def _own_learner(stages: OnPolicyStages) -> LearnerState:
+def _own_learner(stages: IterationStages) -> LearnerState:
     """A learner of the stages' algorithm, for the names and shapes in it."""
     value = stages.compute(StageRef(0, "initialize"), lambda ref: None)
     assert isinstance(value, Update)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import storage
-from flows.on_policy import OnPolicyStages
+from flows.iteration_stages import IterationStages
 from flows.recompute import Recomputed
 from flows.run_stages import config_of, stages_of, stages_of_run
 from flows.train import environment
@@ -60,7 +60,7 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
     )
 
 
-def _misfits(run: Run, iteration: int, old: RunConfig, stages: OnPolicyStages) -> Iterator[str]:
+def _misfits(run: Run, iteration: int, old: RunConfig, stages: IterationStages) -> Iterator[str]:
     """Why batches under new settings could not be stored behind those of the parent."""
     new = stages.config
     # Without an iteration there is only a learner, which any sizes can go on from.
@@ -85,7 +85,7 @@ def _changed_sizes(old: RunConfig, new: RunConfig) -> Iterator[str]:
             yield f"{name} cannot change from {before} to {after}: every array of a run has one shape"
 
 
-def _changed_evaluation(run: Run, iteration: int, stages: OnPolicyStages) -> Iterator[str]:
+def _changed_evaluation(run: Run, iteration: int, stages: IterationStages) -> Iterator[str]:
     shared = [ref for ref in run.refs() if ref.stage == "evaluate" and ref.iteration < iteration]
     if not shared:
         return
@@ -122,7 +122,7 @@ def _interface(env: Any) -> dict[str, Any]:
         env.close()
 
 
-def _changed_metrics(run: Run, iteration: int, stages: OnPolicyStages) -> Iterator[str]:
+def _changed_metrics(run: Run, iteration: int, stages: IterationStages) -> Iterator[str]:
     """Whether the last shared update, made again under the new settings, would fit where it is stored."""
     ref = StageRef(iteration - 1, "meta_optimize")
     try:

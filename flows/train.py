@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import storage
 from flows.faults import compute_checked, kept_in_quarantine
-from flows.on_policy import OnPolicyStages
+from flows.iteration_stages import IterationStages
 from flows.run_stages import config_of, stages_of, stages_of_run
 from flows.warm_start import pinned
 from flows.workers import Backend, code_digest
@@ -175,7 +175,7 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
     return build_config(override(config.model_dump(mode="json"), assignments))
 
 
-def environment(stages: OnPolicyStages) -> dict[str, Any]:
+def environment(stages: IterationStages) -> dict[str, Any]:
     """What decides the numbers besides the configuration, and is not known to the store: the code, and its defaults."""
     return {"code": code_digest(), "env": env_facts(stages.config.env, stages.env)}
 
@@ -186,7 +186,7 @@ class _Plan:
 
     config: RunConfig
     order: Callable[[int], list[StageRef]]
-    stages_for: Callable[[StageRef], OnPolicyStages]
+    stages_for: Callable[[StageRef], IterationStages]
 
 
 def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
@@ -230,7 +230,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
     return TrainResult(path, iterations, stopped=False)
 
 
-def run_once(stages: OnPolicyStages, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
+def run_once(stages: IterationStages, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
     """Compute and store a stage unless it is stored already; numbers that are not finite are refused, and kept."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()

@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from pipeline.algorithms import Algorithm
 from pipeline.config import ConfigError
 from pipeline.policies.gaussian import GaussianPolicy
 from pipeline.types import Array, LearnerState, Params, Update
-from stages.meta_optimize import ENV_STEPS, ENV_STEPS_NOMINAL
+from stages.counters import no_steps
 
 CRITIC = "critic."
 """Prefix of a critic's parameters in a learner."""
@@ -31,8 +29,7 @@ def initialize(
     learner = algorithm.initialize(policy, run_seed=run_seed)
     if start is not None:
         learner = _started(learner, start)
-    counters = {name: np.zeros((), np.int64) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
-    return Update(LearnerState(learner.params, learner.optimizer, learner.extra | counters), {})
+    return Update(LearnerState(learner.params, learner.optimizer, learner.extra | no_steps()), {})
 
 
 def _started(learner: LearnerState, start: LearnerState) -> LearnerState:

@@ -1,0 +1,148 @@
+"""The stages of a run that infers its tasks, as PEARL does: rounds of episodes with a belief about the task between.
+
+fill_memory: every training task, by the prior (once)
+     |
+learner --+--> sample_tasks --> collect_rollouts(0) --> ... --> adapt(k-1): belief --> collect_rollouts(k) ...
+          |                                                                                    |
+          +--> update <-- sample_transitions: rows to learn from, and the context of each <----+--> next learner
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from flows.iteration_stages import Load, StageOutput, evaluation_refs
+from flows.off_policy import FILL_MEMORY, INITIALIZE, OffPolicyStages
+from pipeline.algorithms.pearl import Round
+from pipeline.config import RunConfig
+from pipeline.evaluation import EvaluationPlan, evaluation_tasks
+from pipeline.task_samplers import TaskPool
+from pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, TaskBatch, TaskParams
+from stages.evaluate import evaluate
+from stages.infer_task import by_inference, infer_tasks
+from stages.sample_tasks import sample_distinct_tasks
+from storage import StageRef
+
+
+class TaskInferenceStages(OffPolicyStages):
+    """The stages of a run whose policy acts by a belief about the task."""
+
+    @staticmethod
+    def stage_order(config: RunConfig, iteration: int) -> list[StageRef]:
+        """The stages of an iteration in the order in which they run."""
+        refs = [] if iteration else [INITIALIZE, FILL_MEMORY]
+        refs.append(StageRef(iteration, "sample_tasks"))
+        for k, collection in enumerate(config.algorithm.rounds(config.max_episode_steps)):
+            if collection.from_posterior:
+                refs.append(StageRef(iteration, "adapt", k - 1))
+            refs.append(StageRef(iteration, "collect_rollouts", k))
+        refs += [StageRef(iteration, "sample_transitions"), StageRef(iteration, "update")]
+        return refs + evaluation_refs(config, iteration)
+
+    def inputs(self, ref: StageRef) -> list[StageRef]:
+        """The stages whose outputs a stage reads; see OffPolicyStages."""
+        if ref.stage == "adapt":
+            return [self.learner_ref(ref.iteration), *self._context_refs(ref)]
+        inputs = super().inputs(ref)
+        if ref.stage == "collect_rollouts" and self._rounds[ref.step].from_posterior:
+            return [StageRef(ref.iteration, "adapt", ref.step - 1), *inputs]
+        return inputs
+
+    def compute(self, ref: StageRef, load: Load) -> StageOutput:
+        """A stage's output, from the inputs that `load` brings."""
+        if ref.stage != "adapt":
+            return super().compute(ref, load)
+        return infer_tasks(
+            self.algorithm,
+            load(self.learner_ref(ref.iteration)).learner,
+            [load(context) for context in self._context_refs(ref)],
+            num_transitions=self.config.algorithm.embedding_batch_size,
+            context_rewards=self.context_rewards,
+            position=(self.config.seed, ref.iteration, ref.step),
+        )
+
+    def fill_memory(self, learner: LearnerState) -> EpisodeBatch:
+        """Episodes of every training task, by the prior."""
+        tasks = self._train_tasks
+        rollouts = self.rollouts.sampling(
+            self.config.algorithm.initial_episodes(self.config.max_episode_steps), deterministic=False
+        )
+        return rollouts.collect(self.acting_params(learner, len(tasks)), tasks, self.fill_position)
+
+    def sample_tasks(self, iteration: int) -> TaskBatch:
+        """Distinct tasks of the training set."""
+        return sample_distinct_tasks(
+            self.env, num_tasks=self.config.num_tasks, run_seed=self.config.seed, iteration=iteration
+        )
+
+    def collect_rollouts(self, ref: StageRef, load: Load) -> EpisodeBatch:
+        """A round of episodes, by the prior or by what the last round showed."""
+        collection = self._rounds[ref.step]
+        learner = load(self.learner_ref(ref.iteration)).learner
+        tasks = load(StageRef(ref.iteration, "sample_tasks"))
+        params = self.acting_params(learner, len(tasks))
+        if collection.from_posterior:
+            belief = load(StageRef(ref.iteration, "adapt", ref.step - 1))
+            params = TaskParams({**params.params, **belief.params})
+        rollouts = self.rollouts.sampling(collection.episodes, deterministic=False)
+        return rollouts.collect(params, tasks, self.position(ref))
+
+    def evaluate(self, learner: LearnerState, updates: int) -> Evaluation:
+        """Returns by the prior, and after inferring each task from 1 ... K rounds of episodes; see IterationStages.
+
+        Episodes that a task is inferred from act deterministically where test episodes do: they explore by drawing what
+        the task may be, not by drawing actions.
+        """
+        plan = EvaluationPlan.of(self.config)
+        tasks = evaluation_tasks(self.config, self.env, updates)
+        return evaluate(
+            self.acting_params(learner, len(tasks)),
+            tasks,
+            adaptation_steps=plan.adaptation_steps,
+            adaptation_rollouts=self.rollouts.sampling(plan.episodes, deterministic=plan.deterministic).collect,
+            test_rollouts=self.rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect,
+            adapted=by_inference(
+                self.algorithm,
+                learner,
+                first_inference=self.config.algorithm.num_exp_traj_eval,
+                context_rewards=self.context_rewards,
+            ),
+            run_seed=plan.run_seed,
+            returns=self._evaluation_returns,
+        )
+
+    def memory_task_ids(self, tasks: TaskBatch) -> Array:
+        """[B], each task has a memory of its own."""
+        return tasks.ids
+
+    def round_refs(self, iteration: int) -> list[StageRef]:
+        """The rounds of an iteration."""
+        return [StageRef(iteration, "collect_rollouts", k) for k in range(len(self._rounds))]
+
+    def in_context(self, ref: StageRef) -> bool:
+        """Whether tasks are inferred from a round."""
+        return ref.stage == "fill_memory" or self._rounds[ref.step].in_context
+
+    @property
+    def context_rewards(self) -> Callable[[Array], Array] | None:
+        """What a context shows instead of the rewards that are learned from."""
+        return self.env.unwrapped.sparse_rewards if self.config.algorithm.sparse_rewards else None
+
+    @cached_property
+    def _rounds(self) -> tuple[Round, ...]:
+        return self.config.algorithm.rounds(self.config.max_episode_steps)
+
+    @cached_property
+    def _train_tasks(self) -> TaskBatch:
+        return TaskPool(self.env.task_fields, np.array(self.env.task_set, np.float64)).all()
+
+    def _context_refs(self, ref: StageRef) -> list[StageRef]:
+        """The rounds up to an inner step that tasks are inferred from."""
+        rounds = self.round_refs(ref.iteration)[: ref.step + 1]
+        return [collected for collected in rounds if self.in_context(collected)]
+
+    def _evaluation_returns(self, episodes: EpisodeBatch) -> Array:
+        if self.context_rewards is None:
+            return episodes.episode_returns
+        return (self.context_rewards(episodes.rewards) * episodes.mask).sum(axis=2, dtype=np.float64)
