@@ -19,11 +19,14 @@ BEFORE, AFTER = "#d55e00", "#0072b2"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
 INK, GRID = "#24292f", "#e6e8eb"
 STAGE_COLORS = {
+    "fill_memory": "#56b4e9",
     "sample_tasks": "#8c959f",
     "collect_rollouts": "#0072b2",
     "process_samples": "#009e73",
     "adapt": "#e69f00",
+    "sample_transitions": "#009e73",
     "meta_optimize": "#8250a8",
+    "update": "#8250a8",
     "evaluate": "#cc79a7",
 }
 

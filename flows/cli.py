@@ -198,7 +198,8 @@ def replay(
 
     Args:
         run: RUN@ITERATION for one iteration, RUN for all of them.
-        stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt, meta_optimize or evaluate.
+        stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt, meta_optimize or evaluate; off
+            policy fill_memory, sample_tasks, collect_rollouts, adapt, sample_transitions, update or evaluate.
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
         pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
@@ -254,7 +255,7 @@ def optimize(
             name="--grid", negative=(), help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable."
         ),
     ] = (),
-    stage: str = "meta_optimize",
+    stage: str | None = None,
     step: int = 0,
     as_json: AsJson = False,
 ) -> int:
@@ -263,7 +264,8 @@ def optimize(
     Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
 
     Args:
-        stage: Which stage: meta_optimize, adapt, process_samples, sample_tasks or initialize.
+        stage: Which stage: any that does not sample, such as adapt; when left out the one that ends the iteration,
+            which is meta_optimize, or update in a run that learns off policy.
         step: Its inner step.
     """
     from flows.comparison_tables import counterfactual_table, grid_table, parse_grid
@@ -403,7 +405,8 @@ def thin(
 ) -> int:
     """Remove the episodes, samples and adapted parameters of iterations; everything else stays.
 
-    `metaloom replay RUN@ITERATION --materialise` computes them again, bit for bit.
+    Of a run that learns off policy the episodes stay too, since they are its memory: minibatches and adapted
+    parameters go. `metaloom replay RUN@ITERATION --materialise` computes them again, bit for bit.
 
     Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
 

@@ -25,7 +25,7 @@ from flows.words import finite
 from flows.workers import Backend
 from pipeline.config import RunConfig, build_config, override
 from pipeline.types import Array, LearnerState, Samples, Update
-from storage import Run, StageRef, learner_ref
+from storage import Run, StageRef
 from storage.codec import flatten
 
 CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
@@ -59,7 +59,7 @@ class Outcome:
         """
         if not isinstance(self.value, Update):
             raise UsageError(
-                f"found a {type(self.value).__name__}; required stage meta_optimize, which gives a learner"
+                f"found a {type(self.value).__name__}; required the stage that ends an iteration, which gives a learner"
             )
         return self.value.learner
 
@@ -131,7 +131,7 @@ def optimize(
     iteration: int,
     settings: Iterable[str] = (),
     *,
-    stage: str = "meta_optimize",
+    stage: str | None = None,
     step: int = 0,
 ) -> Counterfactual:
     """Compute a stage of a stored iteration again under changed settings, without sampling.
@@ -140,7 +140,7 @@ def optimize(
         path: the run's folder.
         iteration: the iteration.
         settings: changes, such as algorithm.clip_eps=0.1.
-        stage: which stage: any that does not sample.
+        stage: which stage: any that does not sample; the one that ends the iteration when None.
         step: its inner step.
 
     Raises:
@@ -157,7 +157,7 @@ def sweep(
     grid: Mapping[str, Sequence[str]],
     settings: Iterable[str] = (),
     *,
-    stage: str = "meta_optimize",
+    stage: str | None = None,
     step: int = 0,
 ) -> Iterator[Counterfactual]:
     """What `optimize` gives, for every combination of the values in a grid: setting -> values.
@@ -170,7 +170,7 @@ def sweep(
     points = [tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True)) for point in _product(grid)]
     variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]
     with stages_of(config, Backend(workers=0)) as stages:
-        again = _Again(run, stages, _stage_ref(stages, iteration, stage, step))
+        again = _Again(run, stages, _stage_ref(stages, iteration, stage or run.last_stage, step))
         for words, changed in variants:
             again.check(changed, words)
         stored = again.outcome(config, ())
@@ -229,17 +229,17 @@ class _Again:
                     f"{asked}: {self.ref} reads the episodes of round {ref.step}, which are not stored; "
                     f"required at most {self.stages.config.algorithm.inner_steps} inner steps, as in the run"
                 )
-        if learner_ref(self.ref.iteration) in stages.inputs(self.ref):
+        if self.run.learner_ref(self.ref.iteration) in stages.inputs(self.ref):
             _fitted(self._stored_learner(), _own_learner(stages), asked)
 
     def start(self) -> dict[str, Array]:
         """Parameters before the update."""
-        if self.ref.stage != "meta_optimize":
+        if not self.ref.ends_iteration:
             return {}
         return dict(self.stages.begun(self._stored_learner()).params)
 
     def _stored_learner(self) -> LearnerState:
-        value = self.run.load(learner_ref(self.ref.iteration))
+        value = self.run.load(self.run.learner_ref(self.ref.iteration))
         assert isinstance(value, Update)
         return value.learner
 
@@ -265,7 +265,7 @@ class _Again:
 
 def _stage_ref(stages: IterationStages, iteration: int, stage: str, step: int) -> StageRef:
     require_known(stages.order(iteration), stage, step)
-    if stage in ("collect_rollouts", "evaluate"):
+    if stage in ("fill_memory", "collect_rollouts", "evaluate"):
         raise UsageError(f"found --stage {stage}, which samples; required a stage that computes on stored batches")
     return StageRef(iteration, stage, step)
 

@@ -104,7 +104,7 @@ def evaluate(
         "deterministic": deterministic,
         "seed": seed,
     }
-    trained = config_of(run, storage.learner_ref(updates))
+    trained = config_of(run, run.learner_ref(updates))
     config = _with_evaluation(trained, {name: value for name, value in asked.items() if value is not None})
     with stages_of(config, backend) as stages:
         outcome = stages.evaluate(learner, updates)
@@ -112,7 +112,7 @@ def evaluate(
 
 
 def _update_of(run: storage.Run, updates: int) -> Update:
-    ref = storage.learner_ref(updates)
+    ref = run.learner_ref(updates)
     if not run.contains(ref):
         raise UsageError(
             f"{run.path}: found {updates} updates asked for, but the run has {len(run.iterations)}; required no more. "

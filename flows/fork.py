@@ -16,7 +16,7 @@ from pipeline.config import ConfigError, RunConfig, build_config, override
 from pipeline.envs import make_env
 from pipeline.evaluation import EvaluationPlan, evaluation_tasks
 from pipeline.types import LearnerState, Update
-from storage import Fork, Run, StageRef, learner_ref
+from storage import Fork, Run, StageRef
 from storage.codec import flatten
 
 _SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
@@ -69,7 +69,7 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: IterationStages) 
     if old.env != new.env:
         yield from _changed_env(make_env(old.env), make_env(new.env))
     fresh = _expect(stages.compute(StageRef(0, "initialize"), run.load))
-    stored = _expect(run.load(learner_ref(iteration)))
+    stored = _expect(run.load(run.learner_ref(iteration)))
     yield from _differences("the learner", _forms(stored.learner), _forms(fresh.learner))
     if new.evaluation.every is not None:
         yield from _changed_evaluation(run, iteration, stages)
@@ -124,7 +124,7 @@ def _interface(env: Any) -> dict[str, Any]:
 
 def _changed_metrics(run: Run, iteration: int, stages: IterationStages) -> Iterator[str]:
     """Whether the last shared update, made again under the new settings, would fit where it is stored."""
-    ref = StageRef(iteration - 1, "meta_optimize")
+    ref = run.last_ref(iteration - 1)
     try:
         with stages_of_run(run, Backend(workers=0)) as parents:  # whose batches may have been thinned
             update = _expect(stages.compute(ref, Recomputed(run, parents)))

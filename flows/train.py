@@ -256,7 +256,7 @@ def _evaluation_returns(writer: RunWriter, refs: Iterable[StageRef]) -> list[flo
 
 
 def _update(writer: RunWriter, iteration: int) -> Update:
-    update = writer.load(StageRef(iteration, "meta_optimize"))
+    update = writer.load(writer.run.last_ref(iteration))
     assert isinstance(update, Update)
     return update
 

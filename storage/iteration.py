@@ -3,10 +3,20 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pipeline.types import EpisodeBatch, Evaluation, LearnerState, Metrics, Samples, TaskBatch, TaskParams, Update
+from pipeline.types import (
+    EpisodeBatch,
+    Evaluation,
+    LearnerState,
+    Metrics,
+    Minibatches,
+    Samples,
+    TaskBatch,
+    TaskParams,
+    Update,
+)
 from storage.codec import Value
 from storage.errors import damaged
-from storage.refs import StageRef, learner_ref
+from storage.refs import StageRef
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -22,6 +32,10 @@ class Outputs(Protocol):
 
     @property
     def files(self) -> "CommittedFiles": ...
+
+    def learner_ref(self, iteration: int) -> StageRef: ...
+
+    def last_ref(self, iteration: int) -> StageRef: ...
 
     def record(self, ref: StageRef) -> "StageRecord": ...
 
@@ -39,6 +53,10 @@ class Iteration:
         """The tasks."""
         return self._load("sample_tasks", 0, TaskBatch)
 
+    def memory_fill(self) -> EpisodeBatch:
+        """The episodes that the replay memory begins with; they are those of iteration 0, before its tasks."""
+        return self._load("fill_memory", 0, EpisodeBatch)
+
     def rollouts(self, k: int = 0) -> EpisodeBatch:
         """The episodes of inner step k: 0 before adaptation, K after it."""
         return self._load("collect_rollouts", k, EpisodeBatch)
@@ -51,13 +69,17 @@ class Iteration:
         """Every task's parameters after k + 1 inner steps."""
         return self._load("adapt", k, TaskParams)
 
+    def minibatches(self) -> Minibatches:
+        """Which transitions the gradient steps learned from, by their numbers."""
+        return self._load("sample_transitions", 0, Minibatches)
+
     def learner(self) -> LearnerState:
         """What the iteration started from."""
-        return self._expect(learner_ref(self.index), Update).learner
+        return self._expect(self.run.learner_ref(self.index), Update).learner
 
     def update(self) -> Update:
         """What the iteration led to: the next learner, and the metrics."""
-        return self._load("meta_optimize", 0, Update)
+        return self._expect(self.run.last_ref(self.index), Update)
 
     def evaluation(self) -> Evaluation:
         """How the learner that the iteration led to did on the evaluation's tasks."""
