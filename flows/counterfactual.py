@@ -1,7 +1,7 @@
 """Stored stages computed again under other settings: what would this update have been, on the same batches?
 
-Nothing is sampled and nothing is stored. Processing is repeated too, so settings of `processing` and `baseline` take
-effect in the update that follows it.
+No environment takes a step and nothing is stored. Processing is repeated too, so settings of `processing` and `baseline`
+take effect in the update that follows it; and off policy the drawing of minibatches, so their sizes do.
 """
 
 import itertools
@@ -255,7 +255,7 @@ class _Again:
         return load
 
     def _load(self, stages: IterationStages, ref: StageRef, load: Callable[[StageRef], Any]) -> Any:
-        if ref.stage == "process_samples":
+        if ref.stage in ("process_samples", "sample_transitions"):
             return compute_checked(stages, ref, load)
         value = self.run.load(ref)
         if isinstance(value, Update):

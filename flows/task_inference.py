@@ -1,10 +1,13 @@
 """The stages of a run that infers its tasks, as PEARL does: rounds of episodes with a belief about the task between.
 
-fill_memory: every training task, by the prior (once)
-     |
-learner --+--> sample_tasks --> collect_rollouts(0) --> ... --> adapt(k-1): belief --> collect_rollouts(k) ...
-          |                                                                                    |
-          +--> update <-- sample_transitions: rows to learn from, and the context of each <----+--> next learner
+    fill_memory: every training task, by the prior (once)
+         |
+    learner --+--> sample_tasks --> collect_rollouts(0) --> ... --> adapt(k-1): belief --> collect_rollouts(k) ...
+              |                                                                                    |
+              +--> update --> next learner                 sample_transitions: rows, and context <-+
+                     ^----------------------------------------------|          every n iterations:  evaluate
+
+What a task is inferred from is what was collected of it last; what is learned from, all that was ever collected.
 """
 
 from collections.abc import Callable

@@ -103,6 +103,7 @@ def train(
             capacity=config.iterations,
             environment=environment(stages),
             retention=retention_of(config),
+            last_stage=stages.last_stage,
         ) as writer,
     ):
         return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
@@ -263,5 +264,5 @@ def _update(writer: RunWriter, iteration: int) -> Update:
 
 def _num_steps(writer: RunWriter, ref: StageRef) -> int:
     """Environment steps in a stage's output."""
-    batch = writer.load(ref) if ref.stage == "collect_rollouts" else None
+    batch = writer.load(ref) if ref.stage in ("fill_memory", "collect_rollouts") else None
     return batch.num_steps if isinstance(batch, EpisodeBatch) else 0

@@ -122,9 +122,10 @@ def test_an_update_is_computed_again_under_other_settings(whole, recipe):
     assert not changed.changed.identical
     fewer = optimize(whole(recipe), 1, ["algorithm.batch_size=2"], stage="update")
     assert not fewer.changed.identical
-    assert optimize(whole(recipe), 1, ["algorithm.batch_size=2"], stage="sample_transitions").changed.value.rows.shape[
-        2
-    ] == 2
+    assert (
+        optimize(whole(recipe), 1, ["algorithm.batch_size=2"], stage="sample_transitions").changed.value.rows.shape[2]
+        == 2
+    )
     with pytest.raises(UsageError, match="which samples"):
         optimize(whole(recipe), 0, stage="fill_memory")
 
