@@ -1,7 +1,7 @@
 """Stored stages computed again under other settings: what would this update have been, on the same batches?
 
-No environment takes a step and nothing is stored. Processing is repeated too, so settings of `processing` and `baseline`
-take effect in the update that follows it; and off policy the drawing of minibatches, so their sizes do.
+No environment takes a step and nothing is stored. Processing is repeated too, so settings of `processing` and
+`baseline` take effect in the update that follows it; and off policy the drawing of minibatches, so their sizes do.
 """
 
 import itertools

@@ -16,15 +16,12 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from flows.iteration_stages import IterationStages, Load, StageOutput, evaluation_refs, observation_size
-from flows.replay_memory import ReplayMemory
 from pipeline.config import ConfigError, RunConfig
 from pipeline.envs import MetaEnv
 from pipeline.policies.off_policy import OffPolicyPolicy
-from pipeline.types import Array, EpisodeBatch, LearnerState, Minibatches, TaskBatch, TaskParams, Update
+from pipeline.types import Array, EpisodeBatch, LearnerState, TaskBatch, TaskParams
 from stages.collect_rollouts import RolloutPosition
 from stages.sample_tasks import sample_tasks
-from stages.sample_transitions import sample_transitions
-from stages.update import update
 from storage import StageRef
 
 BEFORE_ITERATIONS = -1

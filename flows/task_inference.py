@@ -14,10 +14,10 @@ from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
+from pipeline.algorithms.pearl import Round
 
 from flows.iteration_stages import Load, StageOutput, evaluation_refs
 from flows.off_policy import FILL_MEMORY, INITIALIZE, OffPolicyStages
-from pipeline.algorithms.pearl import Round
 from pipeline.config import RunConfig
 from pipeline.evaluation import EvaluationPlan, evaluation_tasks
 from pipeline.task_samplers import TaskPool
