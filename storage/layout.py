@@ -71,7 +71,9 @@ PLANS = (
     ArrayPlan("tasks/params", ("task", "task_field"), "mixed", "task parameters; attributes name fields and units"),
     ArrayPlan("tasks/ids", ("task",), "1", "index of the task in a fixed set, -1 when drawn from a distribution"),
     *(
-        replace(plan, pattern=f"{group}/{plan.pattern}") for group in ("rollouts_*", "memory_fill") for plan in _EPISODES
+        replace(plan, pattern=f"{group}/{plan.pattern}")
+        for group in ("rollouts_*", "memory_fill")
+        for plan in _EPISODES
     ),
     ArrayPlan("samples_*/returns", ("task", "episode", "t"), "1", "discounted sum of the rewards from step t on"),
     ArrayPlan("samples_*/values", ("task", "episode", "t"), "1", "prediction of the return by the baseline or critic"),
