@@ -1,5 +1,9 @@
 """One iteration of a run, batch by batch."""
 
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false
+
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -19,6 +23,7 @@ from storage.errors import damaged
 from storage.refs import StageRef
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import xarray as xr
 
     from storage.committed import CommittedFiles
@@ -36,6 +41,8 @@ class Outputs(Protocol):
     def learner_ref(self, iteration: int) -> StageRef: ...
 
     def last_ref(self, iteration: int) -> StageRef: ...
+
+    def refs(self) -> list[StageRef]: ...
 
     def record(self, ref: StageRef) -> "StageRecord": ...
 
@@ -72,6 +79,20 @@ class Iteration:
     def minibatches(self) -> Minibatches:
         """Which transitions the gradient steps learned from, by their numbers."""
         return self._load("sample_transitions", 0, Minibatches)
+
+    def transitions(self, update: int = 0, *, context: bool = False, rows: slice = slice(None)) -> "pa.Table":
+        """What a gradient step learned from: one row per transition, as `Run.transitions` gives them.
+
+        Before those columns stand `place` (k of K), `memory` (the task whose memory the row is from) and `n`.
+
+        Args:
+            update: the gradient step, from 0.
+            context: the transitions that tasks were inferred from instead.
+            rows: which of the K x N transitions; only what holds those is read.
+        """
+        from storage.transitions import minibatch_table
+
+        return minibatch_table(self.run, self.minibatches(), update, context=context, chosen=rows)
 
     def learner(self) -> LearnerState:
         """What the iteration started from."""

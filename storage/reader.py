@@ -8,6 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from pipeline.types import Array
 from storage.ancestry import origin
 from storage.canonical import read_sealed
 from storage.codec import Value
@@ -189,6 +192,21 @@ class Run:
     def evaluations(self, iterations: Iterations = None) -> "pa.Table":
         """One row per episode of the evaluations during training, with the parameters of its task as `task_*`."""
         return self._table("evaluations", iterations)
+
+    def transitions(self, rows: "Sequence[int] | Array") -> "pa.Table":
+        """One row per row number, as minibatches name transitions: where it is from, and what it is.
+
+        Columns: row, iteration, stage and step (which collected it), task (place in its batch), task_id (in the fixed
+        set, -1 without one; null for what filled the memory), episode, t, observation, action, reward,
+        next_observation, terminated. Only batches that hold one of the rows are read.
+
+        Raises:
+            StageMissing: a row is not stored.
+            ValueError: a number is negative.
+        """
+        from storage.transitions import read_transitions
+
+        return read_transitions(self, np.asarray(rows, np.int64))
 
     def lineage(self) -> "pa.Table":
         """One row per stored output, in the order of their making: from what, when, by which session and versions."""
