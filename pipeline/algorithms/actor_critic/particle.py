@@ -12,9 +12,9 @@ from pipeline.algorithms.actor_critic.settings import ActorCritic, OptimizerName
 from pipeline.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
 from pipeline.networks import initialize_mlp, layer_names
 from pipeline.optimizers import AdamInPlace, RMSpropInPlace
-from pipeline.policies.acting import LOGITS_NETWORK
 from pipeline.policies.categorical import CategoricalPolicy
 from pipeline.policies.gaussian import LOG_STD, MEAN_NETWORK, GaussianPolicy
+from pipeline.policies.inference import LOGITS_NETWORK
 from pipeline.types import Array, LearnerState
 
 CRITIC = "critic"
