@@ -13,13 +13,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 from threadpoolctl import threadpool_limits
 
-from pipeline.algorithms import Algorithm, AlgorithmConfig
 from pipeline.algorithms.contract import ParallelMap
-from pipeline.baselines import BaselineConfig
-from pipeline.config import ProcessingConfig
+from pipeline.config import build_config
 from pipeline.policies import PolicyConfig
 from pipeline.policies.gaussian import GaussianPolicy
 from pipeline.types import EpisodeBatch, Step, TaskParams
@@ -51,9 +48,9 @@ def main() -> None:
 
 
 def _measure(name: str, threads: int, chunk: int, parallel: ParallelMap, best: Timings) -> None:
-    algorithm: Algorithm = TypeAdapter(AlgorithmConfig).validate_python({"name": name, "tasks_per_chunk": chunk})
+    config = build_config({"env": "half-cheetah-dir", "algorithm": {"name": name, "tasks_per_chunk": chunk}})
+    algorithm, baseline, processing = config.build_algorithm(), config.baseline.build(), config.processing
     learner = initialize(POLICY, algorithm, run_seed=0).learner
-    baseline, processing = BaselineConfig().build(), ProcessingConfig()
     params = TaskParams.broadcast(learner.params, TASKS)
     steps: list[Step] = []
     for k in range(2):

@@ -5,6 +5,8 @@ Open loop is the same physics on the same cores: the closed loop's own actions f
 into MuJoCo per round, with nothing read in between. Rounds of both alternate, so that a busy machine slows both.
 For robots without MuJoCo the open loop is their batch stepped with those actions.
 """
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
 
 import argparse
 import os

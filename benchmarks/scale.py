@@ -107,7 +107,7 @@ def _round_trip(workers: int, shard_seconds: float, received: int, sent: int) ->
             processes=False,
             protocol="tcp://",
             host=LOOPBACK,
-            dashboard_address=None,
+            dashboard_address=None,  # pyright: ignore[reportArgumentType] - its stub forgets that None means none
             worker_dashboard_address=None,
         ) as cluster,
         Client(cluster) as client,

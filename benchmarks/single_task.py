@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 import storage
+from flows.recipes.actor_critic import CUSTOMARY_PPO
 from flows.train import train
 from flows.workers import Backend
-from pipeline.algorithms import PPO
 from pipeline.config import RunConfig
 from pipeline.envs.config import EnvConfig, gymnasium_limit
 from pipeline.types import Array
@@ -40,14 +40,7 @@ def run_metaloom(env: str, steps: int, seed: int, threads: int, folder: Path) ->
     assert limit is not None
     config = RunConfig(
         env=EnvConfig(name=env),
-        algorithm=PPO(
-            learning_rate=3e-4,
-            num_epochs=10,
-            clip_eps=0.2,
-            max_grad_norm=0.5,
-            critic_learning_rate=3e-4,
-            critic_max_grad_norm=0.5,
-        ),
+        algorithm=CUSTOMARY_PPO,
         iterations=10**4,
         # Whole episodes: as many as come nearest, or short ones until there are enough.
         episodes_per_task=max(1, STEPS_PER_UPDATE // limit) if limit >= 1000 else 128,
@@ -67,8 +60,8 @@ def run_metaloom(env: str, steps: int, seed: int, threads: int, folder: Path) ->
 def run_stable_baselines3(env: str, steps: int, seed: int) -> tuple[Row, Curve]:
     """The same with Stable-Baselines3."""
     import gymnasium
-    from stable_baselines3 import PPO as Reference
-    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3 import PPO as Reference  # pyright: ignore[reportMissingImports]
+    from stable_baselines3.common.monitor import Monitor  # pyright: ignore[reportMissingImports]
 
     monitor = Monitor(gymnasium.make(env))
     model = Reference(

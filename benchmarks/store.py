@@ -177,7 +177,12 @@ def _iteration(rng: np.random.Generator, i: int, n: Sizes) -> Iterator[tuple[Sta
         yield rollouts, _episodes(rng, n), [tasks, acting]
         yield (
             samples,
-            Samples(*(_walk(rng, n, ()) for _ in range(3)), np.ones((n.tasks, n.episodes, n.steps), np.float32)),
+            Samples(
+                returns=_walk(rng, n, ()),
+                values=_walk(rng, n, ()),
+                advantages=_walk(rng, n, ()),
+                mask=np.ones((n.tasks, n.episodes, n.steps), np.float32),
+            ),
             [rollouts],
         )
         if k == 0:

@@ -99,7 +99,10 @@ def check_packages(requirements: list[str] | None = None) -> Iterator[Check]:
 
 def check_cores() -> Check:
     """The cores this process may use."""
-    cores = _cores()
+    # Imported here, so that a broken installation becomes a line of the table.
+    from flows.workers import usable_cores
+
+    cores = usable_cores()
     if cores > 1:
         return Check("cores", "ok", str(cores), "2 or more")
     return Check("cores", "warn", "1", "2 or more", "train with --workers 0: a worker process would only take turns")
@@ -206,13 +209,6 @@ def _check_package(requirement: Requirement) -> Check:
         return Check(requirement.name, "ok", found, required)
     advice = f"{sys.executable} -m pip install '{requirement.name}{requirement.specifier}'"
     return Check(requirement.name, "fail", found, required, advice)
-
-
-def _cores() -> int:
-    # Not on every system; it knows of affinity and containers, which os.cpu_count does not.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _available_memory() -> float:

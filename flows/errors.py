@@ -5,6 +5,13 @@ class UsageError(ValueError):
     """What was asked for cannot be done; the message says what can."""
 
 
+class ExtraMissing(UsageError):
+    """A package is needed that only one of Metaloom's extras brings."""
+
+    def __init__(self, extra: str) -> None:
+        super().__init__(f"{extra} is not installed; `pip install 'metaloom[{extra}]'` brings it")
+
+
 class WorkersError(ConnectionError):
     """Worker processes or their scheduler cannot be reached, or cannot be used; the message says what helps."""
 

@@ -16,6 +16,8 @@ _SEED = 0
 class AdaptationSummary:
     """Return of the test episodes after some adaptation steps, over tasks.
 
+    Intervals are NaN where one episode of one task is all there is.
+
     Attributes:
         adaptation_steps: k, gradient steps that each task's copy of the policy has taken.
         adaptation_episodes: per task that it has adapted to, those of all k steps.

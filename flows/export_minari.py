@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from flows.errors import UsageError
+from flows.errors import ExtraMissing
 from pipeline.config import build_config
 from pipeline.envs import make_env
 from pipeline.types import EpisodeBatch, TaskBatch
@@ -24,7 +24,7 @@ def export_minari(run: Run, out: Path, *, iterations: Iterations = None, steps: 
     An episode's `options` say its iteration, inner step, task, place and task parameters.
 
     Raises:
-        UsageError: Minari is not installed.
+        ExtraMissing: Minari is not installed.
         storage.export.ExportExists: there is something at `out`.
         storage.StageMissing: an iteration that was asked for is not complete.
     """
@@ -32,7 +32,7 @@ def export_minari(run: Run, out: Path, *, iterations: Iterations = None, steps: 
         import minari
         from minari.dataset.minari_storage import MinariStorage
     except ImportError:
-        raise UsageError("minari is not installed; `pip install 'metaloom[minari]'` brings it") from None
+        raise ExtraMissing("minari") from None
     export = Export(out)
     with export_folder(out) as folder:
         # Minari joins the folder of a relative path to itself.

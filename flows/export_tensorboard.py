@@ -3,7 +3,7 @@
 from datetime import datetime
 from pathlib import Path
 
-from flows.errors import UsageError
+from flows.errors import ExtraMissing
 from storage import Run
 from storage.export import Export, export_folder
 from storage.reader import Iterations
@@ -13,7 +13,7 @@ def export_tensorboard(run: Run, out: Path, *, iterations: Iterations = None) ->
     """Write every metric as a scalar over iterations, with the wall time at which the iteration ended.
 
     Raises:
-        UsageError: TensorBoard is not installed.
+        ExtraMissing: TensorBoard is not installed.
         storage.export.ExportExists: there is something at `out`.
         storage.StageMissing: an iteration that was asked for is not complete.
     """
@@ -22,7 +22,7 @@ def export_tensorboard(run: Run, out: Path, *, iterations: Iterations = None) ->
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError:
-        raise UsageError("tensorboard is not installed; `pip install 'metaloom[tensorboard]'` brings it") from None
+        raise ExtraMissing("tensorboard") from None
     export = Export(out)
     with export_folder(out) as folder:
         writer = EventFileWriter(str(folder))

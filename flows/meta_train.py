@@ -9,7 +9,7 @@ themselves.
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,6 +35,7 @@ from flows.workers import Backend
 from pipeline.config import ConfigError, RunConfig, build_config
 from pipeline.envs import with_all_options
 from storage import StageRef
+from storage.settings import changed
 
 DEFAULT_RECIPE = "promp-half-cheetah-dir"
 
@@ -253,18 +254,9 @@ def settings_for(
 
 
 def _differences(stored: RunConfig, asked: RunConfig) -> Iterator[str]:
-    before, after = (dict(_flat(config.model_dump(mode="json", exclude={"iterations"}))) for config in (stored, asked))
-    for name in sorted({*before, *after}):
-        if before.get(name) != after.get(name):
-            yield f"{name} is {before.get(name)!r} there, {after.get(name)!r} was asked for"
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+    before, after = (config.model_dump(mode="json", exclude={"iterations"}) for config in (stored, asked))
+    for name, (there, here) in changed(before, after).items():
+        yield f"{name} is {there!r} there, {here!r} was asked for"
 
 
 @functools.cache

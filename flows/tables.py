@@ -1,5 +1,6 @@
 """What commands show, as rich renderables and as plain data for `--json`. Nothing here prints."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from inspect import getdoc
@@ -258,7 +259,7 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
 
 
 def _range(low: float, high: float) -> str:
-    return f"{number(low)} to {number(high)}"
+    return "–" if math.isnan(low) else f"{number(low)} to {number(high)}"
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:

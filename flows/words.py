@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from storage import StageRef
+from storage import StageRef, settings
 
 STEPPED_STAGES = ("collect_rollouts", "process_samples", "adapt")
 """Stages that run once per inner step; the others run once per iteration."""
@@ -90,10 +90,6 @@ def printable(text: object) -> str:
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
 
 
-def dotted(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """A nested configuration as names, spelled as `--set` takes them, and values."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from dotted(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", str(value)
+    return ((name, str(value)) for name, value in settings.dotted(config))

@@ -1,5 +1,6 @@
 """Averages over tasks that a few outliers do not decide, and how sure one can be of them."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ Statistic = Callable[[Array], Array]
 
 
 class Interval(NamedTuple):
-    """An estimate with the ends of its confidence interval."""
+    """An estimate with the ends of its confidence interval; NaN where there is none."""
 
     estimate: float
     low: float
@@ -46,7 +47,8 @@ def bootstrap(
 ) -> Interval:
     """A statistic of the tasks' mean returns, with its percentile bootstrap interval.
 
-    What is resampled is what was drawn: the tasks, and for each of them its episodes.
+    What is resampled is what was drawn: the tasks, and for each of them its episodes. A single episode says nothing
+    about how others would differ from it: the ends are NaN.
 
     Args:
         returns: [B, M], of M episodes of each of B tasks.
@@ -55,6 +57,9 @@ def bootstrap(
         resamples: how many.
     """
     B, M = returns.shape
+    estimate = float(statistic(returns.mean(axis=1)))
+    if B * M == 1:
+        return Interval(estimate, math.nan, math.nan)
     block = max(1, _DRAWS_AT_ONCE // (B * M))
     estimates: list[Array] = []
     for start in range(0, resamples, block):
@@ -63,4 +68,4 @@ def bootstrap(
         episodes = rng.integers(M, size=(count, B, M))
         estimates.append(statistic(returns[tasks, episodes].mean(axis=2)))
     low, high = np.quantile(np.concatenate(estimates), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(statistic(returns.mean(axis=1))), float(low), float(high))
+    return Interval(estimate, float(low), float(high))

@@ -24,6 +24,7 @@ from storage.remote.log import RemoteLog, follow, log_folder
 from storage.remote.places import folder_of, url_of
 from storage.remote.session import RemoteSession
 from storage.sessions import SESSION_NAME, Session, begin_session, read_session
+from storage.settings import changed
 from storage.thinning import marker_path
 
 _CANNOT_SHARE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
@@ -141,8 +142,6 @@ def _gaps(records: Iterable[StageRecord]) -> list[int]:
 
 def _origin(parent: Run, iteration: int, records: list[StageRecord], config: Mapping[str, Any]) -> dict[str, Any]:
     """What the fork's run.json says about where it comes from."""
-    before, after = dict(_flat(parent.config)), dict(_flat(config))
-    changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     return {
         "parent": {
             "id": parent.info["id"],
@@ -150,19 +149,11 @@ def _origin(parent: Run, iteration: int, records: list[StageRecord], config: Map
             "iteration": iteration,
             "learner": parent.record(parent.learner_ref(iteration)).digest,
             "newest_record": records[-1].sha256,
-            "changes": {name: [before.get(name), after.get(name)] for name in changed},
+            "changes": {name: [*values] for name, values in changed(parent.config, config).items()},
         },
         "ancestors": [*parent.info.get("ancestors", []), as_ancestor(parent.info)],
         "first_sequence": records[-1].sequence + 1,
     }
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
-        else:
-            yield prefix + name, value
 
 
 def _share_sessions(root: Path, links: "_Links") -> None:

@@ -12,36 +12,25 @@ from pipeline.policies import PolicyConfig
 
 HALF_CHEETAH = "HalfCheetah-v5"
 MOST_EPISODES = 128
+CUSTOMARY_PPO = PPO(
+    learning_rate=3e-4,
+    num_epochs=10,
+    clip_eps=0.2,
+    max_grad_norm=0.5,
+    critic_learning_rate=3e-4,
+    critic_max_grad_norm=0.5,
+)
+"""The step sizes and epochs that Stable-Baselines3 has for MuJoCo robots."""
 
 
 def a2c() -> RunConfig:
     """A2C on any environment; a few thousand steps per pass."""
-    return RunConfig(
-        env=EnvConfig(name=HALF_CHEETAH),
-        algorithm=A2C(learning_rate=1e-3, batch_size=256, max_grad_norm=0.5),
-        iterations=500,
-        episodes_per_task=MOST_EPISODES,
-        min_steps=2000,
-    )
+    return _of_your_choice(A2C(learning_rate=1e-3, batch_size=256, max_grad_norm=0.5))
 
 
 def ppo() -> RunConfig:
     """PPO on any environment, with the step sizes and epochs that Stable-Baselines3 has for MuJoCo robots."""
-    algorithm = PPO(
-        learning_rate=3e-4,
-        num_epochs=10,
-        clip_eps=0.2,
-        max_grad_norm=0.5,
-        critic_learning_rate=3e-4,
-        critic_max_grad_norm=0.5,
-    )
-    return RunConfig(
-        env=EnvConfig(name=HALF_CHEETAH),
-        algorithm=algorithm,
-        iterations=500,
-        episodes_per_task=MOST_EPISODES,
-        min_steps=2000,
-    )
+    return _of_your_choice(CUSTOMARY_PPO)
 
 
 def ppo2() -> RunConfig:
@@ -49,20 +38,18 @@ def ppo2() -> RunConfig:
     algorithm = PPO2(
         learning_rate=3e-4, num_epochs=10, batch_size=64, clip_eps=0.2, max_grad_norm=0.5, entropy_coeff=0.0
     )
-    return RunConfig(
-        env=EnvConfig(name=HALF_CHEETAH),
-        algorithm=algorithm,
-        iterations=500,
-        episodes_per_task=MOST_EPISODES,
-        min_steps=2000,
-    )
+    return _of_your_choice(algorithm)
 
 
 def svpg() -> RunConfig:
     """SVPG with four A2C particles on any environment."""
+    return _of_your_choice(SVPG(particle=A2C(learning_rate=1e-3, batch_size=256, max_grad_norm=0.5)))
+
+
+def _of_your_choice(algorithm: A2C | PPO | PPO2 | SVPG) -> RunConfig:
     return RunConfig(
         env=EnvConfig(name=HALF_CHEETAH),
-        algorithm=SVPG(particle=A2C(learning_rate=1e-3, batch_size=256, max_grad_norm=0.5)),
+        algorithm=algorithm,
         iterations=500,
         episodes_per_task=MOST_EPISODES,
         min_steps=2000,

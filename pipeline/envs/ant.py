@@ -9,7 +9,8 @@ from functools import partial
 import mujoco
 import numpy as np
 
-from pipeline.envs.contract import EnvError, TaskField
+from pipeline.envs.contract import EnvError
+from pipeline.envs.directions import AlongX, AnyDirection
 from pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
@@ -19,14 +20,10 @@ from pipeline.envs.mujoco_robot import (
     squared_norm,
 )
 from pipeline.envs.point import GOAL
-from pipeline.envs.task_draws import draw_directions, draw_on_disk, draw_signs
+from pipeline.envs.task_draws import draw_directions, draw_on_disk
 from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
 from pipeline.types import Array
 
-DIRECTION = (
-    TaskField("direction_x", "1", "unit vector of the way to go, first coordinate"),
-    TaskField("direction_y", "1", "unit vector of the way to go, second coordinate"),
-)
 TORSO = 1
 """Body 0 is the world."""
 
@@ -124,7 +121,7 @@ class AntWalk(Ant):
         return ~(finite & (height >= self.heights[0]) & (height <= self.heights[1]))
 
 
-class AntDir(AntWalk):
+class AntDir(AlongX, AntWalk):
     """Walk forward or backward along x, which only the reward tells apart (ProMP's AntRandDirec).
 
     Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
@@ -134,17 +131,8 @@ class AntDir(AntWalk):
     | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
     """
 
-    task_fields = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
-    task_set = ((-1.0,), (1.0,))
 
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return draw_signs(num_tasks, rng)
-
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        return tasks[:, 0] * velocity[:, 0]
-
-
-class AntDir2D(AntWalk):
+class AntDir2D(AnyDirection, AntWalk):
     """Walk in a direction that only the reward tells (ProMP's AntRandDirec2D).
 
     Observation, action, start: see Ant. Reward terms: see AntWalk. Terminates unless the torso is 0 to 1 m high.
@@ -153,14 +141,6 @@ class AntDir2D(AntWalk):
     | ------------------------ | ---- | -------------------------------- |
     | direction_x, direction_y | 1    | unit vector, uniform in its angle |
     """
-
-    task_fields = DIRECTION
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return draw_directions(num_tasks, rng)
-
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        return tasks[:, 0] * velocity[:, 0] + tasks[:, 1] * velocity[:, 1]
 
 
 class AntGoal(Ant):

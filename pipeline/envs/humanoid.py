@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import mujoco
 import numpy as np
 
-from pipeline.envs.ant import DIRECTION
-from pipeline.envs.contract import TaskField
+from pipeline.envs.directions import AlongX, AnyDirection
 from pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
@@ -18,7 +17,7 @@ from pipeline.envs.mujoco_robot import (
     check_obs_style,
     squared_norm,
 )
-from pipeline.envs.task_draws import draw_directions, draw_signs
+from pipeline.envs.task_draws import draw_directions
 from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
 from pipeline.types import Array
 
@@ -118,7 +117,7 @@ class Humanoid(MujocoRobot):
         return moment / masses.sum()
 
 
-class HumanoidDir(Humanoid):
+class HumanoidDir(AlongX, Humanoid):
     """Walk forward or backward along x, which only the reward tells apart (ProMP's HumanoidRandDirec).
 
     Observation, action, reward terms, start, termination: see Humanoid.
@@ -128,17 +127,8 @@ class HumanoidDir(Humanoid):
     | direction  | 1    | -1 or +1, each with probability 1/2; id 0, 1 |
     """
 
-    task_fields = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
-    task_set = ((-1.0,), (1.0,))
 
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return draw_signs(num_tasks, rng)
-
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        return tasks[:, 0] * velocity[:, 0]
-
-
-class HumanoidDir2D(Humanoid):
+class HumanoidDir2D(AnyDirection, Humanoid):
     """Walk in a direction that only the reward tells (ProMP's HumanoidRandDirec2D).
 
     Observation, action, reward terms, start, termination: see Humanoid.
@@ -147,14 +137,6 @@ class HumanoidDir2D(Humanoid):
     | ------------------------ | ---- | --------------------------------- |
     | direction_x, direction_y | 1    | unit vector, uniform in its angle |
     """
-
-    task_fields = DIRECTION
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return draw_directions(num_tasks, rng)
-
-    def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        return tasks[:, 0] * velocity[:, 0] + tasks[:, 1] * velocity[:, 1]
 
 
 class PearlHumanoidDir(HumanoidDir2D):

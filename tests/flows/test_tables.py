@@ -207,6 +207,18 @@ def test_evaluation_shows_every_number_of_adaptation_steps(complete):
         assert row.split()[:3] == [str(k), str(3 * k), number(step.average_return)]
 
 
+def test_evaluation_by_a_single_episode_has_no_interval(complete):
+    outcome = evaluate(complete.path, num_tasks=1, adaptation_steps=0, test_episodes=1)
+    row = row_with(tables.evaluation_table(outcome), number(outcome.summary()[0].average_return))
+    assert row.split()[3] == row.split()[5] == "–"
+    info = tables.evaluation_info(outcome)
+    assert [info["adaptation"][0][name] for name in ("average_low", "average_high", "iqm_low", "iqm_high")] == [
+        None
+    ] * 4
+    assert info["tasks"][0]["return_low"] is info["tasks"][0]["return_high"] is None
+    json.dumps(info, allow_nan=False)
+
+
 def test_evaluation_as_json_has_null_for_a_return_that_is_not_finite(complete, monkeypatch):
     outcome = evaluate(complete.path, num_tasks=1, adaptation_steps=0)
     rows = pa.table({"task": [0], "average_return": [float("inf")]})

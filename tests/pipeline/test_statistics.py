@@ -43,6 +43,12 @@ def test_equal_returns_leave_no_doubt():
     assert bootstrap(np.full((5, 3), -2.0), interquartile_mean, np.random.default_rng(0)) == (-2, -2, -2)
 
 
+def test_a_single_episode_has_a_mean_and_no_interval():
+    interval = bootstrap(np.array([[5.0]]), mean, np.random.default_rng(0))
+    assert interval.estimate == 5
+    assert np.isnan([interval.low, interval.high]).all()
+
+
 def test_one_task_is_as_uncertain_as_its_episodes():
     returns = np.random.default_rng(1).normal(size=(1, 400))
     _, low, high = bootstrap(returns, mean, np.random.default_rng(0))

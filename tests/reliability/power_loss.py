@@ -4,10 +4,8 @@ The disk of the model promises what POSIX promises and no more. What was written
 synced, a name once its folder was; renames are atomic. Of everything else any part may be there or not, in any order.
 """
 
-import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +47,7 @@ Operation = Names | Data | Sync
 
 @dataclass
 class Disk:
-    """Records what happens below a folder."""
+    """Records what happens below a folder, once `watched` stands in for the functions of `os`."""
 
     root: Path
     operations: list[Operation] = field(default_factory=list)
@@ -57,27 +55,15 @@ class Disk:
     _open: dict[int, tuple[int, int]] = field(default_factory=dict)
     _inodes: Iterator[int] = field(default_factory=lambda: iter(range(1, 10**9)))
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record what this process does."""
-        names = ("open", "write", "pwrite", "ftruncate", "truncate", "fsync", "mkdir", "replace", "rename", "link")
-        originals = {name: getattr(os, name) for name in (*names, "unlink", "rmdir")}
+    def watched(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of `os` that also records what it does."""
 
-        def watched(name: str) -> Callable[..., Any]:
-            def call(*arguments: Any, **named: Any) -> Any:
-                result = originals[name](*arguments, **named)
-                getattr(self, f"_on_{name}")(result, *arguments)
-                return result
+        def call(*arguments: Any, **named: Any) -> Any:
+            result = original(*arguments, **named)
+            getattr(self, f"_on_{name}")(result, *arguments)
+            return result
 
-            return call
-
-        for name in originals:
-            setattr(os, name, watched(name))
-        try:
-            yield
-        finally:
-            for name, original in originals.items():
-                setattr(os, name, original)
+        return call
 
     def _find(self, path: Any) -> tuple[int, str] | None:
         """The folder and the name that a path stands for; None outside the root."""

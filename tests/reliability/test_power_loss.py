@@ -18,11 +18,11 @@ def power_loss(load_module):
 
 
 @pytest.fixture(scope="module")
-def disk(tmp_path_factory, power_loss, train_tiny):
+def disk(tmp_path_factory, power_loss, write_points, train_tiny):
     """The operations of a run of one iteration that is then resumed for one more."""
     folder = tmp_path_factory.mktemp("recorded")
     disk = power_loss.Disk(folder / "run")
-    with disk.recording():
+    with write_points.writes_replaced(disk.watched):
         train_tiny(folder / "run", iterations=1)
         resume(folder / "run", iterations=2, backend=Backend(workers=0))
     return disk
@@ -103,9 +103,9 @@ def test_a_group_that_a_power_cut_took_away_from_its_arrays_comes_back(tmp_path,
     assert storage.verify_run(path) == []
 
 
-def test_the_model_notices_a_commit_that_is_not_synced(tmp_path, power_loss, train_tiny, monkeypatch):
+def test_the_model_notices_a_commit_that_is_not_synced(tmp_path, power_loss, write_points, train_tiny, monkeypatch):
     disk = power_loss.Disk(tmp_path / "run")
-    with disk.recording(), monkeypatch.context() as patch:
+    with write_points.writes_replaced(disk.watched), monkeypatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
         train_tiny(tmp_path / "run", iterations=1)
     content = disk.after_power_cut(len(disk.operations), "names")

@@ -34,19 +34,26 @@ Act = Callable[[int, str, tuple[Any, ...]], None]
 @contextmanager
 def before_each_write(act: Act) -> Iterator[None]:
     """Call `act(n, function, arguments)` before the n-th write operation of this process, counted from 0."""
-    originals = {name: getattr(os, name) for name in WRITES}
     count = iter(range(10**9))
 
-    def watched(name: str) -> Callable[..., Any]:
+    def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             if name != "open" or arguments[1] & os.O_CREAT:
                 act(next(count), name, arguments)
-            return originals[name](*arguments, **named)
+            return original(*arguments, **named)
 
         return call
 
-    for name in WRITES:
-        setattr(os, name, watched(name))
+    with writes_replaced(watched):
+        yield
+
+
+@contextmanager
+def writes_replaced(watched: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Put `watched(name, function)` in the place of every function of WRITES."""
+    originals = {name: getattr(os, name) for name in WRITES}
+    for name, original in originals.items():
+        setattr(os, name, watched(name, original))
     try:
         yield
     finally:

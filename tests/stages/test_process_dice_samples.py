@@ -11,7 +11,6 @@ from pipeline.baselines.value_network import ValueNetworkBaseline
 from pipeline.baselines.zero import ZeroBaseline
 from pipeline.config import ProcessingConfig
 from pipeline.estimators import discounted_returns, discounted_rewards
-from pipeline.types import EpisodeBatch
 from stages.process_samples import process_samples, task_adjusted_rewards, task_advantages
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "dice_sample_processor.npz"
@@ -82,9 +81,9 @@ def test_advantages_of_the_return_baseline_agree_with_the_original_to_1e_8(
 
 
 @pytest.mark.parametrize(("normalized", "positive"), [(False, False), (True, False), (True, True)])
-def test_the_stage_gives_the_original_numbers_in_float32_and_zeros_on_padding(golden, normalized, positive):
+def test_the_stage_gives_the_original_numbers_in_float32_and_zeros_on_padding(golden, batch, normalized, positive):
     settings = golden_settings(golden, normalized, positive, return_baseline=BaselineConfig())
-    samples = process_samples(golden_episodes(golden), LinearTimeBaseline(), settings)
+    samples = process_samples(batch(*golden_episodes(golden)), LinearTimeBaseline(), settings)
     np.testing.assert_array_equal(samples.mask, np.stack([golden[f"task{i}_padded_mask"] for i in range(3)]))
     for name in ("adjusted_rewards", "advantages"):
         keys = (f"time_ret-feature_lam1.0_norm{normalized:d}_pos{positive:d}_task{i}_{name}" for i in range(3))
@@ -97,26 +96,11 @@ def golden_episodes(arrays):
         np.stack([arrays[f"task{task}_padded_{name}"] for task in range(3)])
         for name in ("observations", "rewards", "mask")
     )
-    return batch(np.pad(observations, [(0, 0), (0, 0), (0, 1), (0, 0)]), rewards, mask.sum(-1))
-
-
-def batch(observations, rewards, lengths):
-    B, E, T = rewards.shape
-    return EpisodeBatch(
-        observations=np.asarray(observations, np.float32),
-        actions=np.zeros((B, E, T, 1), np.float32),
-        rewards=np.asarray(rewards, np.float32),
-        terminated=np.zeros((B, E), bool),
-        truncated=np.ones((B, E), bool),
-        lengths=np.asarray(lengths, np.int32),
-        behavior={},
-        reward_terms={},
-        initial_state=np.zeros((B, E, 0)),
-    )
+    return np.pad(observations, [(0, 0), (0, 0), (0, 1), (0, 0)]), rewards, mask.sum(-1)
 
 
 @pytest.fixture
-def ragged():
+def ragged(batch):
     rng = np.random.default_rng(0)
     return batch(rng.standard_normal((2, 4, 7, 2)), rng.standard_normal((2, 4, 6)), [[3, 5, 6, 2], [1, 6, 2, 4]])
 

@@ -10,7 +10,6 @@ from pipeline.baselines.value_network import ValueNetworkBaseline
 from pipeline.baselines.zero import ZeroBaseline
 from pipeline.config import ProcessingConfig
 from pipeline.estimators import discounted_returns
-from pipeline.types import EpisodeBatch
 from stages.process_samples import process_samples, task_advantages
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -92,7 +91,7 @@ def test_advantages_of_a_meta_batch_agree_with_the_original_to_1e_8(gae_lambda, 
 
 
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.95])
-def test_the_stage_gives_the_original_numbers_in_float32(gae_lambda):
+def test_the_stage_gives_the_original_numbers_in_float32(batch, gae_lambda):
     arrays = load("meta_sample_processor")
     tasks = [golden_task(arrays, task) for task in range(3)]
     T = max(rewards.shape[1] for _, rewards, _ in tasks)
@@ -110,23 +109,8 @@ def test_the_stage_gives_the_original_numbers_in_float32(gae_lambda):
         np.testing.assert_allclose(samples.advantages[task][real], expected, atol=1e-4)
 
 
-def batch(observations, rewards, lengths):
-    B, E, T = rewards.shape
-    return EpisodeBatch(
-        observations=np.asarray(observations, np.float32),
-        actions=np.zeros((B, E, T, 1), np.float32),
-        rewards=np.asarray(rewards, np.float32),
-        terminated=np.zeros((B, E), bool),
-        truncated=np.ones((B, E), bool),
-        lengths=np.asarray(lengths, np.int32),
-        behavior={},
-        reward_terms={},
-        initial_state=np.zeros((B, E, 0)),
-    )
-
-
 @pytest.fixture
-def ragged():
+def ragged(batch):
     """Two tasks whose padding holds what must not matter."""
     rng = np.random.default_rng(0)
     episodes = batch(rng.standard_normal((2, 3, 7, 2)), rng.standard_normal((2, 3, 6)), [[3, 5, 6], [1, 6, 2]])
@@ -141,7 +125,7 @@ def test_without_a_baseline_advantages_are_returns(ragged):
     assert not samples.values.any()
 
 
-def test_rewards_and_observations_on_padding_do_not_matter(ragged):
+def test_rewards_and_observations_on_padding_do_not_matter(batch, ragged):
     other = batch(
         np.where(np.pad(ragged.mask, [(0, 0), (0, 0), (0, 1)])[..., None] == 1, ragged.observations, 9),
         np.where(ragged.mask == 1, ragged.rewards, 9),
@@ -191,7 +175,7 @@ def test_the_seed_reaches_the_baseline(ragged):
     assert abs(first - other).max() > 1e-4
 
 
-def test_a_task_does_not_depend_on_threads_or_on_other_tasks(ragged):
+def test_a_task_does_not_depend_on_threads_or_on_other_tasks(batch, ragged):
     expected = process_samples(ragged, LinearFeatureBaseline(), NORMALIZED)
     with ThreadPoolExecutor(2) as pool:
         threaded = process_samples(ragged, LinearFeatureBaseline(), NORMALIZED, parallel=pool.map)
@@ -202,7 +186,7 @@ def test_a_task_does_not_depend_on_threads_or_on_other_tasks(ragged):
     np.testing.assert_array_equal(alone.advantages, expected.advantages[1:])
 
 
-def test_a_reward_that_is_not_finite_is_refused_by_the_number_of_its_task(ragged):
+def test_a_reward_that_is_not_finite_is_refused_by_the_number_of_its_task(batch, ragged):
     rewards = ragged.rewards.copy()
     rewards[1, 0, 0] = np.nan
     with pytest.raises(BaselineError, match="task 1: returns are not finite"):
