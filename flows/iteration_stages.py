@@ -27,7 +27,7 @@ from pipeline.types import (
 )
 from stages.evaluate import by_inner_steps, evaluate
 from stages.initialize import initialize
-from storage import StageRef, learner_ref
+from storage import Run, StageRef, learner_ref
 
 Load = Callable[[StageRef], Any]
 StageOutput = TaskBatch | EpisodeBatch | Samples | TaskParams | Minibatches | Update | Evaluation
@@ -44,6 +44,7 @@ class IterationStages(ABC):
         env: one environment of the run, for its spaces and tasks.
         rollouts: where episodes are collected.
         parallel: maps over chunks of tasks; no result depends on it.
+        run: the run as it was stored before; None for a new one.
     """
 
     config: RunConfig
@@ -52,18 +53,25 @@ class IterationStages(ABC):
     env: Any
     rollouts: RolloutWorkers
     parallel: Callable[..., Iterator[Any]]
+    run: Run | None = None
 
     last_stage: ClassVar[str]
     """The stage that ends an iteration: its output is the next learner."""
 
     @classmethod
-    def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: Callable[..., Iterator[Any]]) -> Self:
+    def build(
+        cls,
+        config: RunConfig,
+        rollouts: RolloutWorkers,
+        parallel: Callable[..., Iterator[Any]],
+        run: Run | None = None,
+    ) -> Self:
         """The stages of a run with this configuration."""
         env = make_env(config.env)
         if config.evaluation.every is not None:
             # What is wrong with the tasks of the last evaluation is known before the first iteration.
             evaluation_tasks(config, env, config.iterations)
-        return cls(config, config.build_algorithm(), cls.build_policy(config, env), env, rollouts, parallel)
+        return cls(config, config.build_algorithm(), cls.build_policy(config, env), env, rollouts, parallel, run)
 
     @staticmethod
     @abstractmethod

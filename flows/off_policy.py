@@ -10,19 +10,25 @@ DQL and SAC proceed so; PEARL, which infers its task while it collects, in `flow
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
 from gymnasium.spaces import Discrete
 
 from flows.iteration_stages import IterationStages, Load, StageOutput, evaluation_refs, observation_size
+from flows.run_memory import CollectedRound, RunMemory
 from pipeline.config import ConfigError, RunConfig
 from pipeline.envs import MetaEnv
 from pipeline.policies.off_policy import OffPolicyPolicy
-from pipeline.types import Array, EpisodeBatch, LearnerState, TaskBatch, TaskParams
+from pipeline.transition_columns import TransitionColumns
+from pipeline.types import Array, EpisodeBatch, LearnerState, Minibatches, TaskBatch, TaskParams, Update
 from stages.collect_rollouts import RolloutPosition
 from stages.sample_tasks import sample_tasks
+from stages.sample_transitions import sample_transitions
+from stages.update import update
 from storage import StageRef
+
+MIB = 2**20
 
 BEFORE_ITERATIONS = -1
 """What stands for the iteration in the positions of the episodes that fill the memory."""
@@ -113,8 +119,9 @@ class OffPolicyStages(IterationStages):
         settings = self.config.algorithm
         trained = settings.use_trained_policy_for_refill and self.config.init_from is not None
         tasks = self.sample_tasks(0)
-        rollouts = self.rollouts.filling(settings.num_fill_steps, uniform=not trained)
-        return rollouts.collect(self.acting_params(learner, len(tasks)), tasks, self.fill_position)
+        rollouts = self.rollouts.filling(settings.init_memory_steps, actor=settings.actor if trained else "uniform")
+        params = self.acting_params(learner, len(tasks))
+        return rollouts.collect(params, tasks, RolloutPosition(self.config.seed, BEFORE_ITERATIONS, 0))
 
     def sample_tasks(self, iteration: int) -> TaskBatch:
         """The task of an iteration."""
@@ -126,9 +133,27 @@ class OffPolicyStages(IterationStages):
         tasks = load(StageRef(ref.iteration, "sample_tasks"))
         return self.rollouts.collect(self.acting_params(learner, len(tasks)), tasks, self.position(ref))
 
-    def memory_task_ids(self, tasks: TaskBatch) -> Array:
-        """[B], whose memory each task's episodes belong to: there is one."""
-        return np.zeros(len(tasks), np.int64)
+    def sample_transitions(self, iteration: int, load: Load) -> Minibatches:
+        """Rows for the gradient steps of an iteration."""
+        settings = self.config.algorithm
+        steps = self.config.episodes_per_task * self.config.max_episode_steps
+        collected = sum(load(ref).num_steps for ref in self.round_refs(iteration))
+        return sample_transitions(
+            self.memory.view(iteration, load),
+            num_updates=settings.gradient_steps(collected),
+            num_places=settings.gradient_steps(steps),
+            task_ids=[0],
+            num_tasks=1,
+            batch_size=settings.batch_size,
+            context_size=0,
+            memory_size=settings.memory_size,
+            run_seed=self.config.seed,
+            iteration=iteration,
+        )
+
+    def collected(self, iteration: int, load: Load) -> dict[int, list[EpisodeBatch]]:
+        """The episodes of an iteration, by how often their actors had inferred the task: never."""
+        return {0: [load(ref) for ref in self.round_refs(iteration)]}
 
     def round_refs(self, iteration: int) -> list[StageRef]:
         """The rounds of an iteration."""
@@ -144,11 +169,37 @@ class OffPolicyStages(IterationStages):
         """What a context shows instead of the rewards that are learned from."""
         return None
 
-    @property
-    def fill_position(self) -> RolloutPosition:
-        """Where the episodes that fill the memory draw."""
-        return RolloutPosition(self.config.seed, BEFORE_ITERATIONS, 0)
+    @cached_property
+    def memory(self) -> RunMemory:
+        """The replay memory. What it has read is kept as long as these stages are."""
+        settings = self.config.algorithm
+        return RunMemory(
+            TransitionColumns(self.policy.observation_size, self.policy.action_size),
+            self._memory_rounds,
+            run=self.run,
+            by_task=self.config.infers_tasks,
+            cache_bytes=self.config.replay.cache_mib * MIB,
+            max_rows=settings.memory_size * (len(self.env.task_set or ()) if self.config.infers_tasks else 1),
+            context_rewards=self.context_rewards,
+        )
 
     def position(self, ref: StageRef) -> RolloutPosition:
         """Where the episodes of a round draw."""
         return RolloutPosition(self.config.seed, ref.iteration, ref.step)
+
+    def _memory_rounds(self, iteration: int) -> list[CollectedRound]:
+        refs = [*([] if iteration else [FILL_MEMORY]), *self.round_refs(iteration)]
+        return [CollectedRound(ref, self.in_context(ref)) for ref in refs]
+
+    def _update(self, iteration: int, load: Load) -> Update:
+        return update(
+            self.policy,
+            self.algorithm,
+            load(self.learner_ref(iteration)).learner,
+            self.memory.minibatches(iteration, load(StageRef(iteration, "sample_transitions")), load),
+            self.collected(iteration, load),
+            fill=[] if iteration else [load(FILL_MEMORY)],
+            run_seed=self.config.seed,
+            iteration=iteration,
+            parallel=self.parallel,
+        )

@@ -19,8 +19,8 @@ from storage import Run, StageRef
 
 
 @contextmanager
-def stages_of(config: RunConfig, backend: Backend) -> Iterator[IterationStages]:
-    """The stages of a run with their workers, for as long as the context lasts.
+def stages_of(config: RunConfig, backend: Backend, run: Run | None = None) -> Iterator[IterationStages]:
+    """The stages of a run, new or stored before, with their workers, for as long as the context lasts.
 
     One BLAS and one torch thread per Python thread: more would make bits depend on the number of cores.
     """
@@ -30,7 +30,7 @@ def stages_of(config: RunConfig, backend: Backend) -> Iterator[IterationStages]:
         ThreadPoolExecutor(usable_cores(), thread_name_prefix="metaloom-math") as pool,
         rollout_workers(config, backend) as workers,
     ):
-        yield kind_of(config).build(config, workers, pool.map)
+        yield kind_of(config).build(config, workers, pool.map, run)
 
 
 def kind_of(config: RunConfig) -> type[IterationStages]:
@@ -74,7 +74,7 @@ class RunStages:
         """The stages that compute an output."""
         key, config = self._configured(ref)
         if key not in self._known:
-            self._known[key] = self._stack.enter_context(stages_of(config, self._backend))
+            self._known[key] = self._stack.enter_context(stages_of(config, self._backend, self._run))
         return self._known[key]
 
     def own(self) -> IterationStages:

@@ -17,14 +17,16 @@ import numpy as np
 from pipeline.algorithms.pearl import Round
 
 from flows.iteration_stages import Load, StageOutput, evaluation_refs
-from flows.off_policy import FILL_MEMORY, INITIALIZE, OffPolicyStages
+from flows.off_policy import BEFORE_ITERATIONS, FILL_MEMORY, INITIALIZE, OffPolicyStages
 from pipeline.config import RunConfig
 from pipeline.evaluation import EvaluationPlan, evaluation_tasks
-from pipeline.task_samplers import TaskPool
-from pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, TaskBatch, TaskParams
+from pipeline.seeding import generator
+from pipeline.task_samplers import TaskPool, distinct_tasks
+from pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, Minibatches, TaskBatch, TaskParams
+from stages.collect_rollouts import RolloutPosition
 from stages.evaluate import evaluate
 from stages.infer_task import by_inference, infer_tasks
-from stages.sample_tasks import sample_distinct_tasks
+from stages.sample_transitions import sample_transitions
 from storage import StageRef
 
 
@@ -71,13 +73,13 @@ class TaskInferenceStages(OffPolicyStages):
         rollouts = self.rollouts.sampling(
             self.config.algorithm.initial_episodes(self.config.max_episode_steps), deterministic=False
         )
-        return rollouts.collect(self.acting_params(learner, len(tasks)), tasks, self.fill_position)
+        return rollouts.collect(
+            self.acting_params(learner, len(tasks)), tasks, RolloutPosition(self.config.seed, BEFORE_ITERATIONS, 0)
+        )
 
     def sample_tasks(self, iteration: int) -> TaskBatch:
-        """Distinct tasks of the training set."""
-        return sample_distinct_tasks(
-            self.env, num_tasks=self.config.num_tasks, run_seed=self.config.seed, iteration=iteration
-        )
+        """Different tasks of the training set."""
+        return distinct_tasks(self.env, self.config.num_tasks, generator(self.config.seed, "tasks", iteration))
 
     def collect_rollouts(self, ref: StageRef, load: Load) -> EpisodeBatch:
         """A round of episodes, by the prior or by what the last round showed."""
@@ -115,9 +117,28 @@ class TaskInferenceStages(OffPolicyStages):
             returns=self._evaluation_returns,
         )
 
-    def memory_task_ids(self, tasks: TaskBatch) -> Array:
-        """[B], each task has a memory of its own."""
-        return tasks.ids
+    def sample_transitions(self, iteration: int, load: Load) -> Minibatches:
+        """Rows for the gradient steps of an iteration, and the context of each of their tasks."""
+        settings = self.config.algorithm
+        return sample_transitions(
+            self.memory.view(iteration, load),
+            num_updates=settings.num_updates,
+            num_places=settings.num_updates,
+            task_ids=range(len(self._train_tasks)),
+            num_tasks=settings.meta_batch_size,
+            batch_size=settings.batch_size,
+            context_size=settings.embedding_batch_size,
+            memory_size=settings.memory_size,
+            run_seed=self.config.seed,
+            iteration=iteration,
+        )
+
+    def collected(self, iteration: int, load: Load) -> dict[int, list[EpisodeBatch]]:
+        """The episodes of an iteration, by whether their actors had inferred the task."""
+        by: dict[int, list[EpisodeBatch]] = {}
+        for ref, collection in zip(self.round_refs(iteration), self._rounds, strict=True):
+            by.setdefault(int(collection.from_posterior), []).append(load(ref))
+        return by
 
     def round_refs(self, iteration: int) -> list[StageRef]:
         """The rounds of an iteration."""
@@ -138,7 +159,7 @@ class TaskInferenceStages(OffPolicyStages):
 
     @cached_property
     def _train_tasks(self) -> TaskBatch:
-        return TaskPool(self.env.task_fields, np.array(self.env.task_set, np.float64)).all()
+        return TaskPool.of(self.env, self.env.task_set).all()
 
     def _context_refs(self, ref: StageRef) -> list[StageRef]:
         """The rounds up to an inner step that tasks are inferred from."""

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.seeding import generator
-from pipeline.transitions import concatenate, taken, transitions_of
-from pipeline.types import Array, EpisodeBatch, LearnerState, TaskParams
+from pipeline.transition_columns import TransitionColumns
+from pipeline.types import Array, EpisodeBatch, LearnerState, Params, TaskParams
 from stages.evaluate import Adapted
 
 
@@ -31,20 +31,28 @@ def infer_tasks(
         context_rewards: gives the rewards that a context shows instead, from those of the episodes.
         position: run seed, iteration and inner step, from which the draws are made.
     """
-    beliefs = []
-    for b in range(len(rounds[0].rewards)):
-        context = concatenate([transitions_of(episodes, b) for episodes in rounds])
-        places = np.arange(len(context.rewards))
+    first = rounds[0]
+    columns = TransitionColumns(first.observations.shape[-1], first.actions.shape[-1])
+    beliefs: list[Params] = []
+    for b in range(len(first.rewards)):
+        seen = np.concatenate([_rows_of_task(columns, episodes, b) for episodes in rounds])
+        places = np.arange(len(seen))
         if num_transitions is not None:
             run_seed, *place = position
             rng = generator(run_seed, "context", *place, b)
             places = rng.choice(places, num_transitions, replace=len(places) < num_transitions)
         # One task at a time: they may differ in how much there is to see.
-        context = taken(context, places[None])
+        context = columns.unpack(seen[places][None])
         if context_rewards is not None:
             context = replace(context, rewards=context_rewards(context.rewards))
         beliefs.append(algorithm.infer(learner, context).params)
     return TaskParams({name: np.concatenate([belief[name] for belief in beliefs]) for name in beliefs[0]})
+
+
+def _rows_of_task(columns: TransitionColumns, episodes: EpisodeBatch, b: int) -> Array:
+    """[n, W], the real steps of task b."""
+    e, t = np.nonzero(episodes.mask[b])
+    return columns.pack(episodes, np.full_like(e, b), e, t)
 
 
 def by_inference(
