@@ -14,6 +14,7 @@ from pipeline.algorithms.e_maml import EMAML
 from pipeline.algorithms.maml_ppo import MAMLPPO
 from pipeline.algorithms.maml_trpo import MAMLTRPO
 from pipeline.algorithms.maml_vpg import MAMLVPG
+from pipeline.algorithms.pearl.settings import PEARL
 from pipeline.algorithms.ppo import PPO
 from pipeline.algorithms.ppo2 import PPO2
 from pipeline.algorithms.promp import ProMP
@@ -28,7 +29,7 @@ def _by_name(value: Any) -> Any:
 
 AlgorithmConfig = Annotated[
     Annotated[
-        ProMP | MAMLTRPO | MAMLVPG | MAMLPPO | EMAML | DiceMAML | VPGDice | A2C | PPO | PPO2 | SVPG,
+        ProMP | MAMLTRPO | MAMLVPG | MAMLPPO | EMAML | DiceMAML | VPGDice | A2C | PPO | PPO2 | SVPG | PEARL,
         Field(discriminator="name"),
     ],
     BeforeValidator(_by_name),
@@ -41,6 +42,7 @@ __all__ = [
     "MAMLPPO",
     "MAMLTRPO",
     "MAMLVPG",
+    "PEARL",
     "PPO",
     "PPO2",
     "SVPG",
