@@ -15,6 +15,9 @@ from pipeline.networks import layer_names
 from pipeline.types import Array, Params
 
 Activation = Literal["tanh", "relu"]
+Rows = Array | slice
+"""Numbers of rows, [n] int64, or a range of them."""
+ALL = slice(None)
 
 
 class FlatParams:
@@ -64,52 +67,50 @@ class Network:
         self._gradients = [(flat.gradients[f"{layer}.kernel"], flat.gradients[f"{layer}.bias"]) for layer in layers]
         self._activate, self._times_slope = _ACTIVATIONS[activation]
         widths = [kernel.shape[1] for kernel, _ in self._layers[:-1]]
-        self._outputs = [_Rows(width) for width in widths]
-        self._errors = [_Rows(width) for width in widths]
+        self._outputs = [_Buffer(width) for width in widths]
+        self._errors = [_Buffer(width) for width in widths]
         self._activations: list[Array] = []
 
     def forward(self, inputs: Array) -> Array:
         """Outputs [n, out] for inputs [n, in]; the next derivatives are about them."""
         self._activations = [inputs]
-        for (kernel, bias), rows in zip(self._layers[:-1], self._outputs, strict=True):
-            outputs = np.matmul(self._activations[-1], kernel, out=rows.first(len(inputs)))
+        for (kernel, bias), buffer in zip(self._layers[:-1], self._outputs, strict=True):
+            outputs = np.matmul(self._activations[-1], kernel, out=buffer.first(len(inputs)))
             outputs += bias
             self._activate(outputs, out=outputs)
             self._activations.append(outputs)
         kernel, bias = self._layers[-1]
         return self._activations[-1] @ kernel + bias
 
-    def backward(self, output_gradient: Array) -> None:
-        """Write the gradient of a loss with respect to the parameters, given that to the outputs, [n, out]."""
-        self._first_errors(output_gradient)
-
-    def backward_to_inputs(self, output_gradient: Array, columns: slice = slice(None)) -> Array:
-        """As `backward`; and the gradient with respect to the inputs, or some columns of them, [n, columns]."""
-        return self._below_first(self._first_errors(output_gradient), columns)
-
-    def input_gradient(self, output_gradient: Array, columns: slice = slice(None), rows: Array | None = None) -> Array:
-        """The gradient with respect to the inputs alone, [n, columns]; none of the parameters' is written.
+    def backward(self, output_gradient: Array, rows: Rows = ALL) -> None:
+        """Write the gradient of a loss with respect to the parameters.
 
         Args:
-            output_gradient: [n, out].
-            columns: of the inputs.
-            rows: [n] numbers of the rows of the last `forward` that are meant; all of them if None.
+            output_gradient: [n, out], of the loss with respect to the outputs.
+            rows: those of the last `forward` that are meant, n of them.
         """
+        self._first_errors(output_gradient, rows)
+
+    def backward_to_inputs(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
+        """As `backward`; and the gradient with respect to the inputs, or some columns of them, [n, columns]."""
+        return self._below_first(self._first_errors(output_gradient, rows), columns)
+
+    def input_gradient(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
+        """The gradient with respect to the inputs alone, [n, columns]; none of the parameters' is written."""
         errors = output_gradient
         for index in reversed(range(1, len(self._layers))):
-            outputs = self._activations[index]
-            errors = self._errors_below(index, errors, outputs if rows is None else outputs[rows])
+            errors = self._errors_below(index, errors, self._activations[index][rows])
         return self._below_first(errors, columns)
 
-    def _first_errors(self, output_gradient: Array) -> Array:
+    def _first_errors(self, output_gradient: Array, rows: Rows) -> Array:
         """Write the parameters' gradient; returns that with respect to the first layer's sums, [n, units]."""
         errors = output_gradient
         for index in reversed(range(len(self._layers))):
-            kernel_gradient, bias_gradient = self._gradients[index]
-            np.matmul(self._activations[index].T, errors, out=kernel_gradient)
+            inputs, (kernel_gradient, bias_gradient) = self._activations[index][rows], self._gradients[index]
+            np.matmul(inputs.T, errors, out=kernel_gradient)
             np.add.reduce(errors, axis=0, out=bias_gradient)
             if index:
-                errors = self._errors_below(index, errors, self._activations[index])
+                errors = self._errors_below(index, errors, inputs)
         return errors
 
     def _errors_below(self, index: int, errors: Array, outputs: Array) -> Array:
@@ -122,13 +123,14 @@ class Network:
         return errors @ self._layers[0][0][columns].T
 
 
-class _Rows:
+class _Buffer:
     """A buffer of rows that grows as needed."""
 
     def __init__(self, width: int) -> None:
         self._buffer = np.empty((0, width), np.float32)
 
     def first(self, n: int) -> Array:
+        """[n, width], with whatever it held."""
         if n > len(self._buffer):
             self._buffer = np.empty((n, self._buffer.shape[1]), np.float32)
         return self._buffer[:n]

@@ -75,6 +75,16 @@ def test_all_rows_and_all_columns_are_what_the_input_gradient_means_by_itself(re
     np.testing.assert_array_equal(reference.network.backward_to_inputs(pull, slice(0, 2)), whole[:, :2])
 
 
+def test_the_gradient_of_the_first_rows_is_that_of_a_batch_of_them(reference):
+    inputs, pull = numbers(N, 3), numbers(2, 2)
+    reference.network.forward(inputs)
+    reference.network.backward(pull, slice(0, 2))
+    some = reference.flat.gradient.copy()
+    reference.network.forward(inputs[:2])
+    reference.network.backward(pull)
+    np.testing.assert_allclose(some, reference.flat.gradient, rtol=1e-5, atol=1e-6)
+
+
 def test_outputs_survive_the_next_call_and_fewer_rows_after_more_are_right(reference):
     more, fewer = numbers(N, 3), numbers(2, 3)
     first = reference.network.forward(more)
