@@ -18,7 +18,7 @@ from rich.console import Console
 
 import storage
 from flows.errors import USAGE, UsageError, exit_code
-from flows.runs import RunAt, new_run_name, report_folder, require_iteration, run_folder, runs_root
+from flows.runs import RunAt, new_run_name, parse_span, report_folder, require_iteration, run_folder, runs_root
 
 if TYPE_CHECKING:
     from flows.report import ReportFiles
@@ -447,10 +447,24 @@ def list_runs(*, as_json: AsJson = False) -> int:
 
 
 @app.command
-def show(run: RunArgument, *, as_json: AsJson = False) -> int:
-    """Show what a run is and how far it got, or the stages of one iteration.
+def show(
+    run: RunArgument,
+    *,
+    stage: Literal["sample_transitions"] | None = None,
+    update: int | None = None,
+    rows: str | None = None,
+    context: Annotated[bool, Parameter(negative=())] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show what a run is and how far it got, the stages of one iteration, or what a gradient step learned from.
 
     Example: `metaloom show first@3`
+
+    Args:
+        stage: Show the transitions behind the row numbers that this stage drew, with where each is from.
+        update: Those of this gradient step of the iteration; of the first when left out.
+        rows: N or FROM:TO, which transitions of the minibatch, as Python slices count; 0:20 when left out, `:` for all.
+        context: Those that tasks were inferred from, instead of those that were learned from.
     """
     from flows.tables import iteration_info, iteration_view, run_info, run_view
 
@@ -458,6 +472,9 @@ def show(run: RunArgument, *, as_json: AsJson = False) -> int:
     opened = storage.open_run(at.path)
     if at.iteration is not None:
         require_iteration(opened, at.iteration)
+    if stage is not None:
+        return _show_minibatch(opened, at.iteration, update or 0, rows or "0:20", context=context, as_json=as_json)
+    _refuse_without("--stage sample_transitions", update=update, rows=rows, context=context)
     if as_json:
         _print_json(run_info(opened) if at.iteration is None else iteration_info(opened, at.iteration))
     else:
@@ -524,9 +541,8 @@ def export(
         by: What a learning history belongs to: its task, or its place in the meta-batch.
     """
     from flows.export import export as export_run
-    from flows.export import parse_iterations
 
-    chosen = None if iterations is None else parse_iterations(iterations)
+    chosen = None if iterations is None else parse_span("--iterations", iterations)
     result = export_run(storage.open_run(run_folder(run)), out, to, iterations=chosen, steps=step, by=by)
     if as_json:
         skipped = [{"iteration": i, "reason": reason} for i, reason in result.skipped]
@@ -621,6 +637,29 @@ def _reproduce(run: str, stage: str | None, step: int | None, *, debug: bool) ->
     entry = reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if debug else None)
     console().print(f"the episode of {entry.path} went well this time. It failed with:\n{entry.message}", markup=False)
     return 0
+
+
+def _show_minibatch(
+    run: storage.Run, iteration: int | None, update: int, rows: str, *, context: bool, as_json: bool
+) -> int:
+    from flows.transition_tables import minibatch_info, minibatch_view
+
+    if iteration is None:
+        raise UsageError(f"--stage is about one iteration, such as {run.path.name}@0")
+    span = parse_span("--rows", rows)
+    chosen = span if isinstance(span, slice) else slice(span, span + 1 or None)
+    info = minibatch_info(run, iteration, update, chosen, context=context)
+    if as_json:
+        _print_json(info)
+    else:
+        console().print(minibatch_view(info))
+    return 0
+
+
+def _refuse_without(option: str, **others: object) -> None:
+    for name, value in others.items():
+        if value not in (None, False):
+            raise UsageError(f"found --{name.replace('_', '-')} without {option}; add it, or leave this out")
 
 
 def _refuse_with(option: str, **others: object) -> None:
