@@ -13,10 +13,11 @@ What a task is inferred from is what was collected of it last; what is learned f
 from collections.abc import Callable
 from functools import cached_property
 
+import numpy as np
 
 from flows.iteration_stages import Load, StageOutput, evaluation_refs
 from flows.off_policy import BEFORE_ITERATIONS, FILL_MEMORY, INITIALIZE, OffPolicyStages
-from pipeline.algorithms.pearl import Round
+from pipeline.algorithms.pearl.rounds import Round
 from pipeline.config import RunConfig
 from pipeline.evaluation import EvaluationPlan, evaluation_tasks
 from pipeline.seeding import generator

@@ -55,7 +55,8 @@ def hopper_rand_params() -> RunConfig:
 
 def humanoid_dir() -> RunConfig:
     """Walk in one of 100 directions on two legs."""
-    return _run("pearl-humanoid-dir", PEARL(num_updates=4000, embedding_batch_size=256))
+    algorithm = PEARL(num_updates=4000, num_extra_rl_steps_posterior=400, embedding_batch_size=256)
+    return _run("pearl-humanoid-dir", algorithm)
 
 
 def point_robot() -> RunConfig:
@@ -65,6 +66,7 @@ def point_robot() -> RunConfig:
         num_initial_steps=200,
         num_steps_prior=200,
         num_extra_rl_steps_posterior=200,
+        embedding_batch_size=64,
         reward_scale=100.0,
     )
     return _run("pearl-point-robot", algorithm, max_episode_steps=20)
@@ -102,6 +104,7 @@ def _dynamics() -> PEARL:
     return PEARL(
         meta_batch_size=10,
         num_updates=4000,
+        num_extra_rl_steps_posterior=400,
         embedding_batch_size=100,
         use_next_obs_in_context=True,
     )

@@ -19,6 +19,7 @@ LayerSize = Annotated[int, Field(ge=1)]
 RUN_DEFAULTS: Mapping[str, Any] = {
     "iterations": 500,
     "num_tasks": 5,
+    "episodes_per_task": 1,
     "max_episode_steps": 200,
     "env": {"action_scale": 1.0},
     "policy": {"hidden_sizes": (300, 300, 300)},
@@ -31,6 +32,7 @@ class PEARL(Settings):
     """Soft actor-critic given a latent variable, which is inferred from a few of a task's transitions."""
 
     off_policy: ClassVar[bool] = True
+    infers_tasks: ClassVar[bool] = True
     has_critic: ClassVar[bool] = False
     inner_steps: ClassVar[int] = 2
     learns_from: ClassVar[tuple[str, ...]] = ()
