@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from pipeline.types import Minibatch, Transitions
 
 from .conftest import BOX, PROCESSING, A, N, doubles, leaves, relu_network, same
 
-SIZES = {"critic_hidden_sizes": (6, 5)}
+SIZES: dict[str, Any] = {"critic_hidden_sizes": (6, 5)}
 NAMES = {*SACUpdate.METRICS, "gradient_steps", "learning_rate"}
 TWINS = ("q1", "q2")
 
@@ -92,7 +93,7 @@ class Reference:
                 r = (r - r.mean()) / r.std(correction=0)
             goals = self.settings.rew_scale * r + 0.9 * goes_on * (smaller - alpha * next_log_prob)
         q = self.values(self.q, "", o, a)
-        q_loss = sum(torch.nn.functional.mse_loss(one, goals) for one in q) / 2
+        q_loss = torch.stack([torch.nn.functional.mse_loss(one, goals) for one in q]).mean()
         described |= {"q_loss": q_loss.item(), "q_mean": (q[0] + q[1]).mean().item() / 2}
         described |= {"target_mean": goals.mean().item(), "temperature": alpha.item()}
         described["q_gradient_norm"] = self.descend(1, q_loss)
