@@ -132,14 +132,14 @@ def test_old_rounds_are_read_once_per_block_of_gradient_steps() -> None:
 
 def test_a_resumed_memory_goes_on_like_one_that_saw_everything() -> None:
     rounds = Rounds(10)
-    seen, resumed = rounds.memory(rows=60), rounds.memory(rows=60, seen=False)
+    seen, resumed = rounds.memory(rows=64), rounds.memory(rows=64, seen=False)
     for number in range(10, 20):
         for memory in (seen, resumed):
             memory.extend(ref(number), [0, 1], batch(number), in_context=True)
         rounds.batches[ref(number)] = batch(number)
         newest = chosen(9 * number + 9, first=9 * number - 60, N=3)
         assert content(resumed.minibatches(newest)) == content(seen.minibatches(newest))
-    # The window holds 45 rows, and all of them were seen by now.
+    # The window holds 48 rows, and all of them were seen by now.
     rounds.reads.clear()
     list(resumed.minibatches(chosen(180, first=140)))
     assert not rounds.reads
