@@ -159,8 +159,7 @@ class ReplayMemory:
         data = np.empty((len(numbers), self._columns.width), np.float32)
         places = self.index.locate(numbers)
         rounds, firsts = np.unique(places.rounds, return_index=True)
-        stops = [*firsts, len(numbers)][1:]
-        for round, first, stop in zip(rounds.tolist(), firsts, stops, strict=True):
+        for round, first, stop in zip(rounds.tolist(), firsts, np.append(firsts, len(numbers))[1:], strict=True):
             data[first:stop] = self._columns.pack(self._read(round), *(axis[first:stop] for axis in places[1:]))
         return _ColdRows(numbers, data)
 
