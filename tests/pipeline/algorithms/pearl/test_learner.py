@@ -1,12 +1,15 @@
 """The learner over whole updates."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pipeline.algorithms.finite import NumericalError
+from pipeline.algorithms.pearl.update import METRICS
 from pipeline.policies.config import PolicyConfig
 from pipeline.policies.off_policy import OffPolicyPolicy
 from pipeline.types import LearnerState, Minibatch, Transitions
@@ -136,6 +139,7 @@ def test_an_update_leaves_the_learner_it_began_with(draw):
             assert not np.array_equal(arrays(after)[name], value), name
     assert int(after.extra["num_updates"]) == 1
     assert metrics["gradient_steps"] == 2
+    assert list(metrics) == [*METRICS, "gradient_steps"]
     assert all(np.isfinite(value) for value in metrics.values())
 
 
@@ -146,6 +150,12 @@ def test_updates_go_on_where_the_last_one_ended(draw):
     second, _ = update(small(), first, minibatch, iteration=1)
     assert int(second.optimizer["policy.step_count"]) == int(second.optimizer["q.q1.step_count"]) == 2
     assert int(second.extra["num_updates"]) == 2
+
+
+def test_the_page_describes_every_metric():
+    page = (Path(__file__).parents[4] / "docs" / "algorithms" / "pearl.md").read_text()
+    table = page.split("\n## Metrics\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == {*METRICS, "gradient_steps"}
 
 
 def test_noise_depends_on_run_and_iteration(draw):
