@@ -1,0 +1,94 @@
+"""Metaloom's SAC with the settings that `benchmarks/sac.py` compares under, trained through the store."""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import sac_reference as same
+
+import storage
+from flows.train import IterationReport, Observer, train
+from flows.workers import Backend
+from pipeline.config import RunConfig, build_config
+from pipeline.types import EpisodeBatch
+from storage import StageRef
+
+UPDATE_STAGES = ("sample_transitions", "update")
+
+
+def config(env: str, steps: int, seed: int, every: int) -> RunConfig:
+    """A run that ends after so many environment steps, the random ones included."""
+    algorithm = {
+        "name": "sac",
+        "learning_rate": same.LEARNING_RATE,
+        "memory_size": same.MEMORY_SIZE,
+        "num_init_memory_steps": same.RANDOM_STEPS,
+        "batch_size": same.BATCH_SIZE,
+        "tau": same.OLD_TARGET_WEIGHT,
+        "ent_coeff_init": same.FIRST_TEMPERATURE,
+        "critic_hidden_sizes": same.HIDDEN_SIZES,
+        "max_grad_norm": None,
+    }
+    return build_config(
+        {
+            "env": {"name": env, "action_scale": 1.0},
+            "algorithm": algorithm,
+            "policy": {"hidden_sizes": same.HIDDEN_SIZES},
+            "processing": {"discount": same.DISCOUNT},
+            "episodes_per_task": 1,
+            "evaluation": {"every": every, "test_episodes": same.EVALUATION_EPISODES, "deterministic": True},
+            "iterations": steps,
+            "stop": {"samples": steps},
+            "seed": seed,
+        }
+    )
+
+
+class Clock:
+    """Times the stages that make an update; a StageCall."""
+
+    def __init__(self, progress: same.Progress) -> None:
+        self._progress = progress
+
+    def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
+        """Compute and store a stage."""
+        began, cpu = time.perf_counter(), time.process_time()
+        done = compute()
+        if ref.stage in UPDATE_STAGES:
+            self._progress.update_seconds += time.perf_counter() - began
+            self._progress.update_cpu_seconds += time.process_time() - cpu
+        return done
+
+
+def train_metaloom(
+    env: str, steps: int, seed: int, every: int, report: Callable[[same.Progress], None]
+) -> same.Progress:
+    """Train for so many environment steps; `report` is told what there is after every `every`-th update."""
+    progress = same.Progress()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+
+        def iteration_done(done: IterationReport) -> None:
+            run = storage.open_run(path)
+            for stage in ("collect_rollouts",) if done.iteration else ("fill_memory", "collect_rollouts"):
+                episodes = run.load(StageRef(done.iteration, stage))
+                assert isinstance(episodes, EpisodeBatch)
+                progress.lengths += episodes.lengths[episodes.real].tolist()
+                progress.returns += episodes.episode_returns[episodes.real].tolist()
+            progress.gradient_steps += int(done.metrics["gradient_steps"])
+            if done.evaluation_returns:
+                returns = run[done.iteration].evaluation().test_returns
+                about = {"steps": sum(progress.lengths), "gradient_steps": progress.gradient_steps}
+                progress.evaluations.append({**about, "returns": np.ravel(returns).tolist()})
+                report(progress)
+
+        train(
+            config(env, steps, seed, every),
+            path,
+            backend=Backend(workers=0),
+            call=Clock(progress),
+            observer=Observer(iteration_done=iteration_done),
+        )
+    return progress
