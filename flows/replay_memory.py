@@ -12,9 +12,6 @@ from pipeline.transition_columns import TransitionColumns
 from pipeline.types import Array, EpisodeBatch, Minibatch, Minibatches, Transitions
 from storage import StageRef
 
-_COLD_SHARE = 4
-"""One part in so many of the cache is for rows that are read from the store, the rest for the newest rows."""
-
 
 @dataclass(frozen=True)
 class _ColdRows:
@@ -48,25 +45,28 @@ class ReplayMemory:
         Args:
             load: reads a stored batch.
             columns: what a transition consists of.
-            cache_bytes: memory for transitions. Only a gradient step whose old rows alone need more than its share of
-                it exceeds it. The stored batch that is being read comes on top.
-            max_rows: how many transitions can ever be drawn from; no memory is set aside for more.
+            cache_bytes: memory for transitions. Only a single gradient step whose rows do not fit exceeds it. The
+                stored batch that is being read comes on top.
+            max_rows: how many of the newest transitions can ever be drawn from; no memory is set aside for more.
             context_rewards: what a task is inferred from shows these rewards [..., C] in place of the stored ones.
 
         Raises:
-            ReplayError: the cache is too small for a row.
+            ReplayError: the cache is too small for two rows.
         """
         self.index = ReplayIndex()
         self._load = load
         self._columns = columns
         self._context_rewards = context_rewards
-        self._cold_rows = cache_bytes // _COLD_SHARE // columns.row_bytes
-        if self._cold_rows < 1:
+        cached = cache_bytes // columns.row_bytes
+        if cached < 2:
             raise ReplayError(
-                f"the replay memory may take {cache_bytes} bytes; required at least {_COLD_SHARE * columns.row_bytes}, "
-                "several transitions. Raise the limit: what does not fit is read from disk, over and over"
+                f"the replay memory may take {cache_bytes} bytes; required at least {2 * columns.row_bytes}, two "
+                "transitions. Raise the limit: what does not fit is read from the store over and over"
             )
-        self._window = HotWindow(min(max_rows, cache_bytes // columns.row_bytes - self._cold_rows), columns.width)
+        # Where not all rows fit, those that are read from the store get half: twice the room for them halves the reads.
+        hot = max_rows if max_rows <= 0.75 * cached else cached // 2
+        self._window = HotWindow(hot, columns.width)
+        self._cold_rows = cached - hot
         self._was_read = GrowingColumns(1)  # per round: 1 if what of it lies in the window is there
         self._all_read_from = 0  # the first row after which every round was read
 
@@ -159,8 +159,8 @@ class ReplayMemory:
         data = np.empty((len(numbers), self._columns.width), np.float32)
         places = self.index.locate(numbers)
         rounds, firsts = np.unique(places.rounds, return_index=True)
-        for round, first, stop in zip(rounds.tolist(), firsts, np.append(firsts, len(numbers))[1:], strict=True):
-            data[first:stop] = self._columns.pack(self._read(round), *(axis[first:stop] for axis in places[1:]))
+        for number, first, stop in zip(rounds.tolist(), firsts, np.append(firsts, len(numbers))[1:], strict=True):
+            data[first:stop] = self._columns.pack(self._read(number), *(axis[first:stop] for axis in places[1:]))
         return _ColdRows(numbers, data)
 
     def _read(self, number: int) -> EpisodeBatch:

@@ -187,7 +187,7 @@ class ReplayIndex:
         self.rounds.append(round)
         for task_id, count in zip(task_ids, lengths.sum(axis=1, dtype=np.int64).tolist(), strict=True):
             if count:
-                self._books.setdefault(int(task_id), _TaskBook()).append(round, first, count, in_context)
+                self._book(int(task_id)).append(round, first, count, in_context)
             first += count
         return range(first - int(steps.sum()), first)
 
@@ -226,14 +226,18 @@ class ReplayIndex:
             )
         if not lengths.size or lengths.min() < 0 or not lengths.any():
             raise ReplayError(f"{round}: its episodes have no steps, or fewer than none; required at least one step")
-        known = self.rounds[-1].iteration if self.rounds else 0
-        if round.iteration < known or round in self._rounds_of_last_iteration():
+        if self.rounds and self._is_past(round):
             raise ReplayError(
                 f"{round} comes after {self.rounds[-1]}; rounds are appended once, in order of collection"
             )
 
-    def _rounds_of_last_iteration(self) -> list[Round]:
-        if not self.rounds:
-            return []
-        first = int(np.searchsorted(self._round_starts[1], self.rounds[-1].iteration))
-        return self.rounds[first:]
+    def _is_past(self, round: Round) -> bool:
+        current = self.rounds[-1].iteration
+        if round.iteration != current:
+            return round.iteration < current
+        return round in self.rounds[int(np.searchsorted(self._round_starts[1], current)) :]
+
+    def _book(self, task_id: int) -> _TaskBook:
+        if task_id not in self._books:
+            self._books[task_id] = _TaskBook()
+        return self._books[task_id]

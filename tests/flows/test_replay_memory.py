@@ -52,7 +52,7 @@ class Rounds:
         return self.batches[ref]
 
     def memory(self, *, rows: int | None = None, seen: bool = True, **about) -> ReplayMemory:
-        """A memory of all rounds with a cache for so many rows, a quarter of which is for old ones."""
+        """A memory of all rounds with a cache for so many rows, half of which is for old ones."""
         cache_bytes = EVERYTHING if rows is None else rows * self.columns.row_bytes
         memory = ReplayMemory(self.load, self.columns, cache_bytes=cache_bytes, max_rows=10_000, **about)
         for ref, episodes in self.batches.items():
@@ -94,7 +94,7 @@ def test_minibatches_hold_the_steps_of_the_batches(columns) -> None:
 
 
 @pytest.mark.parametrize("columns", [COLUMNS, CHOICES])
-@pytest.mark.parametrize("cache_rows", [4, 5, 20, 61, 200])
+@pytest.mark.parametrize("cache_rows", [2, 5, 20, 61, 130, 200])
 @pytest.mark.parametrize("seen", [True, False])
 def test_hot_or_cold_the_bits_are_the_same(columns, cache_rows: int, seen: bool) -> None:
     rounds = Rounds(10, columns)
@@ -122,11 +122,11 @@ def test_a_round_that_was_not_seen_is_read_once_and_only_if_it_is_asked_for() ->
 
 def test_old_rounds_are_read_once_per_block_of_gradient_steps() -> None:
     rounds = Rounds(10)
-    # Of 80 rows 20 may be old and 60 are in the window, so rows 0 to 29 are old: rounds 0 to 2 and a part of 3.
-    memory = rounds.memory(rows=80)
+    # 30 rows may be old, 30 are in the window: 0 to 59 are old.
+    memory = rounds.memory(rows=60)
     rows = np.tile([0, 9, 18, 27, 89], (8, 1, 1))
     list(memory.minibatches(Minibatches(rows, np.zeros((8, 1), np.int64))))
-    # 4 old rows per step, so 5 steps per block: two blocks.
+    # 4 old rows per step, so 7 of the 8 steps in the first block.
     assert rounds.reads == dict.fromkeys(map(ref, range(4)), 2)
 
 
@@ -139,9 +139,9 @@ def test_a_resumed_memory_goes_on_like_one_that_saw_everything() -> None:
         rounds.batches[ref(number)] = batch(number)
         newest = chosen(9 * number + 9, first=9 * number - 60, N=3)
         assert content(resumed.minibatches(newest)) == content(seen.minibatches(newest))
-    # The window holds 48 rows, and all of them were seen by now.
+    # The window holds 32 rows, and all of them were seen by now.
     rounds.reads.clear()
-    list(resumed.minibatches(chosen(180, first=140)))
+    list(resumed.minibatches(chosen(180, first=148)))
     assert not rounds.reads
 
 
@@ -185,9 +185,9 @@ def test_memory_is_set_aside_for_no_more_rows_than_can_be_drawn() -> None:
     assert len(list(memory.minibatches(chosen(9)))) == 5
 
 
-def test_a_cache_that_is_too_small_for_a_row_is_refused() -> None:
-    with pytest.raises(ReplayError, match=f"required at least {4 * COLUMNS.row_bytes}"):
-        Rounds(1).memory(rows=3)
+def test_a_cache_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ReplayError, match=f"required at least {2 * COLUMNS.row_bytes}"):
+        Rounds(1).memory(rows=1)
 
 
 def test_rows_of_rounds_that_are_missing_are_refused() -> None:
