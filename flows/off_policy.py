@@ -9,16 +9,18 @@
 DQL and SAC proceed so; PEARL, which infers its task while it collects, in `flows/task_inference.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar, Self, cast
 
 from gymnasium.spaces import Discrete
 
 from flows.iteration_stages import IterationStages, Load, StageOutput, evaluation_refs, observation_size
 from flows.run_memory import CollectedRound, RunMemory
+from flows.workers import RolloutWorkers
+from pipeline.algorithms.off_policy.settings import OffPolicy
 from pipeline.config import ConfigError, RunConfig
-from pipeline.envs import MetaEnv
+from pipeline.envs import MetaEnv, make_env
 from pipeline.policies.off_policy import OffPolicyPolicy
 from pipeline.transition_columns import TransitionColumns
 from pipeline.types import Array, EpisodeBatch, LearnerState, Minibatches, TaskBatch, TaskParams, Update
@@ -26,7 +28,7 @@ from stages.collect_rollouts import RolloutPosition
 from stages.sample_tasks import sample_tasks
 from stages.sample_transitions import sample_transitions
 from stages.update import update
-from storage import StageRef
+from storage import Run, StageRef
 
 MIB = 2**20
 
@@ -41,19 +43,30 @@ class OffPolicyStages(IterationStages):
 
     last_stage: ClassVar[str] = "update"
 
+    @classmethod
+    def build(
+        cls,
+        config: RunConfig,
+        rollouts: RolloutWorkers,
+        parallel: Callable[..., Iterator[Any]],
+        run: Run | None = None,
+    ) -> Self:
+        """The stages of a run with this configuration; see IterationStages."""
+        # Which actions there are is told before a scale of them is asked for, which choices do not have.
+        cls.build_policy(config, make_env(config.env.model_copy(update={"action_scale": None})))
+        return super().build(config, rollouts, parallel, run)
+
     @staticmethod
     def build_policy(config: RunConfig, env: MetaEnv) -> OffPolicyPolicy:
         """Sizes of what the algorithm's networks take in and give; see IterationStages."""
         actions, name = env.action_space, config.algorithm.name
         chooses = isinstance(actions, Discrete)
-        if chooses != (config.algorithm.actor == "q_values"):
+        if chooses != (getattr(config.algorithm, "actor", "") == "q_values"):
             kind, others = ("choices", "sac or pearl") if name == "dql" else ("numbers", "dql, a2c, ppo, ppo2 or svpg")
             raise ConfigError(
                 f"algorithm.name is {name}, which is for actions that are {kind}, but those of {config.env.name} are "
                 f"{actions}; required {others}"
             )
-        if options := config.policy.std_options:
-            raise ConfigError(f"policy: {options} is for a Gaussian policy, which {name} has none of; leave it out")
         size, choices = (0, int(actions.n)) if isinstance(actions, Discrete) else ((actions.shape or (0,))[0], 0)
         return OffPolicyPolicy(observation_size(env), size, choices, config.policy)
 
@@ -116,10 +129,11 @@ class OffPolicyStages(IterationStages):
 
     def fill_memory(self, learner: LearnerState) -> EpisodeBatch:
         """Episodes to begin with: by actions drawn uniformly, or by a policy that was trained before."""
-        settings = self.config.algorithm
-        trained = settings.use_trained_policy_for_refill and self.config.init_from is not None
+        settings = self._settings
         tasks = self.sample_tasks(0)
-        rollouts = self.rollouts.filling(settings.init_memory_steps, actor=settings.actor if trained else "uniform")
+        rollouts = self.rollouts.filling(
+            settings.init_memory_steps, actor=settings.actor if settings.use_trained_policy_for_refill else "uniform"
+        )
         params = self.acting_params(learner, len(tasks))
         return rollouts.collect(params, tasks, RolloutPosition(self.config.seed, BEFORE_ITERATIONS, 0))
 
@@ -135,7 +149,7 @@ class OffPolicyStages(IterationStages):
 
     def sample_transitions(self, iteration: int, load: Load) -> Minibatches:
         """Rows for the gradient steps of an iteration."""
-        settings = self.config.algorithm
+        settings = self._settings
         steps = self.config.episodes_per_task * self.config.max_episode_steps
         collected = sum(load(ref).num_steps for ref in self.round_refs(iteration))
         return sample_transitions(
@@ -172,16 +186,28 @@ class OffPolicyStages(IterationStages):
     @cached_property
     def memory(self) -> RunMemory:
         """The replay memory. What it has read is kept as long as these stages are."""
-        settings = self.config.algorithm
         return RunMemory(
             TransitionColumns(self.policy.observation_size, self.policy.action_size),
             self._memory_rounds,
             run=self.run,
             by_task=self.config.infers_tasks,
             cache_bytes=self.config.replay.cache_mib * MIB,
-            max_rows=settings.memory_size * (len(self.env.task_set or ()) if self.config.infers_tasks else 1),
+            max_rows=self._most_rows(),
             context_rewards=self.context_rewards,
         )
+
+    @property
+    def _settings(self) -> OffPolicy:
+        return cast(OffPolicy, self.config.algorithm)
+
+    def _most_rows(self) -> int:
+        """Transitions that can ever be drawn from: no more than are remembered, and than the run makes."""
+        return min(self._settings.memory_size, self._settings.init_memory_steps + self._collected_steps())
+
+    def _collected_steps(self) -> int:
+        """Environment steps of all iterations if no episode ends early, and of an episode that goes on too long."""
+        config = self.config
+        return (config.iterations * config.episodes_per_task + 1) * config.max_episode_steps
 
     def position(self, ref: StageRef) -> RolloutPosition:
         """Where the episodes of a round draw."""

@@ -12,16 +12,20 @@ What a task is inferred from is what was collected of it last; what is learned f
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 
 from flows.iteration_stages import Load, StageOutput, evaluation_refs
 from flows.off_policy import BEFORE_ITERATIONS, FILL_MEMORY, INITIALIZE, OffPolicyStages
 from pipeline.algorithms.pearl.rounds import Round
-from pipeline.config import RunConfig
+from pipeline.algorithms.pearl.settings import PEARL
+from pipeline.config import ConfigError, RunConfig
+from pipeline.envs import MetaEnv
 from pipeline.evaluation import EvaluationPlan, evaluation_tasks
+from pipeline.policies.off_policy import OffPolicyPolicy
 from pipeline.seeding import generator
-from pipeline.task_samplers import TaskPool, distinct_tasks
+from pipeline.task_samplers import TaskPool, distinct_tasks, fixed_tasks
 from pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, Minibatches, TaskBatch, TaskParams
 from stages.collect_rollouts import RolloutPosition
 from stages.evaluate import evaluate
@@ -34,11 +38,31 @@ class TaskInferenceStages(OffPolicyStages):
     """The stages of a run whose policy acts by a belief about the task."""
 
     @staticmethod
+    def build_policy(config: RunConfig, env: MetaEnv) -> OffPolicyPolicy:
+        """Sizes of what the networks take in and give; see IterationStages.
+
+        Raises:
+            ConfigError: there are fewer training tasks than are asked for at once.
+            EnvError: the environment has no fixed set of them, or no sparse rewards where they are asked for.
+        """
+        settings = cast(PEARL, config.algorithm)
+        num_train_tasks = len(fixed_tasks(env))
+        for name, asked in (("num_tasks", config.num_tasks), ("algorithm.meta_batch_size", settings.meta_batch_size)):
+            if asked > num_train_tasks:
+                raise ConfigError(
+                    f"{name} is {asked} but {config.env.name} has {num_train_tasks} training tasks, none of which is "
+                    "taken twice at once; use at most that many"
+                )
+        if settings.sparse_rewards:
+            env.sparse_rewards(np.zeros(0, np.float32))
+        return OffPolicyStages.build_policy(config, env)
+
+    @staticmethod
     def stage_order(config: RunConfig, iteration: int) -> list[StageRef]:
         """The stages of an iteration in the order in which they run."""
         refs = [] if iteration else [INITIALIZE, FILL_MEMORY]
         refs.append(StageRef(iteration, "sample_tasks"))
-        for k, collection in enumerate(config.algorithm.rounds(config.max_episode_steps)):
+        for k, collection in enumerate(cast(PEARL, config.algorithm).rounds(config.max_episode_steps)):
             if collection.from_posterior:
                 refs.append(StageRef(iteration, "adapt", k - 1))
             refs.append(StageRef(iteration, "collect_rollouts", k))
@@ -62,7 +86,7 @@ class TaskInferenceStages(OffPolicyStages):
             self.algorithm,
             load(self.learner_ref(ref.iteration)).learner,
             [load(context) for context in self._context_refs(ref)],
-            num_transitions=self.config.algorithm.embedding_batch_size,
+            num_transitions=self._pearl.embedding_batch_size,
             context_rewards=self.context_rewards,
             position=(self.config.seed, ref.iteration, ref.step),
         )
@@ -71,7 +95,7 @@ class TaskInferenceStages(OffPolicyStages):
         """Episodes of every training task, by the prior."""
         tasks = self._train_tasks
         rollouts = self.rollouts.sampling(
-            self.config.algorithm.initial_episodes(self.config.max_episode_steps), deterministic=False
+            self._pearl.initial_episodes(self.config.max_episode_steps), deterministic=False
         )
         return rollouts.collect(
             self.acting_params(learner, len(tasks)), tasks, RolloutPosition(self.config.seed, BEFORE_ITERATIONS, 0)
@@ -110,7 +134,7 @@ class TaskInferenceStages(OffPolicyStages):
             adapted=by_inference(
                 self.algorithm,
                 learner,
-                first_inference=self.config.algorithm.num_exp_traj_eval,
+                first_inference=self._pearl.num_exp_traj_eval,
                 context_rewards=self.context_rewards,
             ),
             run_seed=plan.run_seed,
@@ -119,7 +143,7 @@ class TaskInferenceStages(OffPolicyStages):
 
     def sample_transitions(self, iteration: int, load: Load) -> Minibatches:
         """Rows for the gradient steps of an iteration, and the context of each of their tasks."""
-        settings = self.config.algorithm
+        settings = self._pearl
         return sample_transitions(
             self.memory.view(iteration, load),
             num_updates=settings.num_updates,
@@ -151,15 +175,26 @@ class TaskInferenceStages(OffPolicyStages):
     @property
     def context_rewards(self) -> Callable[[Array], Array] | None:
         """What a context shows instead of the rewards that are learned from."""
-        return self.env.unwrapped.sparse_rewards if self.config.algorithm.sparse_rewards else None
+        return self.env.unwrapped.sparse_rewards if self._pearl.sparse_rewards else None
+
+    @property
+    def _pearl(self) -> PEARL:
+        return cast(PEARL, self.config.algorithm)
+
+    def _most_rows(self) -> int:
+        """Transitions that can ever be drawn from; see OffPolicyStages."""
+        config, tasks = self.config, len(self._train_tasks)
+        per_iteration = sum(collection.episodes for collection in self._rounds) * config.num_tasks
+        episodes = tasks * self._pearl.initial_episodes(config.max_episode_steps) + config.iterations * per_iteration
+        return min(self._pearl.memory_size * tasks, episodes * config.max_episode_steps)
 
     @cached_property
     def _rounds(self) -> tuple[Round, ...]:
-        return self.config.algorithm.rounds(self.config.max_episode_steps)
+        return self._pearl.rounds(self.config.max_episode_steps)
 
     @cached_property
     def _train_tasks(self) -> TaskBatch:
-        return TaskPool.of(self.env, self.env.task_set).all()
+        return TaskPool.of(self.env, fixed_tasks(self.env)).all()
 
     def _context_refs(self, ref: StageRef) -> list[StageRef]:
         """The rounds up to an inner step that tasks are inferred from."""

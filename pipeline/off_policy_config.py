@@ -25,6 +25,13 @@ def off_policy_problems(config: RunConfig) -> Iterator[str]:
                 f"processing.{field} is {value} but {name} learns from single transitions, of which only "
                 "processing.discount is a setting; leave it out"
             )
+    if options := config.policy.std_options:
+        yield f"policy: {options} is for a Gaussian policy, which {name} has none of; leave it out"
+    if getattr(config.algorithm, "use_trained_policy_for_refill", False) and config.init_from is None:
+        yield (
+            "algorithm.use_trained_policy_for_refill is on but init_from names no run whose policy that is; set "
+            "init_from or leave it out"
+        )
     if config.infers_tasks:
         if config.episodes_per_task != 1:
             yield (

@@ -134,18 +134,27 @@ def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> Ta
     Raises:
         EnvError: the environment has no fixed set of tasks, or one of fewer.
     """
-    if env.task_set is None:
-        raise EnvError(
-            f"{type(env.unwrapped).__name__} draws its tasks from a distribution; required a fixed set (`task_set`) to "
-            "collect from and to remember, such as that of pearl-cheetah-vel"
-        )
-    size = len(env.task_set)
+    size = len(fixed_tasks(env))
     if num_tasks > size:
         raise EnvError(
             f"found {num_tasks} tasks to draw from the {size} of {type(env.unwrapped).__name__}; "
             f"required at most {size}, since none is drawn twice"
         )
-    return TaskPool.of(env, env.task_set).sample(num_tasks, rng)
+    return TaskPool.of(env, fixed_tasks(env)).sample(num_tasks, rng)
+
+
+def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
+    """The environment's `task_set`.
+
+    Raises:
+        EnvError: it has none.
+    """
+    if env.task_set is None:
+        raise EnvError(
+            f"{type(env.unwrapped).__name__} draws its tasks from a distribution; required a fixed set (`task_set`) to "
+            "collect from and to remember, such as that of pearl-cheetah-vel"
+        )
+    return env.task_set
 
 
 def shuffled_blocks(size: int, count: int, rng: np.random.Generator) -> Array:

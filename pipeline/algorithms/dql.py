@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from pipeline.algorithms.off_policy.settings import OffPolicy
+from pipeline.policies.config import ActorKind
 
 if TYPE_CHECKING:
     from pipeline.algorithms.off_policy.dql_learner import DQLLearner
@@ -24,7 +25,7 @@ class DQL(OffPolicy):
         "baseline": {"name": "zero"},
     }
     """What a run means by leaving a setting out."""
-    actor: ClassVar[Literal["q_values"]] = "q_values"
+    actor: ClassVar[ActorKind] = "q_values"
 
     name: Literal["dql"] = "dql"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from pipeline.algorithms.off_policy.settings import LayerSize, OffPolicy
+from pipeline.policies.config import ActorKind
 
 if TYPE_CHECKING:
     from pipeline.algorithms.off_policy.sac_learner import SACLearner
@@ -25,7 +26,7 @@ class SAC(OffPolicy):
         "baseline": {"name": "zero"},
     }
     """What a run means by leaving a setting out."""
-    actor: ClassVar[Literal["tanh_gaussian"]] = "tanh_gaussian"
+    actor: ClassVar[ActorKind] = "tanh_gaussian"
 
     name: Literal["sac"] = "sac"
 

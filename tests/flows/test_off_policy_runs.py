@@ -195,7 +195,9 @@ def test_the_context_is_of_what_was_collected_last(whole):
     ("recipe", "change", "message"),
     [
         ("sac", "num_tasks=2", r"num_tasks is 2 but sac learns one task; leave num_tasks out"),
-        ("sac", "baseline=linear-feature", r"leave baseline out"),
+        ("sac", "baseline=linear_feature", r"leave baseline out"),
+        ("sac", "policy.init_std=0.5", r"policy: .*init_std.* is for a Gaussian policy"),
+        ("sac", "algorithm.use_trained_policy_for_refill=true", r"init_from names no run"),
         ("dql", "processing.gae_lambda=0.5", r"processing.gae_lambda is 0.5 but dql learns from single transitions"),
         ("pearl-sparse-point-robot", "episodes_per_task=2", r"episodes_per_task is 2 but pearl collects by steps"),
         ("pearl-sparse-point-robot", "min_steps=9", r"min_steps or min_rollouts is set"),
@@ -211,10 +213,10 @@ def test_settings_that_an_off_policy_algorithm_has_no_use_for_are_refused(recipe
     [
         ("sac", "env=CartPole-v1", r"algorithm.name is sac, which is for actions that are numbers"),
         ("dql", "env=Pendulum-v1", r"algorithm.name is dql, which is for actions that are choices"),
-        ("sac", "policy.init_std=0.5", r"policy: .*init_std.* is for a Gaussian policy"),
         ("pearl-sparse-point-robot", "env=pearl-point-robot", r"sparse"),
         ("pearl-sparse-point-robot", "env=half-cheetah-vel", r"task_set"),
-        ("pearl-sparse-point-robot", "algorithm.meta_batch_size=81", r"81"),
+        ("pearl-sparse-point-robot", "algorithm.meta_batch_size=81", r"meta_batch_size is 81 but .* has 80 training"),
+        ("pearl-sparse-point-robot", "num_tasks=81", r"num_tasks is 81 but .* has 80 training tasks"),
     ],
 )
 def test_environments_that_an_algorithm_cannot_act_in_are_refused_before_anything_is_stored(

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from pipeline.algorithms.learning_rate import LearningRate
+from pipeline.policies.config import ActorKind
 
 LayerSize = Annotated[int, Field(ge=1)]
 
@@ -18,6 +19,7 @@ class OffPolicy(LearningRate):
     has_critic: ClassVar[bool] = False
     inner_steps: ClassVar[int] = 0
     learns_from: ClassVar[tuple[str, ...]] = ()
+    actor: ClassVar[ActorKind]
 
     memory_size: int = Field(default=100_000, ge=1)
     """Environment steps that are remembered, the last ones."""
@@ -38,8 +40,8 @@ class OffPolicy(LearningRate):
     def _a_batch_fits_into_the_memory(self) -> OffPolicy:
         if self.memory_size < self.batch_size:
             raise ValueError(
-                f"memory_size is {self.memory_size} but batch_size is {self.batch_size}, and no step is twice in a "
-                "batch; raise memory_size or lower batch_size"
+                f"memory_size is {self.memory_size} but batch_size is {self.batch_size}, which would repeat what is "
+                "remembered; raise memory_size or lower batch_size"
             )
         return self
 
