@@ -1,5 +1,7 @@
 """DQL, SAC and PEARL through the store: the same bits however a run came about, and the store as replay memory."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -82,6 +84,28 @@ def test_a_run_that_stops_after_any_stage_resumes_to_the_same_bits(whole, tmp_pa
         assert len(digests(path)) == stop
         resume(path, backend=HERE)
         assert digests(path) == expected, f"stopped after {stop} stages"
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        [StageRef(1, "collect_rollouts")],
+        [StageRef(0, "fill_memory"), StageRef(2, "sample_transitions")],
+        [StageRef(1, "sample_tasks"), StageRef(2, "collect_rollouts"), StageRef(2, "sample_transitions")],
+    ],
+    ids=["round", "fill", "tasks"],
+)
+@pytest.mark.parametrize("recipe", ["sac", "pearl-sparse-point-robot"])
+def test_damaged_parts_of_the_memory_are_computed_again(whole, tmp_path, digests, recipe, lost):
+    path = tmp_path / "run"
+    shutil.copytree(whole(recipe), path)
+    run = storage.open_run(path)
+    for ref in lost:
+        chunk = next(chunk for chunk in run.record(ref).chunks if chunk.size)
+        (path / chunk.path).write_bytes(b"damaged")
+    resume(path, repair=True, backend=HERE)
+    assert storage.verify_run(path) == []
+    assert digests(path) == digests(whole(recipe))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
