@@ -154,6 +154,36 @@ def test_an_update_is_computed_again_under_other_settings(whole, recipe):
         optimize(whole(recipe), 0, stage="fill_memory")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "change", "message"),
+    [
+        ("sac", "algorithm.num_init_memory_steps=6", "algorithm.num_init_memory_steps, which decide what is sampled"),
+        ("dql", "algorithm.eps_init=0.5", "algorithm.eps_init, which decide what is sampled"),
+        ("pearl-sparse-point-robot", "algorithm.num_steps_prior=5", "algorithm.num_steps_prior, which decide"),
+        ("sac", "algorithm.name=promp", "required an algorithm whose iterations have the stages of sac"),
+    ],
+)
+def test_an_update_is_not_computed_again_under_settings_that_decide_the_episodes(whole, recipe, change, message):
+    with pytest.raises(UsageError, match=message):
+        optimize(whole(recipe), 1, [change])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change"),
+    [
+        ("sac", "algorithm.batch_size=3"),
+        ("dql", "algorithm.num_updates_per_step=3"),
+        ("pearl-sparse-point-robot", "algorithm.num_updates=5"),
+        ("pearl-sparse-point-robot", "algorithm.num_steps_posterior=5"),
+    ],
+)
+def test_a_fork_whose_batches_would_not_fit_behind_its_parents_is_refused(whole, tmp_path, recipe, change):
+    name, _, value = change.partition("=")
+    with pytest.raises(ConfigError, match=f"{name} cannot change from .* to {value}"):
+        fork(whole(recipe), 2, tmp_path / "fork", [change])
+    assert not (tmp_path / "fork").exists()
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_thinning_takes_row_numbers_and_leaves_the_memory(whole, tmp_path, digests, recipe):
     path = tmp_path / "run"
