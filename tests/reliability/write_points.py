@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,6 +109,8 @@ def _serve() -> None:
             try:
                 _work(json.loads(line))
                 code = 0
+            except Exception:
+                traceback.print_exc()
             finally:
                 os._exit(code)
         _, status = os.waitpid(child, 0)

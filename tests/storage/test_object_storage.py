@@ -14,6 +14,7 @@ import pytest
 import s3fs
 
 import storage
+from flows.replay import replay
 from flows.run_info import list_run_rows
 from flows.train import resume, train
 from flows.warm_start import pinned
@@ -513,3 +514,26 @@ def _wait_for_port(port, seconds=60.0):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+
+
+def test_another_machine_goes_on_with_a_memory_that_only_the_bucket_has(bucket, tmp_path, other_machine):
+    settings = {
+        **SETTINGS,
+        "env": {"name": "Pendulum-v1"},
+        "algorithm": {
+            "name": "sac",
+            "num_init_memory_steps": 8,
+            "memory_size": 14,
+            "batch_size": 3,
+            "critic_hidden_sizes": [4],
+        },
+        "num_tasks": 1,
+        "episodes_per_task": 1,
+    }
+    train(build_config(settings), storage.folder_of(f"{URL}/memory"), backend=Backend(workers=0))
+    other_machine("second")
+    resume(storage.folder_of(f"{URL}/memory"), iterations=4, backend=Backend(workers=0))
+    train(build_config({**settings, "iterations": 4}), tmp_path / "local", backend=Backend(workers=0))
+    assert digests(storage.open_run(f"{URL}/memory")) == digests(storage.open_run(tmp_path / "local"))
+    other_machine("third")
+    assert all(outcome.identical for outcome in replay(storage.folder_of(f"{URL}/memory"), 2))
