@@ -187,6 +187,12 @@ def test_a_fork_whose_batches_would_not_fit_behind_its_parents_is_refused(whole,
     assert not (tmp_path / "fork").exists()
 
 
+def test_a_fork_does_not_learn_tasks_from_the_memories_of_others(whole, tmp_path):
+    changes = ["env=pearl-point-robot", "algorithm.sparse_rewards=false"]
+    with pytest.raises(ConfigError, match="pearl-point-robot has other training tasks than pearl-sparse-point-robot"):
+        fork(whole("pearl-sparse-point-robot"), 2, tmp_path / "fork", changes)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_thinning_takes_row_numbers_and_leaves_the_memory(whole, tmp_path, digests, recipe):
     path = tmp_path / "run"
