@@ -20,7 +20,7 @@ from flows.errors import UsageError
 from flows.faults import compute_checked
 from flows.iteration_stages import IterationStages, StageOutput
 from flows.replay import require_known
-from flows.run_stages import config_at, stages_of
+from flows.run_stages import config_at, kind_of, stages_of
 from flows.words import finite
 from flows.workers import Backend
 from pipeline.config import RunConfig, build_config, override
@@ -189,8 +189,17 @@ def changed_config(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     # The algorithm decides processing.name, so it is not kept when the algorithm changes.
     kept = {**before, "processing": {name: v for name, v in before["processing"].items() if name != "name"}}
     after = build_config(override(_without_other_algorithm(kept, settings), settings))
+    if kind_of(after) is not kind_of(config):
+        raise UsageError(
+            f"found algorithm.name={after.algorithm.name}; required an algorithm whose iterations have the stages of "
+            f"{config.algorithm.name}, which the run was made with. `metaloom train` samples anew"
+        )
     changed = after.model_dump(mode="json")
-    if refused := [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]:
+    refused = [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]
+    if after.algorithm.name == config.algorithm.name:
+        of_episodes = getattr(config.algorithm, "decides_episodes", ())
+        refused += [f"algorithm.{n}" for n in of_episodes if changed["algorithm"][n] != before["algorithm"][n]]
+    if refused:
         raise UsageError(
             f"found changes of {', '.join(refused)}, which decide what is sampled; required changes of "
             f"{', '.join(CHANGEABLE)} only, which leave stored batches as they are. `metaloom train` samples anew"
@@ -211,7 +220,8 @@ class _Again:
         stages = self.stages.under(config)
         load = self._loader(stages)
         for ref in stages.inputs(self.ref):
-            load(ref)  # so that the time is that of the stage alone
+            if ref.stage != self.ref.stage:  # the row numbers before are lineage, and not read
+                load(ref)  # so that the time is that of the stage alone
         began = time.perf_counter()
         value = compute_checked(stages, self.ref, load)
         seconds = time.perf_counter() - began
@@ -248,9 +258,13 @@ class _Again:
         known: dict[StageRef, Any] = {}
 
         def load(ref: StageRef) -> Any:
-            if ref not in known:
-                known[ref] = self._load(stages, ref, load)
-            return known[ref]
+            if ref in known:
+                return known[ref]
+            value = self._load(stages, ref, load)
+            # Older rounds are for the replay memory to keep, within its bounds.
+            if ref.stage != "collect_rollouts" or ref.iteration == self.ref.iteration:
+                known[ref] = value
+            return value
 
         return load
 

@@ -79,7 +79,8 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: IterationStages) 
 
 def _changed_sizes(old: RunConfig, new: RunConfig) -> Iterator[str]:
     pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
-    pairs["algorithm.inner_steps"] = (old.algorithm.inner_steps, new.algorithm.inner_steps)
+    for name in ("inner_steps", *getattr(old.algorithm, "sizes", ())):
+        pairs[f"algorithm.{name}"] = (getattr(old.algorithm, name), getattr(new.algorithm, name, None))
     for name, (before, after) in pairs.items():
         if before != after:
             yield f"{name} cannot change from {before} to {after}: every array of a run has one shape"

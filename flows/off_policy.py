@@ -131,10 +131,11 @@ class OffPolicyStages(IterationStages):
         """Episodes to begin with: by actions drawn uniformly, or by a policy that was trained before."""
         settings = self._settings
         tasks = self.sample_tasks(0)
-        rollouts = self.rollouts.filling(
-            settings.init_memory_steps, actor=settings.actor if settings.use_trained_policy_for_refill else "uniform"
-        )
-        params = self.acting_params(learner, len(tasks))
+        if settings.use_trained_policy_for_refill:
+            actor, params = settings.actor, self.algorithm.refill_params(learner, len(tasks))
+        else:
+            actor, params = "uniform", TaskParams({})
+        rollouts = self.rollouts.filling(settings.init_memory_steps, actor=actor)
         return rollouts.collect(params, tasks, RolloutPosition(self.config.seed, BEFORE_ITERATIONS, 0))
 
     def sample_tasks(self, iteration: int) -> TaskBatch:

@@ -12,7 +12,7 @@ from pipeline.replay_index import MemoryView
 from pipeline.transition_columns import TransitionColumns
 from pipeline.types import Array, EpisodeBatch, Minibatch, Minibatches
 from storage import Run, StageRef
-from storage.transitions import StoredRound, stored_rounds
+from storage.transitions import stored_lengths
 
 
 class CollectedRound(NamedTuple):
@@ -73,26 +73,25 @@ class RunMemory:
 
     def _extend(self, collected: CollectedRound) -> None:
         ref, in_context = collected
-        if (stored := self._stored.get(ref)) is not None:
-            ids = self._memory_ids(ref, len(stored.lengths), stored.task_ids)
-            self._memory.extend_stored(ref, ids, stored.lengths, in_context=in_context)
+        # Asked round by round: one that is computed again is not stored while later ones are.
+        if self._run is not None and ref in self._stored:
+            lengths = stored_lengths(self._run, ref)
+            self._memory.extend_stored(ref, self._memory_ids(ref, len(lengths)), lengths, in_context=in_context)
         else:
             episodes = self._read(ref)
-            self._memory.extend(
-                ref, self._memory_ids(ref, len(episodes.lengths), None), episodes, in_context=in_context
-            )
+            self._memory.extend(ref, self._memory_ids(ref, len(episodes.lengths)), episodes, in_context=in_context)
 
-    def _memory_ids(self, ref: StageRef, num_tasks: int, stored: Array | None) -> Array:
+    def _memory_ids(self, ref: StageRef, num_tasks: int) -> Array:
         """[B], whose memory the episodes of each task of a round belong to."""
         if not self._by_task:
             return np.zeros(num_tasks, np.int64)
         if ref.stage == "fill_memory":  # which is of all tasks in their order
             return np.arange(num_tasks)
-        return self._load(StageRef(ref.iteration, "sample_tasks")).ids if stored is None else stored
+        return self._load(StageRef(ref.iteration, "sample_tasks")).ids
 
     @cached_property
-    def _stored(self) -> dict[StageRef, StoredRound]:
-        return {} if self._run is None else {found.ref: found for found in stored_rounds(self._run)}
+    def _stored(self) -> frozenset[StageRef]:
+        return frozenset() if self._run is None else frozenset(self._run.refs())
 
     def _read(self, ref: StageRef) -> EpisodeBatch:
         return self._load(ref)

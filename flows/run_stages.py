@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -27,10 +28,15 @@ def stages_of(config: RunConfig, backend: Backend, run: Run | None = None) -> It
     torch.set_num_threads(1)
     with (
         threadpool_limits(1),
-        ThreadPoolExecutor(usable_cores(), thread_name_prefix="metaloom-math") as pool,
+        ThreadPoolExecutor(usable_cores(), "metaloom-math", _overflow_quietly) as pool,
         rollout_workers(config, backend) as workers,
     ):
         yield kind_of(config).build(config, workers, pool.map, run)
+
+
+def _overflow_quietly() -> None:
+    """Have NumPy not warn in a thread: what is not finite at the end of a stage is found, and told better."""
+    np.seterr(over="ignore", invalid="ignore", divide="ignore")
 
 
 def kind_of(config: RunConfig) -> type[IterationStages]:

@@ -8,8 +8,8 @@ from pipeline.policies.gaussian import GaussianPolicy
 from pipeline.types import Array, LearnerState, Params, Update
 from stages.counters import no_steps
 
-CRITIC = "critic."
-"""Prefix of a critic's parameters in a learner."""
+CRITICS = ("critic.", "q1.", "q2.", "v.", "target_")
+"""Prefixes of what judges a policy in a learner: values, and the networks that follow them."""
 
 
 def initialize(
@@ -34,7 +34,7 @@ def initialize(
 
 def _started(learner: LearnerState, start: LearnerState) -> LearnerState:
     needed, given = (
-        {name: value for name, value in of.extra.items() if name.startswith(CRITIC)} for of in (learner, start)
+        {name: value for name, value in of.extra.items() if name.startswith(CRITICS)} for of in (learner, start)
     )
     critic = _taken(needed, given, "critic") if needed and given else {}
     return LearnerState(_taken(learner.params, start.params, "policy"), learner.optimizer, learner.extra | critic)

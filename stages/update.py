@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from pipeline.algorithms.contract import ParallelMap
 from pipeline.diagnostics import episode_metrics
 from pipeline.types import EpisodeBatch, LearnerState, Metrics, Minibatch, Update
@@ -35,9 +37,11 @@ def update(
         iteration: the number of this iteration.
         parallel: maps over parts of a minibatch; the result does not depend on it.
     """
-    updated, update_metrics = algorithm.update(
-        policy, learner, minibatches, run_seed=run_seed, iteration=iteration, parallel=parallel
-    )
+    # Parameters that are not finite are found at the end, and told better than by a warning.
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        updated, update_metrics = algorithm.update(
+            policy, learner, minibatches, run_seed=run_seed, iteration=iteration, parallel=parallel
+        )
     counters = counted(learner, [*fill, *(episodes for k in rounds for episodes in rounds[k])])
     metrics: Metrics = {}
     for k, collected in rounds.items():

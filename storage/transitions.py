@@ -52,11 +52,20 @@ def stored_rounds(run: "Outputs") -> Iterator[StoredRound]:
         DamagedRun: a batch is not what was committed, or none of episodes.
     """
     for ref in _collected(run):
-        (lengths,) = _read(run, ref, "lengths")
-        T = run.files.spec(f"{group_of(ref)}/rewards").shape[2]
-        if not (lengths.ndim == 2 and lengths.any() and lengths.min() >= 0 and lengths.max() <= T):
-            raise damaged(run.files.record_path(ref), f"its lengths are not those of episodes of at most {T} steps")
-        yield StoredRound(ref, _task_ids(run, ref), lengths)
+        yield StoredRound(ref, _task_ids(run, ref), stored_lengths(run, ref))
+
+
+def stored_lengths(run: "Outputs", ref: StageRef) -> Array:
+    """[B, E] int32, steps in each episode of a stored batch, of which nothing else is read.
+
+    Raises:
+        DamagedRun: it is not what was committed, or none of episodes.
+    """
+    (lengths,) = _read(run, ref, "lengths")
+    T = run.files.spec(f"{group_of(ref)}/rewards").shape[2]
+    if not (lengths.ndim == 2 and lengths.any() and lengths.min() >= 0 and lengths.max() <= T):
+        raise damaged(run.files.record_path(ref), f"its lengths are not those of episodes of at most {T} steps")
+    return lengths
 
 
 def read_transitions(run: "Outputs", rows: Array) -> pa.Table:
@@ -107,10 +116,12 @@ def _collected(run: "Outputs") -> list[StageRef]:
     fill = [ref for ref in run.refs() if ref.stage == "fill_memory"]
     rounds = [ref for ref in run.refs() if ref.stage == "collect_rollouts"]
     per_iteration = max((ref.step for ref in rounds), default=0) + 1
+    if rounds and not fill and run.files.last_stage == "update":
+        run.record(StageRef(0, "fill_memory"))  # raises StageMissing with what is there
     for n, ref in enumerate(rounds):
         expected = StageRef(n // per_iteration, "collect_rollouts", n % per_iteration)
         if ref != expected:
-            run.record(expected)  # raises StageMissing
+            run.record(expected)
     return [*fill, *rounds]
 
 

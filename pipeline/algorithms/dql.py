@@ -26,6 +26,12 @@ class DQL(OffPolicy):
     }
     """What a run means by leaving a setting out."""
     actor: ClassVar[ActorKind] = "q_values"
+    decides_episodes: ClassVar[tuple[str, ...]] = (
+        *OffPolicy.decides_episodes,
+        "eps_init",
+        "eps_final",
+        "eps_schedule_gamma",
+    )
 
     name: Literal["dql"] = "dql"
 

@@ -1,10 +1,14 @@
 """DQL, SAC and PEARL through the store: the same bits however a run came about, and the store as replay memory."""
 
+import shutil
+import warnings
+
 import numpy as np
 import pytest
 
 import storage
 from flows.counterfactual import optimize
+from flows.debug import debug_stage
 from flows.errors import UsageError
 from flows.evaluate import evaluate
 from flows.fork import fork
@@ -13,6 +17,7 @@ from flows.replay import replay
 from flows.thin import materialise, thin
 from flows.train import Observer, resume, train
 from flows.workers import Backend
+from pipeline.algorithms.finite import NumericalError
 from pipeline.config import ConfigError, build_config, override
 from storage import Retention, StageRef
 
@@ -84,6 +89,28 @@ def test_a_run_that_stops_after_any_stage_resumes_to_the_same_bits(whole, tmp_pa
         assert digests(path) == expected, f"stopped after {stop} stages"
 
 
+@pytest.mark.parametrize(
+    "lost",
+    [
+        [StageRef(1, "collect_rollouts")],
+        [StageRef(0, "fill_memory"), StageRef(2, "sample_transitions")],
+        [StageRef(1, "sample_tasks"), StageRef(2, "collect_rollouts"), StageRef(2, "sample_transitions")],
+    ],
+    ids=["round", "fill", "tasks"],
+)
+@pytest.mark.parametrize("recipe", ["sac", "pearl-sparse-point-robot"])
+def test_damaged_parts_of_the_memory_are_computed_again(whole, tmp_path, digests, recipe, lost):
+    path = tmp_path / "run"
+    shutil.copytree(whole(recipe), path)
+    run = storage.open_run(path)
+    for ref in lost:
+        chunk = next(chunk for chunk in run.record(ref).chunks if chunk.size)
+        (path / chunk.path).write_bytes(b"damaged")
+    resume(path, repair=True, backend=HERE)
+    assert storage.verify_run(path) == []
+    assert digests(path) == digests(whole(recipe))
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_kept_in_memory_changes_no_bit(whole, tmp_path, digests, monkeypatch, recipe):
     monkeypatch.setattr("flows.off_policy.MIB", 40)  # bytes: hardly a row
@@ -130,6 +157,36 @@ def test_an_update_is_computed_again_under_other_settings(whole, recipe):
         optimize(whole(recipe), 0, stage="fill_memory")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "change", "message"),
+    [
+        ("sac", "algorithm.num_init_memory_steps=6", "algorithm.num_init_memory_steps, which decide what is sampled"),
+        ("dql", "algorithm.eps_init=0.5", "algorithm.eps_init, which decide what is sampled"),
+        ("pearl-sparse-point-robot", "algorithm.num_steps_prior=5", "algorithm.num_steps_prior, which decide"),
+        ("sac", "algorithm.name=promp", "required an algorithm whose iterations have the stages of sac"),
+    ],
+)
+def test_an_update_is_not_computed_again_under_settings_that_decide_the_episodes(whole, recipe, change, message):
+    with pytest.raises(UsageError, match=message):
+        optimize(whole(recipe), 1, [change])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change"),
+    [
+        ("sac", "algorithm.batch_size=3"),
+        ("dql", "algorithm.num_updates_per_step=3"),
+        ("pearl-sparse-point-robot", "algorithm.num_updates=5"),
+        ("pearl-sparse-point-robot", "algorithm.num_steps_posterior=5"),
+    ],
+)
+def test_a_fork_whose_batches_would_not_fit_behind_its_parents_is_refused(whole, tmp_path, recipe, change):
+    name, _, value = change.partition("=")
+    with pytest.raises(ConfigError, match=f"{name} cannot change from .* to {value}"):
+        fork(whole(recipe), 2, tmp_path / "fork", [change])
+    assert not (tmp_path / "fork").exists()
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_thinning_takes_row_numbers_and_leaves_the_memory(whole, tmp_path, digests, recipe):
     path = tmp_path / "run"
@@ -138,6 +195,8 @@ def test_thinning_takes_row_numbers_and_leaves_the_memory(whole, tmp_path, diges
     run = storage.open_run(path)
     assert run.is_thinned(StageRef(0, "sample_transitions"))
     assert run[0].rollouts(0).num_steps > 0
+    assert debug_stage(path, 1, "update").identical
+    assert debug_stage(path, 2, "sample_transitions").identical  # behind row numbers that were thinned
     resume(path, iterations=4, backend=HERE)  # reads the memory
     assert all(outcome.identical for outcome in replay(path))
     assert [ref.stage for ref in materialise(path, 0)].count("sample_transitions") == 1
@@ -151,6 +210,44 @@ def test_evaluations_in_training_and_afterwards_are_equal(whole, recipe):
     again = evaluate(whole(recipe), 2, backend=HERE).evaluation
     np.testing.assert_array_equal(stored.test_returns, again.test_returns)
     assert stored.test_returns.shape[1] == (3 if recipe.startswith("pearl") else 1)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_warm_start_takes_what_judges_the_policy_too(whole, tmp_path, recipe):
+    train(tiny(recipe, "iterations=1", f"init_from={whole(recipe)}"), tmp_path / "run", backend=HERE)
+    old = storage.open_run(whole(recipe))[2].update().learner
+    new = storage.open_run(tmp_path / "run").load(StageRef(0, "initialize")).learner
+    judges = [name for name in new.extra if name.startswith(("q1.", "q2.", "v.", "target_"))]
+    assert judges
+    for name in judges:
+        np.testing.assert_array_equal(new.extra[name], old.extra[name])
+    for name in new.params:
+        np.testing.assert_array_equal(new.params[name], old.params[name])
+    assert not new.extra["num_updates"]
+
+
+@pytest.mark.parametrize(("recipe", "behavior"), [("sac", {"mean", "log_stds"}), ("dql", {"action_values", "epsilon"})])
+def test_a_trained_policy_fills_the_memory_where_asked(whole, tmp_path, recipe, behavior):
+    changes = ["iterations=1", f"init_from={whole(recipe)}", "algorithm.use_trained_policy_for_refill=true"]
+    train(tiny(recipe, *changes), tmp_path / "run", backend=HERE)
+    fill = storage.open_run(tmp_path / "run")[0].memory_fill()
+    assert fill.behavior.keys() == behavior
+    if recipe == "dql":
+        assert fill.behavior["epsilon"] == np.float32(0.05)
+        greedy = fill.actions == fill.behavior["action_values"].argmax(axis=-1).reshape(fill.actions.shape)
+        assert greedy[fill.mask > 0].mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change"),
+    [("sac", "algorithm.learning_rate=1e30"), ("pearl-sparse-point-robot", "algorithm.q_learning_rate=1e30")],
+)
+def test_an_update_that_diverges_is_told_once_and_kept(tmp_path, recipe, change):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # NumPy's say less than the error
+        with pytest.raises(NumericalError, match=r"are not finite after the gradient steps.*_quarantine"):
+            train(tiny(recipe, change), tmp_path / "run", backend=HERE)
+    assert [entry.ref for entry in storage.read_quarantine(tmp_path / "run")] == [StageRef(0, "update")]
 
 
 def test_rows_are_of_the_newest_transitions_only(whole):

@@ -51,8 +51,11 @@ class DQLLearner:
 
     def acting_params(self, learner: LearnerState, num_tasks: int) -> TaskParams:
         """What every task acts with: the Q-function, and `epsilon` [B] of the coming iteration."""
-        epsilon = np.float32(self.settings.epsilon(progress.num_updates(learner)))
-        return TaskParams.broadcast(learner.params | {"epsilon": np.array(epsilon)}, num_tasks)
+        return _acting_with(self.settings.epsilon(progress.num_updates(learner)), learner, num_tasks)
+
+    def refill_params(self, learner: LearnerState, num_tasks: int) -> TaskParams:
+        """What a Q-function that was trained before fills the memory with: `epsilon` is that of the end of training."""
+        return _acting_with(self.settings.eps_final, learner, num_tasks)
 
     def update(
         self,
@@ -85,6 +88,10 @@ class DQLLearner:
         metrics["learning_rate"] = update.learning_rate
         progress.require_finite_params({"Q-function": update.q})
         return update.learner(), metrics
+
+
+def _acting_with(epsilon: float, learner: LearnerState, num_tasks: int) -> TaskParams:
+    return TaskParams.broadcast(learner.params | {"epsilon": np.array(epsilon, np.float32)}, num_tasks)
 
 
 class DQLUpdate:

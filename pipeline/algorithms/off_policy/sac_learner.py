@@ -55,6 +55,10 @@ class SACLearner:
         """What every task acts with: the policy's network."""
         return TaskParams.broadcast(learner.params, num_tasks)
 
+    def refill_params(self, learner: LearnerState, num_tasks: int) -> TaskParams:
+        """What a policy that was trained before fills the memory with: it explores as it always does."""
+        return self.acting_params(learner, num_tasks)
+
     def update(
         self,
         policy: OffPolicyPolicy,

@@ -20,6 +20,10 @@ class OffPolicy(LearningRate):
     inner_steps: ClassVar[int] = 0
     learns_from: ClassVar[tuple[str, ...]] = ()
     actor: ClassVar[ActorKind]
+    sizes: ClassVar[tuple[str, ...]] = ("batch_size", "num_updates_per_step")
+    """Settings that decide the shapes of what an iteration stores."""
+    decides_episodes: ClassVar[tuple[str, ...]] = ("num_init_memory_steps", "use_trained_policy_for_refill")
+    """Settings that decide which episodes are collected, and nothing else."""
 
     memory_size: int = Field(default=100_000, ge=1)
     """Environment steps that are remembered, the last ones."""

@@ -26,6 +26,8 @@ RUN_DEFAULTS: Mapping[str, Any] = {
     "baseline": {"name": "zero"},
 }
 """What a run means by leaving a setting out."""
+ROUNDS = ("num_steps_prior", "num_steps_posterior", "num_extra_rl_steps_posterior", "update_post_train")
+"""Settings that decide the rounds of an iteration."""
 
 
 class PEARL(Settings):
@@ -38,6 +40,16 @@ class PEARL(Settings):
     learns_from: ClassVar[tuple[str, ...]] = ()
     run_defaults: ClassVar[Mapping[str, Any]] = RUN_DEFAULTS
     actor: ClassVar[Literal["tanh_gaussian"]] = "tanh_gaussian"
+    sizes: ClassVar[tuple[str, ...]] = (
+        *ROUNDS,
+        "num_updates",
+        "meta_batch_size",
+        "batch_size",
+        "embedding_batch_size",
+    )
+    """Settings that decide the shapes of what an iteration stores."""
+    decides_episodes: ClassVar[tuple[str, ...]] = (*ROUNDS, "num_initial_steps", "num_exp_traj_eval")
+    """Settings that decide which episodes are collected, and nothing else."""
 
     name: Literal["pearl"] = "pearl"
 
