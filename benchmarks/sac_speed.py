@@ -26,6 +26,7 @@ from sac_reference import BATCH_SIZE, MEMORY_SIZE, TimedSAC, reference_model
 from threadpoolctl import threadpool_limits
 
 from flows.replay_memory import ReplayMemory
+from pipeline.algorithms.off_policy.sac_learner import SACLearner
 from pipeline.policies.off_policy import OffPolicyPolicy
 from pipeline.transition_columns import TransitionColumns
 from pipeline.types import EpisodeBatch
@@ -91,6 +92,7 @@ def _experience() -> EpisodeBatch:
 def _metaloom(experience: EpisodeBatch, steps: int, parallel: Callable[..., object]) -> Block:
     config = sac_metaloom.config(ENV, steps=10**6, seed=1, every=10**6)
     algorithm = config.build_algorithm()
+    assert isinstance(algorithm, SACLearner)
     policy = OffPolicyPolicy(OBSERVATION, ACTION, 0, config.policy)
     columns = TransitionColumns(OBSERVATION, ACTION)
     room = 2 * EPISODES * LENGTH
