@@ -32,7 +32,7 @@ import psutil
 from sampling import open_loop
 
 import storage
-from flows.on_policy import OnPolicyStages
+from flows.iteration_stages import IterationStages
 from flows.recipes import load_settings
 from flows.train import StageCall, direct, run_once, stages_of
 from flows.workers import Backend, code_digest
@@ -112,7 +112,7 @@ def compare(config: RunConfig, args: argparse.Namespace, folder: Path, prefect_c
 
 
 def _iteration(
-    stages: OnPolicyStages, writer: Any, call: StageCall, iteration: int, by_stage: dict[str, list[float]]
+    stages: IterationStages, writer: Any, call: StageCall, iteration: int, by_stage: dict[str, list[float]]
 ) -> None:
     seconds: dict[str, float] = {}
     for ref in stages.order(iteration):
@@ -122,7 +122,7 @@ def _iteration(
 
 
 def _limit(
-    config: RunConfig, stages: OnPolicyStages, memory: MemoryWriter, k: int, threads: int
+    config: RunConfig, stages: IterationStages, memory: MemoryWriter, k: int, threads: int
 ) -> Callable[[], object]:
     episodes = memory.load(StageRef(0, "collect_rollouts", k))
     tasks = memory.load(StageRef(0, "sample_tasks", 0))

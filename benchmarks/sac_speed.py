@@ -17,6 +17,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import gymnasium
 import numpy as np
@@ -26,6 +27,8 @@ from sac_reference import BATCH_SIZE, MEMORY_SIZE, TimedSAC, reference_model
 from threadpoolctl import threadpool_limits
 
 from flows.replay_memory import ReplayMemory
+from pipeline.algorithms.contract import ParallelMap
+from pipeline.algorithms.off_policy.sac_learner import SACLearner
 from pipeline.policies.off_policy import OffPolicyPolicy
 from pipeline.transition_columns import TransitionColumns
 from pipeline.types import EpisodeBatch
@@ -88,9 +91,9 @@ def _experience() -> EpisodeBatch:
     )
 
 
-def _metaloom(experience: EpisodeBatch, steps: int, parallel: Callable[..., object]) -> Block:
+def _metaloom(experience: EpisodeBatch, steps: int, parallel: ParallelMap) -> Block:
     config = sac_metaloom.config(ENV, steps=10**6, seed=1, every=10**6)
-    algorithm = config.build_algorithm()
+    algorithm = cast(SACLearner, config.build_algorithm())
     policy = OffPolicyPolicy(OBSERVATION, ACTION, 0, config.policy)
     columns = TransitionColumns(OBSERVATION, ACTION)
     room = 2 * EPISODES * LENGTH

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import storage
 from flows.errors import USAGE, UsageError, exit_code
-from flows.runs import RunAt, new_run_name, report_folder, require_iteration, run_folder, runs_root
+from flows.runs import RunAt, new_run_name, parse_span, report_folder, require_iteration, run_folder, runs_root
 
 if TYPE_CHECKING:
     from flows.report import ReportFiles
@@ -198,7 +198,8 @@ def replay(
 
     Args:
         run: RUN@ITERATION for one iteration, RUN for all of them.
-        stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt, meta_optimize or evaluate.
+        stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt, meta_optimize or evaluate; off
+            policy fill_memory, sample_tasks, collect_rollouts, adapt, sample_transitions, update or evaluate.
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
         pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
@@ -254,7 +255,7 @@ def optimize(
             name="--grid", negative=(), help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable."
         ),
     ] = (),
-    stage: str = "meta_optimize",
+    stage: str | None = None,
     step: int = 0,
     as_json: AsJson = False,
 ) -> int:
@@ -263,7 +264,8 @@ def optimize(
     Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
 
     Args:
-        stage: Which stage: meta_optimize, adapt, process_samples, sample_tasks or initialize.
+        stage: Which stage: any that does not sample, such as adapt; when left out the one that ends the iteration,
+            which is meta_optimize, or update in a run that learns off policy.
         step: Its inner step.
     """
     from flows.comparison_tables import counterfactual_table, grid_table, parse_grid
@@ -403,7 +405,8 @@ def thin(
 ) -> int:
     """Remove the episodes, samples and adapted parameters of iterations; everything else stays.
 
-    `metaloom replay RUN@ITERATION --materialise` computes them again, bit for bit.
+    Of a run that learns off policy the episodes stay too, since they are its memory: minibatches and adapted
+    parameters go. `metaloom replay RUN@ITERATION --materialise` computes them again, bit for bit.
 
     Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
 
@@ -444,10 +447,24 @@ def list_runs(*, as_json: AsJson = False) -> int:
 
 
 @app.command
-def show(run: RunArgument, *, as_json: AsJson = False) -> int:
-    """Show what a run is and how far it got, or the stages of one iteration.
+def show(
+    run: RunArgument,
+    *,
+    stage: Literal["sample_transitions"] | None = None,
+    update: int | None = None,
+    rows: str | None = None,
+    context: Annotated[bool, Parameter(negative=())] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show what a run is and how far it got, the stages of one iteration, or what a gradient step learned from.
 
     Example: `metaloom show first@3`
+
+    Args:
+        stage: Show the transitions behind the row numbers that this stage drew, with where each is from.
+        update: Those of this gradient step of the iteration; of the first when left out.
+        rows: N or FROM:TO, which transitions of the minibatch, as Python slices count; 0:20 when left out, `:` for all.
+        context: Those that tasks were inferred from, instead of those that were learned from.
     """
     from flows.tables import iteration_info, iteration_view, run_info, run_view
 
@@ -455,6 +472,9 @@ def show(run: RunArgument, *, as_json: AsJson = False) -> int:
     opened = storage.open_run(at.path)
     if at.iteration is not None:
         require_iteration(opened, at.iteration)
+    if stage is not None:
+        return _show_minibatch(opened, at.iteration, update or 0, rows or "0:20", context=context, as_json=as_json)
+    _refuse_without("--stage sample_transitions", update=update, rows=rows, context=context)
     if as_json:
         _print_json(run_info(opened) if at.iteration is None else iteration_info(opened, at.iteration))
     else:
@@ -521,9 +541,8 @@ def export(
         by: What a learning history belongs to: its task, or its place in the meta-batch.
     """
     from flows.export import export as export_run
-    from flows.export import parse_iterations
 
-    chosen = None if iterations is None else parse_iterations(iterations)
+    chosen = None if iterations is None else parse_span("--iterations", iterations)
     result = export_run(storage.open_run(run_folder(run)), out, to, iterations=chosen, steps=step, by=by)
     if as_json:
         skipped = [{"iteration": i, "reason": reason} for i, reason in result.skipped]
@@ -618,6 +637,29 @@ def _reproduce(run: str, stage: str | None, step: int | None, *, debug: bool) ->
     entry = reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if debug else None)
     console().print(f"the episode of {entry.path} went well this time. It failed with:\n{entry.message}", markup=False)
     return 0
+
+
+def _show_minibatch(
+    run: storage.Run, iteration: int | None, update: int, rows: str, *, context: bool, as_json: bool
+) -> int:
+    from flows.transition_tables import minibatch_info, minibatch_view
+
+    if iteration is None:
+        raise UsageError(f"--stage is about one iteration, such as {run.path.name}@0")
+    span = parse_span("--rows", rows)
+    chosen = span if isinstance(span, slice) else slice(span, span + 1 or None)
+    info = minibatch_info(run, iteration, update, chosen, context=context)
+    if as_json:
+        _print_json(info)
+    else:
+        console().print(minibatch_view(info))
+    return 0
+
+
+def _refuse_without(option: str, **others: object) -> None:
+    for name, value in others.items():
+        if value not in (None, False):
+            raise UsageError(f"found --{name.replace('_', '-')} without {option}; add it, or leave this out")
 
 
 def _refuse_with(option: str, **others: object) -> None:

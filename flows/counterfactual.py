@@ -1,7 +1,7 @@
 """Stored stages computed again under other settings: what would this update have been, on the same batches?
 
-Nothing is sampled and nothing is stored. Processing is repeated too, so settings of `processing` and `baseline` take
-effect in the update that follows it.
+No environment takes a step and nothing is stored. Processing is repeated too, so settings of `processing` and
+`baseline` take effect in the update that follows it; and off policy the drawing of minibatches, so their sizes do.
 """
 
 import itertools
@@ -18,14 +18,14 @@ import numpy as np
 import storage
 from flows.errors import UsageError
 from flows.faults import compute_checked
-from flows.on_policy import OnPolicyStages, StageOutput
+from flows.iteration_stages import IterationStages, StageOutput
 from flows.replay import require_known
-from flows.run_stages import config_at, stages_of
+from flows.run_stages import config_at, kind_of, stages_of
 from flows.words import finite
 from flows.workers import Backend
 from pipeline.config import RunConfig, build_config, override
 from pipeline.types import Array, LearnerState, Samples, Update
-from storage import Run, StageRef, learner_ref
+from storage import Run, StageRef
 from storage.codec import flatten
 
 CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
@@ -59,7 +59,7 @@ class Outcome:
         """
         if not isinstance(self.value, Update):
             raise UsageError(
-                f"found a {type(self.value).__name__}; required stage meta_optimize, which gives a learner"
+                f"found a {type(self.value).__name__}; required the stage that ends an iteration, which gives a learner"
             )
         return self.value.learner
 
@@ -131,7 +131,7 @@ def optimize(
     iteration: int,
     settings: Iterable[str] = (),
     *,
-    stage: str = "meta_optimize",
+    stage: str | None = None,
     step: int = 0,
 ) -> Counterfactual:
     """Compute a stage of a stored iteration again under changed settings, without sampling.
@@ -140,7 +140,7 @@ def optimize(
         path: the run's folder.
         iteration: the iteration.
         settings: changes, such as algorithm.clip_eps=0.1.
-        stage: which stage: any that does not sample.
+        stage: which stage: any that does not sample; the one that ends the iteration when None.
         step: its inner step.
 
     Raises:
@@ -157,7 +157,7 @@ def sweep(
     grid: Mapping[str, Sequence[str]],
     settings: Iterable[str] = (),
     *,
-    stage: str = "meta_optimize",
+    stage: str | None = None,
     step: int = 0,
 ) -> Iterator[Counterfactual]:
     """What `optimize` gives, for every combination of the values in a grid: setting -> values.
@@ -169,8 +169,8 @@ def sweep(
     settings = tuple(settings)
     points = [tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True)) for point in _product(grid)]
     variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]
-    with stages_of(config, Backend(workers=0)) as stages:
-        again = _Again(run, stages, _stage_ref(stages, iteration, stage, step))
+    with stages_of(config, Backend(workers=0), run) as stages:
+        again = _Again(run, stages, _stage_ref(stages, iteration, stage or run.last_stage, step))
         for words, changed in variants:
             again.check(changed, words)
         stored = again.outcome(config, ())
@@ -189,8 +189,17 @@ def changed_config(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     # The algorithm decides processing.name, so it is not kept when the algorithm changes.
     kept = {**before, "processing": {name: v for name, v in before["processing"].items() if name != "name"}}
     after = build_config(override(_without_other_algorithm(kept, settings), settings))
+    if kind_of(after) is not kind_of(config):
+        raise UsageError(
+            f"found algorithm.name={after.algorithm.name}; required an algorithm whose iterations have the stages of "
+            f"{config.algorithm.name}, which the run was made with. `metaloom train` samples anew"
+        )
     changed = after.model_dump(mode="json")
-    if refused := [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]:
+    refused = [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]
+    if after.algorithm.name == config.algorithm.name:
+        of_episodes = getattr(config.algorithm, "decides_episodes", ())
+        refused += [f"algorithm.{n}" for n in of_episodes if changed["algorithm"][n] != before["algorithm"][n]]
+    if refused:
         raise UsageError(
             f"found changes of {', '.join(refused)}, which decide what is sampled; required changes of "
             f"{', '.join(CHANGEABLE)} only, which leave stored batches as they are. `metaloom train` samples anew"
@@ -203,7 +212,7 @@ class _Again:
     """One stage of a run, to be computed under several settings."""
 
     run: Run
-    stages: OnPolicyStages
+    stages: IterationStages
     ref: StageRef
 
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
@@ -211,7 +220,8 @@ class _Again:
         stages = self.stages.under(config)
         load = self._loader(stages)
         for ref in stages.inputs(self.ref):
-            load(ref)  # so that the time is that of the stage alone
+            if ref.stage != self.ref.stage:  # the row numbers before are lineage, and not read
+                load(ref)  # so that the time is that of the stage alone
         began = time.perf_counter()
         value = compute_checked(stages, self.ref, load)
         seconds = time.perf_counter() - began
@@ -229,33 +239,37 @@ class _Again:
                     f"{asked}: {self.ref} reads the episodes of round {ref.step}, which are not stored; "
                     f"required at most {self.stages.config.algorithm.inner_steps} inner steps, as in the run"
                 )
-        if learner_ref(self.ref.iteration) in stages.inputs(self.ref):
+        if self.run.learner_ref(self.ref.iteration) in stages.inputs(self.ref):
             _fitted(self._stored_learner(), _own_learner(stages), asked)
 
     def start(self) -> dict[str, Array]:
         """Parameters before the update."""
-        if self.ref.stage != "meta_optimize":
+        if not self.ref.ends_iteration:
             return {}
         return dict(self.stages.begun(self._stored_learner()).params)
 
     def _stored_learner(self) -> LearnerState:
-        value = self.run.load(learner_ref(self.ref.iteration))
+        value = self.run.load(self.run.learner_ref(self.ref.iteration))
         assert isinstance(value, Update)
         return value.learner
 
-    def _loader(self, stages: OnPolicyStages) -> Callable[[StageRef], Any]:
+    def _loader(self, stages: IterationStages) -> Callable[[StageRef], Any]:
         """Loads stored outputs, with samples computed again and the learner as the algorithm knows it."""
         known: dict[StageRef, Any] = {}
 
         def load(ref: StageRef) -> Any:
-            if ref not in known:
-                known[ref] = self._load(stages, ref, load)
-            return known[ref]
+            if ref in known:
+                return known[ref]
+            value = self._load(stages, ref, load)
+            # Older rounds are for the replay memory to keep, within its bounds.
+            if ref.stage != "collect_rollouts" or ref.iteration == self.ref.iteration:
+                known[ref] = value
+            return value
 
         return load
 
-    def _load(self, stages: OnPolicyStages, ref: StageRef, load: Callable[[StageRef], Any]) -> Any:
-        if ref.stage == "process_samples":
+    def _load(self, stages: IterationStages, ref: StageRef, load: Callable[[StageRef], Any]) -> Any:
+        if ref.stage in ("process_samples", "sample_transitions"):
             return compute_checked(stages, ref, load)
         value = self.run.load(ref)
         if isinstance(value, Update):
@@ -263,9 +277,9 @@ class _Again:
         return value
 
 
-def _stage_ref(stages: OnPolicyStages, iteration: int, stage: str, step: int) -> StageRef:
+def _stage_ref(stages: IterationStages, iteration: int, stage: str, step: int) -> StageRef:
     require_known(stages.order(iteration), stage, step)
-    if stage in ("collect_rollouts", "evaluate"):
+    if stage in ("fill_memory", "collect_rollouts", "evaluate"):
         raise UsageError(f"found --stage {stage}, which samples; required a stage that computes on stored batches")
     return StageRef(iteration, stage, step)
 
@@ -282,7 +296,7 @@ def _product(grid: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, ...]]:
     return itertools.product(*grid.values())
 
 
-def _own_learner(stages: OnPolicyStages) -> LearnerState:
+def _own_learner(stages: IterationStages) -> LearnerState:
     """A learner of the stages' algorithm, for the names and shapes in it."""
     value = stages.compute(StageRef(0, "initialize"), lambda ref: None)
     assert isinstance(value, Update)

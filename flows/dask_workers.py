@@ -22,8 +22,10 @@ from flows.flight_recorder import Recording, remove_recordings
 from flows.watched_rollouts import Shard, Supervision, collect_watched, is_built_in, try_environment
 from flows.workers import Backend, SamplerSpec, code_digest
 from pipeline.envs import EnvError, make_env
+from pipeline.policies.config import ActorKind
 from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from stages.collect_rollouts import RolloutPosition
+from stages.episode_blocks import tasks_together
 
 LOOPBACK = "127.0.0.1"
 
@@ -85,7 +87,7 @@ class DaskWorkers:
         ]
         try:
             self._wait(futures)
-            return EpisodeBatch.concatenate(cast(list[EpisodeBatch], self.client.gather(futures)))
+            return tasks_together(cast(list[EpisodeBatch], self.client.gather(futures)))
         except KilledWorker as error:
             dead = next(n for n, future in enumerate(futures) if future.key == error.task)
             raise self._death(shards[dead], watches[dead]) from error
@@ -173,9 +175,13 @@ class DaskWorkers:
         # Workers of one machine answer alike.
         return max(found, key=len)
 
-    def sampling(self, episodes_per_task: int, *, deterministic: bool) -> "DaskWorkers":
+    def sampling(self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None) -> "DaskWorkers":
         """The same for another number of episodes."""
-        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic))
+        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor))
+
+    def filling(self, min_steps: int, *, actor: ActorKind) -> "DaskWorkers":
+        """The same for as many episodes as it takes."""
+        return replace(self, spec=self.spec.filling(min_steps, actor=actor))
 
     def _num_threads(self) -> int:
         # A worker that was just killed is missing here and counts again once its nanny has restarted it.

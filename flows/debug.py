@@ -11,8 +11,9 @@ from typing import Any
 import storage
 from flows.errors import UsageError
 from flows.faults import compute_checked, debug_command
+from flows.recompute import Recomputed
 from flows.replay import require_known
-from flows.run_stages import config_at, stages_of
+from flows.run_stages import stages_of_run
 from flows.words import stage_name
 from flows.workers import Backend
 from pipeline.envs import EnvConfig
@@ -53,6 +54,8 @@ def debug_stage(
 ) -> Debugged:
     """Run a stage from its stored inputs, whether or not its output is stored, and enter the debugger if it fails.
 
+    Inputs that were thinned are computed again.
+
     The debugger starts in the innermost frame; `up` leads to the stage and its arguments, and `stage_inputs` holds the
     stored inputs by name, such as collect_rollouts.0. The run is not changed.
 
@@ -68,14 +71,16 @@ def debug_stage(
     Raises:
         UsageError: the run has no such stage.
         storage.StageMissing: an input of the stage is not stored.
+        storage.DigestMismatch: an input was thinned and comes out with other bits today.
     """
     run = storage.open_run(path)
-    with stages_of(config_at(run, iteration), backend) as stages:
-        require_known(stages.order(iteration), stage, step)
+    with stages_of_run(run, backend) as all_stages:
+        require_known(all_stages.order(iteration), stage, step)
         ref = StageRef(iteration, stage, step)
-        inputs = {f"{i.stage}.{i.step}": run.load(i) for i in stages.inputs(ref)}
+        stages, load = all_stages.of(ref), Recomputed(run, all_stages)
+        inputs = {f"{i.stage}.{i.step}": load(i) for i in stages.inputs(ref)}
         try:
-            value = compute_checked(stages, ref, run.load)
+            value = compute_checked(stages, ref, load)
         except Exception as fault:
             held = ", ".join(inputs) or "nothing"
             say(f"{type(fault).__name__}: {fault}\n`{INPUTS}` holds {held}; `up` leads out to the stage")

@@ -1,6 +1,5 @@
 """`metaloom export`: which formats there are, and which options each takes."""
 
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -65,17 +64,3 @@ def export(
             from flows.export_tensorboard import export_tensorboard
 
             return export_tensorboard(run, out, iterations=iterations)
-
-
-def parse_iterations(text: str) -> slice | int:
-    """`7` or `A:B`, as Python slices count.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if re.fullmatch(r"-?\d{1,8}", text):
-        return int(text)
-    if not re.fullmatch(r"(-?\d{1,8})?:(-?\d{1,8})?", text):
-        raise UsageError(f"--iterations {text}: required N or FROM:TO, such as 0:100 or -10:")
-    start, stop = (int(part) if part else None for part in text.split(":"))
-    return slice(start, stop)

@@ -4,7 +4,7 @@ from datetime import datetime
 from pathlib import Path
 
 from flows.errors import ExtraMissing
-from storage import Run, StageRef
+from storage import Run
 from storage.export import Export, export_folder
 from storage.reader import Iterations
 
@@ -28,7 +28,7 @@ def export_tensorboard(run: Run, out: Path, *, iterations: Iterations = None) ->
         writer = EventFileWriter(str(folder))
         try:
             for i in run.select(iterations):
-                record, metrics = run.record(StageRef(i, "meta_optimize")), run[i].metrics()
+                record, metrics = run.record(run.last_ref(i)), run[i].metrics()
                 values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in metrics.items()]
                 ended = datetime.fromisoformat(record.started).timestamp() + record.seconds
                 writer.add_event(Event(wall_time=ended, step=i, summary=Summary(value=values)))

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import storage
-from flows.on_policy import Load, OnPolicyStages, StageOutput
+from flows.iteration_stages import IterationStages, Load, StageOutput
 from pipeline.algorithms.finite import NumericalError
 from pipeline.baselines import BaselineError
 from stages.faults import StageFault
@@ -16,7 +16,7 @@ FAULTS = (StageFault, NumericalError, BaselineError)
 """What a stage raises about numbers and environments, as against errors in the program."""
 
 
-def compute_checked(stages: OnPolicyStages, ref: StageRef, load: Load) -> StageOutput:
+def compute_checked(stages: IterationStages, ref: StageRef, load: Load) -> StageOutput:
     """A stage's output, all of whose numbers are finite.
 
     Raises:

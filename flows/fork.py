@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import storage
-from flows.on_policy import OnPolicyStages
+from flows.iteration_stages import IterationStages
 from flows.recompute import Recomputed
 from flows.run_stages import config_of, stages_of, stages_of_run
 from flows.train import environment
@@ -16,7 +16,7 @@ from pipeline.config import ConfigError, RunConfig, build_config, override
 from pipeline.envs import make_env
 from pipeline.evaluation import EvaluationPlan, evaluation_tasks
 from pipeline.types import LearnerState, Update
-from storage import Fork, Run, StageRef, learner_ref
+from storage import Fork, Run, StageRef
 from storage.codec import flatten
 
 _SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
@@ -60,7 +60,7 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
     )
 
 
-def _misfits(run: Run, iteration: int, old: RunConfig, stages: OnPolicyStages) -> Iterator[str]:
+def _misfits(run: Run, iteration: int, old: RunConfig, stages: IterationStages) -> Iterator[str]:
     """Why batches under new settings could not be stored behind those of the parent."""
     new = stages.config
     # Without an iteration there is only a learner, which any sizes can go on from.
@@ -69,7 +69,7 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: OnPolicyStages) -
     if old.env != new.env:
         yield from _changed_env(make_env(old.env), make_env(new.env))
     fresh = _expect(stages.compute(StageRef(0, "initialize"), run.load))
-    stored = _expect(run.load(learner_ref(iteration)))
+    stored = _expect(run.load(run.learner_ref(iteration)))
     yield from _differences("the learner", _forms(stored.learner), _forms(fresh.learner))
     if new.evaluation.every is not None:
         yield from _changed_evaluation(run, iteration, stages)
@@ -79,13 +79,14 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: OnPolicyStages) -
 
 def _changed_sizes(old: RunConfig, new: RunConfig) -> Iterator[str]:
     pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
-    pairs["algorithm.inner_steps"] = (old.algorithm.inner_steps, new.algorithm.inner_steps)
+    for name in ("inner_steps", *getattr(old.algorithm, "sizes", ())):
+        pairs[f"algorithm.{name}"] = (getattr(old.algorithm, name), getattr(new.algorithm, name, None))
     for name, (before, after) in pairs.items():
         if before != after:
             yield f"{name} cannot change from {before} to {after}: every array of a run has one shape"
 
 
-def _changed_evaluation(run: Run, iteration: int, stages: OnPolicyStages) -> Iterator[str]:
+def _changed_evaluation(run: Run, iteration: int, stages: IterationStages) -> Iterator[str]:
     shared = [ref for ref in run.refs() if ref.stage == "evaluate" and ref.iteration < iteration]
     if not shared:
         return
@@ -122,9 +123,9 @@ def _interface(env: Any) -> dict[str, Any]:
         env.close()
 
 
-def _changed_metrics(run: Run, iteration: int, stages: OnPolicyStages) -> Iterator[str]:
+def _changed_metrics(run: Run, iteration: int, stages: IterationStages) -> Iterator[str]:
     """Whether the last shared update, made again under the new settings, would fit where it is stored."""
-    ref = StageRef(iteration - 1, "meta_optimize")
+    ref = run.last_ref(iteration - 1)
     try:
         with stages_of_run(run, Backend(workers=0)) as parents:  # whose batches may have been thinned
             update = _expect(stages.compute(ref, Recomputed(run, parents)))

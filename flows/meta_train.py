@@ -41,7 +41,16 @@ DEFAULT_RECIPE = "promp-half-cheetah-dir"
 
 RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*sorted(RECIPES)]})]
 StageName = Literal[
-    "initialize", "sample_tasks", "collect_rollouts", "process_samples", "adapt", "meta_optimize", "evaluate"
+    "initialize",
+    "fill_memory",
+    "sample_tasks",
+    "collect_rollouts",
+    "process_samples",
+    "adapt",
+    "sample_transitions",
+    "meta_optimize",
+    "update",
+    "evaluate",
 ]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]

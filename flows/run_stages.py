@@ -5,29 +5,45 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from flows.on_policy import OnPolicyStages, stage_order
+from flows.iteration_stages import IterationStages
+from flows.off_policy import OffPolicyStages
+from flows.on_policy import OnPolicyStages
 from flows.run_info import planned_iterations
+from flows.task_inference import TaskInferenceStages
 from flows.workers import Backend, rollout_workers, usable_cores
 from pipeline.config import RunConfig, build_config
 from storage import Run, StageRef
 
 
 @contextmanager
-def stages_of(config: RunConfig, backend: Backend) -> Iterator[OnPolicyStages]:
-    """The stages of a run with their workers, for as long as the context lasts.
+def stages_of(config: RunConfig, backend: Backend, run: Run | None = None) -> Iterator[IterationStages]:
+    """The stages of a run, new or stored before, with their workers, for as long as the context lasts.
 
     One BLAS and one torch thread per Python thread: more would make bits depend on the number of cores.
     """
     torch.set_num_threads(1)
     with (
         threadpool_limits(1),
-        ThreadPoolExecutor(usable_cores(), thread_name_prefix="metaloom-math") as pool,
+        ThreadPoolExecutor(usable_cores(), "metaloom-math", _overflow_quietly) as pool,
         rollout_workers(config, backend) as workers,
     ):
-        yield OnPolicyStages.build(config, workers, pool.map)
+        yield kind_of(config).build(config, workers, pool.map, run)
+
+
+def _overflow_quietly() -> None:
+    """Have NumPy not warn in a thread: what is not finite at the end of a stage is found, and told better."""
+    np.seterr(over="ignore", invalid="ignore", divide="ignore")
+
+
+def kind_of(config: RunConfig) -> type[IterationStages]:
+    """How iterations of a run with this configuration proceed."""
+    if config.infers_tasks:
+        return TaskInferenceStages
+    return OffPolicyStages if config.off_policy else OnPolicyStages
 
 
 class RunStages:
@@ -48,25 +64,26 @@ class RunStages:
         self._backend = backend
         self._stack = stack
         self._own = config or config_of(run)
-        self._known: dict[str, OnPolicyStages] = {}
+        self._known: dict[str, IterationStages] = {}
         self._configs: dict[str, RunConfig] = {json.dumps(run.config, sort_keys=True): self._own}
 
     def order(self, iteration: int) -> list[StageRef]:
         """The stages of an iteration in the order in which they run."""
-        return stage_order(self.config(StageRef(iteration, "sample_tasks")), iteration)
+        config = self.config(StageRef(iteration, "sample_tasks"))
+        return kind_of(config).stage_order(config, iteration)
 
     def config(self, ref: StageRef) -> RunConfig:
         """The settings that decide an output."""
         return self._configured(ref)[1]
 
-    def of(self, ref: StageRef) -> OnPolicyStages:
+    def of(self, ref: StageRef) -> IterationStages:
         """The stages that compute an output."""
         key, config = self._configured(ref)
         if key not in self._known:
-            self._known[key] = self._stack.enter_context(stages_of(config, self._backend))
+            self._known[key] = self._stack.enter_context(stages_of(config, self._backend, self._run))
         return self._known[key]
 
-    def own(self) -> OnPolicyStages:
+    def own(self) -> IterationStages:
         """The stages that compute what is not shared with another run."""
         return self.of(StageRef(self._own.iterations, "sample_tasks"))
 

@@ -56,6 +56,20 @@ def require_iteration(run: storage.Run, iteration: int) -> None:
         )
 
 
+def parse_span(option: str, text: str) -> slice | int:
+    """The value of an option that is `7` or `A:B`, as Python slices count.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if re.fullmatch(r"-?\d{1,8}", text):
+        return int(text)
+    if not re.fullmatch(r"(-?\d{1,8})?:(-?\d{1,8})?", text):
+        raise UsageError(f"{option} {text}: required N or FROM:TO, such as 0:100 or -10:")
+    start, stop = (int(part) if part else None for part in text.split(":"))
+    return slice(start, stop)
+
+
 def best_iteration(run: storage.Run) -> int:
     """The first iteration whose episodes had the highest mean return, after adaptation where there is any.
 

@@ -11,11 +11,10 @@ from flows.runs import require_iteration
 from flows.workers import Backend
 from storage import Retention, Run, StageRef, Thinned
 from storage.codec import Value
-from storage.thinning import thinnable
 
 
 def thin(path: Path, retention: Retention, *, dry_run: bool = False) -> Thinned:
-    """Remove the arrays of rollouts, samples and adapted parameters of the complete iterations that are not kept.
+    """Remove the arrays that can be computed again (`storage.THINNABLE`) of the complete iterations that are not kept.
 
     Args:
         path: the run's folder.
@@ -31,7 +30,7 @@ def thin(path: Path, retention: Retention, *, dry_run: bool = False) -> Thinned:
     run = storage.open_run(path)
     chosen = [i for i in run.iterations if not retention.keeps(i, len(run.iterations))]
     if dry_run:
-        refs = [ref for ref in thinnable(run.refs(), {*chosen}) if not run.is_thinned(ref)]
+        refs = [ref for ref in run.thinnable({*chosen}) if not run.is_thinned(ref)]
         return Thinned.of([run.record(ref) for ref in refs])
     with storage.open_writer(path) as writer:
         return writer.thin(chosen)
@@ -52,7 +51,7 @@ def materialise(
     iterations = run.thinned_iterations() if iteration is None else [iteration]
     with storage.open_writer(path) as writer, stages_of_run(run, backend) as stages:
         for i in iterations:
-            thinned = [ref for ref in thinnable(stages.order(i), [i]) if run.contains(ref) and run.is_thinned(ref)]
+            thinned = [ref for ref in run.thinnable([i]) if run.is_thinned(ref)]
             values: dict[StageRef, Value] = {}
             for ref in thinned:
                 values[ref] = stages.of(ref).compute(ref, partial(_load, run, values))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import storage
 from flows.faults import compute_checked, kept_in_quarantine
-from flows.on_policy import OnPolicyStages
+from flows.iteration_stages import IterationStages
 from flows.run_stages import config_of, stages_of, stages_of_run
 from flows.warm_start import pinned
 from flows.workers import Backend, code_digest
@@ -103,6 +103,7 @@ def train(
             capacity=config.iterations,
             environment=environment(stages),
             retention=retention_of(config),
+            last_stage=stages.last_stage,
         ) as writer,
     ):
         return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
@@ -175,7 +176,7 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
     return build_config(override(config.model_dump(mode="json"), assignments))
 
 
-def environment(stages: OnPolicyStages) -> dict[str, Any]:
+def environment(stages: IterationStages) -> dict[str, Any]:
     """What decides the numbers besides the configuration, and is not known to the store: the code, and its defaults."""
     return {"code": code_digest(), "env": env_facts(stages.config.env, stages.env)}
 
@@ -186,7 +187,7 @@ class _Plan:
 
     config: RunConfig
     order: Callable[[int], list[StageRef]]
-    stages_for: Callable[[StageRef], OnPolicyStages]
+    stages_for: Callable[[StageRef], IterationStages]
 
 
 def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
@@ -230,7 +231,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
     return TrainResult(path, iterations, stopped=False)
 
 
-def run_once(stages: OnPolicyStages, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
+def run_once(stages: IterationStages, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
     """Compute and store a stage unless it is stored already; numbers that are not finite are refused, and kept."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
@@ -256,12 +257,12 @@ def _evaluation_returns(writer: RunWriter, refs: Iterable[StageRef]) -> list[flo
 
 
 def _update(writer: RunWriter, iteration: int) -> Update:
-    update = writer.load(StageRef(iteration, "meta_optimize"))
+    update = writer.load(writer.run.last_ref(iteration))
     assert isinstance(update, Update)
     return update
 
 
 def _num_steps(writer: RunWriter, ref: StageRef) -> int:
     """Environment steps in a stage's output."""
-    batch = writer.load(ref) if ref.stage == "collect_rollouts" else None
+    batch = writer.load(ref) if ref.stage in ("fill_memory", "collect_rollouts") else None
     return batch.num_steps if isinstance(batch, EpisodeBatch) else 0

@@ -23,7 +23,7 @@ def pinned(config: RunConfig) -> RunConfig:
     run = storage.open_run(at.path)
     place = storage.url_of(run.path) or str(run.path.resolve())
     updates = len(run.iterations) if at.iteration is None else at.iteration
-    ref = storage.learner_ref(updates)
+    ref = run.learner_ref(updates)
     if not run.contains(ref):
         raise UsageError(f"init_from: found {updates} updates of {place}, which has had {len(run.iterations)}")
     found = WarmStart(run=place, updates=updates, digest=run.record(ref).digest)
@@ -53,7 +53,7 @@ def read_learner(start: WarmStart) -> LearnerState:
         storage.StoreError: it is no longer there.
     """
     run = storage.open_run(run_folder(start.run))
-    ref = storage.learner_ref(len(run.iterations) if start.updates is None else start.updates)
+    ref = run.learner_ref(len(run.iterations) if start.updates is None else start.updates)
     _require_same(start, WarmStart(run=start.run, updates=start.updates, digest=run.record(ref).digest))
     update = run.load(ref)
     assert isinstance(update, Update)

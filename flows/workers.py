@@ -20,7 +20,7 @@ import pipeline
 import stages
 from flows.errors import UsageError
 from pipeline.envs.config import EnvConfig
-from pipeline.policies.config import PolicyConfig
+from pipeline.policies.config import ActorKind, PolicyConfig
 from pipeline.schema import Settings
 from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from stages.collect_rollouts import UNWATCHED, RolloutPosition, RolloutWatch, Sampler, collect_rollouts
@@ -121,8 +121,17 @@ class RolloutWorkers(Protocol):
         """E complete episodes of every task."""
         ...
 
-    def sampling(self, episodes_per_task: int, *, deterministic: bool) -> "RolloutWorkers":
-        """The same workers for another number of episodes, by the most likely action instead of a draw if asked."""
+    def sampling(
+        self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None
+    ) -> "RolloutWorkers":
+        """The same workers for another number of episodes, by the most likely action instead of a draw if asked.
+
+        And by another actor than the algorithm's, if one is named.
+        """
+        ...
+
+    def filling(self, min_steps: int, *, actor: ActorKind) -> "RolloutWorkers":
+        """The same workers for as many episodes of each task as it takes to have so many steps, drawn by an actor."""
         ...
 
 
@@ -131,9 +140,11 @@ class SamplerSpec(Settings):
 
     env: EnvConfig
     policy: PolicyConfig
-    episodes_per_task: int
+    episodes_per_task: int | None
+    """None for as many as min_steps takes."""
     max_episode_steps: int
     threads: int
+    actor: ActorKind = "policy"
     deterministic: bool = False
     min_steps: int | None = None
     min_rollouts: int | None = None
@@ -147,14 +158,22 @@ class SamplerSpec(Settings):
             episodes_per_task=config.episodes_per_task,
             max_episode_steps=config.max_episode_steps,
             threads=threads,
+            actor=getattr(config.algorithm, "actor", "policy"),
             min_steps=config.min_steps,
             min_rollouts=config.min_rollouts,
         )
 
-    def sampling(self, episodes_per_task: int, deterministic: bool) -> "SamplerSpec":
+    def sampling(self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None) -> "SamplerSpec":
         """The same environment and policy for another kind of episodes, and always as many of them."""
-        kind = {"episodes_per_task": episodes_per_task, "deterministic": deterministic}
-        return self.model_copy(update={**kind, "min_steps": None, "min_rollouts": None})
+        kind = {"deterministic": deterministic, "actor": actor or self.actor}
+        number = {"episodes_per_task": episodes_per_task, "min_steps": None, "min_rollouts": None}
+        return self.model_copy(update=kind | number)
+
+    def filling(self, min_steps: int, *, actor: ActorKind) -> "SamplerSpec":
+        """The same environment and policy for as many episodes as it takes, drawn by an actor."""
+        kind = {"deterministic": False, "actor": actor}
+        number = {"episodes_per_task": None, "min_steps": min_steps, "min_rollouts": None}
+        return self.model_copy(update=kind | number)
 
     @property
     def enough(self) -> Enough | None:
@@ -162,6 +181,14 @@ class SamplerSpec(Settings):
         if self.min_steps is None and self.min_rollouts is None:
             return None
         return Enough(self.min_steps, self.min_rollouts, self.episodes_per_task, self.max_episode_steps)
+
+    @property
+    def episodes_at_once(self) -> int:
+        """Episodes of a task that are sampled side by side."""
+        if self.enough is not None:
+            return self.enough.block_size
+        assert self.episodes_per_task is not None, "nothing says when there are enough episodes"
+        return self.episodes_per_task
 
 
 @dataclass(frozen=True)
@@ -176,9 +203,15 @@ class LocalWorkers:
         with redirect_stdout(sys.stderr):
             return collect_shard(self.spec, params, tasks, position)
 
-    def sampling(self, episodes_per_task: int, *, deterministic: bool) -> "LocalWorkers":
+    def sampling(
+        self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None
+    ) -> "LocalWorkers":
         """The same for another number of episodes."""
-        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic))
+        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor))
+
+    def filling(self, min_steps: int, *, actor: ActorKind) -> "LocalWorkers":
+        """The same for as many episodes as it takes."""
+        return replace(self, spec=self.spec.filling(min_steps, actor=actor))
 
 
 @contextmanager
@@ -249,9 +282,10 @@ def _build(spec: SamplerSpec) -> Sampler:
     return Sampler(
         spec.env,
         spec.policy,
-        episodes_per_task=spec.episodes_per_task,
+        episodes_per_task=spec.episodes_at_once,
         max_episode_steps=spec.max_episode_steps,
         num_threads=spec.threads,
+        actor=spec.actor,
         deterministic=spec.deterministic,
         enough=spec.enough,
     )

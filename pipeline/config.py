@@ -12,15 +12,17 @@ from pipeline.baselines import BaselineConfig
 from pipeline.config_input import ConfigError, conversions, explain, load_config, override
 from pipeline.envs.config import EnvConfig, gymnasium_limit
 from pipeline.evaluation_config import EvaluationConfig
+from pipeline.off_policy_config import off_policy_problems
 from pipeline.policies import PolicyConfig
 from pipeline.processing_config import ProcessingConfig, processing_problems
-from pipeline.run_sections import RetentionConfig, WarmStart
+from pipeline.run_sections import ReplayConfig, RetentionConfig, WarmStart
 from pipeline.schema import Settings
 from pipeline.stopping import StoppingConfig
 
 __all__ = [
     "ConfigError",
     "ProcessingConfig",
+    "ReplayConfig",
     "RetentionConfig",
     "RunConfig",
     "WarmStart",
@@ -56,6 +58,7 @@ class RunConfig(Settings):
     seed: int = Field(default=1, ge=0, lt=2**63)
     evaluation: EvaluationConfig = EvaluationConfig()
     retention: RetentionConfig = RetentionConfig()
+    replay: ReplayConfig = ReplayConfig()
     init_from: WarmStart | None = None
     """A stored run whose parameters this one starts from: RUN, RUN@UPDATES, RUN@best or RUN@latest."""
     stop: StoppingConfig | None = None
@@ -96,11 +99,17 @@ class RunConfig(Settings):
                 f"min_rollouts is {self.min_rollouts} but episodes_per_task, which is the most there can be, is "
                 f"{self.episodes_per_task}; raise episodes_per_task"
             )
-        if self.samples_until_enough and not self.has_critic:
+        if self.samples_until_enough and not (self.has_critic or (self.off_policy and not self.infers_tasks)):
             raise ValueError(
                 f"min_steps or min_rollouts is set, but {self.algorithm.name} learns from equally many episodes of "
                 "every task; leave both out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _off_policy_leaves_out_what_it_has_no_use_for(self) -> "RunConfig":
+        if self.off_policy and (problem := next(off_policy_problems(self), None)):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -168,13 +177,24 @@ class RunConfig(Settings):
         return getattr(self.algorithm, "has_critic", False)
 
     @property
+    def off_policy(self) -> bool:
+        """Whether the algorithm learns from transitions of all iterations so far."""
+        return getattr(self.algorithm, "off_policy", False)
+
+    @property
+    def infers_tasks(self) -> bool:
+        """Whether the algorithm infers which task it acts in from what it has seen of it."""
+        return getattr(self.algorithm, "infers_tasks", False)
+
+    @property
     def samples_until_enough(self) -> bool:
         """Whether a task may have fewer than episodes_per_task episodes."""
         return self.min_steps is not None or self.min_rollouts is not None
 
     def build_algorithm(self) -> Algorithm:
-        """The algorithm as the stages use it: what an actor-critic computes depends on the discount as well."""
-        return self.algorithm.build(self.processing) if self.has_critic else self.algorithm  # pyright: ignore
+        """The algorithm as the stages use it: what one with a critic computes depends on the discount as well."""
+        builds = self.has_critic or self.off_policy
+        return self.algorithm.build(self.processing) if builds else self.algorithm  # pyright: ignore
 
     @property
     def nominal_steps_per_iteration(self) -> int:
@@ -185,10 +205,10 @@ class RunConfig(Settings):
     def digest(self) -> str:
         """SHA-256 of the settings that decide the numbers of training.
 
-        `iterations` and `stop` only say where a run stops, `evaluation` what is measured on the way, and `retention`
-        what is kept.
+        `iterations` and `stop` only say where a run stops, `evaluation` what is measured on the way, `retention` what
+        is kept, and `replay` how it is read.
         """
-        settings = self.model_dump(mode="json", exclude={"iterations", "stop", "evaluation", "retention"})
+        settings = self.model_dump(mode="json", exclude={"iterations", "stop", "evaluation", "retention", "replay"})
         # Settings that came later count where they are used, so that what runs were made with keeps its digest.
         settings = {name: value for name, value in settings.items() if name not in _LATER or value is not None}
         return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,5 +1,6 @@
-"""Numbers that describe one round of episodes, by the names under which they are kept as metrics."""
+"""Numbers that describe rounds of episodes, by the names under which they are kept as metrics."""
 
+from collections.abc import Sequence
 from types import EllipsisType
 
 import numpy as np
@@ -17,22 +18,37 @@ def step_metrics(step: Step) -> Metrics:
     that chooses has no `policy_std`.
     """
     episodes, samples = step.episodes, step.samples
-    real: Array | EllipsisType = ... if episodes.real.all() else episodes.real
-    episode_returns = episodes.episode_returns[real]
     per_task = zip(samples.values, samples.returns, samples.mask, strict=True)
     metrics = {
-        "average_return": episode_returns.mean(),
-        "average_discounted_return": samples.returns[..., 0][real].mean(dtype=np.float64),
-        "std_return": episode_returns.std(),
-        "max_return": episode_returns.max(),
-        "min_return": episode_returns.min(),
-        "num_episodes": episode_returns.size,
-        "average_length": episodes.lengths[real].mean(),
-        "fraction_truncated": episodes.truncated[real].mean(),
+        "average_discounted_return": samples.returns[..., 0][_real(episodes)].mean(dtype=np.float64),
         "explained_variance": np.mean([explained_variance(*task) for task in per_task]),
         **_policy_metrics(episodes),
     }
-    return {f"step_{step.k}.{name}": float(value) for name, value in metrics.items()}
+    own = {f"step_{step.k}.{name}": float(value) for name, value in metrics.items()}
+    return episode_metrics([episodes], step.k) | own
+
+
+def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
+    """Averages over all episodes of some rounds, each name prefixed with `step_k.`; returns are undiscounted."""
+    returns, lengths, truncated = (
+        np.concatenate([getattr(episodes, name)[_real(episodes)].ravel() for episodes in rounds])
+        for name in ("episode_returns", "lengths", "truncated")
+    )
+    metrics = {
+        "average_return": returns.mean(),
+        "std_return": returns.std(),
+        "max_return": returns.max(),
+        "min_return": returns.min(),
+        "num_episodes": returns.size,
+        "average_length": lengths.mean(),
+        "fraction_truncated": truncated.mean(),
+    }
+    return {f"step_{k}.{name}": float(value) for name, value in metrics.items()}
+
+
+def _real(episodes: EpisodeBatch) -> Array | EllipsisType:
+    """What selects the real episodes; all at once where there are no others, which sums in another order."""
+    return ... if episodes.real.all() else episodes.real
 
 
 def _policy_metrics(episodes: EpisodeBatch) -> Metrics:

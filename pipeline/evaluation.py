@@ -87,10 +87,10 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
     if not isinstance(asked, str):
         return _given_pool(env, asked)
     if asked == "held-out" and env.test_task_set is not None:
-        return _pool(env, env.test_task_set)
+        return TaskPool.of(env, env.test_task_set)
     if env.task_set is not None:
         # Without held-out ones among finitely many tasks, the draw of a task that training knows is all there can be.
-        return _pool(env, env.task_set)
+        return TaskPool.of(env, env.task_set)
     if asked == "train":
         return TaskPool(env.task_fields, _training_draw(config, env, max(updates - 1, 0)))
     draws = [_training_draw(config, env, i) for i in range(updates)]
@@ -103,12 +103,8 @@ def _takes_training_set(config: RunConfig, env: MetaEnv) -> bool:
     return env.task_set is not None and (asked == "train" or (asked == "held-out" and env.test_task_set is None))
 
 
-def _pool(env: MetaEnv, tasks: tuple[tuple[float, ...], ...]) -> TaskPool:
-    return TaskPool(env.task_fields, np.array(tasks, np.float64).reshape(len(tasks), -1 if tasks[0] else 0))
-
-
 def _given_pool(env: MetaEnv, tasks: tuple[tuple[float, ...], ...]) -> TaskPool:
-    pool = _pool(env, tasks)
+    pool = TaskPool.of(env, tasks)
     # A user's tasks may be none of the environment's, which knows it; better here than on a worker.
     for task in pool.all().params:
         env.set_task(task)

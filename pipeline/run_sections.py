@@ -21,6 +21,13 @@ class RetentionConfig(Settings):
     """Stop before the run's files hold more than this; warn at 90 %."""
 
 
+class ReplayConfig(Settings):
+    """How an off-policy algorithm reads its replay memory, which is the stored run. No number depends on it."""
+
+    cache_mib: int = Field(default=1024, ge=1)
+    """Mebibytes of the newest transitions that are kept at hand; older ones are read from the store."""
+
+
 class WarmStart(Settings):
     """The learner of a stored run that another run starts from.
 

@@ -1,5 +1,6 @@
 """Which tasks a learner is tested on: from a distribution, from a pool, or evenly from the classes of a pool."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +66,11 @@ class TaskPool:
     tasks: Array
     with_replacement: bool = False
 
+    @classmethod
+    def of(cls, env: MetaEnv, tasks: Sequence[Sequence[float]]) -> "TaskPool":
+        """The pool of these tasks of an environment, which may have no parameters."""
+        return cls(env.task_fields, np.array(tasks, np.float64).reshape(len(tasks), -1 if tasks[0] else 0))
+
     def all(self) -> TaskBatch:
         """Every task once, in order."""
         return self._batch(np.arange(len(self.tasks)))
@@ -120,6 +126,35 @@ class TaskClasses:
             raise EnvError(f"found no task field {self.field!r} to draw evenly by; required one of {names}")
         column = self.pool.tasks[:, names.index(self.field)]
         return [np.flatnonzero(column == value) for value in np.unique(column)]
+
+
+def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
+    """So many different tasks of the environment's `task_set`, in random order, all sets of them equally likely.
+
+    Raises:
+        EnvError: the environment has no fixed set of tasks, or one of fewer.
+    """
+    size = len(fixed_tasks(env))
+    if num_tasks > size:
+        raise EnvError(
+            f"found {num_tasks} tasks to draw from the {size} of {type(env.unwrapped).__name__}; "
+            f"required at most {size}, since none is drawn twice"
+        )
+    return TaskPool.of(env, fixed_tasks(env)).sample(num_tasks, rng)
+
+
+def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
+    """The environment's `task_set`.
+
+    Raises:
+        EnvError: it has none.
+    """
+    if env.task_set is None:
+        raise EnvError(
+            f"{type(env.unwrapped).__name__} draws its tasks from a distribution; required a fixed set (`task_set`) to "
+            "collect from and to remember, such as that of pearl-cheetah-vel"
+        )
+    return env.task_set
 
 
 def shuffled_blocks(size: int, count: int, rng: np.random.Generator) -> Array:

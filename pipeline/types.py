@@ -68,7 +68,9 @@ class EpisodeBatch:
         truncated: [B, E] bool, the step limit ended it.
         lengths: [B, E] int32, steps in the episode; 0 where there is none.
         behavior: what the acting distribution was, float32: for a Gaussian `mean` [B, E, T, A] and `log_std` [B, A],
-            for choices `log_probs` [B, E, T, number of choices].
+            for choices `log_probs` [B, E, T, number of choices]; for a tanh-Gaussian `mean` and `log_stds` [B, E, T, A]
+            before the tanh, with the variable drawn from a belief about the task as `latent` [B, E, Z]; for values of
+            choices `action_values` [B, E, T, number of choices] and `epsilon` [B]; nothing for uniform actions.
         reward_terms: name -> [B, E, T] float32; they sum to `rewards`.
         initial_state: [B, E, S] float64, the simulator's state after reset, from which an episode can be rendered.
     """

@@ -2,20 +2,18 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
-from gymnasium.spaces import Discrete
 
-from pipeline.envs import EnvConfig, make_batch_env, make_env
 from pipeline.envs.contract import BatchEnv, BatchStep, EnvError
-from pipeline.envs.loop_batch import LoopBatch
-from pipeline.policies.acting import CategoricalActor, GaussianActor, check_actor_params
-from pipeline.policies.config import PolicyConfig
+from pipeline.policies.acting import check_actor_params, make_actor
+from pipeline.policies.actors import Actor, ActorSetup
 from pipeline.seeding import generator
 from pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
-from stages.episode_blocks import Enough, collect_until
+from stages.episode_blocks import collect_until, tasks_together
 from stages.rollout_faults import Circumstances, RolloutError, RolloutPosition, not_finite
+from stages.rollout_watch import UNWATCHED, RolloutWatch, Unwatched
+from stages.sampler import Sampler
 
 __all__ = [
     "UNWATCHED",
@@ -26,98 +24,6 @@ __all__ = [
     "Unwatched",
     "collect_rollouts",
 ]
-
-
-class RolloutWatch(Protocol):
-    """Is told where a rollout is, so that it can be known if the process does not live to tell."""
-
-    def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
-        """Zeros [T, N, A] float32, into which the episodes from a position on write their actions.
-
-        They are copied when the episodes have ended.
-        """
-        ...
-
-    def entered(self, env_step: int | None) -> None:
-        """The environments are about to be reset (None) or to take a step."""
-        ...
-
-    def row(self, row: int) -> None:
-        """The environment of a row is about to be called, where a loop calls one after the other."""
-        ...
-
-
-class Unwatched:
-    """Nobody watches."""
-
-    def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
-        """Zeros of this shape."""
-        del position
-        return np.zeros(shape, np.float32)
-
-    def entered(self, env_step: int | None) -> None:
-        """Nothing to note."""
-
-    def row(self, row: int) -> None:
-        """Nothing to note."""
-
-
-UNWATCHED = Unwatched()
-
-
-class Sampler:
-    """Simulators for a run's rollouts, kept warm between calls. One per thread: not safe to share."""
-
-    _KEPT = 4
-
-    def __init__(
-        self,
-        env: EnvConfig,
-        policy: PolicyConfig,
-        *,
-        episodes_per_task: int,
-        max_episode_steps: int,
-        num_threads: int = 1,
-        deterministic: bool = False,
-        enough: Enough | None = None,
-    ) -> None:
-        self.policy = policy
-        self.deterministic = deterministic
-        self.enough = enough
-        self.episodes_at_once = episodes_per_task if enough is None else enough.block_size
-        self.episodes_per_task = episodes_per_task
-        self.max_episode_steps = max_episode_steps
-        self.env = env
-        self._num_threads = num_threads
-        self._batches: dict[int, BatchEnv] = {}
-        self._num_choices: int | None = None
-
-    @property
-    def num_choices(self) -> int:
-        """Actions to choose from; 0 where actions are numbers."""
-        if self._num_choices is None:
-            env = make_env(self.env)
-            self._num_choices = int(env.action_space.n) if isinstance(env.action_space, Discrete) else 0
-            env.close()
-        return self._num_choices
-
-    def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
-        """The simulators for shards of this many tasks, made on first use; the last four sizes are kept."""
-        batch = self._batches.pop(num_tasks, None)
-        if batch is None:
-            batch = make_batch_env(self.env, num_tasks * self.episodes_at_once, self._num_threads, watch.row)
-        if isinstance(batch, LoopBatch):
-            batch.watch_row = watch.row
-        self._batches[num_tasks] = batch
-        while len(self._batches) > self._KEPT:
-            self._batches.pop(next(iter(self._batches))).close()
-        return batch
-
-    def close(self) -> None:
-        """Free the simulators."""
-        for batch in self._batches.values():
-            batch.close()
-        self._batches.clear()
 
 
 def collect_rollouts(
@@ -141,7 +47,7 @@ def collect_rollouts(
     if sampler.enough is None:
         return _collect_together(sampler, params, tasks, position, watch)
     # Task by task, since each needs a number of blocks of its own.
-    return EpisodeBatch.concatenate(
+    return tasks_together(
         [
             collect_until(sampler.enough, partial(_collect_block, sampler, params, tasks, position, watch, b))
             for b in range(len(tasks))
@@ -167,7 +73,14 @@ def _collect_together(
     sampler: Sampler, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch
 ) -> EpisodeBatch:
     env = sampler.batch(len(tasks), watch)
-    check_actor_params(sampler.policy, params.params, env.observation_size, env.action_size, sampler.num_choices)
+    check_actor_params(
+        sampler.actor,
+        sampler.policy,
+        params.params,
+        env.observation_size,
+        action_size=env.action_size,
+        num_choices=sampler.num_choices,
+    )
     # Numbers that are too large are found at the end, and told better than by a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         return _Rollout(sampler, env, params, tasks, position, watch).run()
@@ -191,11 +104,7 @@ class _Rollout:
         self.circumstances = Circumstances(sampler.env, tasks, position, E)
         self.observations = np.zeros((T + 1, B * E, env.observation_size), np.float32)
         self.taken = watch.actions((T, B * E, env.action_size), position)
-        rngs = None
-        if not sampler.deterministic:
-            rngs = [generator(position.run_seed, "actions", *position.of_task(b)) for b in range(B)]
-        actor = CategoricalActor if sampler.num_choices else GaussianActor
-        self.actor = actor(sampler.policy, params, self.taken, E, rngs)
+        self.actor = _actor(sampler, params, self.taken, B, position)
         self.rewards = np.zeros((T, B * E), np.float32)
         self.terms: dict[str, Array] = {}
         self.lengths = np.zeros(B * E, np.int32)
@@ -282,6 +191,22 @@ class _Rollout:
         split = values.reshape(len(values), self.B, self.E, *values.shape[2:])
         # Always a copy: where there is one row, the order is the same already, and the actions are the watch's.
         return np.array(np.moveaxis(split, 0, 2), order="C")
+
+
+def _actor(sampler: Sampler, params: TaskParams, taken: Array, num_tasks: int, position: RolloutPosition) -> Actor:
+    rngs = None
+    if not sampler.deterministic:
+        rngs = [generator(position.run_seed, "actions", *position.of_task(b)) for b in range(num_tasks)]
+    setup = ActorSetup(
+        sampler.policy,
+        params,
+        taken,
+        num_rows=sampler.episodes_at_once,
+        num_choices=sampler.num_choices,
+        rngs=rngs,
+        belief_rng=lambda b, e: generator(position.run_seed, "beliefs", *position.of_episode(b, e)),
+    )
+    return make_actor(sampler.actor, setup)
 
 
 def _require_shape(name: str, found: Array, required: tuple[int, ...]) -> None:

@@ -1,7 +1,7 @@
 """Sampling a task's episodes in blocks, until there are enough steps and episodes."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -15,28 +15,29 @@ class Enough:
     Attributes:
         min_steps: steps there must be, if any number.
         min_rollouts: episodes there must be, if any number.
-        max_episodes: episodes there can be.
+        max_episodes: episodes there can be; None for as many as it takes.
         max_episode_steps: steps there can be in an episode.
     """
 
     min_steps: int | None
     min_rollouts: int | None
-    max_episodes: int
+    max_episodes: int | None
     max_episode_steps: int
 
     @property
     def block_size(self) -> int:
         """Episodes sampled side by side: as few as can be enough. Whole blocks are kept, so no step is wasted."""
         for_steps = -(-(self.min_steps or 1) // self.max_episode_steps)
-        return min(self.max_episodes, max(for_steps, self.min_rollouts or 1))
+        size = max(for_steps, self.min_rollouts or 1)
+        return size if self.max_episodes is None else min(self.max_episodes, size)
 
     def reached(self, episodes: Sequence[EpisodeBatch]) -> bool:
         """Whether these blocks are enough."""
         num_episodes = sum(int(block.real.sum()) for block in episodes)
         num_steps = sum(block.num_steps for block in episodes)
-        return num_episodes >= self.max_episodes or (
-            num_steps >= (self.min_steps or 0) and num_episodes >= (self.min_rollouts or 1)
-        )
+        if self.max_episodes is not None and num_episodes >= self.max_episodes:
+            return True
+        return num_steps >= (self.min_steps or 0) and num_episodes >= (self.min_rollouts or 1)
 
 
 def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> EpisodeBatch:
@@ -49,27 +50,43 @@ def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> Epi
     blocks: list[EpisodeBatch] = []
     while not enough.reached(blocks):
         blocks.append(collect(len(blocks) * enough.block_size))
-    return _side_by_side(blocks, enough.max_episodes)
+    together = _change_episodes(blocks, lambda parts: np.concatenate(parts, axis=1))
+    return together if enough.max_episodes is None else _with_places(together, enough.max_episodes)
 
 
-def _side_by_side(blocks: Sequence[EpisodeBatch], num_places: int) -> EpisodeBatch:
-    first = blocks[0]
-    by_episode = first.rewards.shape[:2]
+def tasks_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
+    """One batch of all tasks, in order; those with fewer episodes than others have empty places behind them."""
+    num_places = max(batch.rewards.shape[1] for batch in batches)
+    return EpisodeBatch.concatenate([_with_places(batch, num_places) for batch in batches])
 
-    def joined(parts: Sequence[Array]) -> Array:
-        if parts[0].shape[:2] != by_episode:  # one for all episodes of the task
-            return parts[0]
-        together = np.concatenate(parts, axis=1)[:, :num_places]
-        places = np.zeros((1, num_places, *together.shape[2:]), together.dtype)
-        places[:, : together.shape[1]] = together
+
+def _with_places(episodes: EpisodeBatch, num_places: int) -> EpisodeBatch:
+    """The same with so many places per task: those behind it are cut off, or empty ones added."""
+
+    def resized(parts: Sequence[Array]) -> Array:
+        (values,) = parts
+        kept = values[:, :num_places]
+        places = np.zeros((len(values), num_places, *values.shape[2:]), values.dtype)
+        places[:, : kept.shape[1]] = kept
         return places
 
-    def named(field: str) -> dict[str, Array]:
-        return {name: joined([getattr(block, field)[name] for block in blocks]) for name in getattr(first, field)}
+    if episodes.rewards.shape[1] == num_places:
+        return episodes
+    return _change_episodes([episodes], resized)
 
-    plain = ("observations", "actions", "rewards", "terminated", "truncated", "lengths", "initial_state")
+
+def _change_episodes(batches: Sequence[EpisodeBatch], change: Callable[[Sequence[Array]], Array]) -> EpisodeBatch:
+    """One batch from several of the same tasks: arrays [B, E, ...] by `change`, those [B, ...] from the first."""
+    first = batches[0]
+
+    def named(field: str) -> dict[str, Array]:
+        found: list[Mapping[str, Array]] = [getattr(batch, field) for batch in batches]
+        # One axis or two: the acting distribution of a task, whatever the number of its episodes.
+        return {name: change([f[name] for f in found]) if v.ndim > 2 else v for name, v in found[0].items()}
+
+    by_episode = [f.name for f in fields(first) if isinstance(getattr(first, f.name), np.ndarray)]
     return EpisodeBatch(
-        **{name: joined([getattr(block, name) for block in blocks]) for name in plain},
+        **{name: change([getattr(batch, name) for batch in batches]) for name in by_episode},
         behavior=named("behavior"),
         reward_terms=named("reward_terms"),
     )

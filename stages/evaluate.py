@@ -20,57 +20,59 @@ from stages.rollout_faults import RolloutError, describe
 
 Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
+Adapted = Callable[[int, TaskParams, EpisodeBatch], TaskParams]
+
+Tested = Callable[[int, EpisodeBatch], object]
+"""Is shown the test episodes after each number of adaptation steps."""
+
 _ADAPTATION, _TEST = 0, 1
 """What stands for the iteration in the positions of the evaluation's episodes."""
 
 
+def unseen(k: int, episodes: EpisodeBatch) -> None:
+    """Nobody is shown the test episodes."""
+    del k, episodes
+
+
 def evaluate(
-    policy: GaussianPolicy,
-    algorithm: Algorithm,
-    learner: LearnerState,
     params: TaskParams,
     tasks: TaskBatch,
     *,
     adaptation_steps: int,
     adaptation_rollouts: Collect,
     test_rollouts: Collect,
-    baseline: Callable[[], Baseline],
-    processing: ProcessingConfig,
+    adapted: Adapted,
     run_seed: int,
-    parallel: ParallelMap = map,
+    returns: Callable[[EpisodeBatch], Array] = lambda episodes: episodes.episode_returns,
+    tested: Tested = unseen,
 ) -> Evaluation:
     """Returns after 0 ... K adaptation steps, by episodes that no step has seen.
 
     The random numbers of step k do not depend on K, so more steps prolong a curve without changing it.
 
     Args:
-        policy: the policy.
-        algorithm: what an adaptation step does; beyond those of training its last step is repeated.
-        learner: holds the step sizes when they are learned.
         params: what the tasks act with before adaptation.
         tasks: the tasks.
         adaptation_steps: K.
         adaptation_rollouts: collects the episodes to adapt to.
         test_rollouts: collects the episodes that count.
-        baseline: makes the baseline of processing.
-        processing: as in training.
+        adapted: what the tasks act with after step k, from what they acted with before it and its episodes.
         run_seed: stands for the run's seed.
-        parallel: maps over chunks of tasks; the result does not depend on it.
+        returns: [B, E] of episodes; the sum of their rewards unless others count.
+        tested: is shown the test episodes, which are not kept otherwise.
     """
+    test_rollouts = _shown(test_rollouts, tested)
     # Only outcomes are kept: the observations of one round can fill a good part of the memory.
     tests: list[_Outcome] = []
     seen: list[_Outcome] = []
     for k in range(adaptation_steps + 1):
         with _told_as(f"test episodes after {k} adaptation steps"):
-            tests.append(_outcome(test_rollouts(params, tasks, RolloutPosition(run_seed, _TEST, k))))
+            tests.append(_outcome(test_rollouts(params, tasks, RolloutPosition(run_seed, _TEST, k)), returns))
         if k < adaptation_steps:
             with _told_as(f"episodes of adaptation step {k + 1}"):
                 episodes = adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k))
-            seen.append(_outcome(episodes))
-            seed = seed_for(run_seed, "baseline", _ADAPTATION, k)
-            samples = process_samples(episodes, baseline(), processing, seed=seed, parallel=parallel)
-            step = Step(episodes, samples, min(k, algorithm.inner_steps - 1))
-            params = adapt(policy, algorithm, learner, params, step, parallel=parallel)
+            seen.append(_outcome(episodes, returns))
+            params = adapted(k, params, episodes)
     return Evaluation(
         task_params=tasks.params,
         task_ids=tasks.ids,
@@ -81,6 +83,46 @@ def evaluate(
     )
 
 
+def by_inner_steps(
+    policy: GaussianPolicy,
+    algorithm: Algorithm,
+    learner: LearnerState,
+    *,
+    baseline: Callable[[], Baseline],
+    processing: ProcessingConfig,
+    run_seed: int,
+    parallel: ParallelMap = map,
+) -> Adapted:
+    """Adaptation as in training: process the episodes of a step, then take the algorithm's inner step.
+
+    Args:
+        policy: the policy.
+        algorithm: what an adaptation step does; beyond those of training its last step is repeated.
+        learner: holds the step sizes when they are learned.
+        baseline: makes the baseline of processing.
+        processing: as in training.
+        run_seed: stands for the run's seed.
+        parallel: maps over chunks of tasks; the result does not depend on it.
+    """
+
+    def adapted(k: int, params: TaskParams, episodes: EpisodeBatch) -> TaskParams:
+        seed = seed_for(run_seed, "baseline", _ADAPTATION, k)
+        samples = process_samples(episodes, baseline(), processing, seed=seed, parallel=parallel)
+        step = Step(episodes, samples, min(k, algorithm.inner_steps - 1))
+        return adapt(policy, algorithm, learner, params, step, parallel=parallel)
+
+    return adapted
+
+
+def _shown(collect: Collect, tested: Tested) -> Collect:
+    def collected(params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+        episodes = collect(params, tasks, position)
+        tested(position.step, episodes)
+        return episodes
+
+    return collected
+
+
 class _Outcome(NamedTuple):
     """[B, E] each: what is kept of a round of episodes."""
 
@@ -89,8 +131,8 @@ class _Outcome(NamedTuple):
     terminated: Array
 
 
-def _outcome(episodes: EpisodeBatch) -> _Outcome:
-    return _Outcome(episodes.episode_returns, episodes.lengths, episodes.terminated)
+def _outcome(episodes: EpisodeBatch, returns: Callable[[EpisodeBatch], Array]) -> _Outcome:
+    return _Outcome(returns(episodes), episodes.lengths, episodes.terminated)
 
 
 @contextmanager

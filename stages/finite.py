@@ -10,7 +10,7 @@ from pipeline.types import Array, EpisodeBatch, Evaluation, Samples, TaskBatch, 
 from stages.faults import StageFault
 
 _AXES = ("task", "episode", "t")
-_AXES_OF = {"initial_state": 2, "behavior.log_std": 1}
+_AXES_OF = {"initial_state": 2, "behavior.log_std": 1, "behavior.latent": 2}
 """How many leading axes an array has, where its shape alone could be taken for more."""
 
 

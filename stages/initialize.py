@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from pipeline.algorithms import Algorithm
 from pipeline.config import ConfigError
 from pipeline.policies.gaussian import GaussianPolicy
 from pipeline.types import Array, LearnerState, Params, Update
-from stages.meta_optimize import ENV_STEPS, ENV_STEPS_NOMINAL
+from stages.counters import no_steps
 
-CRITIC = "critic."
-"""Prefix of a critic's parameters in a learner."""
+CRITICS = ("critic.", "q1.", "q2.", "v.", "target_")
+"""Prefixes of what judges a policy in a learner: values, and the networks that follow them."""
 
 
 def initialize(
@@ -31,13 +29,12 @@ def initialize(
     learner = algorithm.initialize(policy, run_seed=run_seed)
     if start is not None:
         learner = _started(learner, start)
-    counters = {name: np.zeros((), np.int64) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
-    return Update(LearnerState(learner.params, learner.optimizer, learner.extra | counters), {})
+    return Update(LearnerState(learner.params, learner.optimizer, learner.extra | no_steps()), {})
 
 
 def _started(learner: LearnerState, start: LearnerState) -> LearnerState:
     needed, given = (
-        {name: value for name, value in of.extra.items() if name.startswith(CRITIC)} for of in (learner, start)
+        {name: value for name, value in of.extra.items() if name.startswith(CRITICS)} for of in (learner, start)
     )
     critic = _taken(needed, given, "critic") if needed and given else {}
     return LearnerState(_taken(learner.params, start.params, "policy"), learner.optimizer, learner.extra | critic)

@@ -2,19 +2,12 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from pipeline.algorithms import Algorithm
 from pipeline.algorithms.contract import ParallelMap
 from pipeline.diagnostics import step_metrics
 from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import LearnerState, Metrics, Params, Step, Update
-
-ENV_STEPS = "env_steps"
-"""Environment steps made so far."""
-
-ENV_STEPS_NOMINAL = "env_steps_nominal"
-"""Environment steps there would have been if no episode had ended before its step limit."""
+from pipeline.types import LearnerState, Metrics, Step, Update
+from stages.counters import counted
 
 
 def meta_optimize(
@@ -41,18 +34,9 @@ def meta_optimize(
     updated, update_metrics = algorithm.optimize(
         policy, learner, steps, run_seed=run_seed, iteration=iteration, parallel=parallel
     )
-    counters = _count_steps(learner, steps)
+    counters = counted(learner, [step.episodes for step in steps])
     metrics: Metrics = {}
     for step in steps:
         metrics |= step_metrics(step)
     metrics |= update_metrics | {name: float(count) for name, count in counters.items()}
     return Update(LearnerState(updated.params, updated.optimizer, updated.extra | counters), metrics)
-
-
-def _count_steps(learner: LearnerState, steps: Sequence[Step]) -> Params:
-    made = sum(step.episodes.num_steps for step in steps)
-    nominal = sum(int(step.episodes.real.sum()) * step.episodes.rewards.shape[2] for step in steps)
-    return {
-        ENV_STEPS: np.array(int(learner.extra[ENV_STEPS]) + made, np.int64),
-        ENV_STEPS_NOMINAL: np.array(int(learner.extra[ENV_STEPS_NOMINAL]) + nominal, np.int64),
-    }

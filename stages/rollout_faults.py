@@ -43,8 +43,11 @@ class RolloutPosition:
 
     def reset_seed(self, task: int, episode: int) -> int:
         """The seed that an episode of the shard's task b is reset with."""
-        place = (self.iteration, self.step, self.first_task + task, self.first_episode + episode)
-        return seed_for(self.run_seed, "resets", *place)
+        return seed_for(self.run_seed, "resets", *self.of_episode(task, episode))
+
+    def of_episode(self, b: int, e: int) -> tuple[int, ...]:
+        """Where an episode of the shard's task b stands in the run."""
+        return (self.iteration, self.step, self.first_task + b, self.first_episode + e)
 
     def of_task(self, b: int) -> tuple[int, ...]:
         """Where the shard's task b draws its actions from."""

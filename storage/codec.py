@@ -19,6 +19,7 @@ from pipeline.types import (
     Evaluation,
     LearnerState,
     Metrics,
+    Minibatches,
     Params,
     Samples,
     TaskBatch,
@@ -29,7 +30,7 @@ from storage.errors import LayoutMismatch
 from storage.layout import group_of, row_of
 from storage.refs import StageRef
 
-Value = TaskBatch | EpisodeBatch | Samples | TaskParams | Update | Evaluation
+Value = TaskBatch | EpisodeBatch | Samples | TaskParams | Minibatches | Update | Evaluation
 Stored = Mapping[str, tuple[Array, Mapping[str, Any]]]
 """What was read of one group: array name -> array, attributes."""
 
@@ -38,11 +39,14 @@ _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _OUTPUTS: dict[str, type[Value]] = {
     "initialize": Update,
+    "fill_memory": EpisodeBatch,
     "sample_tasks": TaskBatch,
     "collect_rollouts": EpisodeBatch,
     "process_samples": Samples,
     "adapt": TaskParams,
+    "sample_transitions": Minibatches,
     "meta_optimize": Update,
+    "update": Update,
     "evaluate": Evaluation,
 }
 
@@ -113,16 +117,16 @@ def decode(ref: StageRef, groups: Mapping[str, Stored]) -> Value:
         case "sample_tasks":
             params, attributes = arrays["params"]
             return TaskBatch(params, arrays["ids"][0], tuple(attributes["names"]), tuple(attributes["units"]))
-        case "collect_rollouts":
+        case "fill_memory" | "collect_rollouts":
             return EpisodeBatch(
                 **{f.name: arrays[f.name][0] for f in fields(EpisodeBatch) if f.name in arrays},
                 behavior=_unprefixed(arrays, "behavior."),
                 reward_terms=_unprefixed(arrays, "reward_terms."),
             )
         case "process_samples":
-            # A field with a default is an array that only some algorithms need.
-            wanted = [f.name for f in fields(Samples) if f.default is MISSING or f.name in arrays]
-            return Samples(**{name: arrays[name][0] for name in wanted})
+            return Samples(**_present(Samples, arrays))
+        case "sample_transitions":
+            return Minibatches(**_present(Minibatches, arrays))
         case "adapt":
             return TaskParams(_unpack(arrays, "params", leading=1))
         case "evaluate":
@@ -131,6 +135,12 @@ def decode(ref: StageRef, groups: Mapping[str, Stored]) -> Value:
             return Evaluation(names=tuple(attributes["names"]), units=tuple(attributes["units"]), **values)
         case _:
             return Update(_decode_learner(arrays), _decode_metrics(groups.get("metrics", {})))
+
+
+def _present(kind: type[Samples | Minibatches], arrays: Stored) -> Params:
+    """The arrays of a value by field; a field with a default is an array that only some algorithms need."""
+    wanted = [f.name for f in fields(kind) if f.default is MISSING or f.name in arrays]
+    return {name: arrays[name][0] for name in wanted}
 
 
 def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[str, Any]]]:
@@ -153,7 +163,7 @@ def _encode_update(ref: StageRef, update: Update, row: int) -> list[Piece]:
         **_pack(ref, "extra", learner.extra, leading=0),
     }
     pieces = [Piece(f"learner/{name}", row, data, attributes) for name, (data, attributes) in packed.items()]
-    if ref.stage == "meta_optimize":
+    if ref.ends_iteration:
         pieces.append(_encode_metrics(ref, update.metrics))
     elif update.metrics:
         raise _mismatch(ref, f"{len(update.metrics)} metrics", "none: there is no iteration yet that they describe")

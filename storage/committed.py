@@ -20,14 +20,8 @@ from storage.refs import StageRef
 from storage.remote.log import RemoteLog
 from storage.thinning import FOLDER, marked_iteration, marker_path, read_marker, thinned_error
 
-TABLES = {
-    "episodes": "meta_optimize",
-    "tasks": "meta_optimize",
-    "metrics": "meta_optimize",
-    "evaluations": "evaluate",
-}
-"""Tables by name, with the stage whose record commits an iteration's part."""
-
+TABLES = ("episodes", "tasks", "metrics", "evaluations")
+"""The tables that are derived from iterations."""
 
 _ARRAY_PATH = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _LARGEST_TABLE = 2**30
@@ -39,13 +33,19 @@ class CommittedFiles:
     Args:
         root: the folder.
         remote: the log of the run that the folder caches, None if it is the run itself.
+        last_stage: the stage that ends the run's iterations.
     """
 
-    def __init__(self, root: Path, remote: RemoteLog | None = None) -> None:
+    def __init__(self, root: Path, remote: RemoteLog | None = None, *, last_stage: str = "meta_optimize") -> None:
         self.root = root
+        self.last_stage = last_stage
         self.data = root / "data.zarr"
         self.remote = remote
         self._specs: dict[str, ArraySpec] = {}
+
+    def table_stage(self, name: str) -> str:
+        """The stage whose record commits an iteration's part of a table."""
+        return "evaluate" if name == "evaluations" else self.last_stage
 
     def stored_size(self, path: str) -> int:
         """The bytes of a file of the run, in the folder or in the object store that it caches.
@@ -109,7 +109,7 @@ class CommittedFiles:
             DamagedRun: the marker is not what was written.
         """
         try:
-            return read_marker(marker_path(self.root, iteration))
+            return read_marker(marker_path(self.root, iteration), self.last_stage)
         except FileNotFoundError:
             return {}
 
@@ -213,7 +213,7 @@ class CommittedFiles:
 
     def _own_places(self, ref: StageRef, file: StoredFile) -> tuple[str, ...]:
         if not file.array:
-            return tuple(table_path(name, ref.iteration) for name, stage in TABLES.items() if stage == ref.stage)
+            return tuple(table_path(name, ref.iteration) for name in TABLES if self.table_stage(name) == ref.stage)
         return (f"data.zarr/{self.spec(file.array).chunk_key(row_of(ref, file.array.partition('/')[0]))}",)
 
 

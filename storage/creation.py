@@ -13,6 +13,7 @@ from storage.errors import RunExists, system_errors
 from storage.files import make_folder, sync_folder
 from storage.provenance import system, utc, versions
 from storage.records import SCHEMA
+from storage.refs import LAST_STAGES
 from storage.remote.log import follow
 from storage.remote.places import folder_of, location
 from storage.sessions import Session, begin_session
@@ -29,6 +30,7 @@ def create_run(
     config_digest: str,
     capacity: int,
     environment: Mapping[str, Any],
+    last_stage: str = "meta_optimize",
     retention: Retention = KEEP_ALL,
 ) -> RunWriter:
     """Create a run and open it for writing.
@@ -39,6 +41,7 @@ def create_run(
         config_digest: digest of those that decide the numbers.
         capacity: iterations to make room for; `open_writer` can raise it later.
         environment: what else decides the numbers or helps to find it again, as plain JSON data.
+        last_stage: the stage that ends an iteration: "meta_optimize", or "update" for a run that learns off policy.
         retention: which iterations keep their arrays while this writer goes on.
 
     Raises:
@@ -47,6 +50,8 @@ def create_run(
         StorageFailed: the system does not let us write there.
     """
     path = folder_of(path)
+    if last_stage not in LAST_STAGES:
+        raise ValueError(f"last_stage is {last_stage!r}; required one of {', '.join(LAST_STAGES)}")
     if capacity < 1:
         raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
     with creating(path):
@@ -58,7 +63,7 @@ def create_run(
         try:
             check_free(path)
             write_skeleton(path, session, capacity)
-            publish_info(path, session, new_info(config, config_digest, environment))
+            publish_info(path, session, new_info(config, config_digest, environment, last_stage))
             return run_writer(path, session, None, repair=False, retention=retention)
         except BaseException:
             session.close()
@@ -121,9 +126,11 @@ def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
 
 
 def new_info(
-    config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any], **origin: Any
+    config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any], last_stage: str, **origin: Any
 ) -> dict[str, Any]:
     """The content of a new run's run.json; `origin` says from which run it was forked."""
+    if last_stage != "meta_optimize":  # what earlier versions do not know is said only where it matters
+        origin["last_stage"] = last_stage
     return sealed(
         {
             "format": SCHEMA,

@@ -19,7 +19,7 @@ from storage.files import sync_folder
 from storage.locks import acquire_lock
 from storage.reader import Run
 from storage.records import StageRecord, StoredFile
-from storage.refs import StageRef, learner_ref
+from storage.refs import StageRef
 from storage.remote.log import RemoteLog, follow, log_folder
 from storage.remote.places import folder_of, url_of
 from storage.remote.session import RemoteSession
@@ -96,7 +96,7 @@ def fork_run(
             _share_outputs(parent, records, links, session, capacity)
             links.sync()
             origin = _origin(parent, iteration, records, config)
-            publish_info(folder, session, new_info(config, config_digest, environment, **origin))
+            publish_info(folder, session, new_info(config, config_digest, environment, parent.last_stage, **origin))
             session.describe({"lost": _gaps(records), "next_sequence": records[-1].sequence + 1})
         finally:
             session.close()
@@ -127,7 +127,7 @@ def _workshop(path: Path) -> Generator[Path]:
 def _require(parent: Run, iteration: int) -> None:
     if iteration:
         parent.select(iteration - 1)
-    parent.record(learner_ref(iteration))
+    parent.record(parent.learner_ref(iteration))
 
 
 def _shared_records(parent: Run, iteration: int) -> list[StageRecord]:
@@ -147,7 +147,7 @@ def _origin(parent: Run, iteration: int, records: list[StageRecord], config: Map
             "id": parent.info["id"],
             "name": parent.name,
             "iteration": iteration,
-            "learner": parent.record(learner_ref(iteration)).digest,
+            "learner": parent.record(parent.learner_ref(iteration)).digest,
             "newest_record": records[-1].sha256,
             "changes": {name: [*values] for name, values in changed(parent.config, config).items()},
         },
@@ -194,7 +194,7 @@ def _share_markers(parent: Run, iterations: Iterable[int], links: "_Links") -> d
     thinned: dict[StageRef, str] = {}
     for iteration in sorted({*iterations}.intersection(parent.files.thinned_iterations())):
         links.share(marker_path(Path(), iteration).as_posix())
-        thinned |= CommittedFiles(links.target).thinned(iteration)
+        thinned |= CommittedFiles(links.target, last_stage=parent.last_stage).thinned(iteration)
     return thinned
 
 

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 
 from pipeline.types import Array
 from storage.columns import column, column_type
-from storage.committed import TABLES, CommittedFiles
+from storage.committed import CommittedFiles
 from storage.errors import StageMissing, damaged
+from storage.layout import plan_of
 from storage.records import StageRecord, StoredFile
 from storage.refs import StageRef
 
@@ -112,12 +113,21 @@ def _step_sources(files: CommittedFiles, rounds: Sequence[StageRef]) -> dict[str
         array = path.partition("/")[2]
         spec = files.spec(path)
         # What holds per episode or per task, such as log_std, is no column of steps.
-        if (name := _column_name(array)) and (array == "observations" or spec.shape[:3] == per_step):
+        if (name := _column_name(array)) and (array == "observations" or _is_per_step(path, spec.shape, per_step)):
             sources[name] = _Source(first.ref.stage, array, _kind(spec.dtype, spec.shape))
+    if files.last_stage != "meta_optimize":  # off policy there are no samples
+        return sources
     names = dict(_SAMPLE_NAMES)
     # Which columns there are is asked of the folder: a damaged record of samples is no reason to hide the rollouts.
     names |= {array: name for array, name in _DICE_SAMPLE_NAMES.items() if (files.data / "samples_0" / array).is_dir()}
     return sources | {name: _Source("process_samples", array, pa.float32()) for array, name in names.items()}
+
+
+def _is_per_step(path: str, shape: tuple[int, ...], per_step: tuple[int, ...]) -> bool:
+    # The names of the axes first: as many numbers may describe an episode as it can have steps.
+    plan = plan_of(path)
+    named = plan.dims[2] if plan and len(plan.dims) > 2 else "t"
+    return named == "t" and shape[:3] == per_step
 
 
 def _column_name(array: str) -> str | None:
@@ -219,14 +229,14 @@ def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str]) -> dic
 
 
 def _metric_chunks(files: CommittedFiles, iteration: int) -> Iterator[tuple[StoredFile, StageRecord]]:
-    ref = StageRef(iteration, "meta_optimize")
+    ref = StageRef(iteration, files.last_stage)
     if files.record_path(ref).exists():
         record = files.record(ref)
         yield from ((chunk, record) for chunk in record.chunks if chunk.array == "metrics/values")
 
 
 def _read_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:
-    ref = StageRef(iteration, TABLES[name])
+    ref = StageRef(iteration, files.table_stage(name))
     if files.record_path(ref).exists():
         record = files.record(ref)
         for file in record.tables:

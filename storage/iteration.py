@@ -1,14 +1,29 @@
 """One iteration of a run, batch by batch."""
 
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false
+
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pipeline.types import EpisodeBatch, Evaluation, LearnerState, Metrics, Samples, TaskBatch, TaskParams, Update
+from pipeline.types import (
+    EpisodeBatch,
+    Evaluation,
+    LearnerState,
+    Metrics,
+    Minibatches,
+    Samples,
+    TaskBatch,
+    TaskParams,
+    Update,
+)
 from storage.codec import Value
 from storage.errors import damaged
-from storage.refs import StageRef, learner_ref
+from storage.refs import StageRef
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import xarray as xr
 
     from storage.committed import CommittedFiles
@@ -22,6 +37,12 @@ class Outputs(Protocol):
 
     @property
     def files(self) -> "CommittedFiles": ...
+
+    def learner_ref(self, iteration: int) -> StageRef: ...
+
+    def last_ref(self, iteration: int) -> StageRef: ...
+
+    def refs(self) -> list[StageRef]: ...
 
     def record(self, ref: StageRef) -> "StageRecord": ...
 
@@ -39,6 +60,10 @@ class Iteration:
         """The tasks."""
         return self._load("sample_tasks", 0, TaskBatch)
 
+    def memory_fill(self) -> EpisodeBatch:
+        """The episodes that the replay memory begins with; they are those of iteration 0, before its tasks."""
+        return self._load("fill_memory", 0, EpisodeBatch)
+
     def rollouts(self, k: int = 0) -> EpisodeBatch:
         """The episodes of inner step k: 0 before adaptation, K after it."""
         return self._load("collect_rollouts", k, EpisodeBatch)
@@ -51,13 +76,31 @@ class Iteration:
         """Every task's parameters after k + 1 inner steps."""
         return self._load("adapt", k, TaskParams)
 
+    def minibatches(self) -> Minibatches:
+        """Which transitions the gradient steps learned from, by their numbers."""
+        return self._load("sample_transitions", 0, Minibatches)
+
+    def transitions(self, update: int = 0, *, context: bool = False, rows: slice = slice(None)) -> "pa.Table":
+        """What a gradient step learned from: one row per transition, as `Run.transitions` gives them.
+
+        Before those columns stand `place` (k of K), `memory` (the task whose memory the row is from) and `n`.
+
+        Args:
+            update: the gradient step, from 0.
+            context: the transitions that tasks were inferred from instead.
+            rows: which of the K x N transitions; only what holds those is read.
+        """
+        from storage.transitions import minibatch_table
+
+        return minibatch_table(self.run, self.minibatches(), update, context=context, chosen=rows)
+
     def learner(self) -> LearnerState:
         """What the iteration started from."""
-        return self._expect(learner_ref(self.index), Update).learner
+        return self._expect(self.run.learner_ref(self.index), Update).learner
 
     def update(self) -> Update:
         """What the iteration led to: the next learner, and the metrics."""
-        return self._load("meta_optimize", 0, Update)
+        return self._expect(self.run.last_ref(self.index), Update)
 
     def evaluation(self) -> Evaluation:
         """How the learner that the iteration led to did on the evaluation's tasks."""

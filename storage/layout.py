@@ -1,6 +1,6 @@
 """Which arrays a run consists of: their axes, units, meaning and the stage that writes them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from storage.refs import StageRef
@@ -23,38 +23,58 @@ class ArrayPlan:
     description: str
 
 
-PLANS = (
-    ArrayPlan("tasks/params", ("task", "task_field"), "mixed", "task parameters; attributes name fields and units"),
-    ArrayPlan("tasks/ids", ("task",), "1", "index of the task in a fixed set, -1 when drawn from a distribution"),
+_EPISODES = (
     ArrayPlan(
-        "rollouts_*/observations",
+        "observations",
         ("task", "episode", "t_with_final", "observation"),
         "mixed",
         "observation before step t; the entry at `lengths` follows the last step",
     ),
-    ArrayPlan("rollouts_*/actions", ("task", "episode", "t", "action"), "1", "action as the policy emitted it"),
-    ArrayPlan("rollouts_*/rewards", ("task", "episode", "t"), "1", "reward of step t"),
-    ArrayPlan("rollouts_*/terminated", ("task", "episode"), "1", "the task ended the episode"),
-    ArrayPlan("rollouts_*/truncated", ("task", "episode"), "1", "the step limit ended the episode"),
+    ArrayPlan("actions", ("task", "episode", "t", "action"), "1", "action as the policy emitted it"),
+    ArrayPlan("rewards", ("task", "episode", "t"), "1", "reward of step t"),
+    ArrayPlan("terminated", ("task", "episode"), "1", "the task ended the episode"),
+    ArrayPlan("truncated", ("task", "episode"), "1", "the step limit ended the episode"),
     ArrayPlan(
-        "rollouts_*/lengths",
+        "lengths",
         ("task", "episode"),
         "steps",
         "steps in the episode, 0 where there is none; what follows is padding",
     ),
+    ArrayPlan("initial_state", ("task", "episode", "state"), "mixed", "state of the simulator after the reset"),
+    ArrayPlan("behavior.mean", ("task", "episode", "t", "action"), "1", "mean of the acting Gaussian"),
+    ArrayPlan("behavior.log_std", ("task", "action"), "1", "log standard deviation of the acting Gaussian"),
     ArrayPlan(
-        "rollouts_*/initial_state", ("task", "episode", "state"), "mixed", "state of the simulator after the reset"
+        "behavior.log_stds",
+        ("task", "episode", "t", "action"),
+        "1",
+        "log standard deviation of the acting Gaussian, where it depends on the state",
     ),
-    ArrayPlan("rollouts_*/behavior.mean", ("task", "episode", "t", "action"), "1", "mean of the acting Gaussian"),
-    ArrayPlan("rollouts_*/behavior.log_std", ("task", "action"), "1", "log standard deviation of the acting Gaussian"),
     ArrayPlan(
-        "rollouts_*/behavior.log_probs",
+        "behavior.log_probs",
         ("task", "episode", "t", "choice"),
         "1",
         "log-probability of every choice under the acting distribution",
     ),
-    ArrayPlan("rollouts_*/behavior.*", ("task",), "1", "parameter of the acting distribution"),
-    ArrayPlan("rollouts_*/reward_terms.*", ("task", "episode", "t"), "1", "one term of the reward; terms sum to it"),
+    ArrayPlan(
+        "behavior.latent", ("task", "episode", "latent"), "1", "the belief's draw z that the episode was acted with"
+    ),
+    ArrayPlan(
+        "behavior.action_values", ("task", "episode", "t", "choice"), "1", "value of every choice that was acted by"
+    ),
+    ArrayPlan("behavior.epsilon", ("task",), "1", "probability of a uniformly random choice"),
+    ArrayPlan("behavior.*", ("task",), "1", "parameter of the acting distribution"),
+    ArrayPlan("reward_terms.*", ("task", "episode", "t"), "1", "one term of the reward; terms sum to it"),
+)
+"""The arrays of a batch of episodes, whichever group it is in."""
+
+PLANS = (
+    ArrayPlan("tasks/params", ("task", "task_field"), "mixed", "task parameters; attributes name fields and units"),
+    ArrayPlan("tasks/ids", ("task",), "1", "index of the task in a fixed set, -1 when drawn from a distribution"),
+    *(
+        replace(plan, pattern=f"{group}/{plan.pattern}")
+        for group in ("rollouts_*", "memory_fill")
+        for plan in _EPISODES
+    ),
     ArrayPlan("samples_*/returns", ("task", "episode", "t"), "1", "discounted sum of the rewards from step t on"),
     ArrayPlan("samples_*/values", ("task", "episode", "t"), "1", "prediction of the return by the baseline or critic"),
     ArrayPlan("samples_*/advantages", ("task", "episode", "t"), "1", "advantage estimate of step t"),
@@ -67,6 +87,19 @@ PLANS = (
     ArrayPlan("samples_*/mask", ("task", "episode", "t"), "1", "1 where the step is real, 0 on padding"),
     ArrayPlan(
         "adapted_*/params.*", ("task", "parameter"), "1", "each task's policy parameters after k + 1 inner steps"
+    ),
+    ArrayPlan(
+        "minibatches/rows",
+        ("update", "place", "n"),
+        "1",
+        "numbers of the transitions that a gradient step learns from; -1 after the last step",
+    ),
+    ArrayPlan("minibatches/task_ids", ("update", "place"), "1", "the task whose memory they are from; -1 as for rows"),
+    ArrayPlan(
+        "minibatches/context_rows",
+        ("update", "place", "c"),
+        "1",
+        "numbers of the transitions that the task is inferred from; -1 as for rows",
     ),
     ArrayPlan("learner/params.*", ("parameter",), "1", "policy parameters; row i is the input of iteration i"),
     ArrayPlan("learner/optimizer.*", ("slot",), "1", "state of the outer optimizer; row i is the input of iteration i"),
@@ -112,6 +145,8 @@ def dims_of(path: str, axes: int) -> tuple[str, ...]:
 def group_of(ref: StageRef) -> str:
     """The group below `data.zarr` that holds a stage's output."""
     match ref.stage:
+        case "fill_memory":
+            return "memory_fill"
         case "sample_tasks":
             return "tasks"
         case "collect_rollouts":
@@ -120,6 +155,8 @@ def group_of(ref: StageRef) -> str:
             return f"samples_{ref.step}"
         case "adapt":
             return f"adapted_{ref.step}"
+        case "sample_transitions":
+            return "minibatches"
         case "evaluate":
             return "evaluation"
         case _:
@@ -129,4 +166,4 @@ def group_of(ref: StageRef) -> str:
 def row_of(ref: StageRef, group: str) -> int:
     """The row of a group's arrays that a stage's output fills."""
     # The learner that iteration i + 1 starts from is the one that iteration i's update made.
-    return ref.iteration + 1 if group == "learner" and ref.stage == "meta_optimize" else ref.iteration
+    return ref.iteration + 1 if group == "learner" and ref.ends_iteration else ref.iteration

@@ -102,14 +102,14 @@ class Publisher:
     def _remember(self, output: Output) -> None:
         if isinstance(output.value, TaskBatch):
             self._tasks = {output.ref.iteration: output.value}
-        if isinstance(output.value, EpisodeBatch):
+        if isinstance(output.value, EpisodeBatch) and output.ref.stage == "collect_rollouts":
             self._episodes[output.ref] = summarize(output.value)
 
     def _write_tables(self, output: Output) -> tuple[StoredFile, ...]:
         if isinstance(output.value, Evaluation):
             raw = evaluation_file(output.ref.iteration, output.value)
             return self._arrays.write_tables({table_path("evaluations", output.ref.iteration): raw})
-        if output.ref.stage != "meta_optimize" or not isinstance(output.value, Update):
+        if not output.ref.ends_iteration or not isinstance(output.value, Update):
             return ()
         iteration = output.ref.iteration
         tables = iteration_tables(

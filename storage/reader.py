@@ -4,10 +4,13 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from pipeline.types import Array
 from storage.ancestry import origin
 from storage.canonical import read_sealed
 from storage.codec import Value
@@ -15,9 +18,10 @@ from storage.committed import CommittedFiles
 from storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageMissing, system_errors
 from storage.iteration import Iteration
 from storage.records import SCHEMA, StageRecord
-from storage.refs import StageRef
+from storage.refs import LAST_STAGES, StageRef, learner_ref
 from storage.remote.log import RemoteLog, follow
 from storage.remote.places import folder_of, location
+from storage.thinning import thinnable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +38,7 @@ class Run:
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
         self.path = path
         self.info = info
-        self.files = CommittedFiles(path, remote)
+        self.files = CommittedFiles(path, remote, last_stage=last_stage_of(info))
 
     def __repr__(self) -> str:
         return f"Run({self.location!r}, {len(self.iterations)} iterations)"
@@ -59,9 +63,22 @@ class Run:
         return origin(self.info, ref)["config"]
 
     @property
+    def last_stage(self) -> str:
+        """The stage that ends the run's iterations: meta_optimize, or update in a run that learns off policy."""
+        return self.files.last_stage
+
+    def learner_ref(self, iteration: int) -> StageRef:
+        """The stage whose output is the learner that an iteration starts from, stored or not."""
+        return learner_ref(iteration, self.last_stage)
+
+    def last_ref(self, iteration: int) -> StageRef:
+        """The stage whose output ends an iteration, stored or not."""
+        return StageRef(iteration, self.last_stage)
+
+    @property
     def iterations(self) -> range:
-        """The complete iterations: those from the first on whose meta_optimize is stored."""
-        done = {ref.iteration for ref in self.files.refs() if ref.stage == "meta_optimize"}
+        """The complete iterations: those from the first on whose last stage is stored."""
+        done = {ref.iteration for ref in self.files.refs() if ref.stage == self.last_stage}
         return range(next(i for i in range(len(done) + 1) if i not in done))
 
     def refs(self) -> list[StageRef]:
@@ -79,6 +96,10 @@ class Run:
             StageMissing: the output is not stored.
         """
         return self.files.is_thinned(self.record(ref))
+
+    def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
+        """The stored outputs of some iterations whose arrays may go, or are gone."""
+        return thinnable(self.files.refs(), iterations, self.last_stage)
 
     def thinned_iterations(self) -> list[int]:
         """The iterations of which arrays were removed by thinning."""
@@ -131,7 +152,7 @@ class Run:
             iterations = (iterations + len(complete) if iterations < 0 else iterations,)
         for i in iterations:
             if i not in complete:
-                raise self._missing(StageRef(max(i, 0), "meta_optimize"))
+                raise self._missing(self.last_ref(max(i, 0)))
         return iterations
 
     def steps(
@@ -171,6 +192,21 @@ class Run:
     def evaluations(self, iterations: Iterations = None) -> "pa.Table":
         """One row per episode of the evaluations during training, with the parameters of its task as `task_*`."""
         return self._table("evaluations", iterations)
+
+    def transitions(self, rows: "Sequence[int] | Array") -> "pa.Table":
+        """One row per row number, as minibatches name transitions: where it is from, and what it is.
+
+        Columns: row, iteration, stage and step (which collected it), task (place in its batch), task_id (in the fixed
+        set, -1 without one; null for what filled the memory), episode, t, observation, action, reward,
+        next_observation, terminated. Only batches that hold one of the rows are read.
+
+        Raises:
+            StageMissing: a row is not stored.
+            ValueError: a number is negative.
+        """
+        from storage.transitions import read_transitions
+
+        return read_transitions(self, np.asarray(rows, np.int64))
 
     def lineage(self) -> "pa.Table":
         """One row per stored output, in the order of their making: from what, when, by which session and versions."""
@@ -238,11 +274,22 @@ def read_info(path: Path) -> dict[str, Any]:
         raise NotARun(
             location(path), found="a folder without run.json", required="a run", action="`metaloom ls` lists the runs"
         ) from None
-    if info.get("format") != SCHEMA:
-        raise IncompatibleFormat(
-            path / "run.json",
-            found=f"format {info.get('format')!r}",
-            required=SCHEMA,
-            action="Use the version of metaloom that wrote the run; run.json names it under `versions`",
-        )
+    _require_known(info, path / "run.json")
     return info
+
+
+def last_stage_of(info: Mapping[str, Any]) -> str:
+    """The stage that ends the iterations of the run with this run.json; on-policy runs do not say it."""
+    return str(info.get("last_stage", "meta_optimize"))
+
+
+def _require_known(info: Mapping[str, Any], where: Path) -> None:
+    known = {"format": (SCHEMA,), "last_stage": (None, *LAST_STAGES)}
+    for name, values in known.items():
+        if info.get(name) not in values:
+            raise IncompatibleFormat(
+                where,
+                found=f"{name} {info.get(name)!r}",
+                required=" or ".join(value for value in values if value),
+                action="Use the version of metaloom that wrote the run; run.json names it under `versions`",
+            )

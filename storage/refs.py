@@ -5,17 +5,28 @@ from dataclasses import dataclass
 
 STAGES = (
     "initialize",
+    "fill_memory",
     "sample_tasks",
     "collect_rollouts",
     "process_samples",
     "adapt",
+    "sample_transitions",
     "meta_optimize",
+    "update",
     "evaluate",
 )
-"""The stages of a run, in the order data passes."""
+"""The stages of all runs, in the order data passes."""
 
-_PHASES = {"initialize": 0, "sample_tasks": 1, "meta_optimize": 3, "evaluate": 4}
-_PLACES = {stage: (_PHASES.get(stage, 2), n) for n, stage in enumerate(STAGES)}
+LAST_STAGES = ("meta_optimize", "update")
+"""Stages that end an iteration, on policy and off policy: they yield its metrics and the next one's learner.
+
+All iterations of a run, and of its forks, end with the same one.
+"""
+
+_ROUNDS = ("collect_rollouts", "process_samples", "adapt")
+"""Stages that come once per inner step."""
+_ROUND_PLACE = STAGES.index(_ROUNDS[0])
+_PLACES = {stage: (_ROUND_PLACE if stage in _ROUNDS else n, n) for n, stage in enumerate(STAGES)}
 _FILE_NAME = re.compile(r"(\d{8})\.([a-z_]+)\.(\d{1,4})\.json")
 _LIMIT = 10**8
 
@@ -58,6 +69,11 @@ class StageRef:
         return (self.iteration, phase, self.step, stage)
 
     @property
+    def ends_iteration(self) -> bool:
+        """Whether the iteration is complete with this output."""
+        return self.stage in LAST_STAGES
+
+    @property
     def file_name(self) -> str:
         """The name of the commit record that makes this output exist."""
         return f"{self.iteration:08d}.{self.stage}.{self.step}.json"
@@ -72,6 +88,11 @@ class StageRef:
         return ref if ref.file_name == name else None
 
 
-def learner_ref(iteration: int) -> StageRef:
-    """The stage whose output is the learner that iteration `iteration` starts from."""
-    return StageRef(0, "initialize") if iteration == 0 else StageRef(iteration - 1, "meta_optimize")
+def learner_ref(iteration: int, last_stage: str = "meta_optimize") -> StageRef:
+    """The stage whose output is the learner that iteration `iteration` starts from.
+
+    Args:
+        iteration: from 0.
+        last_stage: the stage that ends the run's iterations; `Run.learner_ref` knows it.
+    """
+    return StageRef(0, "initialize") if iteration == 0 else StageRef(iteration - 1, last_stage)

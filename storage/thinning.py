@@ -1,8 +1,9 @@
 """What is left of an iteration that was thinned, and how a reader tells that from damage.
 
-The arrays of rollouts, samples and adapted parameters are the bulk of a run, and each can be computed again from what
-stays: learners, tasks, seeds and records. A marker in `_thinned` names the records whose arrays may be gone. It is
-published before the first of their files is removed and goes only after the last one is back.
+The arrays of rollouts, samples and adapted parameters are the bulk of an on-policy run, and each can be computed again
+from what stays: learners, tasks, seeds and records. Off policy the rollouts are the memory that later iterations draw
+from, so they stay, and what goes are minibatches and adapted parameters. A marker in `_thinned` names the records whose
+arrays may be gone. It is published before the first of their files is removed and goes only after the last one is back.
 """
 
 import re
@@ -16,8 +17,11 @@ from storage.errors import StageThinned, damaged
 from storage.records import SCHEMA, StageRecord
 from storage.refs import StageRef
 
-THINNABLE = ("collect_rollouts", "process_samples", "adapt")
-"""Stages whose arrays go when an iteration is thinned."""
+THINNABLE = {
+    "meta_optimize": ("collect_rollouts", "process_samples", "adapt"),
+    "update": ("adapt", "sample_transitions"),
+}
+"""Stages whose arrays go when an iteration is thinned, by the stage that ends the run's iterations."""
 
 FOLDER = "_thinned"
 
@@ -98,8 +102,12 @@ def render_marker(iteration: int, outputs: Mapping[StageRef, str]) -> bytes:
     return render(sealed({"schema": SCHEMA, "iteration": iteration, "outputs": entries}))
 
 
-def read_marker(path: Path) -> dict[StageRef, str]:
+def read_marker(path: Path, last_stage: str) -> dict[StageRef, str]:
     """The thinned outputs that a marker names, with the hash of the record of each.
+
+    Args:
+        path: of the marker.
+        last_stage: the stage that ends the run's iterations.
 
     Raises:
         FileNotFoundError: there is no marker.
@@ -107,14 +115,14 @@ def read_marker(path: Path) -> dict[StageRef, str]:
     """
     document = read_sealed(path)
     try:
-        return _parse(document, marked_iteration(path.name))
+        return _parse(document, marked_iteration(path.name), THINNABLE[last_stage])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"is no marker of a thinned iteration ({type(error).__name__}: {error})") from None
 
 
-def thinnable(refs: Iterable[StageRef], iterations: Collection[int]) -> list[StageRef]:
-    """The outputs of some iterations whose arrays may go."""
-    return sorted(ref for ref in refs if ref.stage in THINNABLE and ref.iteration in iterations)
+def thinnable(refs: Iterable[StageRef], iterations: Collection[int], last_stage: str) -> list[StageRef]:
+    """The outputs of some iterations whose arrays may go, in a run whose iterations `last_stage` ends."""
+    return sorted(ref for ref in refs if ref.stage in THINNABLE[last_stage] and ref.iteration in iterations)
 
 
 def thinned_error(root: Path, ref: StageRef) -> StageThinned:
@@ -128,13 +136,13 @@ def thinned_error(root: Path, ref: StageRef) -> StageThinned:
     )
 
 
-def _parse(document: Mapping[str, Any], iteration: int | None) -> dict[StageRef, str]:
+def _parse(document: Mapping[str, Any], iteration: int | None, stages: Collection[str]) -> dict[StageRef, str]:
     if document["schema"] != SCHEMA or iteration is None or document["iteration"] != iteration:
         raise ValueError(f"schema {document['schema']!r}, iteration {document['iteration']!r}")
     outputs = {
         StageRef(iteration, str(entry["stage"]), int(entry["step"])): str(entry["record"])
         for entry in document["outputs"]
     }
-    if wrong := [str(ref) for ref in outputs if ref.stage not in THINNABLE]:
+    if wrong := [str(ref) for ref in outputs if ref.stage not in stages]:
         raise ValueError(f"{', '.join(wrong)} always stays")
     return outputs

@@ -13,7 +13,7 @@ from storage.committed import TABLES, CommittedFiles
 from storage.digests import array_digests, output_digest
 from storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageThinned, StoreError, damaged
 from storage.history import chain_problems
-from storage.reader import read_info
+from storage.reader import last_stage_of, read_info
 from storage.records import StageRecord
 from storage.refs import StageRef
 from storage.remote.checks import problems
@@ -80,6 +80,7 @@ class _Verification:
     def damage(self) -> Iterator[Damage]:
         info = yield from self._info()
         yield from self._read_records()
+        self.files = CommittedFiles(self.root, self.remote, last_stage=self._last_stage(info))
         yield from self._objects()
         lost = yield from self._sessions()
         yield from self._history(info, lost)
@@ -99,6 +100,12 @@ class _Verification:
         except StoreError as error:
             yield self._damage(self.root / "run.json", error.found)
             return None
+
+    def _last_stage(self, info: Mapping[str, Any] | None) -> str:
+        """The stage that ends the run's iterations; its records tell where its run.json is damaged."""
+        if info is not None:
+            return last_stage_of(info)
+        return "update" if any(ref.stage == "update" for ref in self.records) else "meta_optimize"
 
     def _names(self, folder: str) -> Generator[Damage, None, list[str]]:
         try:

@@ -125,7 +125,7 @@ class RunWriter:
         return self.run.record(ref)
 
     def thin(self, iterations: Iterable[int]) -> Thinned:
-        """Remove the arrays of rollouts, samples and adapted parameters of iterations; all else stays.
+        """Remove the arrays of iterations that can be computed again (`THINNABLE`); all else stays.
 
         Raises:
             StageMissing: one of them is not complete.
@@ -133,7 +133,7 @@ class RunWriter:
         self.flush()
         chosen = {*self.run.select([*iterations])}
         with self._writing():
-            return self._thinner.thin(thinnable(self._history.digests, chosen))
+            return self._thinner.thin(self._thinnable(chosen))
 
     def restore(self, values: Mapping[StageRef, Value]) -> None:
         """Put back the arrays of thinned outputs of one iteration, computed again.
@@ -181,7 +181,7 @@ class RunWriter:
     def _publish(self, output: Output) -> None:
         with self._writing():
             written = self._publisher.publish(output)
-            freed = self._retire(output.ref.iteration) if output.ref.stage == "meta_optimize" else 0
+            freed = self._retire(output.ref.iteration) if output.ref.ends_iteration else 0
         with self._lock:
             self._pending.pop(output.ref, None)
             if self._budget:
@@ -195,7 +195,10 @@ class RunWriter:
         complete = max(self._whole) + 1
         done = {i for i in self._whole if not self._retention.keeps(i, complete)}
         self._whole -= done
-        return self._thinner.thin(thinnable(self._history.digests, done)).num_bytes
+        return self._thinner.thin(self._thinnable(done)).num_bytes
+
+    def _thinnable(self, iterations: set[int]) -> list[StageRef]:
+        return thinnable(self._history.digests, iterations, self.run.last_stage)
 
     def _check(self, ref: StageRef, inputs: Sequence[StageRef]) -> None:
         if self._closed:
@@ -206,6 +209,13 @@ class RunWriter:
                 found=f"{ref} is stored already",
                 required="an output that is not",
                 action="Ask `contains` first",
+            )
+        if ref.ends_iteration and ref.stage != self.run.last_stage:
+            raise LayoutMismatch(
+                self.run.path,
+                found=str(ref),
+                required=f"{self.run.last_stage}, which ends the iterations of this run",
+                action="Create the run with the `last_stage` of its algorithm",
             )
         if ref.iteration >= self.capacity:
             raise LayoutMismatch(
@@ -224,7 +234,7 @@ class RunWriter:
 
 
 def _whole_iterations(run: Run, history: History) -> set[int]:
-    complete = {ref.iteration for ref in history.digests if ref.stage == "meta_optimize"}
+    complete = {ref.iteration for ref in history.digests if ref.ends_iteration}
     return complete.difference(run.files.thinned_iterations())
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.recipes import actor_critic, dice, e_maml, maml_ppo, maml_trpo, maml_vpg, promp, vpg_dice
+from flows.recipes import actor_critic, dice, e_maml, maml_ppo, maml_trpo, maml_vpg, off_policy, pearl, promp, vpg_dice
 from pipeline.config import ConfigError, RunConfig, load_config
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
@@ -13,6 +13,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "a2c-bob": actor_critic.a2c_bob,
     "dice-maml-half-cheetah-dir": dice.half_cheetah_dir,
     "dice-maml-point-corner": dice.point_corner,
+    "dql": off_policy.dql,
+    "dql-bob": off_policy.dql_bob,
     "e-maml-half-cheetah-dir": e_maml.half_cheetah_dir,
     "e-maml-point-corner": e_maml.point_corner,
     "maml-ppo-half-cheetah-dir": maml_ppo.half_cheetah_dir,
@@ -22,6 +24,15 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "maml-trpo-point-corner": maml_trpo.point_corner,
     "maml-vpg-half-cheetah-dir": maml_vpg.half_cheetah_dir,
     "maml-vpg-point-corner": maml_vpg.point_corner,
+    "pearl-ant-dir": pearl.ant_dir,
+    "pearl-ant-goal": pearl.ant_goal,
+    "pearl-cheetah-dir": pearl.cheetah_dir,
+    "pearl-cheetah-vel": pearl.cheetah_vel,
+    "pearl-hopper-rand-params": pearl.hopper_rand_params,
+    "pearl-humanoid-dir": pearl.humanoid_dir,
+    "pearl-point-robot": pearl.point_robot,
+    "pearl-sparse-point-robot": pearl.sparse_point_robot,
+    "pearl-walker2d-rand-params": pearl.walker2d_rand_params,
     "ppo": actor_critic.ppo,
     "ppo-qq-su": actor_critic.ppo_qq_su,
     "ppo2": actor_critic.ppo2,
@@ -39,6 +50,9 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "promp-walker2d-dir": promp.walker2d_dir,
     "promp-walker2d-rand-params": promp.walker2d_rand_params,
     "promp-walker2d-vel": promp.walker2d_vel,
+    "sac": off_policy.sac,
+    "sac-omo": off_policy.sac_omo,
+    "sac-pendulum": off_policy.sac_pendulum,
     "svpg": actor_critic.svpg,
     "svpg-omo": actor_critic.svpg_omo,
     "vpg-dice-half-cheetah-dir": vpg_dice.half_cheetah_dir,

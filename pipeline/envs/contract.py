@@ -116,6 +116,21 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         assert self._task is not None
         return self._task
 
+    def sparse_rewards(self, rewards: Array) -> Array:
+        """What real steps with these rewards, of any shape, would have been paid if the reward were sparse.
+
+        An environment has them where tasks are inferred and policies evaluated by another reward than the one that is
+        learned from, as with PEARL. Padding is no step: its 0 may stand for the goal.
+
+        Raises:
+            EnvError: the environment has no sparse rewards.
+        """
+        del rewards
+        raise EnvError(
+            f"{type(self.unwrapped).__name__} has no sparse rewards; required an environment that has them, such as "
+            "pearl-sparse-point-robot, or one that defines sparse_rewards"
+        )
+
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         """A BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""
         del num_rows, num_threads

@@ -68,8 +68,9 @@ class PearlSparsePointRobot(PearlPointRobot):
     | dense (default) | distance  | -d                                                |
     | sparse          | nearness  | 1 - d where d <= 0.2 m, else 0                    |
 
-    PEARL trains on the dense reward, and infers the task and evaluates by the sparse one; an episode of one is that of
-    the other, with the same seed and actions. Start: the origin. Never terminates; PEARL takes episodes of 20 steps.
+    PEARL trains on the dense reward, and infers the task and evaluates by the sparse one, which `sparse_rewards` makes
+    of the dense one; an episode of one is that of the other, with the same seed and actions. Start: the origin. Never
+    terminates; PEARL takes episodes of 20 steps.
     """
 
     task_set, test_task_set = fixed_task_sets(_goals_on_half_circle, num_train=NUM_TRAIN_TASKS, num_test=NUM_TEST_TASKS)
@@ -89,4 +90,12 @@ class PearlSparsePointRobot(PearlPointRobot):
         distance = norm(next_states - tasks)
         if self.reward == "dense":
             return {"distance": -distance}
-        return {"nearness": np.where(distance <= self.goal_radius, 1 - distance, 0.0)}
+        return {"nearness": self._nearness(distance)}
+
+    def sparse_rewards(self, rewards: Array) -> Array:
+        return rewards if self.reward == "sparse" else self._nearness(-rewards)
+
+    def _nearness(self, distance: Array) -> Array:
+        # Compared in the precision of the distances: rounding never turns a point inside the radius into one outside.
+        radius = distance.dtype.type(self.goal_radius)
+        return np.where(distance <= radius, 1 - distance, distance.dtype.type(0))

@@ -85,6 +85,9 @@ class PolicyActions(MetaEnv):
     def task(self) -> Array:
         return self.env.task
 
+    def sparse_rewards(self, rewards: Array) -> Array:
+        return self.env.sparse_rewards(rewards)
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         return self.env.reset(seed=seed, options=options)

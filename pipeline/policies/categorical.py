@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.networks import initialize_mlp
-from pipeline.policies.acting import LOGITS_NETWORK
 from pipeline.policies.config import PolicyConfig
+from pipeline.policies.inference import LOGITS_NETWORK
 from pipeline.types import Params
 
 

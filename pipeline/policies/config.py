@@ -1,10 +1,14 @@
 """What a policy looks like, as plain data: workers read it without importing torch."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from pipeline.schema import Settings
+
+ActorKind = Literal["policy", "uniform", "tanh_gaussian", "q_values"]
+"""How actions come about in rollouts: "policy" is the Gaussian where they are numbers and the categorical where they
+are choices, "uniform" draws them all alike, "tanh_gaussian" and "q_values" are those of off-policy learners."""
 
 LayerSize = Annotated[int, Field(ge=1)]
 

@@ -1,15 +1,21 @@
 """The policies' forward pass for acting: numpy only, all tasks at once, in fixed shapes."""
 
+from collections.abc import Callable
+from typing import Literal
+
 import numpy as np
 
 from pipeline.policies.config import PolicyConfig
 from pipeline.types import Array, Params, TaskParams
 
 MEAN_NETWORK = "mean_network"
+LOGITS_NETWORK = "logits_network"
+
+Activation = Literal["tanh", "relu"]
 
 
 class NetworkInference:
-    """Outputs of a tanh network for B tasks x E rows, each task under its own parameters.
+    """Outputs of a network for B tasks x E rows, each task under its own parameters; its last layer is linear.
 
     The bits of a row of a float32 matrix product depend on how many rows the product has, not on what the others hold.
     So a task's product always has all its E rows, also when episodes have ended; then the bits of its actions do not
@@ -20,8 +26,11 @@ class NetworkInference:
         output_size: outputs of the network.
     """
 
-    def __init__(self, prefix: str, config: PolicyConfig, params: TaskParams, num_rows: int) -> None:
+    def __init__(
+        self, prefix: str, config: PolicyConfig, params: TaskParams, num_rows: int, activation: Activation = "tanh"
+    ) -> None:
         layers = _layers(config)
+        self._activate = _ACTIVATE_IN_PLACE[activation]
         self._kernels = [params.params[f"{prefix}.{layer}.kernel"] for layer in layers]
         biases = [params.params[f"{prefix}.{layer}.bias"] for layer in layers]
         self._biases = [np.ascontiguousarray(bias[:, None, :]) for bias in biases]
@@ -37,7 +46,7 @@ class NetworkInference:
             np.matmul(x, kernel, out=out)
             out += bias
             if out is not self._outputs[-1]:
-                np.tanh(out, out=out)
+                self._activate(out)
             x = out
         return x
 
@@ -66,7 +75,7 @@ def check_params(config: PolicyConfig, params: Params, observation_size: int, ac
     Raises:
         ValueError: naming the parameter, its shape and the one required.
     """
-    _check_shapes(params, {"log_std": (action_size,)})
+    check_shapes(params, {"log_std": (action_size,)})
     check_network(MEAN_NETWORK, config, params, observation_size, action_size)
 
 
@@ -81,18 +90,40 @@ def check_network(prefix: str, config: PolicyConfig, params: Params, input_size:
     for layer, rows, columns in zip(_layers(config), sizes[:-1], sizes[1:], strict=True):
         required[f"{prefix}.{layer}.kernel"] = (rows, columns)
         required[f"{prefix}.{layer}.bias"] = (columns,)
-    _check_shapes(params, required)
+    check_shapes(params, required)
 
 
-def _check_shapes(params: Params, required: dict[str, tuple[int, ...]]) -> None:
+def check_shapes(params: Params, required: dict[str, tuple[int, ...]]) -> None:
+    """Refuse parameters that are missing, not finite, or of another shape than [B, ...] with the required one behind B.
+
+    Raises:
+        ValueError: naming the parameter, what it is and what is required.
+    """
     for name, shape in required.items():
         if name not in params or params[name].shape[1:] != shape:
             found = params[name].shape if name in params else "nothing"
-            raise ValueError(f"policy parameter {name}: found {found}; required [B, {', '.join(map(str, shape))}]")
+            raise ValueError(f"policy parameter {name}: found {found}; required [{', '.join(map(str, ('B', *shape)))}]")
         finite = np.isfinite(params[name])
         if not finite.all():
             task = np.argwhere(~finite)[0][0]
             raise ValueError(f"policy parameter {name} of task {task} is not finite; required finite numbers")
+
+
+def log_softmax(logits: Array) -> Array:
+    """Normalized log-probabilities along the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def _tanh(values: Array) -> None:
+    np.tanh(values, out=values)
+
+
+def _relu(values: Array) -> None:
+    np.maximum(values, 0, out=values)
+
+
+_ACTIVATE_IN_PLACE: dict[Activation, Callable[[Array], None]] = {"tanh": _tanh, "relu": _relu}
 
 
 def _layers(config: PolicyConfig) -> list[str]:

@@ -17,8 +17,8 @@ from flows.train import config_of, resume, train
 from flows.warm_start import pinned
 from flows.workers import Backend
 from pipeline.config import ConfigError, build_config, override
-from pipeline.policies.acting import log_softmax
 from pipeline.policies.categorical import CategoricalPolicy
+from pipeline.policies.inference import log_softmax
 
 HERE = Backend(workers=0)
 TINY = [

@@ -10,9 +10,10 @@ import pytest
 import storage
 from flows import cli
 from flows.errors import UsageError
-from flows.export import export, parse_iterations
+from flows.export import export
 from flows.fork import fork
 from flows.recipes import load_settings
+from flows.runs import parse_span
 from flows.thin import thin
 from flows.train import resume, train
 from flows.workers import Backend
@@ -200,10 +201,10 @@ def test_a_package_that_is_missing_is_named_with_its_extra(stored, tmp_path, mon
     ],
 )
 def test_iterations_are_chosen_as_python_slices(text, parsed):
-    assert parse_iterations(text) == parsed
+    assert parse_span("--iterations", text) == parsed
 
 
 @pytest.mark.parametrize("text", ["", "a", "1:2:3", "1-2", "1,2"])
 def test_other_words_for_iterations_are_refused(text):
     with pytest.raises(UsageError, match="required N or FROM:TO"):
-        parse_iterations(text)
+        parse_span("--iterations", text)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pipeline.envs import EnvConfig, EnvError, TaskField, make_env
-from pipeline.task_samplers import TaskClasses, TaskDistribution, TaskPool, shuffled_blocks
+from pipeline.task_samplers import TaskClasses, TaskDistribution, TaskPool, distinct_tasks, shuffled_blocks
 
 FIELDS = (TaskField("kind", "1", "class of the task"), TaskField("goal", "m", "where to go"))
 TASKS = np.array([[0, 0.1], [1, 0.2], [1, 0.3], [0, 0.4], [0, 0.5], [2, 0.6]])
@@ -96,3 +96,35 @@ def test_tasks_of_another_form_are_refused():
 
 def test_no_blocks_are_needed_for_no_tasks():
     assert shuffled_blocks(4, 0, rng()).tolist() == []
+
+
+def test_distinct_tasks_are_different_ones_of_the_set_with_their_places_as_ids():
+    env = make_env(EnvConfig(name="pearl-point-robot"))
+    batch = distinct_tasks(env, 80, rng())
+    assert sorted(batch.ids) == list(range(80))
+    assert batch.ids.tolist() != list(range(80))
+    assert np.array_equal(batch.params, np.array(env.task_set)[batch.ids])
+    assert (batch.names, batch.units) == (("goal_x", "goal_y"), ("m", "m"))
+
+
+def test_every_task_is_as_likely_to_be_among_the_distinct_ones():
+    env, generator = make_env(EnvConfig(name="pearl-point-robot")), rng(3)
+    drawn = [distinct_tasks(env, 8, generator).ids for _ in range(400)]
+    assert all(len(set(ids)) == 8 for ids in drawn)
+    counts = np.bincount(np.concatenate(drawn), minlength=80)
+    # Of 400 draws with probability 1/10 each: 40, with a standard deviation of 6.
+    assert np.abs(counts - 40).max() < 5 * 6
+
+
+def test_a_single_task_without_parameters_can_be_drawn():
+    batch = distinct_tasks(make_env(EnvConfig(name="point-2d")), 1, rng())
+    assert (batch.params.shape, batch.ids.tolist()) == ((1, 0), [0])
+
+
+def test_more_distinct_tasks_than_there_are_and_tasks_without_a_set_are_refused():
+    with pytest.raises(
+        EnvError, match="found 3 tasks to draw from the 2 of PearlCheetahDir; required at most 2, since none"
+    ):
+        distinct_tasks(make_env(EnvConfig(name="pearl-cheetah-dir")), 3, rng())
+    with pytest.raises(EnvError, match="Navigation2D draws its tasks from a distribution; required a fixed set"):
+        distinct_tasks(make_env(EnvConfig(name="navigation-2d")), 3, rng())

@@ -13,7 +13,7 @@ from pipeline.networks import initialize_mlp
 from pipeline.policies.config import PolicyConfig
 from pipeline.types import BatchError, EpisodeBatch, TaskBatch, TaskParams
 from stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from stages.episode_blocks import Enough
+from stages.episode_blocks import Enough, tasks_together
 
 POLICY = PolicyConfig(hidden_sizes=(4,))
 E, T = 12, 10
@@ -93,12 +93,45 @@ def test_a_tasks_episodes_do_not_depend_on_the_shard_that_holds_it(collect):
     np.testing.assert_array_equal(together.behavior["log_probs"][1:], second.behavior["log_probs"])
 
 
+def test_without_a_limit_a_task_has_as_many_episodes_as_it_takes_and_the_others_empty_places(collect):
+    enough = Enough(60, None, None, T)
+    episodes = collect(enough)
+    numbers = episodes.real.sum(axis=1)
+    assert enough.block_size == 6
+    assert numbers[0] != numbers[1]
+    assert episodes.lengths.shape == (2, numbers.max())
+    for lengths, number in zip(episodes.lengths, numbers, strict=True):
+        assert lengths[: number - 6].sum() < 60 <= lengths.sum()
+
+
+def test_tasks_of_shards_with_different_numbers_of_episodes_are_those_of_one_shard(collect):
+    enough = Enough(60, None, None, T)
+    together, apart = collect(enough), tasks_together([collect(enough, stop=1), collect(enough, first=1)])
+    for name in ("observations", "actions", "rewards", "lengths", "terminated", "truncated", "initial_state"):
+        np.testing.assert_array_equal(getattr(together, name), getattr(apart, name))
+    np.testing.assert_array_equal(together.behavior["log_probs"], apart.behavior["log_probs"])
+
+
+def test_what_holds_for_a_whole_task_stays_so_where_a_block_has_as_many_episodes_as_there_are_actions():
+    params = initialize_mlp("mean_network", 2, (4,), 2, np.random.default_rng(0))
+    params["log_std"] = np.float32([0.1, 0.2])
+    sampler = Sampler(
+        EnvConfig(name="point-2d-goal"), POLICY, episodes_per_task=5, max_episode_steps=3, enough=Enough(None, 2, 5, 3)
+    )
+    tasks = TaskBatch(np.ones((1, 2)), np.zeros(1, np.int64), ("goal_x", "goal_y"), ("m", "m"))
+    position = RolloutPosition(1, 0, 0)
+    episodes = collect_rollouts(sampler, TaskParams.broadcast(params, 1), tasks, position=position)
+    assert episodes.real.tolist() == [[True, True, False, False, False]]
+    np.testing.assert_array_equal(episodes.behavior["log_std"], [np.float32([0.1, 0.2])])
+
+
 def test_blocks_are_as_small_as_can_be_enough():
     assert Enough(20, None, E, T).block_size == 2
     assert Enough(21, None, E, T).block_size == 3
     assert Enough(None, 5, E, T).block_size == 5
     assert Enough(20, 5, E, T).block_size == 5
     assert Enough(500, None, E, T).block_size == E
+    assert Enough(500, None, None, T).block_size == 50
 
 
 def test_choices_follow_the_probabilities_that_are_recorded(collect):

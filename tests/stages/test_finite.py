@@ -7,7 +7,7 @@ import pytest
 from pipeline.types import EpisodeBatch, LearnerState, Samples, TaskBatch, TaskParams, Update
 from stages.finite import NotFinite, require_finite
 
-B, E, T, O, A, S = 2, 3, 4, 5, 6, 4  # S == T, so that shapes alone do not tell their axes apart
+B, E, T, O, A, S, Z = 2, 3, 4, 5, 6, 4, 4  # S == Z == T, so that shapes alone do not tell their axes apart
 
 
 def episodes() -> EpisodeBatch:
@@ -18,7 +18,12 @@ def episodes() -> EpisodeBatch:
         terminated=np.zeros((B, E), np.bool_),
         truncated=np.ones((B, E), np.bool_),
         lengths=np.full((B, E), T, np.int32),
-        behavior={"mean": np.ones((B, E, T, A), np.float32), "log_std": np.ones((B, A), np.float32)},
+        behavior={
+            "mean": np.ones((B, E, T, A), np.float32),
+            "log_std": np.ones((B, A), np.float32),
+            "latent": np.ones((B, E, Z), np.float32),
+            "epsilon": np.ones(B, np.float32),
+        },
         reward_terms={"control": np.ones((B, E, T), np.float32)},
         initial_state=np.ones((B, E, S)),
     )
@@ -42,6 +47,8 @@ CASES = [
     (episodes, "rewards", (0, 1, 3), {"task": 0, "episode": 1, "t": 3}),
     (episodes, "behavior.mean", (1, 0, 2, 5), {"task": 1, "episode": 0, "t": 2}),
     (episodes, "behavior.log_std", (1, 3), {"task": 1}),
+    (episodes, "behavior.latent", (1, 2, 3), {"task": 1, "episode": 2}),
+    (episodes, "behavior.epsilon", (1,), {"task": 1}),
     (episodes, "reward_terms.control", (1, 2, 0), {"task": 1, "episode": 2, "t": 0}),
     (episodes, "initial_state", (1, 2, 3), {"task": 1, "episode": 2}),
     (samples, "advantages", (1, 1, 1), {"task": 1, "episode": 1, "t": 1}),

@@ -8,8 +8,9 @@ from pipeline.policies import PolicyConfig
 from pipeline.policies.gaussian import GaussianPolicy
 from pipeline.types import EpisodeBatch, Samples, Step, TaskParams
 from stages.adapt import adapt
+from stages.counters import ENV_STEPS, ENV_STEPS_NOMINAL
 from stages.initialize import initialize
-from stages.meta_optimize import ENV_STEPS, ENV_STEPS_NOMINAL, meta_optimize
+from stages.meta_optimize import meta_optimize
 
 POLICY = GaussianPolicy(2, 1, PolicyConfig(hidden_sizes=(4,)))
 PROMP = ProMP(inner_steps=1)

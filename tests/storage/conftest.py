@@ -1,14 +1,25 @@
 """Small batches of every kind, and small runs made of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import storage
-from pipeline.types import EpisodeBatch, Evaluation, LearnerState, Params, Samples, TaskBatch, TaskParams, Update
+from pipeline.types import (
+    EpisodeBatch,
+    Evaluation,
+    LearnerState,
+    Minibatches,
+    Params,
+    Samples,
+    TaskBatch,
+    TaskParams,
+    Update,
+)
 from storage import RunWriter, StageRef
 from storage.codec import Value
 
@@ -26,12 +37,14 @@ class Batches:
     A: int = 2
     seed: int = 0
     rng: np.random.Generator = field(init=False)
+    num_rows: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
 
-    def tasks(self) -> TaskBatch:
-        return TaskBatch(self.rng.random((self.B, 2)), np.full(self.B, -1), ("velocity", "mass"), ("m/s", "kg"))
+    def tasks(self, ids: np.ndarray | None = None) -> TaskBatch:
+        ids = np.full(self.B, -1) if ids is None else ids
+        return TaskBatch(self.rng.random((self.B, 2)), ids, ("velocity", "mass"), ("m/s", "kg"))
 
     def episodes(self, lengths: np.ndarray | None = None) -> EpisodeBatch:
         shape = (self.B, self.E, self.T)
@@ -100,6 +113,51 @@ class Batches:
         outputs.append((StageRef(i, "meta_optimize"), self.update(), [storage.learner_ref(i), *processed]))
         return outputs
 
+    def fill(self) -> EpisodeBatch:
+        """What the memory begins with; its behaviour is that of no policy."""
+        return replace(self.off_policy_episodes(), behavior={})
+
+    def off_policy_episodes(self) -> EpisodeBatch:
+        """Episodes of a policy that acts by a belief; their rows are those that come next."""
+        episodes = self.episodes()
+        self.num_rows += episodes.num_steps
+        mean = episodes.behavior["mean"]
+        behavior = {"mean": mean, "log_stds": -mean, "latent": self._floats((self.B, self.E, self.T))}
+        return replace(episodes, behavior=behavior)
+
+    def minibatches(self, context: bool = True) -> Minibatches:
+        """Rows of all episodes so far for two gradient steps of four; the other two were not made."""
+        U, K, N, C = 4, 2, 6, 3
+        rows, contexts = (self.rng.integers(0, self.num_rows, (U, K, n)) for n in (N, C))
+        task_ids = self.rng.integers(0, self.B, (U, K))
+        for empty in (rows, contexts, task_ids):
+            empty[2:] = -1
+        return Minibatches(rows, task_ids, contexts if context else None)
+
+    def off_policy_iteration(self, i: int, rounds: int = 2) -> list[tuple[StageRef, Value, list[StageRef]]]:
+        """The outputs of an iteration that learns from stored transitions, in the order of the stages."""
+        begin, fill = StageRef(0, "initialize"), StageRef(0, "fill_memory")
+        learner, tasks, drawn = (
+            storage.learner_ref(i, "update"),
+            StageRef(i, "sample_tasks"),
+            StageRef(i, "sample_transitions"),
+        )
+        outputs: list[tuple[StageRef, Value, list[StageRef]]] = []
+        if i == 0:
+            outputs += [(begin, Update(self.learner(), {}), []), (fill, self.fill(), [begin])]
+        outputs.append((tasks, self.tasks(self.rng.permutation(self.B)), []))
+        for k in range(rounds):
+            belief = [(StageRef(i, "adapt", k - 1))] if k else []
+            collected = StageRef(i, "collect_rollouts", k)
+            outputs.append((collected, self.off_policy_episodes(), [learner, tasks, *belief]))
+            if k < rounds - 1:
+                outputs.append((StageRef(i, "adapt", k), self.adapted(), [learner, collected]))
+        collected = [StageRef(i, "collect_rollouts", k) for k in range(rounds)]
+        before = StageRef(i - 1, "sample_transitions") if i else fill
+        outputs.append((drawn, self.minibatches(), [before, tasks, *collected]))
+        outputs.append((StageRef(i, "update"), self.update(), [learner, *collected, drawn]))
+        return outputs
+
     def _floats(self, shape: tuple[int, ...]) -> np.ndarray:
         return self.rng.standard_normal(shape, np.float32)
 
@@ -136,6 +194,20 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         with storage.create_run(tmp_path / name, capacity=capacity or iterations, **CREATION) as writer:
             for i in range(iterations):
                 put_all(writer, batches.iteration(i))
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture
+def make_off_policy_run(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a run of so many iterations that learns from stored transitions, and returns its folder."""
+
+    def make(iterations: int = 2, name: str = "run", capacity: int | None = None, **about: Any) -> Path:
+        batches, capacity = Batches(), capacity or iterations
+        with storage.create_run(tmp_path / name, capacity=capacity, last_stage="update", **CREATION, **about) as writer:
+            for i in range(iterations):
+                put_all(writer, batches.off_policy_iteration(i))
         return tmp_path / name
 
     return make

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.policies.acting import log_softmax
+from pipeline.policies.inference import log_softmax
 from pipeline.types import Array
 
 LOG_2PI = math.log(2 * math.pi)

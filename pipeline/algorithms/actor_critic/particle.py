@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.algorithms.actor_critic.experience import Experience
 from pipeline.algorithms.actor_critic.heads import CategoricalHead, GaussianHead, Head
-from pipeline.algorithms.actor_critic.networks import FlatParams, Network
 from pipeline.algorithms.actor_critic.settings import ActorCritic, OptimizerName
+from pipeline.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
 from pipeline.networks import initialize_mlp, layer_names
 from pipeline.optimizers import AdamInPlace, RMSpropInPlace
-from pipeline.policies.acting import LOGITS_NETWORK
 from pipeline.policies.categorical import CategoricalPolicy
 from pipeline.policies.gaussian import LOG_STD, MEAN_NETWORK, GaussianPolicy
-from pipeline.types import Array, LearnerState, Params
+from pipeline.policies.inference import LOGITS_NETWORK
+from pipeline.types import Array, LearnerState
 
 CRITIC = "critic"
 POLICY = "policy"
@@ -63,14 +62,14 @@ class Particle:
         self.policy = FlatParams(learner.params)
         learned = policy.learned(learner.params)
         self.learned = np.concatenate([np.full(value.size, name in learned) for name, value in learner.params.items()])
-        self.critic = FlatParams(_unprefixed(learner.extra, CRITIC))
+        self.critic = FlatParams(unprefixed(learner.extra, CRITIC))
         num_hidden = len(policy.config.hidden_sizes)
-        self._network = Network(self.policy, _layers(_network_name(policy), num_hidden))
+        self._network = Network(self.policy, layer_paths(_network_name(policy), num_hidden))
         self._head = _head(policy, self.policy)
         self.value_function = Network(self.critic, layer_names(len(settings.critic_hidden_sizes)))
         optimizer = OPTIMIZERS[settings.optimizer]
-        self._policy_optimizer = optimizer.of(_unprefixed(learner.optimizer, POLICY))
-        self._critic_optimizer = optimizer.of(_unprefixed(learner.optimizer, CRITIC))
+        self._policy_optimizer = optimizer.of(unprefixed(learner.optimizer, POLICY))
+        self._critic_optimizer = optimizer.of(unprefixed(learner.optimizer, CRITIC))
 
     def policy_gradient(self, batch: Minibatch) -> tuple[float, float]:
         """Put the gradient of the policy's loss on a minibatch in place; returns loss and norm before clipping."""
@@ -115,8 +114,8 @@ class Particle:
         """The particle's part of the learner; of `extra` only the critic."""
         return LearnerState(
             self.policy.copies(),
-            _prefixed(self._policy_optimizer.state, POLICY) | _prefixed(self._critic_optimizer.state, CRITIC),
-            _prefixed(self.critic.copies(), CRITIC),
+            prefixed(self._policy_optimizer.state, POLICY) | prefixed(self._critic_optimizer.state, CRITIC),
+            prefixed(self.critic.copies(), CRITIC),
         )
 
 
@@ -132,23 +131,19 @@ def initial_learner(settings: ActorCritic, policy: Policy, rng: np.random.Genera
     optimizer = OPTIMIZERS[settings.optimizer]
     return LearnerState(
         params,
-        _prefixed(optimizer.initial(FlatParams(params).vector), POLICY)
-        | _prefixed(optimizer.initial(FlatParams(critic).vector), CRITIC),
-        _prefixed(critic, CRITIC),
+        prefixed(optimizer.initial(FlatParams(params).vector), POLICY)
+        | prefixed(optimizer.initial(FlatParams(critic).vector), CRITIC),
+        prefixed(critic, CRITIC),
     )
 
 
 def critic_of(settings: ActorCritic, learner: LearnerState) -> Network:
     """The critic's network in a particle's learner."""
-    return Network(FlatParams(_unprefixed(learner.extra, CRITIC)), layer_names(len(settings.critic_hidden_sizes)))
+    return Network(FlatParams(unprefixed(learner.extra, CRITIC)), layer_names(len(settings.critic_hidden_sizes)))
 
 
 def _network_name(policy: Policy) -> str:
     return LOGITS_NETWORK if isinstance(policy, CategoricalPolicy) else MEAN_NETWORK
-
-
-def _layers(prefix: str, num_hidden: int) -> list[str]:
-    return [f"{prefix}.{layer}" for layer in layer_names(num_hidden)]
 
 
 def _head(policy: Policy, flat: FlatParams) -> Head:
@@ -156,11 +151,3 @@ def _head(policy: Policy, flat: FlatParams) -> Head:
         return CategoricalHead()
     config = policy.config
     return GaussianHead(flat.params[LOG_STD], flat.gradients[LOG_STD], config.min_std, learn_std=config.learn_std)
-
-
-def _prefixed(arrays: Mapping[str, Array], prefix: str) -> Params:
-    return {f"{prefix}.{name}": value for name, value in arrays.items()}
-
-
-def _unprefixed(arrays: Mapping[str, Array], prefix: str) -> Params:
-    return {name.removeprefix(f"{prefix}."): value for name, value in arrays.items() if name.startswith(f"{prefix}.")}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pipeline.schema import Settings
+from pipeline.algorithms.learning_rate import LearningRate
 from pipeline.types import Array
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class CriticFit:
     max_grad_norm: float | None
 
 
-class ActorCritic(Settings, ABC):
+class ActorCritic(LearningRate, ABC):
     """A policy and a critic that learn from the same complete episodes."""
 
     inner_steps: ClassVar[int] = 0
@@ -49,14 +49,6 @@ class ActorCritic(Settings, ABC):
     run_defaults: ClassVar[Mapping[str, Any]] = RUN_DEFAULTS
     optimizer: ClassVar[OptimizerName]
 
-    learning_rate: float = Field(default=5e-4, gt=0)
-    """Step size of the policy's optimizer."""
-    lr_schedule: Literal["constant", "linear", "exponential"] = "constant"
-    """How step sizes change from iteration to iteration."""
-    lr_decay: float = Field(default=1.0, gt=0, le=1)
-    """With lr_schedule=exponential: factor of step sizes per iteration."""
-    lr_horizon: int | None = Field(default=None, ge=1)
-    """With lr_schedule=linear: the iteration at which step sizes reach zero; learning ends there."""
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the samples of an iteration."""
     batch_size: int = Field(default=64, ge=1)
@@ -74,17 +66,6 @@ class ActorCritic(Settings, ABC):
     value_target: Literal["td_lambda", "empirical"] = "td_lambda"
     """What the critic learns: its own values plus advantages, or the discounted returns that were observed."""
 
-    @model_validator(mode="after")
-    def _schedule_has_what_it_needs(self) -> ActorCritic:
-        if (self.lr_horizon is not None) != (self.lr_schedule == "linear"):
-            raise ValueError(
-                f"lr_schedule is {self.lr_schedule} and lr_horizon is {self.lr_horizon}; required both lr_schedule "
-                "linear and an lr_horizon, or neither"
-            )
-        if self.lr_decay != 1 and self.lr_schedule != "exponential":
-            raise ValueError(f"lr_decay is {self.lr_decay} but lr_schedule is {self.lr_schedule}; leave lr_decay out")
-        return self
-
     @property
     def critic_fit(self) -> CriticFit | None:
         """How the critic learns by itself before the policy; None: along with it, from the same minibatches."""
@@ -99,13 +80,6 @@ class ActorCritic(Settings, ABC):
     def particle(self) -> ActorCritic:
         """The settings of one policy with its critic: these."""
         return self
-
-    def lr_factor(self, num_updates: int) -> float:
-        """What multiplies the step sizes in the iteration after so many updates."""
-        if self.lr_schedule == "linear":
-            assert self.lr_horizon is not None
-            return max(0.0, 1 - num_updates / self.lr_horizon)
-        return self.lr_decay**num_updates
 
     def build(self, processing: ProcessingConfig) -> ActorCriticLearner:
         """The algorithm that these settings describe, for rewards discounted as `processing` says."""

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.envs import EnvConfig, make_env
+from pipeline.envs import ENVS, EnvConfig, make_env
 from pipeline.envs.ant import PearlAntDir
 from pipeline.envs.task_draws import draw_directions, draw_on_disk, draw_signs
 
@@ -10,6 +10,22 @@ SIZES = {
     "pearl-ant-dir": (100, 30),
     "pearl-ant-goal": (150, 30),
     "pearl-humanoid-dir": (100, 30),
+    "pearl-hopper-rand-params": (40, 10),
+    "pearl-walker2d-rand-params": (40, 10),
+    "pearl-point-robot": (80, 20),
+    "pearl-sparse-point-robot": (80, 20),
+}
+
+OBSERVATION_SIZES = {
+    "pearl-cheetah-dir": 20,
+    "pearl-cheetah-vel": 20,
+    "pearl-ant-dir": 27,
+    "pearl-ant-goal": 113,
+    "pearl-humanoid-dir": 376,
+    "pearl-hopper-rand-params": 11,
+    "pearl-walker2d-rand-params": 17,
+    "pearl-point-robot": 2,
+    "pearl-sparse-point-robot": 2,
 }
 
 
@@ -24,6 +40,12 @@ def test_pearls_robots_train_and_test_on_fixed_tasks_that_differ(name: str) -> N
     assert len({*env.task_set, *env.test_task_set}) == sum(SIZES[name])
     drawn = env.sample_tasks(500, np.random.default_rng(0))
     assert {tuple(task) for task in drawn.tolist()} <= set(env.task_set)
+
+
+def test_pearls_environments_show_what_pearls_policies_saw() -> None:
+    assert {name for name in ENVS if name.startswith("pearl-")} == OBSERVATION_SIZES.keys()
+    sizes = {name: make_env(EnvConfig(name=name)).observation_space.shape for name in OBSERVATION_SIZES}
+    assert sizes == {name: (size,) for name, size in OBSERVATION_SIZES.items()}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 
 from pipeline.config import ProcessingConfig
 from pipeline.policies import PolicyConfig
-from pipeline.policies.acting import log_softmax
 from pipeline.policies.categorical import CategoricalPolicy
 from pipeline.policies.gaussian import GaussianPolicy
+from pipeline.policies.inference import log_softmax
 from pipeline.types import EpisodeBatch, LearnerState
 
 O, A, CHOICES, T = 3, 2, 4, 7

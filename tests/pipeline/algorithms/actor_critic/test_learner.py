@@ -137,7 +137,13 @@ def test_step_sizes_follow_their_schedule(update):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"lr_schedule": "linear"}, {"lr_horizon": 3}, {"lr_decay": 0.9}, {"lr_schedule": "linear", "lr_decay": 0.9}],
+    [
+        {"lr_schedule": "linear"},
+        {"lr_horizon": 3},
+        {"lr_decay": 0.9},
+        {"lr_schedule": "linear", "lr_decay": 0.9},
+        {"lr_schedule": "exponential"},
+    ],
 )
 def test_a_schedule_without_its_settings_or_with_others_is_refused(settings):
     with pytest.raises(ValueError, match="lr_"):

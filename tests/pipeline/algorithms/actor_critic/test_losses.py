@@ -1,14 +1,11 @@
 """Losses of actor-critics and their written-down derivatives, against hand-derived numbers and autograd in float64."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
 
 from pipeline.algorithms import A2C, PPO, PPO2
 from pipeline.algorithms.actor_critic.heads import CategoricalHead, GaussianHead
-from pipeline.algorithms.actor_critic.networks import FlatParams, Network
 
 RNG = np.random.default_rng(3)
 N = 6
@@ -91,33 +88,3 @@ def test_the_kl_of_both_heads_is_that_of_torch():
     p, q = (torch.distributions.Categorical(logits=torch.tensor(x)) for x in (old, new))
     found = CategoricalHead().kl({"log_probs": p.logits.numpy()}, new)
     assert found == pytest.approx(torch.distributions.kl_divergence(p, q).mean().item(), rel=1e-4)
-
-
-def test_the_network_has_the_gradient_that_autograd_finds():
-    sizes = [3, 5, 4, 2]
-    params = {}
-    for layer, (rows, columns) in zip("abc", pairwise(sizes), strict=True):
-        params |= {f"{layer}.kernel": numbers(rows, columns), f"{layer}.bias": numbers(columns)}
-    inputs, pull = numbers(N, 3), numbers(N, 2)
-    flat = FlatParams(params)
-    network = Network(flat, ["a", "b", "c"])
-    outputs = network.forward(inputs)
-    network.backward(pull)
-    leaves = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in params.items()}
-    x = torch.tensor(inputs, dtype=torch.float64)
-    for layer in "abc":
-        x = x @ leaves[f"{layer}.kernel"] + leaves[f"{layer}.bias"]
-        x = x if layer == "c" else x.tanh()
-    np.testing.assert_allclose(outputs, x.detach(), rtol=1e-4, atol=1e-5)
-    gradients = torch.autograd.grad((x * torch.tensor(pull)).sum(), list(leaves.values()))
-    for name, expected in zip(leaves, gradients, strict=True):
-        np.testing.assert_allclose(flat.gradients[name], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_long_gradient_is_shortened_and_its_norm_is_the_one_before():
-    flat = FlatParams({"x": np.zeros(2, np.float32)})
-    flat.gradient[:] = [3, 4]
-    assert flat.clip_gradient(None) == 5
-    assert flat.clip_gradient(10) == 5
-    assert flat.clip_gradient(1) == 5
-    np.testing.assert_allclose(flat.gradient, [0.6, 0.8], rtol=1e-6)

@@ -1,0 +1,72 @@
+"""Two Q-functions of observation and action, the smaller of which is believed.
+
+Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pipeline.algorithms.contract import ParallelMap
+from pipeline.flat_networks import ALL, FlatParams, Network, layer_paths
+from pipeline.networks import initialize_mlp
+from pipeline.types import Array, Params
+
+NAMES = ("q1", "q2")
+
+
+class TwinQ:
+    """Two networks whose parameters are one vector.
+
+    Attributes:
+        flat: the parameters and their gradient.
+    """
+
+    def __init__(self, params: Mapping[str, Array], num_hidden: int, *, parallel: ParallelMap = map) -> None:
+        """From parameters q1.* and q2.*, which are copied; `parallel` maps over the two networks."""
+        self.flat = FlatParams(params)
+        self._networks = [Network(self.flat, layer_paths(name, num_hidden), "relu") for name in NAMES]
+        self._parallel = parallel
+
+    @staticmethod
+    def initial(input_size: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
+        """Parameters of two networks that are drawn independently."""
+        first, second = (initialize_mlp(name, input_size, hidden_sizes, 1, rng) for name in NAMES)
+        return first | second
+
+    def values(self, inputs: Array) -> Array:
+        """[2, n] of inputs [n, O + A]; the next derivatives are about them."""
+
+        def work(network: Network) -> Array:
+            return network.forward(inputs)[:, 0]
+
+        return np.stack(list(self._parallel(work, self._networks)))
+
+    def backward(self, value_gradient: Array) -> None:
+        """Write the gradient with respect to the parameters of a loss from that to the values, [2, n]."""
+
+        def work(network: Network, slopes: Array) -> None:
+            network.backward(slopes[:, None])
+
+        list(self._parallel(work, self._networks, value_gradient))
+
+    def gradient_of_smaller(self, values: Array, columns: slice = ALL) -> Array:
+        """The gradient of every row's smaller value with respect to columns of the row's inputs, [n, columns].
+
+        Args:
+            values: [2, n], what `values` gave last.
+            columns: of the inputs.
+        """
+        first = values[0] <= values[1]
+        choices = [np.nonzero(first)[0], np.nonzero(~first)[0]]
+
+        def work(network: Network, rows: Array) -> Array:
+            return network.input_gradient(np.ones((len(rows), 1), np.float32), columns, rows)
+
+        parts = list(self._parallel(work, self._networks, choices))
+        gradient = np.empty((values.shape[1], parts[0].shape[1]), np.float32)
+        for rows, part in zip(choices, parts, strict=True):
+            gradient[rows] = part
+        return gradient

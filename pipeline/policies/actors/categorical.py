@@ -1,0 +1,42 @@
+"""Acting by a categorical distribution over choices."""
+
+import numpy as np
+
+from pipeline.policies.actors.contract import ActorSetup
+from pipeline.policies.inference import LOGITS_NETWORK, NetworkInference, log_softmax
+from pipeline.types import Array
+
+
+class CategoricalActor:
+    """Actions are drawn by inverting the distribution function at a uniform number. See Actor.
+
+    Where there is nothing to draw from it takes the most probable one, the first of them if there are several.
+    """
+
+    def __init__(self, setup: ActorSetup) -> None:
+        self._network = NetworkInference(LOGITS_NETWORK, setup.config, setup.params, setup.num_rows)
+        self._taken = setup.taken
+        T, N, _ = setup.taken.shape
+        self._uniform = None
+        if setup.rngs is not None:
+            self._uniform = setup.drawn(lambda rng: rng.random((T, setup.num_rows), np.float32))
+        self._log_probs = np.zeros((T, N, self._network.output_size), np.float32)
+        self.actions = np.zeros((T, N), np.int64)
+        self.behavior_by_step = {"log_probs": self._log_probs}
+        self.behavior_by_task: dict[str, Array] = {}
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Int64 actions [n]; see Actor."""
+        self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
+        log_probs = log_softmax(self._network.outputs().reshape(len(observations), -1))
+        actions = self._choose(t, log_probs)
+        self.actions[t, rows] = self._taken[t, rows, 0] = actions[rows]
+        self._log_probs[t, rows] = log_probs[rows]
+        return actions[rows]
+
+    def _choose(self, t: int, log_probs: Array) -> Array:
+        if self._uniform is None:
+            return log_probs.argmax(-1)
+        below = np.cumsum(np.exp(log_probs), axis=-1)
+        # Rounding may leave the last sum below 1, so the last action takes whatever is above the others.
+        return (self._uniform[t].reshape(-1, 1) >= below[:, :-1]).sum(-1)

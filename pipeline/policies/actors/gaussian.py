@@ -1,0 +1,34 @@
+"""Acting by a Gaussian whose standard deviation does not depend on the state."""
+
+import numpy as np
+
+from pipeline.policies.actors.contract import ActorSetup
+from pipeline.policies.inference import GaussianInference
+from pipeline.types import Array
+
+
+class GaussianActor:
+    """Actions mean + std * noise; the mean where there is nothing to draw from. See Actor."""
+
+    def __init__(self, setup: ActorSetup) -> None:
+        self._policy = GaussianInference(setup.config, setup.params, setup.num_rows)
+        self._noise = setup.normal_noise()
+        self._noise *= np.exp(self._policy.log_std)[:, None, :]
+        self._means = np.zeros_like(setup.taken)
+        self.actions = setup.taken
+        self.behavior_by_step = {"mean": self._means}
+        self.behavior_by_task = {"log_std": np.ascontiguousarray(self._policy.log_std)}
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Float32 actions [n, A]; see Actor."""
+        self._policy.inputs[:] = observations.reshape(self._policy.inputs.shape)
+        mean, noise = self._policy.mean(), self._noise[t]
+        N = self.actions.shape[1]
+        if len(rows) == N:
+            self._means[t].reshape(mean.shape)[:] = mean
+            np.add(mean, noise, out=self.actions[t].reshape(mean.shape))
+            return self.actions[t]
+        mean, noise = mean.reshape(N, -1)[rows], noise.reshape(N, -1)[rows]
+        self._means[t, rows] = mean
+        self.actions[t, rows] = actions = mean + noise
+        return actions

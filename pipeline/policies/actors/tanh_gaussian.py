@@ -1,0 +1,48 @@
+"""Acting by a Gaussian that a tanh squashes into (-1, 1), on the state alone or also on a belief about the task."""
+
+import numpy as np
+
+from pipeline.policies.actors.belief import draw_latents
+from pipeline.policies.actors.contract import ActorSetup
+from pipeline.policies.inference import NetworkInference
+from pipeline.types import Array
+
+POLICY_NETWORK = "policy_network"
+MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
+
+
+class TanhGaussianActor:
+    """Actions tanh(mean + std * noise); tanh(mean) where there is nothing to draw from. See Actor.
+
+    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Where the parameters hold a belief, the network sees a latent
+    variable behind the observation, drawn from the belief once per episode (Rakelly et al. 2019, arXiv:1903.08254).
+    """
+
+    def __init__(self, setup: ActorSetup) -> None:
+        self._network = NetworkInference(POLICY_NETWORK, setup.config, setup.params, setup.num_rows, "relu")
+        latents = draw_latents(setup)
+        self.behavior_by_task: dict[str, Array] = {}
+        self._observed = self._network.inputs
+        if latents is not None:
+            self.behavior_by_task["latent"] = latents
+            observation_size = self._network.inputs.shape[2] - latents.shape[2]
+            self._observed = self._network.inputs[:, :, :observation_size]
+            self._network.inputs[:, :, observation_size:] = latents
+        self._noise = setup.normal_noise()
+        self._means = np.zeros_like(setup.taken)
+        self._log_stds = np.zeros_like(setup.taken)
+        self.actions = setup.taken
+        self.behavior_by_step = {"mean": self._means, "log_stds": self._log_stds}
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Float32 actions [n, A]; see Actor."""
+        self._observed[:] = observations.reshape(self._observed.shape)
+        _, N, A = self.actions.shape
+        outputs = self._network.outputs().reshape(N, 2 * A)
+        # Contiguous copies: numpy may compute exp and tanh otherwise where numbers lie apart.
+        mean = outputs[rows, :A]
+        log_std = np.clip(outputs[rows, A:], MIN_LOG_STD, MAX_LOG_STD)
+        self._means[t, rows] = mean
+        self._log_stds[t, rows] = log_std
+        self.actions[t, rows] = actions = np.tanh(mean + np.exp(log_std) * self._noise[t].reshape(N, A)[rows])
+        return actions

@@ -1,0 +1,31 @@
+"""Acting at random, to fill a replay memory before there is anything to learn from."""
+
+import numpy as np
+
+from pipeline.policies.actors.contract import ActorSetup
+from pipeline.types import Array
+
+
+class UniformActor:
+    """All actions equally likely: of [-1, 1], which is what a tanh can give, or of the choices. See Actor."""
+
+    def __init__(self, setup: ActorSetup) -> None:
+        T, N, A = setup.taken.shape
+        E = setup.num_rows
+        if setup.num_choices:
+            self._drawn = setup.drawn(lambda rng: rng.integers(setup.num_choices, size=(T, E))).reshape(T, N)
+            self.actions = np.zeros((T, N), np.int64)
+        else:
+            self._drawn = setup.drawn(lambda rng: 2 * rng.random((T, E, A), np.float32) - 1).reshape(T, N, A)
+            self.actions = setup.taken
+        self._taken = setup.taken
+        self.behavior_by_step: dict[str, Array] = {}
+        self.behavior_by_task: dict[str, Array] = {}
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Actions [n, A] float32 or [n] int64; see Actor."""
+        del observations
+        actions = self._drawn[t, rows]
+        self.actions[t, rows] = actions
+        self._taken[t, rows] = actions.reshape(len(rows), -1)
+        return actions

@@ -1,0 +1,28 @@
+"""What a learner counts over a whole run."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.types import EpisodeBatch, LearnerState, Params
+
+ENV_STEPS = "env_steps"
+"""Environment steps made so far."""
+
+ENV_STEPS_NOMINAL = "env_steps_nominal"
+"""Environment steps there would have been if no episode had ended before its step limit."""
+
+
+def no_steps() -> Params:
+    """The counters before the first episode."""
+    return {name: np.zeros((), np.int64) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
+
+
+def counted(learner: LearnerState, rounds: Sequence[EpisodeBatch]) -> Params:
+    """The counters after the episodes of some rounds."""
+    made = sum(episodes.num_steps for episodes in rounds)
+    nominal = sum(int(episodes.real.sum()) * episodes.rewards.shape[2] for episodes in rounds)
+    return {
+        ENV_STEPS: np.array(int(learner.extra[ENV_STEPS]) + made, np.int64),
+        ENV_STEPS_NOMINAL: np.array(int(learner.extra[ENV_STEPS_NOMINAL]) + nominal, np.int64),
+    }

@@ -1,0 +1,324 @@
+"""DQL, SAC and PEARL through the store: the same bits however a run came about, and the store as replay memory."""
+
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+import storage
+from flows.counterfactual import optimize
+from flows.debug import debug_stage
+from flows.errors import UsageError
+from flows.evaluate import evaluate
+from flows.fork import fork
+from flows.recipes import load_settings
+from flows.replay import replay
+from flows.thin import materialise, thin
+from flows.train import Observer, resume, train
+from flows.workers import Backend
+from pipeline.algorithms.finite import NumericalError
+from pipeline.config import ConfigError, build_config, override
+from storage import Retention, StageRef
+
+HERE = Backend(workers=0)
+SINGLE = ["iterations=3", "max_episode_steps=15", "policy.hidden_sizes=[8]", "algorithm.critic_hidden_sizes=[8]"]
+MEMORY = ["algorithm.num_init_memory_steps=40", "algorithm.memory_size=70", "algorithm.batch_size=6"]
+TINY = {
+    "sac": [*SINGLE, *MEMORY, "env=Pendulum-v1", "evaluation.every=2", "evaluation.test_episodes=2"],
+    "dql": [*SINGLE[:3], *MEMORY, "evaluation.every=2", "evaluation.test_episodes=2"],
+    "pearl-sparse-point-robot": [
+        *SINGLE,
+        "max_episode_steps=5",
+        "num_tasks=3",
+        "algorithm.num_initial_steps=5",
+        "algorithm.num_steps_prior=10",
+        "algorithm.num_steps_posterior=10",
+        "algorithm.num_extra_rl_steps_posterior=10",
+        "algorithm.num_updates=3",
+        "algorithm.meta_batch_size=4",
+        "algorithm.batch_size=6",
+        "algorithm.embedding_batch_size=5",
+        "algorithm.encoder_hidden_sizes=[8]",
+        "algorithm.num_exp_traj_eval=1",
+        "algorithm.latent_size=2",
+        "evaluation.every=2",
+        "evaluation.adaptation_steps=2",
+        "evaluation.num_tasks=3",
+    ],
+}
+RECIPES = sorted(TINY)
+
+
+def tiny(recipe, *changes):
+    return build_config(override(load_settings(recipe), [*TINY[recipe], *changes]))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Uninterrupted runs by recipe; not to be changed."""
+    made = {}
+
+    def get(recipe):
+        if recipe not in made:
+            made[recipe] = tmp_path_factory.mktemp(recipe) / "run"
+            train(tiny(recipe), made[recipe], backend=HERE)
+        return made[recipe]
+
+    return get
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_is_replayed_and_verified_bit_for_bit(whole, recipe):
+    outcomes = list(replay(whole(recipe)))
+    assert {outcome.ref.stage for outcome in outcomes} >= {"fill_memory", "sample_transitions", "update", "evaluate"}
+    assert all(outcome.identical for outcome in outcomes)
+    assert all(outcome.identical for outcome in replay(whole(recipe), 1))  # without the iterations before
+    assert storage.verify_run(whole(recipe)) == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_that_stops_after_any_stage_resumes_to_the_same_bits(whole, tmp_path, digests, recipe):
+    expected = digests(whole(recipe))
+    for stop in range(1, len(expected), 2):
+        path, begun = tmp_path / str(stop), []
+        observer = Observer(stage_started=begun.append, should_stop=lambda begun=begun, stop=stop: len(begun) >= stop)
+        train(tiny(recipe), path, backend=HERE, observer=observer)
+        assert len(digests(path)) == stop
+        resume(path, backend=HERE)
+        assert digests(path) == expected, f"stopped after {stop} stages"
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        [StageRef(1, "collect_rollouts")],
+        [StageRef(0, "fill_memory"), StageRef(2, "sample_transitions")],
+        [StageRef(1, "sample_tasks"), StageRef(2, "collect_rollouts"), StageRef(2, "sample_transitions")],
+    ],
+    ids=["round", "fill", "tasks"],
+)
+@pytest.mark.parametrize("recipe", ["sac", "pearl-sparse-point-robot"])
+def test_damaged_parts_of_the_memory_are_computed_again(whole, tmp_path, digests, recipe, lost):
+    path = tmp_path / "run"
+    shutil.copytree(whole(recipe), path)
+    run = storage.open_run(path)
+    for ref in lost:
+        chunk = next(chunk for chunk in run.record(ref).chunks if chunk.size)
+        (path / chunk.path).write_bytes(b"damaged")
+    resume(path, repair=True, backend=HERE)
+    assert storage.verify_run(path) == []
+    assert digests(path) == digests(whole(recipe))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_kept_in_memory_changes_no_bit(whole, tmp_path, digests, monkeypatch, recipe):
+    monkeypatch.setattr("flows.off_policy.MIB", 40)  # bytes: hardly a row
+    train(tiny(recipe), tmp_path / "run", backend=HERE)
+    assert digests(tmp_path / "run") == digests(whole(recipe))
+
+
+@pytest.mark.dask
+@pytest.mark.parametrize("recipe", ["sac", "pearl-sparse-point-robot"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_no_bit(whole, tmp_path, digests, recipe, workers):
+    train(tiny(recipe), tmp_path / "run", backend=Backend(workers=workers))
+    assert digests(tmp_path / "run") == digests(whole(recipe))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_fork_goes_on_with_its_parents_memory(whole, tmp_path, digests, recipe):
+    path = tmp_path / "same"
+    fork(whole(recipe), 2, path)
+    resume(path, backend=HERE)
+    assert digests(path) == digests(whole(recipe))
+    fork(whole(recipe), 2, tmp_path / "other", ["processing.discount=0.5"])
+    resume(tmp_path / "other", backend=HERE)
+    ours, theirs = (storage.open_run(p)[2].minibatches() for p in (tmp_path / "other", whole(recipe)))
+    np.testing.assert_array_equal(ours.rows, theirs.rows)
+    changed = storage.open_run(tmp_path / "other")[2].update().learner.params
+    stored = storage.open_run(whole(recipe))[2].update().learner.params
+    assert any((changed[name] != stored[name]).any() for name in stored)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_update_is_computed_again_under_other_settings(whole, recipe):
+    assert optimize(whole(recipe), 1, stage="update").changed.identical
+    changed = optimize(whole(recipe), 1, ["processing.discount=0.5"], stage="update")
+    assert changed.stored.identical
+    assert not changed.changed.identical
+    fewer = optimize(whole(recipe), 1, ["algorithm.batch_size=2"], stage="update")
+    assert not fewer.changed.identical
+    assert (
+        optimize(whole(recipe), 1, ["algorithm.batch_size=2"], stage="sample_transitions").changed.value.rows.shape[2]
+        == 2
+    )
+    with pytest.raises(UsageError, match="which samples"):
+        optimize(whole(recipe), 0, stage="fill_memory")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "message"),
+    [
+        ("sac", "algorithm.num_init_memory_steps=6", "algorithm.num_init_memory_steps, which decide what is sampled"),
+        ("dql", "algorithm.eps_init=0.5", "algorithm.eps_init, which decide what is sampled"),
+        ("pearl-sparse-point-robot", "algorithm.num_steps_prior=5", "algorithm.num_steps_prior, which decide"),
+        ("sac", "algorithm.name=promp", "required an algorithm whose iterations have the stages of sac"),
+    ],
+)
+def test_an_update_is_not_computed_again_under_settings_that_decide_the_episodes(whole, recipe, change, message):
+    with pytest.raises(UsageError, match=message):
+        optimize(whole(recipe), 1, [change])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change"),
+    [
+        ("sac", "algorithm.batch_size=3"),
+        ("dql", "algorithm.num_updates_per_step=3"),
+        ("pearl-sparse-point-robot", "algorithm.num_updates=5"),
+        ("pearl-sparse-point-robot", "algorithm.num_steps_posterior=5"),
+    ],
+)
+def test_a_fork_whose_batches_would_not_fit_behind_its_parents_is_refused(whole, tmp_path, recipe, change):
+    name, _, value = change.partition("=")
+    with pytest.raises(ConfigError, match=f"{name} cannot change from .* to {value}"):
+        fork(whole(recipe), 2, tmp_path / "fork", [change])
+    assert not (tmp_path / "fork").exists()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_thinning_takes_row_numbers_and_leaves_the_memory(whole, tmp_path, digests, recipe):
+    path = tmp_path / "run"
+    train(tiny(recipe), path, backend=HERE)
+    thin(path, Retention(keep_last=1))
+    run = storage.open_run(path)
+    assert run.is_thinned(StageRef(0, "sample_transitions"))
+    assert run[0].rollouts(0).num_steps > 0
+    assert debug_stage(path, 1, "update").identical
+    assert debug_stage(path, 2, "sample_transitions").identical  # behind row numbers that were thinned
+    resume(path, iterations=4, backend=HERE)  # reads the memory
+    assert all(outcome.identical for outcome in replay(path))
+    assert [ref.stage for ref in materialise(path, 0)].count("sample_transitions") == 1
+    assert storage.verify_run(path) == []
+    assert digests(path).items() >= digests(whole(recipe)).items()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_evaluations_in_training_and_afterwards_are_equal(whole, recipe):
+    stored = storage.open_run(whole(recipe))[1].evaluation()
+    again = evaluate(whole(recipe), 2, backend=HERE).evaluation
+    np.testing.assert_array_equal(stored.test_returns, again.test_returns)
+    assert stored.test_returns.shape[1] == (3 if recipe.startswith("pearl") else 1)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_warm_start_takes_what_judges_the_policy_too(whole, tmp_path, recipe):
+    train(tiny(recipe, "iterations=1", f"init_from={whole(recipe)}"), tmp_path / "run", backend=HERE)
+    old = storage.open_run(whole(recipe))[2].update().learner
+    new = storage.open_run(tmp_path / "run").load(StageRef(0, "initialize")).learner
+    judges = [name for name in new.extra if name.startswith(("q1.", "q2.", "v.", "target_"))]
+    assert judges
+    for name in judges:
+        np.testing.assert_array_equal(new.extra[name], old.extra[name])
+    for name in new.params:
+        np.testing.assert_array_equal(new.params[name], old.params[name])
+    assert not new.extra["num_updates"]
+
+
+@pytest.mark.parametrize(("recipe", "behavior"), [("sac", {"mean", "log_stds"}), ("dql", {"action_values", "epsilon"})])
+def test_a_trained_policy_fills_the_memory_where_asked(whole, tmp_path, recipe, behavior):
+    changes = ["iterations=1", f"init_from={whole(recipe)}", "algorithm.use_trained_policy_for_refill=true"]
+    train(tiny(recipe, *changes), tmp_path / "run", backend=HERE)
+    fill = storage.open_run(tmp_path / "run")[0].memory_fill()
+    assert fill.behavior.keys() == behavior
+    if recipe == "dql":
+        assert fill.behavior["epsilon"] == np.float32(0.05)
+        greedy = fill.actions == fill.behavior["action_values"].argmax(axis=-1).reshape(fill.actions.shape)
+        assert greedy[fill.mask > 0].mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change"),
+    [("sac", "algorithm.learning_rate=1e30"), ("pearl-sparse-point-robot", "algorithm.q_learning_rate=1e30")],
+)
+def test_an_update_that_diverges_is_told_once_and_kept(tmp_path, recipe, change):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # NumPy's say less than the error
+        with pytest.raises(NumericalError, match=r"are not finite after the gradient steps.*_quarantine"):
+            train(tiny(recipe, change), tmp_path / "run", backend=HERE)
+    assert [entry.ref for entry in storage.read_quarantine(tmp_path / "run")] == [StageRef(0, "update")]
+
+
+def test_rows_are_of_the_newest_transitions_only(whole):
+    run = storage.open_run(whole("sac"))
+    steps = [run[0].memory_fill().num_steps, *(run[i].rollouts(0).num_steps for i in range(3))]
+    for i in range(3):
+        rows, total = run[i].minibatches().rows, sum(steps[: i + 2])
+        assert rows.shape == (15, 1, 6)
+        assert max(0, total - 70) <= rows.min() < rows.max() < total
+    assert sum(steps[:4]) > 70  # so the ring went round
+
+
+def test_environment_steps_count_the_fill(whole):
+    run = storage.open_run(whole("sac"))
+    collected = sum(run[i].rollouts(0).num_steps for i in range(3))
+    assert run[2].metrics()["env_steps"] == run[0].memory_fill().num_steps + collected
+
+
+def test_there_are_as_many_gradient_steps_as_environment_steps(whole):
+    run = storage.open_run(whole("dql"))
+    for i in range(3):
+        assert run[i].minibatches().num_updates == run[i].rollouts(0).num_steps
+    assert len({run[i].rollouts(0).num_steps for i in range(3)}) > 1
+
+
+def test_the_context_is_of_what_was_collected_last(whole):
+    run = storage.open_run(whole("pearl-sparse-point-robot"))
+    ids = [run[i].tasks().ids for i in range(3)]
+    assert all(len(set(chosen)) == 3 for chosen in ids)
+    fill, per_iteration = 80 * 5, 3 * (2 + 1 + 1 + 1 + 1) * 5
+    minibatches = run[2].minibatches()
+    for task_ids, context in zip(minibatches.task_ids, minibatches.context_rows, strict=True):
+        assert len(set(task_ids)) == 4
+        for task_id, rows in zip(task_ids, context, strict=True):
+            last = max((i for i in range(3) if task_id in ids[i]), default=None)
+            first = 0 if last is None else fill + last * per_iteration
+            stop = fill if last is None else first + 3 * (2 + 1 + 1) * 5  # what only the values learn from comes last
+            assert first <= rows.min() <= rows.max() < stop
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "message"),
+    [
+        ("sac", "num_tasks=2", r"num_tasks is 2 but sac learns one task; leave num_tasks out"),
+        ("sac", "baseline=linear_feature", r"leave baseline out"),
+        ("sac", "policy.init_std=0.5", r"policy: .*init_std.* is for a Gaussian policy"),
+        ("sac", "algorithm.use_trained_policy_for_refill=true", r"init_from names no run"),
+        ("dql", "processing.gae_lambda=0.5", r"processing.gae_lambda is 0.5 but dql learns from single transitions"),
+        ("pearl-sparse-point-robot", "episodes_per_task=2", r"episodes_per_task is 2 but pearl collects by steps"),
+        ("pearl-sparse-point-robot", "min_steps=9", r"min_steps or min_rollouts is set"),
+    ],
+)
+def test_settings_that_an_off_policy_algorithm_has_no_use_for_are_refused(recipe, change, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny(recipe, change)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "message"),
+    [
+        ("sac", "env=CartPole-v1", r"algorithm.name is sac, which is for actions that are numbers"),
+        ("dql", "env=Pendulum-v1", r"algorithm.name is dql, which is for actions that are choices"),
+        ("pearl-sparse-point-robot", "env=pearl-point-robot", r"sparse"),
+        ("pearl-sparse-point-robot", "env=half-cheetah-vel", r"task_set"),
+        ("pearl-sparse-point-robot", "algorithm.meta_batch_size=81", r"meta_batch_size is 81 but .* has 80 training"),
+        ("pearl-sparse-point-robot", "num_tasks=81", r"num_tasks is 81 but .* has 80 training tasks"),
+    ],
+)
+def test_environments_that_an_algorithm_cannot_act_in_are_refused_before_anything_is_stored(
+    tmp_path, recipe, change, message
+):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        train(tiny(recipe, change), tmp_path / "run", backend=HERE)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,66 @@
+"""Two Q-functions: independent, differentiated as autograd does it, followed where each is the smaller."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from pipeline.algorithms.off_policy.twin_q import TwinQ
+
+from .conftest import A, N, O, leaves, relu_network
+
+RNG = np.random.default_rng(2)
+PARAMS = TwinQ.initial(O + A, (6, 5), RNG)
+INPUTS = RNG.normal(size=(N, O + A)).astype(np.float32)
+
+
+def reference(inputs):
+    params = leaves(PARAMS)
+    leaf = torch.tensor(inputs, dtype=torch.float64, requires_grad=True)
+    return params, leaf, torch.stack([relu_network(params, name, leaf)[:, 0] for name in ("q1", "q2")])
+
+
+def test_the_two_differ_from_the_start():
+    first, second = TwinQ(PARAMS, 2).values(INPUTS)
+    assert (first != second).all()
+
+
+def test_values_and_parameter_gradients_are_those_of_autograd():
+    twins = TwinQ(PARAMS, 2)
+    pull = RNG.normal(size=(2, N)).astype(np.float32)
+    found = twins.values(INPUTS)
+    twins.backward(pull)
+    params, _, expected = reference(INPUTS)
+    np.testing.assert_allclose(found, expected.detach(), rtol=1e-4, atol=1e-6)
+    gradients = torch.autograd.grad((expected * torch.tensor(pull)).sum(), list(params.values()))
+    for name, gradient in zip(params, gradients, strict=True):
+        np.testing.assert_allclose(twins.flat.gradients[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_to_the_actions_goes_through_the_smaller_of_the_two():
+    twins = TwinQ(PARAMS, 2)
+    values = twins.values(INPUTS)
+    assert 0 < (values[0] < values[1]).sum() < N  # both are needed
+    _, leaf, expected = reference(INPUTS)
+    (gradient,) = torch.autograd.grad(expected.amin(0).sum(), leaf)
+    found = twins.gradient_of_smaller(values, slice(O, None))
+    np.testing.assert_allclose(found, gradient[:, O:], rtol=1e-4, atol=1e-6)
+    # Neither network may be the smaller one anywhere.
+    everywhere = twins.gradient_of_smaller(np.stack([values[0], values[0] + 1]))
+    np.testing.assert_allclose(everywhere, torch.autograd.grad(reference_of(0, leaf), leaf)[0], rtol=1e-4, atol=1e-6)
+
+
+def reference_of(which, leaf):
+    return relu_network(leaves(PARAMS), ("q1", "q2")[which], leaf).sum()
+
+
+def test_threads_change_no_bit():
+    with ThreadPoolExecutor(2) as pool:
+        results = []
+        for parallel in (map, pool.map):
+            twins = TwinQ(PARAMS, 2, parallel=parallel)
+            values = twins.values(INPUTS)
+            twins.backward(values)
+            results.append((values, twins.flat.gradient.copy(), twins.gradient_of_smaller(values)))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,0 +1,68 @@
+"""A small PEARL whose tasks do not divide evenly into parts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from pipeline.algorithms.pearl.settings import PEARL
+from pipeline.config import ProcessingConfig
+from pipeline.policies.config import PolicyConfig
+from pipeline.policies.off_policy import OffPolicyPolicy
+from pipeline.types import LearnerState, Minibatch, Transitions
+
+K, N, C, O, A, Z = 5, 7, 6, 3, 2, 2
+DISCOUNT = 0.9
+SIZES = {"latent_size": Z, "encoder_hidden_sizes": (8, 7), "critic_hidden_sizes": (9, 8)}
+POLICY = OffPolicyPolicy(O, A, 0, PolicyConfig(hidden_sizes=(10, 6)))
+
+
+def small(**settings) -> PEARL:
+    return PEARL(**(SIZES | settings))
+
+
+def build(settings: PEARL, discount: float = DISCOUNT):
+    return settings.build(ProcessingConfig(discount=discount))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random batches, each different from the last."""
+
+    rng: np.random.Generator
+
+    def transitions(self, *shape: int) -> Transitions:
+        def normal(*sizes: int) -> np.ndarray:
+            return self.rng.standard_normal(sizes).astype(np.float32)
+
+        return Transitions(
+            observations=normal(*shape, O),
+            actions=np.tanh(normal(*shape, A)),
+            rewards=normal(*shape),
+            next_observations=normal(*shape, O),
+            terminated=self.rng.random(shape) < 0.3,
+        )
+
+    def minibatch(self) -> Minibatch:
+        return Minibatch(self.transitions(K, N), self.transitions(K, C))
+
+    def learner(self, settings: PEARL, dtype=np.float32) -> LearnerState:
+        """One whose parameters are large, so that no derivative is near zero."""
+        initial = build(settings).initialize(POLICY, run_seed=0)
+
+        def redrawn(name: str, value: np.ndarray) -> np.ndarray:
+            if not np.issubdtype(value.dtype, np.floating):
+                return value
+            return (self.rng.standard_normal(value.shape) * (0.6 if name.endswith("kernel") else 0.3)).astype(dtype)
+
+        optimizer = {n: v.astype(dtype) if v.dtype == np.float32 else v for n, v in initial.optimizer.items()}
+        return LearnerState(
+            {name: redrawn(name, value) for name, value in initial.params.items()},
+            optimizer,
+            {name: redrawn(name, value) for name, value in initial.extra.items()},
+        )
+
+
+@pytest.fixture
+def draw() -> Draw:
+    return Draw(np.random.default_rng(0))

@@ -1,0 +1,66 @@
+"""Defaults, and what an iteration collects."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.algorithms import AlgorithmConfig
+from pipeline.algorithms.pearl.rounds import Round
+from pipeline.algorithms.pearl.settings import PEARL
+from pipeline.config import build_config
+
+
+def test_an_iteration_by_default_is_two_prior_episodes_and_three_extra_ones():
+    # Of 200 steps: 400 by the prior; 600 extra, of which the first episode starts from the prior again.
+    assert PEARL().rounds(200) == (
+        Round(2, from_posterior=False, in_context=True),
+        Round(1, from_posterior=False, in_context=False),
+        Round(1, from_posterior=True, in_context=False),
+        Round(1, from_posterior=True, in_context=False),
+    )
+    assert PEARL().initial_episodes(200) == 10
+
+
+def test_episodes_of_the_posterior_phase_are_context_and_come_in_blocks():
+    settings = PEARL(num_steps_prior=100, num_steps_posterior=90, num_extra_rl_steps_posterior=0, update_post_train=2)
+    assert settings.rounds(20) == (
+        Round(5, from_posterior=False, in_context=True),
+        Round(2, from_posterior=False, in_context=True),
+        Round(2, from_posterior=True, in_context=True),
+        Round(1, from_posterior=True, in_context=True),
+    )
+
+
+@given(st.integers(0, 900), st.integers(0, 900), st.integers(0, 900), st.integers(1, 5), st.integers(1, 300))
+def test_rounds_have_the_steps_asked_for_and_infer_only_from_a_context(prior, posterior, extra, update_every, T):
+    if not prior and not posterior:
+        prior = 1
+    rounds = PEARL(
+        num_steps_prior=prior,
+        num_steps_posterior=posterior,
+        num_extra_rl_steps_posterior=extra,
+        update_post_train=update_every,
+    ).rounds(T)
+    in_context = sum(r.episodes for r in rounds if r.in_context)
+    others = sum(r.episodes for r in rounds if not r.in_context)
+    assert prior + posterior <= in_context * T < prior + posterior + 2 * T
+    assert extra <= others * T < extra + T
+    assert not rounds[0].from_posterior
+    assert rounds[0].in_context
+    assert all(r.episodes >= 1 for r in rounds)
+    assert all(r.episodes <= update_every for r in rounds if r.from_posterior)
+
+
+def test_nothing_to_infer_from_is_refused():
+    with pytest.raises(ValidationError, match="nothing to infer tasks from; set one of them to at least 1"):
+        PEARL(num_steps_prior=0)
+
+
+def test_a_run_of_pearl_has_its_own_defaults():
+    assert TypeAdapter(AlgorithmConfig).validate_python("pearl") == PEARL()
+    config = build_config({"env": "pearl-point-robot", "algorithm": "pearl"})
+    assert config.policy.hidden_sizes == (300, 300, 300)
+    assert (config.num_tasks, config.max_episode_steps, config.processing.discount) == (5, 200, 0.99)
+    assert config.env.action_scale == 1
+    assert config.baseline.name == "zero"
