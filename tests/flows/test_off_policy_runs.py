@@ -78,9 +78,9 @@ def test_a_run_is_replayed_and_verified_bit_for_bit(whole, recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_run_that_stops_after_any_stage_resumes_to_the_same_bits(whole, tmp_path, digests, recipe):
+def test_a_run_that_stops_after_any_of_a_sample_of_stages_resumes_to_the_same_bits(whole, tmp_path, digests, recipe):
     expected = digests(whole(recipe))
-    for stop in range(1, len(expected), 2):
+    for stop in range(1, len(expected), len(expected) // 5):
         path, begun = tmp_path / str(stop), []
         observer = Observer(stage_started=begun.append, should_stop=lambda begun=begun, stop=stop: len(begun) >= stop)
         train(tiny(recipe), path, backend=HERE, observer=observer)
