@@ -17,6 +17,9 @@ export OPENBLAS_NUM_THREADS ?= 1
 export DO_NOT_TRACK = 1
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
+# Two processes, each with whole files of tests, in order: what the tests of a file share is made once.
+IN_TWO = -n 2 --dist loadfile --no-loadscope-reorder
+
 .PHONY: help setup train test lint serve learning sweep bench lock
 
 help:  ## list the targets
@@ -28,7 +31,7 @@ train: $(READY)  ## meta-train RECIPE for ITERATIONS iterations; ARGS="--run NAM
 	$(BIN)/metaloom train $(RECIPE) --set iterations=$(ITERATIONS) $(ARGS)
 
 test: lint  ## the whole CI suite: linters, types, layers, tests with coverage
-	$(BIN)/pytest -m "not learning and not sweep" --cov --cov-report=term:skip-covered --durations=10 $(ARGS)
+	$(BIN)/pytest $(IN_TWO) -m "not learning and not sweep" --cov --cov-report=term:skip-covered --durations=10 $(ARGS)
 
 lint: $(READY)  ## the checks that need no run: ruff, pyright, import-linter
 	$(BIN)/ruff check .

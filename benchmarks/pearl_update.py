@@ -4,11 +4,11 @@
 
 At the size of PEARL's half-cheetah-vel. Both start from the same parameters and are given the same noise; before they
 are timed their parameters are compared after one step. Steps are timed in turns, and between them products of float32
-matrices of the step's size, one per thread at a time: what the machine can do at most.
+matrices of the step's size, one per thread at a time: what the machine can do at most. On a busy machine processor time
+is the better measure, though not of torch, whose threads wait for one another in loops.
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +29,7 @@ from pipeline.policies.off_policy import OffPolicyPolicy
 from pipeline.types import LearnerState, Minibatch, Transitions
 
 DISCOUNT = 0.99
+NUM_PRODUCTS = 64
 STORED = {"policy": "policy_network", "encoder": "encoder", "q1": "q1", "q2": "q2", "v": "v", "target_v": "target_v"}
 
 
@@ -65,6 +66,14 @@ class Size:
         return Transitions(
             normal(self.observation), actions, normal(), normal(self.observation), rng.random(shape) < 0.1
         )
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds of every timed step: on the clock, and of processors."""
+
+    wall: list[float]
+    cpu: list[float]
 
 
 class TorchStep:
@@ -192,7 +201,7 @@ def _compare(size: Size) -> None:
             raise SystemExit(f"{name}: parameters are {apart:.1e} apart after one step on average; required 3e-6")
 
 
-def _time(size: Size, steps: int, pool: ThreadPoolExecutor) -> dict[str, list[float]]:
+def _time(size: Size, steps: int, pool: ThreadPoolExecutor) -> dict[str, Timings]:
     ours, theirs = _both(size)
     rng = np.random.default_rng(0)
     minibatch = size.minibatch(rng)
@@ -200,7 +209,7 @@ def _time(size: Size, steps: int, pool: ThreadPoolExecutor) -> dict[str, list[fl
     factors = rng.standard_normal((rows, units), np.float32), rng.standard_normal((units, units), np.float32)
 
     def products() -> None:
-        for _ in pool.map(lambda _: np.matmul(*factors), range(64)):
+        for _ in pool.map(lambda _: np.matmul(*factors), range(NUM_PRODUCTS)):
             pass
 
     acts: dict[str, Callable[[], object]] = {
@@ -208,14 +217,15 @@ def _time(size: Size, steps: int, pool: ThreadPoolExecutor) -> dict[str, list[fl
         "torch autograd": lambda: theirs.step(minibatch, rng),
         "products": products,
     }
-    seconds: dict[str, list[float]] = {name: [] for name in acts}
+    timings: dict[str, Timings] = {name: Timings([], []) for name in acts}
     for turn in range(steps + 2):
         for name, act in acts.items():
-            start = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             act()
             if turn >= 2:  # the first turns fill caches
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+                timings[name].wall.append(time.perf_counter() - wall)
+                timings[name].cpu.append(time.process_time() - cpu)
+    return timings
 
 
 def _both(size: Size) -> tuple[GradientSteps, TorchStep]:
@@ -224,18 +234,22 @@ def _both(size: Size) -> tuple[GradientSteps, TorchStep]:
     return GradientSteps(size.settings, DISCOUNT, learner), TorchStep(size.settings, learner)
 
 
-def _report(size: Size, seconds: dict[str, list[float]], threads: int) -> None:
+def _report(size: Size, timings: dict[str, Timings], threads: int) -> None:
     work = gflop(size, size.settings.latent_size)
-    units = size.critic[0]
-    product_gflop = 64 * 2e-9 * (size.tasks * size.rows // 4) * units**2
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    least = {name: min(times) for name, times in seconds.items()}
+    product_work = NUM_PRODUCTS * 2e-9 * (size.tasks * size.rows // 4) * size.critic[0] ** 2
     print(f"{size.tasks} tasks x {size.rows} rows, {work:.1f} GFLOP per step, {threads} threads")
     for name in ("metaloom", "torch autograd"):
-        print(f"{name:<15} median {1e3 * medians[name]:7.2f} ms   least {1e3 * least[name]:7.2f} ms")
-    print(f"torch / metaloom: {medians['torch autograd'] / medians['metaloom']:.2f} of medians")
-    rates = work / medians["metaloom"], product_gflop / medians["products"]
-    print(f"metaloom {rates[0]:.0f} GFLOP/s; matrix products alone {rates[1]:.0f} GFLOP/s; {rates[0] / rates[1]:.0%}")
+        wall, cpu = (1e3 * np.array(values) for values in (timings[name].wall, timings[name].cpu))
+        print(
+            f"{name:<15} wall: median {np.median(wall):7.2f} ms, least {wall.min():7.2f} ms   "
+            f"processor: median {np.median(cpu):7.2f} ms, least {cpu.min():7.2f} ms"
+        )
+    ratio = np.median(timings["torch autograd"].wall) / np.median(timings["metaloom"].wall)
+    print(f"torch / metaloom: {ratio:.2f} of medians")
+    for kind in ("wall", "cpu"):
+        ours = work / np.median(getattr(timings["metaloom"], kind))
+        alone = product_work / np.median(getattr(timings["products"], kind))
+        print(f"GFLOP per second ({kind}): metaloom {ours:.0f}, matrix products alone {alone:.0f}: {ours / alone:.0%}")
 
 
 def _arguments() -> argparse.Namespace:

@@ -105,7 +105,7 @@ def _measure_reading(rng: np.random.Generator, folder: Path, rounds: int) -> Non
     print(f"read a stored round of {STEPS} rows: {plain / rounds * 1e3:.1f} ms")
     for name, share in (("all rows fit", 2.0), ("half of them fit", 1 / 2), ("an eighth fits", 1 / 8)):
         cache_bytes = int(share * num_rows * COLUMNS.row_bytes)
-        memory = ReplayMemory(run.load, COLUMNS, cache_bytes=cache_bytes, max_rows=num_rows)
+        memory = ReplayMemory(lambda ref: _read(run, ref), COLUMNS, cache_bytes=cache_bytes, max_rows=num_rows)
         for ref in refs:
             memory.extend_stored(ref, [0], np.array([[STEPS]]), in_context=False)
         for times in ("first", "again"):
@@ -139,6 +139,12 @@ def _episodes(rng: np.random.Generator) -> EpisodeBatch:
 
 def _nothing_stored(ref: StageRef) -> EpisodeBatch:
     raise AssertionError(f"{ref} is in memory and yet was read")
+
+
+def _read(run: storage.Run, ref: StageRef) -> EpisodeBatch:
+    episodes = run.load(ref)
+    assert isinstance(episodes, EpisodeBatch)
+    return episodes
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -117,7 +117,7 @@ def _plot(rows: list[Row], args: argparse.Namespace) -> None:
     curves = {program: _test_returns(rows, program) for program in PROGRAMS}
     steps = sorted({steps for curve in curves.values() for steps in curve})
     series: list[Series] = []
-    for program, curve in curves.items():
+    for program, curve in ((program, curve) for program, curve in curves.items() if curve):
         lines = [[edge(curve.get(at, [np.nan])) for at in steps] for edge in (np.mean, min, max)]
         mean, low, high = (np.array(line) for line in lines)
         series.append(Series(program, PROGRAMS[program], mean, (low, high)))

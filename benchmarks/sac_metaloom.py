@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import sac_reference as same
 
 import storage
@@ -67,28 +66,27 @@ def train_metaloom(
 ) -> same.Progress:
     """Train for so many environment steps; `report` is told what there is after every `every`-th update."""
     progress = same.Progress()
+
+    def iteration_done(done: IterationReport) -> None:
+        progress.gradient_steps += int(done.metrics["gradient_steps"])
+        if done.evaluation_returns:
+            about = {"steps": int(done.metrics["env_steps"]), "gradient_steps": progress.gradient_steps}
+            progress.evaluations.append({**about, "returns": list(done.evaluation_returns)})
+            report(progress)
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-
-        def iteration_done(done: IterationReport) -> None:
-            run = storage.open_run(path)
-            for stage in ("collect_rollouts",) if done.iteration else ("fill_memory", "collect_rollouts"):
-                episodes = run.load(StageRef(done.iteration, stage))
-                assert isinstance(episodes, EpisodeBatch)
-                progress.lengths += episodes.lengths[episodes.real].tolist()
-                progress.returns += episodes.episode_returns[episodes.real].tolist()
-            progress.gradient_steps += int(done.metrics["gradient_steps"])
-            if done.evaluation_returns:
-                returns = run[done.iteration].evaluation().test_returns
-                about = {"steps": sum(progress.lengths), "gradient_steps": progress.gradient_steps}
-                progress.evaluations.append({**about, "returns": np.ravel(returns).tolist()})
-                report(progress)
-
-        train(
-            config(env, steps, seed, every),
-            path,
-            backend=Backend(workers=0),
-            call=Clock(progress),
-            observer=Observer(iteration_done=iteration_done),
-        )
+        backend, observer = Backend(workers=0), Observer(iteration_done=iteration_done)
+        train(config(env, steps, seed, every), path, backend=backend, call=Clock(progress), observer=observer)
+        _add_episodes(progress, storage.open_run(path))
     return progress
+
+
+def _add_episodes(progress: same.Progress, run: storage.Run) -> None:
+    """Lengths and returns, which are read when all is stored."""
+    for ref in run.refs():
+        if ref.stage in ("fill_memory", "collect_rollouts"):
+            episodes = run.load(ref)
+            assert isinstance(episodes, EpisodeBatch)
+            progress.lengths += episodes.lengths[episodes.real].tolist()
+            progress.returns += episodes.episode_returns[episodes.real].tolist()

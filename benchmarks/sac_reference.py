@@ -30,7 +30,7 @@ class Progress:
 
     Attributes:
         lengths, returns: of every episode of training, the random ones included.
-        evaluations: environment steps, gradient steps and the returns of deterministic episodes.
+        evaluations: environment steps, gradient steps and the returns of deterministic episodes, or their mean.
         gradient_steps: so far; `update_seconds` of the clock and `update_cpu_seconds` of the processor went into them.
     """
 
@@ -56,6 +56,10 @@ class TimedSAC(SAC):
         self.progress.update_cpu_seconds += time.process_time() - cpu
         self.progress.gradient_steps += gradient_steps
         self.after_update(self)
+
+    def prepare_to_train(self) -> None:
+        """What `learn` does before the first update, for callers that fill the memory themselves."""
+        self._setup_learn(total_timesteps=1)
 
 
 def reference_model(env: gymnasium.Env[Any, Any], seed: int) -> TimedSAC:

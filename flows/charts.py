@@ -150,6 +150,17 @@ def bar_chart(
     return figure
 
 
+def style(axes: Axes) -> None:
+    """Give axes the look that all charts have."""
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#8c959f")
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.xaxis.label.set(color=INK, fontsize=9.5)
+    axes.yaxis.label.set(color=INK, fontsize=9.5)
+
+
 def png_bytes(figure: Figure) -> bytes:
     """The figure as PNG, sharp on dense screens."""
     return _saved(figure, "png", dpi=160)
@@ -183,13 +194,7 @@ def _figure(title: str, note: str, size: tuple[float, float]) -> tuple[Figure, A
     )
     if note:
         axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=8.5, color="#57606a", parse_math=False)
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#8c959f")
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.xaxis.label.set(color=INK, fontsize=9.5)
-    axes.yaxis.label.set(color=INK, fontsize=9.5)
+    style(axes)
     return figure, axes
 
 

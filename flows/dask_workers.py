@@ -30,6 +30,7 @@ from stages.episode_blocks import tasks_together
 LOOPBACK = "127.0.0.1"
 
 
+_ANSWER_SECONDS = 10.0
 _LOOK_EVERY_SECONDS = 5.0
 _NO_WORKER_SECONDS = 60.0
 
@@ -243,7 +244,7 @@ def _local_cluster(workers: int, retries: int) -> LocalCluster:
 @contextmanager
 def _connect(address: str, spec: SamplerSpec) -> Iterator[Client]:
     try:
-        client = Client(address, timeout="10s")
+        client = Client(address, timeout=_ANSWER_SECONDS)
     except (OSError, ValueError) as error:
         raise WorkersError(
             f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler` and workers with "

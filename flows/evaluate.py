@@ -17,6 +17,7 @@ from pipeline.config import RunConfig, build_config
 from pipeline.envs import make_env
 from pipeline.evaluation import tasks_are_new
 from pipeline.types import Evaluation, TaskBatch, Update
+from stages.evaluate import Tested, unseen
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def evaluate(
     deterministic: bool | None = None,
     seed: int | None = None,
     backend: Backend = Backend(workers=0),
+    tested: Tested = unseen,
 ) -> EvaluationOutcome:
     """Adapt the learner that a run had after `iteration` updates to tasks, and test it after every step.
 
@@ -82,9 +84,10 @@ def evaluate(
         adaptation_steps: K.
         episodes: per task, for every adaptation step.
         test_episodes: per task, after every number of steps.
-        deterministic: whether test episodes take the most likely action.
+        deterministic: whether test episodes take the most likely action; and those that tasks are inferred from.
         seed: which tasks and episodes are drawn; independent of every seed of training.
         backend: where rollouts run.
+        tested: is shown the test episodes after each number of adaptation steps.
 
     Raises:
         UsageError, ConfigError, EnvError: what no evaluation of this run can be.
@@ -107,7 +110,7 @@ def evaluate(
     trained = config_of(run, run.learner_ref(updates))
     config = _with_evaluation(trained, {name: value for name, value in asked.items() if value is not None})
     with stages_of(config, backend) as stages:
-        outcome = stages.evaluate(learner, updates)
+        outcome = stages.evaluate(learner, updates, tested)
         return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, stages.env))
 
 

@@ -36,7 +36,7 @@ def per_shot_curve(title: str, evaluation: Evaluation) -> Figure:
     """Test return against the number of episodes that a task's policy has adapted to."""
     steps = summarize_steps(evaluation)
     n = evaluation.episodes_per_step
-    per_step = f"one gradient step per {n} episode{'' if n == 1 else 's'}; " if evaluation.adaptation_steps else ""
+    per_step = f"one adaptation step per {n} episode{'' if n == 1 else 's'}; " if evaluation.adaptation_steps else ""
     return charts.line_chart(
         title,
         np.array([step.adaptation_episodes for step in steps], np.float64),

@@ -19,7 +19,7 @@ class AdaptationSummary:
     Intervals are NaN where one episode of one task is all there is.
 
     Attributes:
-        adaptation_steps: k, gradient steps that each task's copy of the policy has taken.
+        adaptation_steps: k, of each task: gradient steps of its copy of the policy, or inferences of what task it is.
         adaptation_episodes: per task that it has adapted to, those of all k steps.
         adaptation_env_steps: mean number of environment steps in them.
         average_return: mean over tasks of their mean return.

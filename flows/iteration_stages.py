@@ -25,7 +25,7 @@ from pipeline.types import (
     TaskParams,
     Update,
 )
-from stages.evaluate import by_inner_steps, evaluate
+from stages.evaluate import Tested, by_inner_steps, evaluate, unseen
 from stages.initialize import initialize
 from storage import Run, StageRef, learner_ref
 
@@ -127,8 +127,14 @@ class IterationStages(ABC):
         start = None if self.config.init_from is None else read_learner(self.config.init_from)
         return initialize(self.policy, self.algorithm, run_seed=self.config.seed, start=start)
 
-    def evaluate(self, learner: LearnerState, updates: int) -> Evaluation:
-        """How a learner that has had so many updates does, as the configuration's evaluation section says."""
+    def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
+        """How a learner that has had so many updates does, as the configuration's evaluation section says.
+
+        Args:
+            learner: the learner.
+            updates: that it has had.
+            tested: is shown the test episodes after each number of adaptation steps.
+        """
         plan = EvaluationPlan.of(self.config)
         tasks = evaluation_tasks(self.config, self.env, updates)
         return evaluate(
@@ -147,6 +153,7 @@ class IterationStages(ABC):
                 parallel=self.parallel,
             ),
             run_seed=plan.run_seed,
+            tested=tested,
         )
 
 

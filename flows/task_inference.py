@@ -28,7 +28,7 @@ from pipeline.seeding import generator
 from pipeline.task_samplers import TaskPool, distinct_tasks, fixed_tasks
 from pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, Minibatches, TaskBatch, TaskParams
 from stages.collect_rollouts import RolloutPosition
-from stages.evaluate import evaluate
+from stages.evaluate import Tested, evaluate, unseen
 from stages.infer_task import by_inference, infer_tasks
 from stages.sample_transitions import sample_transitions
 from storage import StageRef
@@ -117,7 +117,7 @@ class TaskInferenceStages(OffPolicyStages):
         rollouts = self.rollouts.sampling(collection.episodes, deterministic=False)
         return rollouts.collect(params, tasks, self.position(ref))
 
-    def evaluate(self, learner: LearnerState, updates: int) -> Evaluation:
+    def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
         """Returns by the prior, and after inferring each task from 1 ... K rounds of episodes; see IterationStages.
 
         Episodes that a task is inferred from act deterministically where test episodes do: they explore by drawing what
@@ -139,6 +139,7 @@ class TaskInferenceStages(OffPolicyStages):
             ),
             run_seed=plan.run_seed,
             returns=self._evaluation_returns,
+            tested=tested,
         )
 
     def sample_transitions(self, iteration: int, load: Load) -> Minibatches:

@@ -26,7 +26,8 @@ class EvaluationConfig(Settings):
     test_episodes: int | None = Field(default=None, ge=1)
     """Episodes per task that test the policy after every step, and are never adapted to; null: as in training."""
     deterministic: bool = False
-    """Test episodes take the most likely action; those that are adapted to always explore."""
+    """Test episodes take the most likely action. Those of a gradient step always explore; those that a task is inferred
+    from act as the test episodes do."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Which tasks and episodes are drawn; independent of all that training draws."""
 

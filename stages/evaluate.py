@@ -22,8 +22,16 @@ Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
 Adapted = Callable[[int, TaskParams, EpisodeBatch], TaskParams]
 
+Tested = Callable[[int, EpisodeBatch], object]
+"""Is shown the test episodes after each number of adaptation steps."""
+
 _ADAPTATION, _TEST = 0, 1
 """What stands for the iteration in the positions of the evaluation's episodes."""
+
+
+def unseen(k: int, episodes: EpisodeBatch) -> None:
+    """Nobody is shown the test episodes."""
+    del k, episodes
 
 
 def evaluate(
@@ -36,6 +44,7 @@ def evaluate(
     adapted: Adapted,
     run_seed: int,
     returns: Callable[[EpisodeBatch], Array] = lambda episodes: episodes.episode_returns,
+    tested: Tested = unseen,
 ) -> Evaluation:
     """Returns after 0 ... K adaptation steps, by episodes that no step has seen.
 
@@ -50,7 +59,9 @@ def evaluate(
         adapted: what the tasks act with after step k, from what they acted with before it and its episodes.
         run_seed: stands for the run's seed.
         returns: [B, E] of episodes; the sum of their rewards unless others count.
+        tested: is shown the test episodes, which are not kept otherwise.
     """
+    test_rollouts = _shown(test_rollouts, tested)
     # Only outcomes are kept: the observations of one round can fill a good part of the memory.
     tests: list[_Outcome] = []
     seen: list[_Outcome] = []
@@ -101,6 +112,15 @@ def by_inner_steps(
         return adapt(policy, algorithm, learner, params, step, parallel=parallel)
 
     return adapted
+
+
+def _shown(collect: Collect, tested: Tested) -> Collect:
+    def collected(params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+        episodes = collect(params, tasks, position)
+        tested(position.step, episodes)
+        return episodes
+
+    return collected
 
 
 class _Outcome(NamedTuple):

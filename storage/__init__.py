@@ -33,7 +33,7 @@ from storage.paths import check_run_name, run_path
 from storage.quarantine import Quarantined, put_in_quarantine, read_quarantine
 from storage.reader import Run, open_run, run_exists
 from storage.records import StageRecord, read_record
-from storage.refs import STAGES, StageRef, learner_ref
+from storage.refs import LAST_STAGES, STAGES, StageRef, learner_ref
 from storage.remote.listing import find_runs
 from storage.remote.places import folder_of, location, url_of
 from storage.thinning import THINNABLE, Retention, Thinned
@@ -41,6 +41,7 @@ from storage.verify import Damage, verify_run
 from storage.writer import RunWriter, open_writer
 
 __all__ = [
+    "LAST_STAGES",
     "STAGES",
     "THINNABLE",
     "BudgetReached",

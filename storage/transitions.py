@@ -18,7 +18,8 @@ import pyarrow as pa
 from pipeline.replay_index import Places, ReplayIndex, Round
 from pipeline.types import Array, Minibatches
 from storage.columns import column
-from storage.errors import StageMissing
+from storage.errors import StageMissing, damaged
+from storage.layout import group_of
 from storage.refs import StageRef
 
 if TYPE_CHECKING:
@@ -48,14 +49,22 @@ def stored_rounds(run: "Outputs") -> Iterator[StoredRound]:
 
     Raises:
         StageMissing: a round is not stored although later ones are, whose rows would be counted wrongly.
+        DamagedRun: a batch is not what was committed, or none of episodes.
     """
     for ref in _collected(run):
         yield StoredRound(ref, _task_ids(run, ref), stored_lengths(run, ref))
 
 
 def stored_lengths(run: "Outputs", ref: StageRef) -> Array:
-    """[B, E] int32, steps in each episode of a stored batch, of which nothing else is read."""
+    """[B, E] int32, steps in each episode of a stored batch, of which nothing else is read.
+
+    Raises:
+        DamagedRun: it is not what was committed, or none of episodes.
+    """
     (lengths,) = _read(run, ref, "lengths")
+    T = run.files.spec(f"{group_of(ref)}/rewards").shape[2]
+    if not (lengths.ndim == 2 and lengths.any() and lengths.min() >= 0 and lengths.max() <= T):
+        raise damaged(run.files.record_path(ref), f"its lengths are not those of episodes of at most {T} steps")
     return lengths
 
 

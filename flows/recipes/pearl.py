@@ -27,7 +27,14 @@ def ant_dir() -> RunConfig:
 
 def ant_goal() -> RunConfig:
     """Go to a place in the plane on four legs."""
-    return _run("pearl-ant-goal", PEARL(meta_batch_size=10, num_updates=4000, embedding_batch_size=256, kl_weight=1.0))
+    algorithm = PEARL(
+        meta_batch_size=10,
+        num_updates=4000,
+        num_extra_rl_steps_posterior=400,
+        embedding_batch_size=256,
+        kl_weight=1.0,
+    )
+    return _run("pearl-ant-goal", algorithm)
 
 
 def cheetah_dir() -> RunConfig:

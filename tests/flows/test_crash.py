@@ -31,8 +31,10 @@ def resume_in_this_process(path):
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_twenty_random_moments_and_resumed_has_the_digests_of_an_uninterrupted_one(
-    tmp_path, tiny_config, digests
+@pytest.mark.no_cover
+@pytest.mark.parametrize("kills", [8, pytest.param(40, marks=pytest.mark.sweep)])
+def test_a_run_killed_at_random_moments_and_resumed_has_the_digests_of_an_uninterrupted_one(
+    tmp_path, tiny_config, digests, kills
 ):
     config = tiny_config(iterations=10)
     began = time.perf_counter()
@@ -41,7 +43,7 @@ def test_a_run_killed_at_twenty_random_moments_and_resumed_has_the_digests_of_an
     expected = digests(tmp_path / "whole")
     moments = random.Random(0)
     stages_when_killed = []
-    for attempt in range(20):
+    for attempt in range(kills):
         path = tmp_path / f"killed-{attempt}"
         process = start(train_in_this_process, config, path)
         _wait_for(lambda path=path: (path / "run.json").exists())
@@ -52,7 +54,7 @@ def test_a_run_killed_at_twenty_random_moments_and_resumed_has_the_digests_of_an
         resume(path, backend=SERIAL)
         assert digests(path) == expected, f"killed after {stages_when_killed[-1]} stages"
         assert storage.verify_run(path) == []
-    assert len(set(stages_when_killed)) > 5, f"the kills hit few different moments: {stages_when_killed}"
+    assert len(set(stages_when_killed)) > kills // 4, f"the kills hit few different moments: {stages_when_killed}"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 PROJECT = Path(__file__).parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")
+FINAL_STATES = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,21 @@ class Served:
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
+
+    def finished(self, flow: str, *parameters: str) -> dict[str, Any]:
+        """Starts a flow and gives its run once it has ended; `--watch` would wait longer, for the last of its log."""
+        settings = [word for parameter in parameters for word in ("-p", parameter)]
+        started = self.prefect("deployment", "run", flow, *settings)
+        assert started.returncode == 0, started.stdout + started.stderr
+        id = re.search(r"UUID: ([0-9a-f-]{36})", started.stdout)
+        assert id, started.stdout
+
+        def run() -> dict[str, Any]:
+            (found,) = self.ask("flow_runs/filter", flow_runs={"id": {"any_": [id[1]]}})
+            return found
+
+        wait_for(lambda: run()["state"]["type"] in FINAL_STATES, f"{flow} has ended", seconds=120)
+        return run()
 
     def flow_run(self, name: str) -> dict[str, Any]:
         """The newest flow run of a name."""
@@ -191,6 +208,7 @@ def test_the_full_name_extends_a_run_from_any_folder(served, first, tmp_path):
     name = str(served.project / "runs" / "first")
     done = served.prefect(
         *("deployment", "run", "meta-train/meta-train", "--watch", "-p", f"run={name}", "-p", "iterations=3"),
+        *("-p", "workers=0"),
         folder=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -198,26 +216,21 @@ def test_the_full_name_extends_a_run_from_any_folder(served, first, tmp_path):
 
 
 def test_a_run_is_not_continued_with_other_settings(served, first):
-    served.prefect(*("deployment", "run", "meta-train", "--watch", "-p", "run=first", "-p", "seed=6"))
-    state = served.flow_run("first")["state"]
+    state = served.finished("meta-train", "run=first", "seed=6", "workers=0")["state"]
     assert state["type"] == "FAILED"
     assert "seed is 5 there, 6 was asked for" in state["message"]
 
 
 def test_replay_finds_the_stored_iteration_identical(served, first):
-    done = served.prefect("deployment", "run", "replay", "--watch", "-p", "run=first", "-p", "iteration=1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    state = served.flow_run("replay first")["state"]
-    assert state["message"] == "7 stages replayed: all identical"
+    replayed = served.finished("replay", "run=first", "iteration=1")
+    assert replayed["name"] == "replay first"
+    assert replayed["state"]["message"] == "7 stages replayed: all identical"
 
 
 def test_evaluate_reports_the_return_after_every_adaptation_step(served, first):
-    done = served.prefect(
-        *("deployment", "run", "evaluate", "--watch", "-p", "run=first"),
-        *("-p", "num_tasks=2", "-p", "adaptation_steps=2", "-p", "workers=0"),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (table,) = served.of_flow_run("artifacts", served.flow_run("evaluate first")["id"])
+    evaluated = served.finished("evaluate", "run=first", "num_tasks=2", "adaptation_steps=2", "workers=0")
+    assert evaluated["name"] == "evaluate first"
+    (table,) = served.of_flow_run("artifacts", evaluated["id"])
     assert [row["adaptation_steps"] for row in json.loads(table["data"])] == ["0", "1", "2"]
 
 
@@ -232,7 +245,7 @@ def test_a_killed_flow_is_crashed_and_its_run_goes_on(served, tiny_config: Calla
     wait_for(lambda: served.flow_run("killed")["state"]["type"] == "CRASHED", "the flow run is crashed")
     stored = len(storage.open_run(folder).iterations)
 
-    resumed = served.prefect(*start, "-p", f"iterations={stored + 2}", "--watch")
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    resumed = served.finished("meta-train", "run=killed", "workers=0", f"iterations={stored + 2}")
+    assert resumed["state"]["type"] == "COMPLETED"
     assert len(storage.open_run(folder).iterations) == stored + 2
     assert storage.verify_run(folder) == []

@@ -138,6 +138,7 @@ def values_of(stages, learner, place):
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
     ("env", "values"),
@@ -152,6 +153,7 @@ def test_critics_learn_values_that_are_known(solve, env, values, algorithm):
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 @pytest.mark.parametrize("choices", [True, False])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("env", ["Acted", "Both"])

@@ -9,10 +9,15 @@ from flows.recipes import RECIPES, load_settings
 from pipeline.algorithms import AlgorithmConfig
 from pipeline.algorithms.gradient_based import GradientBased
 from pipeline.config import build_config, override
+from pipeline.envs import make_env
 
 CLASSES = get_args(get_args(AlgorithmConfig)[0])
 NAMES = [cls.model_fields["name"].default for cls in CLASSES if issubclass(cls, GradientBased)]
-ACTOR_CRITICS = [cls.model_fields["name"].default for cls in CLASSES if not issubclass(cls, GradientBased)]
+SINGLE_TASK = [
+    cls.model_fields["name"].default
+    for cls in CLASSES
+    if not issubclass(cls, GradientBased) and not getattr(cls, "infers_tasks", False)
+]
 
 
 @pytest.mark.parametrize("env", ["point-corner", "half-cheetah-dir"])
@@ -23,18 +28,21 @@ def test_every_algorithm_has_a_recipe(algorithm, env):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Hopper-v5", "Pendulum-v1"])
-@pytest.mark.parametrize("name", ACTOR_CRITICS)
-def test_one_word_changes_the_environment_of_an_actor_critic_and_with_it_the_step_limit(name, env):
+@pytest.mark.parametrize("name", SINGLE_TASK)
+def test_one_word_changes_the_environment_of_a_single_task_and_with_it_the_step_limit(name, env):
     config = build_config(override(load_settings(name), [f"env={env}"]))
-    assert (config.algorithm.name, config.env.name, config.env.action_scale) == (name, env, None)
+    assert (config.algorithm.name, config.env.name) == (name, env)
+    assert config.env.action_scale == (1.0 if name == "sac" else None)  # a squashed Gaussian fills [-1, 1]
     assert config.max_episode_steps == gymnasium.spec(env).max_episode_steps
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_named_for_what_they_run_and_say_where_they_are_from(name):
     config = RECIPES[name]()
-    if config.algorithm.name in ACTOR_CRITICS:
+    if config.algorithm.name in SINGLE_TASK:
         assert name.startswith(config.algorithm.name)
+    elif config.algorithm.name == "pearl":
+        assert name == config.env.name
     else:
         assert name == f"{config.algorithm.name}-{config.env.name}"
     assert RECIPES[name].__doc__
@@ -65,6 +73,32 @@ def test_robots_have_the_sizes_of_the_papers_experiments(name):
     assert (config.max_episode_steps, config.algorithm.inner_steps) == (steps, inner_steps)
     assert config.policy.hidden_sizes == (units, units)
     assert config.nominal_steps_per_iteration == total
+
+
+# Tasks per gradient step and per iteration, steps of the phases, gradient steps, transitions to infer from.
+PEARL_SIZES = {
+    "pearl-ant-dir": (2, 2, (400, 0, 600), 4000, 256),
+    "pearl-ant-goal": (10, 5, (400, 0, 400), 4000, 256),
+    "pearl-cheetah-dir": (2, 2, (1000, 0, 1000), 2000, 256),
+    "pearl-cheetah-vel": (16, 5, (400, 0, 600), 2000, 100),
+    "pearl-hopper-rand-params": (10, 5, (400, 0, 400), 4000, 100),
+    "pearl-humanoid-dir": (16, 5, (400, 0, 400), 4000, 256),
+    "pearl-point-robot": (16, 5, (200, 0, 200), 1000, 64),
+    "pearl-sparse-point-robot": (16, 10, (100, 900, 0), 2000, 1024),
+    "pearl-walker2d-rand-params": (10, 5, (400, 0, 400), 4000, 100),
+}
+
+
+@pytest.mark.parametrize("name", PEARL_SIZES)
+def test_pearls_recipes_have_its_authors_sizes_but_for_tasks_drawn_twice(name):
+    config = RECIPES[name]()
+    pearl = config.algorithm
+    steps = (pearl.num_steps_prior, pearl.num_steps_posterior, pearl.num_extra_rl_steps_posterior)
+    found = (pearl.meta_batch_size, config.num_tasks, steps, pearl.num_updates, pearl.embedding_batch_size)
+    assert found == PEARL_SIZES[name]
+    assert (pearl.batch_size, pearl.latent_size, config.policy.hidden_sizes) == (256, 5, (300, 300, 300))
+    assert config.max_episode_steps == (20 if "point" in name else 200)
+    make_env(config.env)
 
 
 @pytest.mark.parametrize("robot", ["walker2d", "hopper"])

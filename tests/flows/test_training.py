@@ -60,6 +60,7 @@ def test_another_seed_changes_every_stage(reference, tmp_path, tiny_config, dige
     assert same == set()
 
 
+@pytest.mark.no_cover
 def test_a_run_that_lost_its_last_stages_is_completed_with_the_old_digests(reference, tmp_path, digests):
     records = sorted(reference.glob("_commits/*.json"), key=lambda file: storage.read_record(file).sequence)
     assert len(records) == 1 + 3 * 7
@@ -72,6 +73,7 @@ def test_a_run_that_lost_its_last_stages_is_completed_with_the_old_digests(refer
         assert digests(cut) == digests(reference), f"resumed after {kept} stages"
 
 
+@pytest.mark.no_cover
 def test_a_run_that_lost_any_one_stage_gets_it_back_with_the_old_digest(reference, tmp_path, digests):
     for ref in storage.open_run(reference).refs():
         holed = tmp_path / f"without-{ref.iteration}-{ref.stage}-{ref.step}"

@@ -129,7 +129,8 @@ def test_workers_that_cannot_compute_the_same_are_refused_before_anything_is_cre
 
 @pytest.mark.dask
 @pytest.mark.slow
-def test_a_scheduler_that_does_not_answer_is_reported_before_anything_is_created(tmp_path, tiny_config):
+def test_a_scheduler_that_does_not_answer_is_reported_before_anything_is_created(tmp_path, tiny_config, monkeypatch):
+    monkeypatch.setattr(flows.dask_workers, "_ANSWER_SECONDS", 0.5)
     with pytest.raises(ConnectionError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
         train(tiny_config(), tmp_path / "run", backend=Backend(scheduler="tcp://127.0.0.1:9"))
     assert not (tmp_path / "run").exists()

@@ -32,6 +32,7 @@ def run(tmp_path_factory, train_tiny):
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_of_any_one_file_is_detected_by_name_or_changes_nothing_that_is_read(run, damage):
     expected = read_everything(run)

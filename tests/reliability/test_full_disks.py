@@ -67,6 +67,7 @@ def fail_and_resume(tmp_path, write_points, train_tiny, stays_whole):
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_an_error_of_the_system_at_any_of_a_sample_of_writes_stops_the_run_and_loses_nothing(points, fail_and_resume):
     faults = itertools.cycle(itertools.product(ERRORS, (True, False)))
     for point in range(0, points, STRIDE):

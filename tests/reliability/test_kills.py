@@ -39,6 +39,7 @@ def kill_and_resume(tmp_path, killer, finish, digests, tiny_runs):
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_a_run_killed_at_any_of_a_sample_of_writes_resumes_to_equal_digests(points, kill_and_resume):
     assert len(points) > 1500
     for point in range(0, len(points), STRIDE):
@@ -46,6 +47,7 @@ def test_a_run_killed_at_any_of_a_sample_of_writes_resumes_to_equal_digests(poin
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_a_run_killed_in_the_middle_of_a_write_resumes_to_equal_digests(points, kill_and_resume):
     for point in [n for n, name in enumerate(points) if name == "write"][::STRIDE]:
         kill_and_resume(point, torn=True)
@@ -61,6 +63,7 @@ def test_a_run_killed_before_and_in_the_middle_of_every_write_resumes_to_equal_d
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_a_resumption_killed_at_any_of_its_first_writes_can_be_resumed(
     tmp_path, points, killer, finish, digests, tiny_runs
 ):

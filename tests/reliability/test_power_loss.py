@@ -66,6 +66,7 @@ def test_the_recorded_operations_rebuild_the_run_that_is_there(disk):
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_after_a_power_cut_the_reader_sees_the_old_or_the_new_commit(disk, check, power_loss):
     assert len(disk.operations) > 500
     for length in range(0, len(disk.operations) + 1, STRIDE):
@@ -74,6 +75,7 @@ def test_after_a_power_cut_the_reader_sees_the_old_or_the_new_commit(disk, check
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_after_a_power_cut_a_run_resumes_to_equal_digests(disk, check, power_loss):
     adversaries = itertools.cycle(power_loss.ADVERSARIES)
     for length in range(0, len(disk.operations) + 1, 4 * STRIDE):

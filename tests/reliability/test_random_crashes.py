@@ -115,6 +115,7 @@ class CrashingRun(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_any_sequence_of_puts_and_crashes_agrees_with_a_dictionary(write_points, monkeypatch):
     monkeypatch.setattr(CrashingRun, "write_points", write_points)
     limits = settings(

@@ -18,6 +18,7 @@ def soak(pytestconfig):
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_thousands_of_commits_stay_as_cheap_as_the_first_and_leak_nothing(tmp_path, soak):
     first, *_, last = soak(tmp_path / "run", commits=2500, blocks=5)
     assert last.commits == 2500

@@ -186,6 +186,7 @@ def test_episodes_that_end_at_once_have_one_step():
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_an_episode_of_a_hundred_thousand_steps_ends_at_the_step_limit():
     env_config = config("none")
     sampler = Sampler(env_config, POLICY, episodes_per_task=1, max_episode_steps=100_000)

@@ -159,6 +159,7 @@ def test_a_stopped_process_that_wakes_up_after_a_take_over_is_fenced_out(empty_r
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_at_every_write_the_disk_holds_a_whole_run_that_can_be_finished(
     tmp_path, creation, put, make_batches, monkeypatch, run_digests
 ):

@@ -25,19 +25,30 @@ def rows(document):
         [cell.strip() for cell in line.split("|")[1:-1]] for line in document.splitlines() if line.startswith("| `")
     ]
     arrays = [row for row in table if len(row) == 6]
-    return {re.sub(r"\{\w+\}", "*", row[0].strip("`")): (row[1], row[2], row[3], row[4]) for row in arrays}
+    rows = {re.sub(r"\{\w+\}", "*", row[0].strip("`")): (row[1], row[2], row[3], row[4]) for row in arrays}
+    assert "`memory_fill/...` has the same arrays as `rollouts_{k}/...`, written by `fill_memory`" in document
+    fill = {
+        pattern.replace("rollouts_*", "memory_fill"): row for pattern, row in rows.items() if "rollouts_*" in pattern
+    }
+    return rows | {pattern: (*row[:3], "fill_memory") for pattern, row in fill.items()}
 
 
-def test_every_stored_array_is_documented_with_its_axes_dtype_unit_and_writer(make_run, batches, put, rows):
-    path = make_run(1)
+def test_every_stored_array_is_documented_with_its_axes_dtype_unit_and_writer(
+    make_run, make_off_policy_run, batches, put, rows
+):
+    path = make_run(1, "on")
     with storage.open_writer(path) as writer:
         ref = StageRef(0, "evaluate")
         put(writer, [(ref, batches.evaluation(), [StageRef(0, "meta_optimize")])])
-    run = storage.open_run(path)
-    stored = {chunk.array: ref.stage for ref in run.refs() for chunk in run.record(ref).chunks}
+    stored = [
+        (run.path / "data.zarr", chunk.array, ref.stage)
+        for run in (storage.open_run(path), storage.open_run(make_off_policy_run(1, "off")))
+        for ref in run.refs()
+        for chunk in run.record(ref).chunks
+    ]
     used = set()
-    for path, stage in stored.items():
-        metadata = json.loads((run.path / "data.zarr" / path / "zarr.json").read_text())
+    for data, path, stage in stored:
+        metadata = json.loads((data / path / "zarr.json").read_text())
         (pattern,) = [pattern for pattern in rows if fnmatchcase(path, pattern)]
         axes, dtype, unit, writers = rows[pattern]
         assert fnmatchcase(", ".join(metadata["dimension_names"]), axes), path
@@ -46,16 +57,18 @@ def test_every_stored_array_is_documented_with_its_axes_dtype_unit_and_writer(ma
         assert stage in writers.split(", "), path
         used.add(pattern)
     # Only some algorithms and some environments have them.
-    assert used == set(rows) - {"samples_*/adjusted_rewards", "rollouts_*/behavior.log_probs"}
+    unused = {f"rollouts_*/behavior.{name}" for name in ("log_probs", "action_values", "epsilon")}
+    unused |= {pattern for pattern in rows if pattern.startswith("memory_fill/behavior.")}
+    assert used == set(rows) - unused - {"samples_*/adjusted_rewards"}
 
 
 def test_every_kind_of_array_in_the_code_is_in_the_document(rows):
     documented = {pattern.replace("params.float32", "params.*") for pattern in rows}
-    assert {plan.pattern for plan in PLANS} - documented == {"rollouts_*/behavior.*"}
+    assert {plan.pattern for plan in PLANS} - documented == {"rollouts_*/behavior.*", "memory_fill/behavior.*"}
 
 
-def test_the_columns_of_every_table_are_documented(make_run, batches, put, document):
-    path = make_run(1)
+def test_the_columns_of_every_table_are_documented(make_run, make_off_policy_run, batches, put, document):
+    path = make_run(1, "on")
     with storage.open_writer(path) as writer:
         put(writer, [(StageRef(0, "evaluate"), batches.evaluation(), [StageRef(0, "meta_optimize")])])
     run = storage.open_run(path)
@@ -64,7 +77,11 @@ def test_the_columns_of_every_table_are_documented(make_run, batches, put, docum
         (line,) = [line for line in document.splitlines() if line.startswith(f"| `{name}` |")]
         assert all(column in line for column in table.column_names if not column.startswith("task_")), name
     (steps,) = re.findall(r"`run\.steps\(\)` is computed.*?\n\n", document, re.DOTALL)
-    assert all(column in steps for column in run.steps().column_names if not column.startswith("reward_"))
+    off_policy = storage.open_run(make_off_policy_run(1, "off"))
+    columns = {*run.steps().column_names, *off_policy.steps().column_names}
+    assert all(column in steps for column in columns if not column.startswith("reward_"))
+    (transitions,) = re.findall(r"`run\.transitions\(rows\)` is computed.*?\n\n", document, re.DOTALL)
+    assert all(column in transitions for column in off_policy[0].transitions().column_names)
 
 
 def test_every_field_of_a_record_is_documented(make_run, document):
@@ -77,12 +94,22 @@ def test_every_field_of_a_record_is_documented(make_run, document):
     assert shown["inputs"][0].keys() == record["inputs"][0].keys()
 
 
-@pytest.mark.parametrize("sizes", [{}, {"B": 8, "E": 6, "T": 50, "O": 17}])
-def test_the_documented_reader_agrees_with_the_library(make_run, document, sizes):
+@pytest.fixture(params=["small", "large", "off policy"])
+def any_run(request, make_run, make_off_policy_run):
+    match request.param:
+        case "small":
+            return make_run(2)
+        case "large":
+            return make_run(2, B=8, E=6, T=50, O=17)
+        case _:
+            return make_off_policy_run(2)
+
+
+def test_the_documented_reader_agrees_with_the_library(any_run, document):
     code = re.findall(r"```python\n(.*?)```", document, re.DOTALL)[-1]
     reader = {}
     exec(code, reader)
-    run = storage.open_run(make_run(2, **sizes))
+    run = storage.open_run(any_run)
     for ref in run.refs():
         found, expected = reader["read_output"](run.path, ref.iteration, ref.stage, ref.step), flatten(run.load(ref))
         assert found.keys() == expected.keys()

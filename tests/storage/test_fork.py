@@ -261,6 +261,7 @@ print(count)
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_a_fork_killed_at_any_write_leaves_no_run_and_can_be_made_again(make_run, tmp_path):
     parent = make_run(1, B=1, E=1, T=2)
     target = tmp_path / "fork"

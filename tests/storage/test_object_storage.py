@@ -323,6 +323,18 @@ def test_only_what_is_asked_for_is_fetched_and_the_cache_may_be_removed_at_any_t
     assert (storage.open_run(url)[1].rollouts(0).rewards == expected).all()
 
 
+def test_transitions_are_read_from_the_few_objects_that_hold_them(bucket, batches, put, other_machine):
+    with storage.create_run(f"{URL}/first", capacity=1, last_stage="update", **CREATION) as writer:
+        put(writer, batches.off_policy_iteration(0))
+    expected = storage.open_run(f"{URL}/first")[0].transitions(1, context=True)
+    other_machine("second")
+    run = storage.open_run(f"{URL}/first")
+    assert run[0].transitions(1, context=True).equals(expected)
+    assert run.last_stage == "update"
+    assert not list(run.path.glob("data.zarr/*/initial_state/c.*"))
+    assert storage.verify_run(f"{URL}/first") == []
+
+
 def test_a_run_that_was_removed_from_the_store_is_not_taken_for_the_one_in_the_cache(make_remote, bucket):
     url = make_remote("first")
     bucket.rm("bucket/runs/first", recursive=True)
@@ -361,7 +373,7 @@ def test_thinning_frees_the_store_and_can_be_undone(make_remote, batches, bucket
     with pytest.raises(storage.StageThinned):
         reader[0].rollouts(0)
     with storage.open_writer(url) as writer:
-        writer.restore({ref: outputs[ref] for ref in outputs if ref.stage in storage.THINNABLE})
+        writer.restore({ref: outputs[ref] for ref in outputs if ref.stage in storage.THINNABLE["meta_optimize"]})
     other_machine("fourth")
     assert storage.verify_run(url) == []
     assert storage.open_run(url)[0].rollouts(0).rewards.size

@@ -121,6 +121,7 @@ def test_what_always_stays_cannot_be_called_thinned(make_run):
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_a_kill_at_any_moment_of_thinning_leaves_a_whole_run(make_run, monkeypatch, tmp_path, run_digests):
     path = make_run(2, B=1, E=1, T=2)
     expected = run_digests(path)

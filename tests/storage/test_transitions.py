@@ -138,6 +138,19 @@ def test_rows_behind_a_round_that_was_lost_are_not_counted_wrongly(make_off_poli
         run.transitions([0])
 
 
+@pytest.mark.parametrize("length", [-1, 6])
+def test_impossible_lengths_are_damage(run, monkeypatch, length):
+    of = type(run.files).read_row
+
+    def forged(files, record, chunk):
+        values, attributes = of(files, record, chunk)
+        return (values * 0 + length, attributes) if chunk.array == "rollouts_0/lengths" else (values, attributes)
+
+    monkeypatch.setattr(type(run.files), "read_row", forged)
+    with pytest.raises(storage.DamagedRun, match="episodes of at most 5 steps"):
+        run.transitions([60])
+
+
 def test_lengths_and_task_ids_are_known_without_reading_anything_else(run):
     rounds = list(stored_rounds(run))
     assert [round.ref for round in rounds] == [

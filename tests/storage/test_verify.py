@@ -34,6 +34,7 @@ def test_an_intact_run_has_no_damage_while_it_is_written_and_afterwards(make_run
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_a_flipped_byte_in_any_file_is_reported_with_the_file_its_iteration_stage_and_array(make_run):
     path = make_run(2, B=2, E=1, T=3)
     files = [file for file in files_of(path) if file.stat().st_size]
@@ -67,6 +68,7 @@ def _check_names(relative, damage):
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_a_file_cut_short_emptied_or_lengthened_is_reported(make_run):
     path = make_run(1, B=2, E=1, T=3)
     for file in files_of(path):

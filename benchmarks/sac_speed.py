@@ -1,0 +1,149 @@
+"""Gradient steps per second of SAC beside Stable-Baselines3's, in turns within one run, from equal full memories.
+
+    pip install -e .[bench]
+    python benchmarks/sac_speed.py [--threads 1] [--blocks 20] [--steps 200]
+
+Minibatches of 256, networks of two layers of 256, observations and actions of HalfCheetah-v5; both draw their
+minibatches from 100,000 remembered steps within the time. Torch has `--threads` threads there; here as many threads
+share out the parts of a minibatch. The median over blocks of the ratio is what a busy machine disturbs least.
+"""
+
+import argparse
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import gymnasium
+import numpy as np
+import sac_metaloom
+import torch
+from sac_reference import BATCH_SIZE, MEMORY_SIZE, TimedSAC, reference_model
+from threadpoolctl import threadpool_limits
+
+from flows.replay_memory import ReplayMemory
+from pipeline.algorithms.contract import ParallelMap
+from pipeline.algorithms.off_policy.sac_learner import SACLearner
+from pipeline.policies.off_policy import OffPolicyPolicy
+from pipeline.transition_columns import TransitionColumns
+from pipeline.types import EpisodeBatch
+from stages.sample_transitions import sample_transitions
+from storage import StageRef
+
+ENV = "HalfCheetah-v5"
+OBSERVATION, ACTION = 17, 6
+EPISODES, LENGTH = 100, 1000
+
+Block = Callable[[], object]
+"""Makes the next gradient steps."""
+
+
+def main() -> None:
+    """Print milliseconds per gradient step of every block, and medians."""
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    experience = _experience()
+    with ThreadPoolExecutor(args.threads) as pool:
+        blocks = {
+            "metaloom": _metaloom(experience, args.steps, map if args.threads == 1 else pool.map),
+            "stable-baselines3": _reference(experience, args.steps),
+        }
+        for name, block in blocks.items():
+            _seconds(block, name)  # first touches memory and caches
+        seconds = {name: np.zeros(args.blocks) for name in blocks}
+        for n in range(args.blocks):
+            for name, block in blocks.items():
+                seconds[name][n] = _seconds(block, name)
+    for name, values in seconds.items():
+        print(f"{name:18} {1e3 * np.median(values) / args.steps:7.2f} ms per gradient step, median of {args.blocks}")
+    ratios = seconds["stable-baselines3"] / seconds["metaloom"]
+    low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+    print(f"metaloom is {median:.2f} times as fast (quartiles {low:.2f} to {high:.2f}), {args.threads} thread(s)")
+
+
+def _seconds(block: Block, name: str) -> float:
+    began = time.perf_counter()
+    # Metaloom's stages keep BLAS to one thread per call.
+    with threadpool_limits(1 if name == "metaloom" else None):
+        block()
+    return time.perf_counter() - began
+
+
+def _experience() -> EpisodeBatch:
+    rng = np.random.default_rng(0)
+    shape = (1, EPISODES, LENGTH)
+    rewards = rng.standard_normal(shape, np.float32)
+    return EpisodeBatch(
+        observations=rng.standard_normal((1, EPISODES, LENGTH + 1, OBSERVATION), np.float32),
+        actions=rng.uniform(-1, 1, (*shape, ACTION)).astype(np.float32),
+        rewards=rewards,
+        terminated=np.zeros((1, EPISODES), np.bool_),
+        truncated=np.ones((1, EPISODES), np.bool_),
+        lengths=np.full((1, EPISODES), LENGTH, np.int32),
+        behavior={},
+        reward_terms={"reward": rewards},
+        initial_state=np.zeros((1, EPISODES, 0)),
+    )
+
+
+def _metaloom(experience: EpisodeBatch, steps: int, parallel: ParallelMap) -> Block:
+    config = sac_metaloom.config(ENV, steps=10**6, seed=1, every=10**6)
+    algorithm = cast(SACLearner, config.build_algorithm())
+    policy = OffPolicyPolicy(OBSERVATION, ACTION, 0, config.policy)
+    columns = TransitionColumns(OBSERVATION, ACTION)
+    room = 2 * EPISODES * LENGTH
+    memory = ReplayMemory(lambda ref: experience, columns, cache_bytes=room * columns.row_bytes, max_rows=room)
+    memory.extend(StageRef(0, "fill_memory"), [0], experience, in_context=False)
+    learner, iteration = algorithm.initialize(policy, run_seed=1), 0
+
+    def block() -> None:
+        nonlocal learner, iteration
+        chosen = sample_transitions(
+            memory.index.as_of(0),
+            num_updates=steps,
+            num_places=steps,
+            task_ids=[0],
+            num_tasks=1,
+            batch_size=BATCH_SIZE,
+            context_size=0,
+            memory_size=MEMORY_SIZE,
+            run_seed=1,
+            iteration=iteration,
+        )
+        minibatches = memory.minibatches(chosen)
+        learner, _ = algorithm.update(policy, learner, minibatches, run_seed=1, iteration=iteration, parallel=parallel)
+        iteration += 1
+
+    return block
+
+
+def _reference(experience: EpisodeBatch, steps: int) -> Block:
+    model: TimedSAC = reference_model(gymnasium.make(ENV), seed=1)
+    buffer = model.replay_buffer
+    for e in range(EPISODES):
+        observations, actions, rewards = (
+            values[0, e] for values in (experience.observations, experience.actions, experience.rewards)
+        )
+        for t in range(LENGTH):
+            ended = np.array([t == LENGTH - 1])
+            about = [{"TimeLimit.truncated": bool(ended[0])}]
+            buffer.add(observations[t], observations[t + 1], actions[t], rewards[t : t + 1], ended, about)
+    model.prepare_to_train()
+    return lambda: model.train(steps)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--blocks", type=int, default=20, help="of each of the two")
+    parser.add_argument("--steps", type=int, default=200, help="gradient steps per block")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
