@@ -11,10 +11,10 @@ from flows.workers import Backend
 from pipeline.config import build_config, override
 
 HERE = Backend(workers=0)
-NARROW = [f"{name}=[64,64]" for name in ("policy.hidden_sizes", "algorithm.critic_hidden_sizes")]
 SMALL_PEARL = [
-    *NARROW,
-    "algorithm.encoder_hidden_sizes=[64,64]",
+    "policy.hidden_sizes=[128,128,128]",
+    "algorithm.critic_hidden_sizes=[128,128,128]",
+    "algorithm.encoder_hidden_sizes=[128,128,128]",
     "algorithm.batch_size=64",
     "iterations=10",
     "evaluation.every=10",
