@@ -9,6 +9,7 @@ import shlex
 import numpy as np
 import pytest
 
+import flows.iteration_stages
 import flows.on_policy
 import storage
 from flows import cli
@@ -51,7 +52,8 @@ def poisoned(value, name, index):
 
 def inject(monkeypatch, stage, step, name, index):
     """Make a stage of iteration 0 give a NaN in the place said."""
-    owner, attribute = (LocalWorkers, "collect") if stage == "collect_rollouts" else (flows.on_policy, stage)
+    owners = {"collect_rollouts": LocalWorkers, "initialize": flows.iteration_stages}
+    owner, attribute = owners.get(stage, flows.on_policy), "collect" if stage == "collect_rollouts" else stage
     right, calls = getattr(owner, attribute), []
 
     def wrong(*arguments, **options):
