@@ -7,8 +7,8 @@
 Both act at random for 10,000 steps; then each whole episode is followed by as many gradient steps as it had
 environment steps: minibatches of 256 of the last million steps, Adam at 3e-4, γ 0.99, targets that keep 0.995 of their
 old value, two layers of 256 for policy and Q-functions, gradients of any length, a temperature that starts at 0.2 and
-is learned for an entropy of minus the number of actions. Weights start from Glorot's distribution here, from PyTorch's
-there. After every fifth update (`--every`) five deterministic episodes test the policy.
+is learned for an entropy of minus the number of actions. Weights start from Glorot's distribution and Adam's ε is 1e-5
+here, PyTorch's and 1e-8 there. After every fifth update (`--every`) five deterministic episodes test the policy.
 
 Each seed runs the two one after the other in this process, on `--threads` each. A JSON file per program and seed is
 written to `--out` as training goes on, and read instead of training where it is complete. Metaloom's updates include
