@@ -13,6 +13,7 @@ from pipeline.algorithms.off_policy import progress
 from pipeline.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
 from pipeline.networks import initialize_mlp, layer_names
 from pipeline.optimizers import RMSpropInPlace
+from pipeline.policies.actors.q_values import EPSILON, Q_NETWORK
 from pipeline.policies.off_policy import OffPolicyPolicy
 from pipeline.seeding import generator
 from pipeline.types import Array, LearnerState, Metrics, Minibatch, TaskParams, Transitions
@@ -20,7 +21,7 @@ from pipeline.types import Array, LearnerState, Metrics, Minibatch, TaskParams, 
 if TYPE_CHECKING:
     from pipeline.algorithms.dql import DQL
 
-Q_NETWORK, TARGET = "q_network", "target_q"
+TARGET = "target_q"
 Q = "q"
 """Prefix of the optimizer's state."""
 
@@ -91,7 +92,7 @@ class DQLLearner:
 
 
 def _acting_with(epsilon: float, learner: LearnerState, num_tasks: int) -> TaskParams:
-    return TaskParams.broadcast(learner.params | {"epsilon": np.array(epsilon, np.float32)}, num_tasks)
+    return TaskParams.broadcast(learner.params | {EPSILON: np.array(epsilon, np.float32)}, num_tasks)
 
 
 class DQLUpdate:

@@ -10,11 +10,12 @@ import numpy as np
 
 from pipeline.algorithms.contract import ParallelMap
 from pipeline.algorithms.off_policy import progress
-from pipeline.algorithms.off_policy.sac_update import ENT_COEFF, POLICY, POLICY_NETWORK, Q, SACUpdate
+from pipeline.algorithms.off_policy.sac_update import ENT_COEFF, POLICY, Q, SACUpdate
 from pipeline.algorithms.off_policy.twin_q import TwinQ
 from pipeline.flat_networks import FlatParams, prefixed
 from pipeline.networks import initialize_mlp
 from pipeline.optimizers import AdamInPlace
+from pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
 from pipeline.policies.off_policy import OffPolicyPolicy
 from pipeline.seeding import generator
 from pipeline.types import LearnerState, Metrics, Minibatch, TaskParams

@@ -13,13 +13,13 @@ from pipeline.algorithms.off_policy.twin_q import NAMES, TwinQ
 from pipeline.estimators import EPSILON
 from pipeline.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
 from pipeline.optimizers import AdamInPlace
+from pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
 from pipeline.policies.off_policy import OffPolicyPolicy
 from pipeline.types import Array, LearnerState, Metrics, Params, Transitions
 
 if TYPE_CHECKING:
     from pipeline.algorithms.sac import SAC
 
-POLICY_NETWORK = "policy_network"
 POLICY, Q, ENT_COEFF = "policy", "q", "alpha"
 """Prefixes of the optimizers' states."""
 

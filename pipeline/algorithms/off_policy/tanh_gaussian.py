@@ -9,10 +9,9 @@ import math
 
 import numpy as np
 
+from pipeline.policies.actors.tanh_gaussian import MAX_LOG_STD, MIN_LOG_STD
 from pipeline.types import Array
 
-MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
-"""Between which a network's log standard deviations are clamped."""
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _LOG_2 = math.log(2)
 

@@ -16,13 +16,12 @@ from pipeline.algorithms.pearl.posterior import Belief, posterior_for
 from pipeline.algorithms.pearl.settings import PEARL
 from pipeline.algorithms.pearl.state import PARAMS, initial_learner, networks_of
 from pipeline.algorithms.pearl.update import METRICS, GradientSteps
+from pipeline.policies.actors.belief import BELIEF_MEAN, BELIEF_VARIANCE
 from pipeline.seeding import generator
 from pipeline.types import LearnerState, Metrics, Minibatch, TaskParams, Transitions
 
 if TYPE_CHECKING:
     from pipeline.policies.off_policy import OffPolicyPolicy
-
-BELIEF_MEAN, BELIEF_VARIANCE = "belief.mean", "belief.variance"
 
 
 @dataclass(frozen=True)

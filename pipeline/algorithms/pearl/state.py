@@ -12,12 +12,13 @@ from pipeline.algorithms.pearl.networks import Network, initialize_relu
 from pipeline.algorithms.pearl.settings import PEARL
 from pipeline.flat_networks import prefixed, unprefixed
 from pipeline.optimizers import AdamInPlace
+from pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
 from pipeline.types import Array, LearnerState, Params
 
 TrainedName = Literal["policy", "encoder", "q1", "q2", "v"]
 """What an optimizer changes; the target V follows V."""
 TRAINED: tuple[TrainedName, ...] = get_args(TrainedName)
-PARAMS = {"policy": "policy_network", "encoder": "encoder"}
+PARAMS = {"policy": POLICY_NETWORK, "encoder": "encoder"}
 """Prefixes in LearnerState.params, by network."""
 EXTRA = {"q1": "q1", "q2": "q2", "v": "v", "target_v": "target_v"}
 """Prefixes in LearnerState.extra, by network."""

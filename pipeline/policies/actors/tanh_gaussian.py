@@ -9,6 +9,7 @@ from pipeline.types import Array
 
 POLICY_NETWORK = "policy_network"
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
+"""Between which a network's log standard deviations are clamped."""
 
 
 class TanhGaussianActor:
