@@ -4,8 +4,6 @@ Rakelly et al. 2019, arXiv:1903.08254. Where the original draws tasks with repla
 with two tasks a gradient step takes both instead of four draws.
 """
 
-from typing import Any
-
 from pipeline.algorithms import PEARL
 from pipeline.config import ProcessingConfig, RunConfig
 from pipeline.envs.config import EnvConfig
@@ -127,17 +125,14 @@ def _run(
     adaptation_steps: int = 2,
     test_episodes: int = 2,
 ) -> RunConfig:
-    settings: dict[str, Any] = {
-        "num_tasks": num_tasks,
-        "max_episode_steps": max_episode_steps,
-        "processing": ProcessingConfig(discount=discount),
-    }
     return RunConfig(
         env=EnvConfig(name=env, action_scale=1.0) if isinstance(env, str) else env,
         algorithm=algorithm,
+        processing=ProcessingConfig(discount=discount),
         iterations=500,
+        num_tasks=num_tasks,
+        max_episode_steps=max_episode_steps,
         evaluation=EvaluationConfig(
             every=10, adaptation_steps=adaptation_steps, test_episodes=test_episodes, deterministic=True
         ),
-        **settings,
     )
