@@ -203,12 +203,11 @@ class OffPolicyStages(IterationStages):
 
     def _most_rows(self) -> int:
         """Transitions that can ever be drawn from: no more than are remembered, and than the run makes."""
-        return min(self._settings.memory_size, self._settings.init_memory_steps + self._collected_steps())
-
-    def _collected_steps(self) -> int:
-        """Environment steps of all iterations if no episode ends early, and of an episode that goes on too long."""
-        config = self.config
-        return (config.iterations * config.episodes_per_task + 1) * config.max_episode_steps
+        config, settings = self.config, self._settings
+        # The last episodes that fill the memory are side by side, and may bring as many steps again as were asked for.
+        filled = 2 * settings.init_memory_steps + config.max_episode_steps
+        collected = config.iterations * config.episodes_per_task * config.max_episode_steps
+        return min(settings.memory_size, filled + collected)
 
     def position(self, ref: StageRef) -> RolloutPosition:
         """Where the episodes of a round draw."""

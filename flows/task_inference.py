@@ -176,7 +176,7 @@ class TaskInferenceStages(OffPolicyStages):
     @property
     def context_rewards(self) -> Callable[[Array], Array] | None:
         """What a context shows instead of the rewards that are learned from."""
-        return self.env.unwrapped.sparse_rewards if self._pearl.sparse_rewards else None
+        return self.env.sparse_rewards if self._pearl.sparse_rewards else None
 
     @property
     def _pearl(self) -> PEARL:
