@@ -31,13 +31,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import psutil
 from sampling import open_loop
 
-import storage
-from flows.iteration_stages import IterationStages
-from flows.recipes import load_settings
-from flows.train import StageCall, direct, run_once, stages_of
-from flows.workers import Backend, code_digest
-from pipeline.config import RunConfig, build_config, override
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows.commands.train import StageCall, direct, run_once, stages_of
+from metaloom.flows.graph.iteration_stages import IterationStages
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend, code_digest
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.storage import StageRef
 
 OPEN_LOOP = "open-loop physics"
 MEMORY, STORE, PREFECT = "batches in memory", "batches in the store", "store, Prefect tasks"
@@ -183,7 +184,7 @@ def _as_flow(work: Callable[[StageCall], None]) -> Callable[[], Any]:
     # Imported now, when the environment names the server.
     from prefect import flow
 
-    from flows.meta_train import StageTasks
+    from metaloom.flows.prefect_app.deployments import StageTasks
 
     @flow(name="benchmark", log_prints=False)
     def benchmark() -> None:

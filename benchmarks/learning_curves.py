@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-import storage
-from flows import charts
-from flows.charts import AFTER, BEFORE, BETWEEN, Series
+from metaloom import storage
+from metaloom.flows.views import charts
+from metaloom.flows.views.charts import AFTER, BEFORE, BETWEEN, Series
 
 COLORS = (AFTER, BEFORE, *BETWEEN, "#8c959f")
 

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from pipeline.algorithms.contract import ParallelMap
-from pipeline.config import build_config
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import EpisodeBatch, Step, TaskParams
-from stages.adapt import adapt
-from stages.initialize import initialize
-from stages.meta_optimize import meta_optimize
-from stages.process_samples import process_samples
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import EpisodeBatch, Step, TaskParams
+from metaloom.stages.adapt import adapt
+from metaloom.stages.initialize import initialize
+from metaloom.stages.meta_optimize import meta_optimize
+from metaloom.stages.process_samples import process_samples
 
 TASKS, EPISODES, STEPS, OBSERVATION, ACTION = 40, 20, 100, 17, 6
 POLICY = GaussianPolicy(OBSERVATION, ACTION, PolicyConfig(hidden_sizes=(64, 64)))

@@ -18,16 +18,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import storage
-from flows import charts
-from flows.charts import AFTER, BEFORE, BETWEEN, INK
-from flows.evaluate import EvaluationOutcome, evaluate
-from flows.evaluation_plots import check_plot_file, write_plot
-from flows.run_stages import config_of
-from pipeline.algorithms import PEARL
-from pipeline.config import RunConfig
-from pipeline.envs import make_env
-from pipeline.types import Array, EpisodeBatch
+from metaloom import storage
+from metaloom.flows.commands.evaluate import EvaluationOutcome, evaluate
+from metaloom.flows.graph.run_stages import config_of
+from metaloom.flows.views import charts
+from metaloom.flows.views.charts import AFTER, BEFORE, BETWEEN, INK
+from metaloom.flows.views.evaluation_plots import check_plot_file, write_plot
+from metaloom.pipeline.algorithms import PEARL
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.types import Array, EpisodeBatch
 
 GOAL = ("goal_x", "goal_y")
 COLORS = (AFTER, BEFORE, *BETWEEN)

@@ -21,12 +21,12 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, softplus
 
-from pipeline.algorithms import PEARL
-from pipeline.algorithms.pearl.update import GradientSteps
-from pipeline.config import ProcessingConfig
-from pipeline.policies import PolicyConfig
-from pipeline.policies.off_policy import OffPolicyPolicy
-from pipeline.types import LearnerState, Minibatch, Transitions
+from metaloom.pipeline.algorithms import PEARL
+from metaloom.pipeline.algorithms.pearl.update import GradientSteps
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 
 DISCOUNT = 0.99
 NUM_PRODUCTS = 64

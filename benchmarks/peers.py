@@ -25,12 +25,12 @@ import gymnasium
 import numpy as np
 from sampling import policy_params
 
-from pipeline.envs import EnvConfig, make_env
-from pipeline.policies.config import PolicyConfig
-from pipeline.policies.inference import GaussianInference
-from pipeline.types import Array, TaskParams
-from stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from stages.sample_tasks import sample_tasks
+from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.inference import GaussianInference
+from metaloom.pipeline.types import Array, TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.sample_tasks import sample_tasks
 
 GYMNASIUM_IDS = {
     "half-cheetah": "HalfCheetah-v5",

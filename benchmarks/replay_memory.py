@@ -21,13 +21,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-import storage
-from flows.replay_memory import ReplayMemory
-from pipeline.replay_index import ReplayIndex, Round
-from pipeline.transition_columns import TransitionColumns
-from pipeline.types import Array, EpisodeBatch, Minibatches
-from stages.sample_transitions import sample_transitions
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows.graph.replay_memory import ReplayMemory
+from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.replay.index import ReplayIndex, Round
+from metaloom.pipeline.types import Array, EpisodeBatch, Minibatches
+from metaloom.stages.sample_transitions import sample_transitions
+from metaloom.storage import StageRef
 
 COLUMNS = TransitionColumns(observation_size=20, action_size=8)
 STEPS = 1000

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import sac_reference as same
 
-import storage
-from flows.train import IterationReport, Observer, train
-from flows.workers import Backend
-from pipeline.config import RunConfig, build_config
-from pipeline.types import EpisodeBatch
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows.commands.train import IterationReport, Observer, train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.types import EpisodeBatch
+from metaloom.storage import StageRef
 
 UPDATE_STAGES = ("sample_transitions", "update")
 

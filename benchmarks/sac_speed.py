@@ -26,14 +26,14 @@ import torch
 from sac_reference import BATCH_SIZE, MEMORY_SIZE, TimedSAC, reference_model
 from threadpoolctl import threadpool_limits
 
-from flows.replay_memory import ReplayMemory
-from pipeline.algorithms.contract import ParallelMap
-from pipeline.algorithms.off_policy.sac_learner import SACLearner
-from pipeline.policies.off_policy import OffPolicyPolicy
-from pipeline.transition_columns import TransitionColumns
-from pipeline.types import EpisodeBatch
-from stages.sample_transitions import sample_transitions
-from storage import StageRef
+from metaloom.flows.graph.replay_memory import ReplayMemory
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.algorithms.off_policy.sac_learner import SACLearner
+from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.types import EpisodeBatch
+from metaloom.stages.sample_transitions import sample_transitions
+from metaloom.storage import StageRef
 
 ENV = "HalfCheetah-v5"
 OBSERVATION, ACTION = 17, 6

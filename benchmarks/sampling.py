@@ -26,15 +26,15 @@ import mujoco
 import numpy as np
 from mujoco.batch import Batch
 
-from pipeline.envs import EnvConfig, make_env
-from pipeline.envs.contact_batch import CONTACT_FORCES, ContactBatch, ContactLoop
-from pipeline.envs.mujoco_robot import MujocoRobot, physics_batch, stop_profiling_timer
-from pipeline.envs.wrappers import PolicyActions
-from pipeline.policies.config import PolicyConfig
-from pipeline.seeding import generator, seed_for
-from pipeline.types import Array, EpisodeBatch, Params, TaskBatch, TaskParams
-from stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from stages.sample_tasks import sample_tasks
+from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.contact_batch import CONTACT_FORCES, ContactBatch, ContactLoop
+from metaloom.pipeline.envs.mujoco_robot import MujocoRobot, physics_batch, stop_profiling_timer
+from metaloom.pipeline.envs.wrappers import PolicyActions
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.seeding import generator, seed_for
+from metaloom.pipeline.types import Array, EpisodeBatch, Params, TaskBatch, TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.sample_tasks import sample_tasks
 
 
 def main() -> None:

@@ -21,14 +21,15 @@ from pathlib import Path
 import numpy as np
 from distributed import Client, LocalCluster
 
-import storage
-from flows.recipes import load_settings
-from flows.train import train
-from flows.workers import Backend, usable_cores
-from pipeline.config import RunConfig, build_config, override
-from pipeline.types import Array, EpisodeBatch, TaskParams
-from storage import StageRef
-from storage.codec import flatten
+from metaloom import storage
+from metaloom.flows.commands.train import train
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend, usable_cores
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.types import Array, EpisodeBatch, TaskParams
+from metaloom.storage import StageRef
+from metaloom.storage.format.codec import flatten
 
 LOOPBACK = "127.0.0.1"
 

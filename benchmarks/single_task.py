@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import storage
-from flows.recipes.actor_critic import CUSTOMARY_PPO
-from flows.train import train
-from flows.workers import Backend
-from pipeline.config import RunConfig
-from pipeline.envs.config import EnvConfig, gymnasium_limit
-from pipeline.types import Array
+from metaloom import storage
+from metaloom.flows.commands.train import train
+from metaloom.flows.recipes.actor_critic import CUSTOMARY_PPO
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
+from metaloom.pipeline.types import Array
 
 STEPS_PER_UPDATE = 2048
 

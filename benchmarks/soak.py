@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-import storage
-from pipeline.types import TaskBatch
-from storage import RunWriter, StageRef
+from metaloom import storage
+from metaloom.pipeline.types import TaskBatch
+from metaloom.storage import RunWriter, StageRef
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-import storage
-from pipeline.types import EpisodeBatch, LearnerState, Params, Samples, TaskBatch, TaskParams, Update
-from storage import StageRef
-from storage.codec import Value, flatten
+from metaloom import storage
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Params, Samples, TaskBatch, TaskParams, Update
+from metaloom.storage import StageRef
+from metaloom.storage.format.codec import Value, flatten
 
 
 class Sizes(NamedTuple):
@@ -88,7 +88,7 @@ _QUESTIONS = {
 _COLD = """
 import sys, time
 began = time.perf_counter(), time.process_time()
-import storage
+from metaloom import storage
 run = storage.open_run(sys.argv[1])
 opened = time.perf_counter(), time.process_time()
 {question}

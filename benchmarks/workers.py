@@ -16,14 +16,15 @@ from statistics import median
 
 from sampling import policy_params
 
-import storage
-from flows.recipes import load_settings
-from flows.workers import Backend, RolloutWorkers, rollout_workers
-from pipeline.config import build_config, override
-from pipeline.envs import make_env
-from pipeline.types import TaskBatch, TaskParams
-from stages.collect_rollouts import RolloutPosition
-from stages.sample_tasks import sample_tasks
+from metaloom import storage
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend, RolloutWorkers, rollout_workers
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.types import TaskBatch, TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.sample_tasks import sample_tasks
 
 
 def main() -> None:

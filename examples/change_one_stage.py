@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-import storage
-from flows.recipes import load_settings
-from flows.train import stages_of, train
-from flows.workers import Backend
-from pipeline.config import RunConfig, build_config, override
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows.commands.train import stages_of, train
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.storage import StageRef
 
 IN_THIS_PROCESS = Backend(workers=0)
 ITERATION = 2

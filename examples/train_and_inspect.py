@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-import storage
-from flows.recipes import load_settings
-from flows.report import write_report
-from flows.train import train
-from flows.workers import Backend
-from pipeline.config import build_config
+from metaloom import storage
+from metaloom.flows.commands.train import train
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.report import write_report
+from metaloom.pipeline.config.run import build_config
 
 
 def train_small_run(folder: Path) -> storage.Run:

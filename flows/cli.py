@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-import storage
-from flows.errors import USAGE, UsageError, exit_code
-from flows.runs import RunAt, new_run_name, parse_span, report_folder, require_iteration, run_folder, runs_root
+from metaloom import storage
+from metaloom.flows.errors import USAGE, UsageError, exit_code
+from metaloom.flows.runs import RunAt, new_run_name, parse_span, report_folder, require_iteration, run_folder, runs_root
 
 if TYPE_CHECKING:
-    from flows.report import ReportFiles
-    from flows.workers import Backend
+    from metaloom.flows.rollouts.workers import Backend
+    from metaloom.flows.views.report import ReportFiles
 
 EXIT_OUTPUT_CLOSED = 128 + 13  # as of a process that SIGPIPE ended
 
@@ -116,10 +116,11 @@ def train(
         recipe: A recipe (`metaloom recipes` lists them), or a YAML or JSON file of settings.
         run: Name of the run under the runs folder, or a path; made from recipe and time when left out.
     """
-    from flows.recipes import load_settings
-    from flows.train import train as train_run
-    from flows.workers import Backend
-    from pipeline.config import build_config, override
+    from metaloom.flows.commands.train import train as train_run
+    from metaloom.flows.recipes import load_settings
+    from metaloom.flows.rollouts.workers import Backend
+    from metaloom.pipeline.config.input import override
+    from metaloom.pipeline.config.run import build_config
 
     config = build_config(override(load_settings(recipe), overrides))
     backend = Backend(workers, threads, scheduler, step_timeout, retries)
@@ -154,8 +155,8 @@ def resume(
         take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
         repair: Drop the outputs that `metaloom verify` finds damaged, and compute them again.
     """
-    from flows.train import resume as resume_run
-    from flows.workers import Backend
+    from metaloom.flows.commands.train import resume as resume_run
+    from metaloom.flows.rollouts.workers import Backend
 
     folder, backend = run_folder(run), Backend(workers, threads, scheduler, step_timeout, retries)
     return _train(
@@ -213,9 +214,9 @@ def replay(
     if pdb:
         _refuse_with("--pdb", until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
         return _debug(run, stage, step, threads)
-    from flows.replay import replay as replay_run
-    from flows.tables import difference_table, replay_line
-    from flows.workers import Backend
+    from metaloom.flows.commands.replay import replay as replay_run
+    from metaloom.flows.rollouts.workers import Backend
+    from metaloom.flows.views.tables import difference_table, replay_line
 
     at = RunAt.parse(run)
     none_named = workers is None and scheduler is None
@@ -268,8 +269,8 @@ def optimize(
             which is meta_optimize, or update in a run that learns off policy.
         step: Its inner step.
     """
-    from flows.comparison_tables import counterfactual_table, grid_table, parse_grid
-    from flows.counterfactual import sweep
+    from metaloom.flows.commands.optimize import sweep
+    from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table, parse_grid
 
     at = RunAt.parse(run)
     if at.iteration is None:
@@ -291,8 +292,8 @@ def diff(run_a: RunArgument, run_b: RunArgument, *, as_json: AsJson = False) -> 
 
     Example: `metaloom diff first second`
     """
-    from flows.comparison_tables import diff_view
-    from flows.diff import diff_runs
+    from metaloom.flows.commands.diff import diff_runs
+    from metaloom.flows.views.comparison_tables import diff_view
 
     outcome = diff_runs(run_folder(run_a), run_folder(run_b))
     if as_json:
@@ -341,13 +342,13 @@ def evaluate(
         seed: Which tasks and episodes are drawn.
         plot: Draw return against adaptation episodes into this .png or .svg file.
     """
-    from flows.evaluate import evaluate as evaluate_run
-    from flows.tables import evaluation_info, evaluation_table
-    from flows.workers import Backend
+    from metaloom.flows.commands.evaluate import evaluate as evaluate_run
+    from metaloom.flows.rollouts.workers import Backend
+    from metaloom.flows.views.tables import evaluation_info, evaluation_table
 
     at = RunAt.parse(run)
     if plot is not None:
-        from flows.evaluation_plots import check_plot_file
+        from metaloom.flows.views.evaluation_plots import check_plot_file
 
         check_plot_file(plot)
     outcome = evaluate_run(
@@ -364,7 +365,7 @@ def evaluate(
         backend=Backend(workers, threads, scheduler, step_timeout, retries),
     )
     if plot is not None:
-        from flows.evaluation_plots import per_shot_curve, write_plot
+        from metaloom.flows.views.evaluation_plots import per_shot_curve, write_plot
 
         write_plot(plot, per_shot_curve(f"{at.path.name} after {outcome.updates} updates", outcome.evaluation))
     if as_json:
@@ -386,8 +387,8 @@ def fork(parent: RunArgument, *, run: str, overrides: Overrides = ()) -> int:
         parent: RUN@N to begin with the first N iterations, RUN for all of them.
         run: Name of the new run under the runs folder, or a path.
     """
-    from flows.fork import fork as fork_run
-    from flows.tables import fork_view
+    from metaloom.flows.commands.fork import fork as fork_run
+    from metaloom.flows.views.tables import fork_view
 
     at = RunAt.parse(parent)
     console().print(fork_view(fork_run(at.path, at.iteration, run_folder(run), overrides), at.path))
@@ -415,8 +416,8 @@ def thin(
         keep_last: Keep the N newest iterations whole.
         dry_run: Only tell what would go.
     """
-    from flows.tables import thinned_line
-    from flows.thin import thin as thin_run
+    from metaloom.flows.commands.thin import thin as thin_run
+    from metaloom.flows.views.tables import thinned_line
 
     folder = run_folder(run)
     retention = storage.Retention(keep_last=keep_last, keep_every=keep_every)
@@ -434,7 +435,7 @@ def list_runs(*, as_json: AsJson = False) -> int:
 
     Example: `METALOOM_RUNS=/data/runs metaloom ls`
     """
-    from flows.tables import list_run_rows, runs_table
+    from metaloom.flows.views.tables import list_run_rows, runs_table
 
     rows = list_run_rows(runs_root())
     if as_json:
@@ -466,7 +467,7 @@ def show(
         rows: N or FROM:TO, which transitions of the minibatch, as Python slices count; 0:20 when left out, `:` for all.
         context: Those that tasks were inferred from, instead of those that were learned from.
     """
-    from flows.tables import iteration_info, iteration_view, run_info, run_view
+    from metaloom.flows.views.tables import iteration_info, iteration_view, run_info, run_view
 
     at = RunAt.parse(run)
     opened = storage.open_run(at.path)
@@ -490,7 +491,7 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
 
     Example: `metaloom verify first`
     """
-    from flows.tables import damage_info, damage_table
+    from metaloom.flows.views.tables import damage_info, damage_table
 
     folder = run_folder(run)
     damages = storage.verify_run(folder)
@@ -540,7 +541,7 @@ def export(
         step: Only episodes of this inner step; repeatable.
         by: What a learning history belongs to: its task, or its place in the meta-batch.
     """
-    from flows.export import export as export_run
+    from metaloom.flows.exports.export import export as export_run
 
     chosen = None if iterations is None else parse_span("--iterations", iterations)
     result = export_run(storage.open_run(run_folder(run)), out, to, iterations=chosen, steps=step, by=by)
@@ -564,8 +565,8 @@ def recipes(*, schema: Annotated[bool, Parameter(negative=())] = False, as_json:
     Args:
         schema: Print the JSON schema of every setting instead.
     """
-    from flows.tables import recipe_rows, recipes_table
-    from pipeline.config import RunConfig
+    from metaloom.flows.views.tables import recipe_rows, recipes_table
+    from metaloom.pipeline.config.run import RunConfig
 
     if schema:
         _print_json(RunConfig.model_json_schema())
@@ -587,8 +588,8 @@ def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson
     Args:
         env: Check this environment instead: whether its answers are sound, and the same when it is run twice.
     """
-    from flows.doctor import check_all
-    from flows.tables import doctor_table
+    from metaloom.flows.commands.doctor import check_all
+    from metaloom.flows.views.tables import doctor_table
 
     if env is None:
         if overrides:
@@ -596,7 +597,7 @@ def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson
         checks = check_all(runs_root())
     else:
         # Imported only here: a broken package must become a line of the other table.
-        from flows.check_env import check_environment, env_config
+        from metaloom.flows.commands.check_env import check_environment, env_config
 
         checks = check_environment(env_config(env, overrides))
     if as_json:
@@ -613,8 +614,8 @@ def console() -> Console:
 
 
 def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
-    from flows.debug import debug_stage
-    from flows.workers import Backend
+    from metaloom.flows.commands.debug import debug_stage
+    from metaloom.flows.rollouts.workers import Backend
 
     at = RunAt.parse(run)
     if at.iteration is None or stage is None:
@@ -629,7 +630,7 @@ def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
 def _reproduce(run: str, stage: str | None, step: int | None, *, debug: bool) -> int:
     from pdb import Pdb
 
-    from flows.debug import reproduce_kept
+    from metaloom.flows.commands.debug import reproduce_kept
 
     at = RunAt.parse(run)
     if at.iteration is None:
@@ -642,7 +643,7 @@ def _reproduce(run: str, stage: str | None, step: int | None, *, debug: bool) ->
 def _show_minibatch(
     run: storage.Run, iteration: int | None, update: int, rows: str, *, context: bool, as_json: bool
 ) -> int:
-    from flows.transition_tables import minibatch_info, minibatch_view
+    from metaloom.flows.views.transition_tables import minibatch_info, minibatch_view
 
     if iteration is None:
         raise UsageError(f"--stage is about one iteration, such as {run.path.name}@0")
@@ -673,8 +674,8 @@ def _say_plain(words: str) -> None:
 
 
 def _materialise(at: RunAt, backend: "Backend", *, whole: bool, as_json: bool) -> int:
-    from flows.thin import materialise
-    from flows.words import stage_label
+    from metaloom.flows.commands.thin import materialise
+    from metaloom.flows.views.formatting import stage_label
 
     if not whole:
         raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
@@ -689,8 +690,8 @@ def _materialise(at: RunAt, backend: "Backend", *, whole: bool, as_json: bool) -
 
 
 def _train(start: Any, folder: Path, as_json: bool) -> int:
-    from flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
-    from flows.progress import progress
+    from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
+    from metaloom.flows.views.progress import progress
 
     with (
         stop_on_interrupt() as should_stop,
@@ -710,7 +711,7 @@ def _closing_words(folder: Path) -> str:
     files = _write_report(storage.open_run(folder), report_folder(folder))
     place = storage.location(folder)
     name = folder.name if run_folder(folder.name) == folder else place
-    question = f"import storage; print(storage.open_run({place!r}).episodes().to_pandas())"
+    question = f"from metaloom import storage; print(storage.open_run({place!r}).episodes().to_pandas())"
     return "\n".join(
         [
             f"\nrun             {place}",
@@ -725,7 +726,7 @@ def _closing_words(folder: Path) -> str:
 
 
 def _write_report(run: storage.Run, folder: Path) -> "ReportFiles":
-    from flows.report import write_report
+    from metaloom.flows.views.report import write_report
 
     try:
         return write_report(run, folder)

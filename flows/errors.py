@@ -20,19 +20,19 @@ USAGE, FAILURE = 2, 1
 
 # By name, because importing them takes seconds and a command that fails has often needed few of them.
 EXIT_CODES = {
-    "flows.errors.UsageError": USAGE,
-    "flows.errors.WorkersError": FAILURE,
-    "pipeline.config_input.ConfigError": USAGE,
-    "pipeline.envs.contract.EnvError": USAGE,
-    "storage.errors.InvalidRunName": USAGE,
-    "storage.errors.NotARun": USAGE,
-    "storage.errors.RunExists": USAGE,
-    "storage.errors.RunNotFound": USAGE,
-    "storage.export.target.ExportExists": USAGE,
-    "storage.errors.StoreError": FAILURE,
-    "pipeline.algorithms.finite.NumericalError": FAILURE,
-    "pipeline.baselines.contract.BaselineError": FAILURE,
-    "stages.faults.StageFault": FAILURE,
+    "metaloom.flows.errors.UsageError": USAGE,
+    "metaloom.flows.errors.WorkersError": FAILURE,
+    "metaloom.pipeline.config.input.ConfigError": USAGE,
+    "metaloom.pipeline.envs.contract.EnvError": USAGE,
+    "metaloom.storage.errors.InvalidRunName": USAGE,
+    "metaloom.storage.errors.NotARun": USAGE,
+    "metaloom.storage.errors.RunExists": USAGE,
+    "metaloom.storage.errors.RunNotFound": USAGE,
+    "metaloom.storage.export.target.ExportExists": USAGE,
+    "metaloom.storage.errors.StoreError": FAILURE,
+    "metaloom.pipeline.algorithms.finite_checks.NumericalError": FAILURE,
+    "metaloom.pipeline.baselines.contract.BaselineError": FAILURE,
+    "metaloom.stages.faults.StageFault": FAILURE,
 }
 
 

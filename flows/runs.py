@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import storage
-from flows.errors import UsageError
+from metaloom import storage
+from metaloom.flows.errors import UsageError
 
 
 def runs_root() -> Path:

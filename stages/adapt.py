@@ -1,9 +1,9 @@
 """One inner step of every task on its own samples."""
 
-from pipeline.algorithms import Algorithm
-from pipeline.algorithms.contract import ParallelMap
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import LearnerState, Step, TaskParams
+from metaloom.pipeline.algorithms import Algorithm
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import LearnerState, Step, TaskParams
 
 
 def adapt(

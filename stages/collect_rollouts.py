@@ -5,15 +5,15 @@ from functools import partial
 
 import numpy as np
 
-from pipeline.envs.contract import BatchEnv, BatchStep, EnvError
-from pipeline.policies.acting import check_actor_params, make_actor
-from pipeline.policies.actors import Actor, ActorSetup
-from pipeline.seeding import generator
-from pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
-from stages.episode_blocks import collect_until, tasks_together
-from stages.rollout_faults import Circumstances, RolloutError, RolloutPosition, not_finite
-from stages.rollout_watch import UNWATCHED, RolloutWatch, Unwatched
-from stages.sampler import Sampler
+from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError
+from metaloom.pipeline.policies.acting import check_actor_params, make_actor
+from metaloom.pipeline.policies.actors import Actor, ActorSetup
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
+from metaloom.stages.rollouts.blocks import collect_until, tasks_together
+from metaloom.stages.rollouts.faults import Circumstances, RolloutError, RolloutPosition, not_finite
+from metaloom.stages.rollouts.sampler import Sampler
+from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch, Unwatched
 
 __all__ = [
     "UNWATCHED",

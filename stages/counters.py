@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.types import EpisodeBatch, LearnerState, Params
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Params
 
 ENV_STEPS = "env_steps"
 """Environment steps made so far."""

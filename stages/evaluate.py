@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.algorithms import Algorithm
-from pipeline.algorithms.contract import ParallelMap
-from pipeline.baselines import Baseline
-from pipeline.config import ProcessingConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.seeding import seed_for
-from pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, Step, TaskBatch, TaskParams
-from stages.adapt import adapt
-from stages.collect_rollouts import RolloutPosition
-from stages.process_samples import process_samples
-from stages.rollout_faults import RolloutError, describe
+from metaloom.pipeline.algorithms import Algorithm
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.baselines import Baseline
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.seeding import seed_for
+from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, Step, TaskBatch, TaskParams
+from metaloom.stages.adapt import adapt
+from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.process_samples import process_samples
+from metaloom.stages.rollouts.faults import RolloutError, describe
 
 Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 

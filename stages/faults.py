@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.types import Array
+from metaloom.pipeline.types import Array
 
 
 class StageFault(RuntimeError):

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.seeding import generator
-from pipeline.transition_columns import TransitionColumns
-from pipeline.types import Array, EpisodeBatch, LearnerState, Params, TaskParams
-from stages.evaluate import Adapted
+from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Params, TaskParams
+from metaloom.stages.evaluate import Adapted
 
 
 def infer_tasks(

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from pipeline.algorithms import Algorithm
-from pipeline.config import ConfigError
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import Array, LearnerState, Params, Update
-from stages.counters import no_steps
+from metaloom.pipeline.algorithms import Algorithm
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import Array, LearnerState, Params, Update
+from metaloom.stages.counters import no_steps
 
 CRITICS = ("critic.", "q1.", "q2.", "v.", "target_")
 """Prefixes of what judges a policy in a learner: values, and the networks that follow them."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from pipeline.algorithms import Algorithm
-from pipeline.algorithms.contract import ParallelMap
-from pipeline.diagnostics import step_metrics
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import LearnerState, Metrics, Step, Update
-from stages.counters import counted
+from metaloom.pipeline.algorithms import Algorithm
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.estimation.diagnostics import step_metrics
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import LearnerState, Metrics, Step, Update
+from metaloom.stages.counters import counted
 
 
 def meta_optimize(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.baselines import Baseline, BaselineError
-from pipeline.estimators import discounted_returns, discounted_rewards, gae, normalize, shift_positive
-from pipeline.types import Array, EpisodeBatch, LearnerState, Samples
+from metaloom.pipeline.baselines import Baseline, BaselineError
+from metaloom.pipeline.estimation.returns import discounted_returns, discounted_rewards, gae, normalize, shift_positive
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Samples
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.actor_critic.learner import ActorCriticLearner
-    from pipeline.algorithms.contract import ParallelMap
-    from pipeline.config import ProcessingConfig
+    from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
+    from metaloom.pipeline.algorithms.contract import ParallelMap
+    from metaloom.pipeline.config.processing import ProcessingConfig
 
 
 def process_samples(

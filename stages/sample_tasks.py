@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from pipeline.envs.answers import last_line, own_traceback
-from pipeline.envs.contract import EnvError, MetaEnv
-from pipeline.seeding import generator
-from pipeline.types import Array, TaskBatch
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv
+from metaloom.pipeline.envs.finite_checks import last_line, own_traceback
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Array, TaskBatch
 
 
 def sample_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int) -> TaskBatch:

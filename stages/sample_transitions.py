@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pipeline.draws import draw_distinct, draw_with_replacement
-from pipeline.replay_index import MemoryView, ReplayError, TaskRows
-from pipeline.seeding import generator
-from pipeline.types import Array, Minibatches
+from metaloom.pipeline.replay.index import MemoryView, ReplayError, TaskRows
+from metaloom.pipeline.replay.sampling import draw_distinct, draw_with_replacement
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Array, Minibatches
 
 
 def sample_transitions(

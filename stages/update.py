@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.algorithms.contract import ParallelMap
-from pipeline.diagnostics import episode_metrics
-from pipeline.types import EpisodeBatch, LearnerState, Metrics, Minibatch, Update
-from stages.counters import counted
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.estimation.diagnostics import episode_metrics
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Minibatch, Update
+from metaloom.stages.counters import counted
 
 
 def update(

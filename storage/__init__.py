@@ -7,9 +7,7 @@ Opening a run imports neither torch nor a simulator:
     run[12].rollouts(0).rewards
 """
 
-from storage.creation import check_new_run, create_run
-from storage.digests import digest, output_digest
-from storage.errors import (
+from metaloom.storage.errors import (
     BudgetReached,
     DamagedRun,
     DigestMismatch,
@@ -27,18 +25,20 @@ from storage.errors import (
     StorageFailed,
     StoreError,
 )
-from storage.fork import Fork, fork_run
-from storage.iteration import Iteration
-from storage.paths import check_run_name, run_path
-from storage.quarantine import Quarantined, put_in_quarantine, read_quarantine
-from storage.reader import Run, open_run, run_exists
-from storage.records import StageRecord, read_record
-from storage.refs import LAST_STAGES, STAGES, StageRef, learner_ref
-from storage.remote.listing import find_runs
-from storage.remote.places import folder_of, location, url_of
-from storage.thinning import THINNABLE, Retention, Thinned
-from storage.verify import Damage, verify_run
-from storage.writer import RunWriter, open_writer
+from metaloom.storage.format.digests import digest, output_digest
+from metaloom.storage.format.paths import check_run_name, run_path
+from metaloom.storage.format.records import StageRecord, read_record
+from metaloom.storage.format.refs import LAST_STAGES, STAGES, StageRef, learner_ref
+from metaloom.storage.iteration import Iteration
+from metaloom.storage.keep.fork import Fork, fork_run
+from metaloom.storage.keep.quarantine import Quarantined, put_in_quarantine, read_quarantine
+from metaloom.storage.keep.thinning import THINNABLE, Retention, Thinned
+from metaloom.storage.read.verify import Damage, verify_run
+from metaloom.storage.remote.listing import find_runs
+from metaloom.storage.remote.places import folder_of, location, url_of
+from metaloom.storage.run import Run, open_run, run_exists
+from metaloom.storage.write.creation import check_new_run, create_run
+from metaloom.storage.write.writer import RunWriter, open_writer
 
 __all__ = [
     "LAST_STAGES",

@@ -7,7 +7,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pipeline.types import (
+from metaloom.pipeline.types import (
     EpisodeBatch,
     Evaluation,
     LearnerState,
@@ -18,16 +18,16 @@ from pipeline.types import (
     TaskParams,
     Update,
 )
-from storage.codec import Value
-from storage.errors import damaged
-from storage.refs import StageRef
+from metaloom.storage.errors import damaged
+from metaloom.storage.format.codec import Value
+from metaloom.storage.format.refs import StageRef
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import xarray as xr
 
-    from storage.committed import CommittedFiles
-    from storage.records import StageRecord
+    from metaloom.storage.format.records import StageRecord
+    from metaloom.storage.read.committed import CommittedFiles
 
 V = TypeVar("V", bound=Value)
 
@@ -90,7 +90,7 @@ class Iteration:
             context: the transitions that tasks were inferred from instead.
             rows: which of the K x N transitions; only what holds those is read.
         """
-        from storage.transitions import minibatch_table
+        from metaloom.storage.read.transitions import minibatch_table
 
         return minibatch_table(self.run, self.minibatches(), update, context=context, chosen=rows)
 
@@ -112,7 +112,7 @@ class Iteration:
 
     def xarray(self, k: int = 0) -> "xr.Dataset":
         """Tasks, episodes and samples of inner step k with named axes and units."""
-        from storage.datasets import to_xarray
+        from metaloom.storage.read.datasets import to_xarray
 
         self.run.record(StageRef(self.index, "collect_rollouts", k))
         return to_xarray(self.run.files, self.index, k)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib import image
 
-from pipeline.envs import ENVS, EnvConfig, make_env
+from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
 
 FOLDER = Path(__file__).parent
 

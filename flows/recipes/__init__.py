@@ -5,8 +5,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.recipes import actor_critic, dice, e_maml, maml_ppo, maml_trpo, maml_vpg, off_policy, pearl, promp, vpg_dice
-from pipeline.config import ConfigError, RunConfig, load_config
+from metaloom.flows.recipes import (
+    actor_critic,
+    dice,
+    e_maml,
+    maml_ppo,
+    maml_trpo,
+    maml_vpg,
+    off_policy,
+    pearl,
+    promp,
+    vpg_dice,
+)
+from metaloom.pipeline.config.input import ConfigError, load_config
+from metaloom.pipeline.config.run import RunConfig
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "a2c": actor_critic.a2c,

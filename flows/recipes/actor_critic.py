@@ -5,10 +5,11 @@ are customary for MuJoCo robots. The others repeat the settings of one script ea
 this project, so a gymnasium environment of the same kind stands in.
 """
 
-from pipeline.algorithms import A2C, PPO, PPO2, SVPG
-from pipeline.config import ProcessingConfig, RunConfig
-from pipeline.envs.config import EnvConfig
-from pipeline.policies import PolicyConfig
+from metaloom.pipeline.algorithms import A2C, PPO, PPO2, SVPG
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.policies import PolicyConfig
 
 HALF_CHEETAH = "HalfCheetah-v5"
 MOST_EPISODES = 128

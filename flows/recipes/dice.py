@@ -4,10 +4,10 @@
 1e-3. The reward baseline sees time alone, as in their scripts for DiCE.
 """
 
-from pipeline.algorithms import DiceMAML
-from pipeline.baselines import BaselineConfig
-from pipeline.config import RunConfig
-from pipeline.envs.config import EnvConfig
+from metaloom.pipeline.algorithms import DiceMAML
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.config import EnvConfig
 
 
 def half_cheetah_dir() -> RunConfig:

@@ -5,9 +5,9 @@ inner step of 0.1, Adam at 1e-3, clipping at 0.5. Five epochs instead of its sin
 clipped; the linear baseline instead of its value network, which it does not train.
 """
 
-from pipeline.algorithms import MAMLPPO
-from pipeline.config import RunConfig
-from pipeline.envs.config import EnvConfig
+from metaloom.pipeline.algorithms import MAMLPPO
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.config import EnvConfig
 
 
 def half_cheetah_dir() -> RunConfig:

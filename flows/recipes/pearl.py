@@ -4,10 +4,11 @@ Rakelly et al. 2019, arXiv:1903.08254. Where the original draws tasks with repla
 with two tasks a gradient step takes both instead of four draws.
 """
 
-from pipeline.algorithms import PEARL
-from pipeline.config import ProcessingConfig, RunConfig
-from pipeline.envs.config import EnvConfig
-from pipeline.evaluation_config import EvaluationConfig
+from metaloom.pipeline.algorithms import PEARL
+from metaloom.pipeline.config.evaluation import EvaluationConfig
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.config import EnvConfig
 
 
 def ant_dir() -> RunConfig:

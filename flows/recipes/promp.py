@@ -7,10 +7,10 @@ point robots, which are the authors' run scripts, and 200 on the other robots, a
 
 from typing import Any
 
-from pipeline.algorithms import ProMP
-from pipeline.config import RunConfig
-from pipeline.envs.config import EnvConfig
-from pipeline.policies import PolicyConfig
+from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.policies import PolicyConfig
 
 LONG = 200
 """Steps of an episode on the robots that can fall, and on those that are slow to start."""

@@ -4,10 +4,11 @@
 1e-3. The reward baseline sees time alone; the return baseline, for the advantages, observations as well.
 """
 
-from pipeline.algorithms import VPGDice
-from pipeline.baselines import BaselineConfig
-from pipeline.config import ProcessingConfig, RunConfig
-from pipeline.envs.config import EnvConfig
+from metaloom.pipeline.algorithms import VPGDice
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.config import EnvConfig
 
 
 def half_cheetah_dir() -> RunConfig:

@@ -7,21 +7,21 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from pipeline.algorithms.a2c import A2C
-from pipeline.algorithms.contract import Algorithm
-from pipeline.algorithms.dice_maml import DiceMAML
-from pipeline.algorithms.dql import DQL
-from pipeline.algorithms.e_maml import EMAML
-from pipeline.algorithms.maml_ppo import MAMLPPO
-from pipeline.algorithms.maml_trpo import MAMLTRPO
-from pipeline.algorithms.maml_vpg import MAMLVPG
-from pipeline.algorithms.pearl.settings import PEARL
-from pipeline.algorithms.ppo import PPO
-from pipeline.algorithms.ppo2 import PPO2
-from pipeline.algorithms.promp import ProMP
-from pipeline.algorithms.sac import SAC
-from pipeline.algorithms.svpg import SVPG
-from pipeline.algorithms.vpg_dice import VPGDice
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
+from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
+from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
+from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
+from metaloom.pipeline.algorithms.contract import Algorithm
+from metaloom.pipeline.algorithms.maml.dice import DiceMAML
+from metaloom.pipeline.algorithms.maml.e_maml import EMAML
+from metaloom.pipeline.algorithms.maml.ppo import MAMLPPO
+from metaloom.pipeline.algorithms.maml.promp import ProMP
+from metaloom.pipeline.algorithms.maml.trpo import MAMLTRPO
+from metaloom.pipeline.algorithms.maml.vpg import MAMLVPG
+from metaloom.pipeline.algorithms.maml.vpg_dice import VPGDice
+from metaloom.pipeline.algorithms.off_policy.dql import DQL
+from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
 
 
 def _by_name(value: Any) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.types import LearnerState, Metrics, Step, TaskParams
+from metaloom.pipeline.types import LearnerState, Metrics, Step, TaskParams
 
 if TYPE_CHECKING:
-    from pipeline.policies.gaussian import GaussianPolicy
+    from metaloom.pipeline.policies.gaussian import GaussianPolicy
 
 ParallelMap = Callable[..., Iterable[Any]]
 """The built-in `map` or an executor's `map`: calls may run in any order, results come in the order given."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.schema import Settings
+from metaloom.pipeline.schema import Settings
 
 
 class LearningRate(Settings):

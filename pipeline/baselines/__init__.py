@@ -1,6 +1,6 @@
 """Baselines: what return to expect from a state, fitted afresh to each task of each round."""
 
-from pipeline.baselines.config import BaselineConfig
-from pipeline.baselines.contract import Baseline, BaselineError
+from metaloom.pipeline.baselines.config import BaselineConfig
+from metaloom.pipeline.baselines.contract import Baseline, BaselineError
 
 __all__ = ["Baseline", "BaselineConfig", "BaselineError"]

@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.baselines.contract import Baseline
-from pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline
-from pipeline.baselines.value_network import ValueNetworkBaseline
-from pipeline.baselines.zero import ZeroBaseline
-from pipeline.schema import Settings
+from metaloom.pipeline.baselines.contract import Baseline
+from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline
+from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
+from metaloom.pipeline.baselines.zero import ZeroBaseline
+from metaloom.pipeline.schema import Settings
 
 _NETWORK_OPTIONS = ("hidden_sizes", "num_epochs", "learning_rate", "steps_per_minibatch", "shared")
 _OPTIONS = {

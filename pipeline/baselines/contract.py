@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from pipeline.types import Array
+from metaloom.pipeline.types import Array
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.contract import ParallelMap
+    from metaloom.pipeline.algorithms.contract import ParallelMap
 
 FitPredict = Callable[[Array, Array, Array], Array]
 """Observations [E, T, O], targets [E, T] and mask [E, T] of one task to predictions [E, T]."""

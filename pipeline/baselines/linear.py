@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.baselines.contract import BaselineError, fit_predict_by_task, require_finite
-from pipeline.types import Array
+from metaloom.pipeline.baselines.contract import BaselineError, fit_predict_by_task, require_finite
+from metaloom.pipeline.types import Array
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.contract import ParallelMap
+    from metaloom.pipeline.algorithms.contract import ParallelMap
 
 TIME_SCALE = 100.0
 MAX_FIT_ATTEMPTS = 5

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.baselines.contract import BaselineError, require_finite
-from pipeline.baselines.linear import TIME_SCALE
-from pipeline.optimizers import Adam
-from pipeline.types import Array, Params
+from metaloom.pipeline.baselines.contract import BaselineError, require_finite
+from metaloom.pipeline.baselines.linear import TIME_SCALE
+from metaloom.pipeline.nn.optimizers import Adam
+from metaloom.pipeline.types import Array, Params
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.contract import ParallelMap
+    from metaloom.pipeline.algorithms.contract import ParallelMap
 
 TASKS_PER_CHUNK = 4
 EPSILON = 1e-8

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.types import Array
+from metaloom.pipeline.types import Array
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.contract import ParallelMap
+    from metaloom.pipeline.algorithms.contract import ParallelMap
 
 
 @dataclass(frozen=True)

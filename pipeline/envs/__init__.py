@@ -13,9 +13,9 @@ from typing import Any
 
 import gymnasium
 
-from pipeline.envs.answers import RowFault, last_line, own_traceback
-from pipeline.envs.config import EnvConfig
-from pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv, TaskField
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv, TaskField
+from metaloom.pipeline.envs.finite_checks import RowFault, last_line, own_traceback
 
 __all__ = [
     "ENVS",
@@ -32,33 +32,33 @@ __all__ = [
 ]
 
 ENVS: dict[str, str] = {
-    "ant-dir": "pipeline.envs.ant:AntDir",
-    "ant-dir-2d": "pipeline.envs.ant:AntDir2D",
-    "ant-goal": "pipeline.envs.ant:AntGoal",
-    "half-cheetah-dir": "pipeline.envs.half_cheetah:HalfCheetahDir",
-    "half-cheetah-vel": "pipeline.envs.half_cheetah:HalfCheetahVel",
-    "hopper-rand-params": "pipeline.envs.hopper:HopperRandParams",
-    "humanoid-dir": "pipeline.envs.humanoid:HumanoidDir",
-    "humanoid-dir-2d": "pipeline.envs.humanoid:HumanoidDir2D",
-    "navigation-2d": "pipeline.envs.point:Navigation2D",
-    "pearl-ant-dir": "pipeline.envs.ant:PearlAntDir",
-    "pearl-ant-goal": "pipeline.envs.ant:PearlAntGoal",
-    "pearl-cheetah-dir": "pipeline.envs.half_cheetah:PearlCheetahDir",
-    "pearl-cheetah-vel": "pipeline.envs.half_cheetah:PearlCheetahVel",
-    "pearl-hopper-rand-params": "pipeline.envs.hopper:PearlHopperRandParams",
-    "pearl-humanoid-dir": "pipeline.envs.humanoid:PearlHumanoidDir",
-    "pearl-point-robot": "pipeline.envs.point_pearl:PearlPointRobot",
-    "pearl-sparse-point-robot": "pipeline.envs.point_pearl:PearlSparsePointRobot",
-    "pearl-walker2d-rand-params": "pipeline.envs.walker2d:PearlWalker2dRandParams",
-    "point-2d": "pipeline.envs.point:Point2D",
-    "point-2d-goal": "pipeline.envs.point:Point2DGoal",
-    "point-corner": "pipeline.envs.point_corner:PointCorner",
-    "point-momentum": "pipeline.envs.point_corner:PointMomentum",
-    "point-walls": "pipeline.envs.point_corner:PointWalls",
-    "swimmer-vel": "pipeline.envs.swimmer:SwimmerVel",
-    "walker2d-dir": "pipeline.envs.walker2d:Walker2dDir",
-    "walker2d-rand-params": "pipeline.envs.walker2d:Walker2dRandParams",
-    "walker2d-vel": "pipeline.envs.walker2d:Walker2dVel",
+    "ant-dir": "metaloom.pipeline.envs.ant:AntDir",
+    "ant-dir-2d": "metaloom.pipeline.envs.ant:AntDir2D",
+    "ant-goal": "metaloom.pipeline.envs.ant:AntGoal",
+    "half-cheetah-dir": "metaloom.pipeline.envs.half_cheetah:HalfCheetahDir",
+    "half-cheetah-vel": "metaloom.pipeline.envs.half_cheetah:HalfCheetahVel",
+    "hopper-rand-params": "metaloom.pipeline.envs.hopper:HopperRandParams",
+    "humanoid-dir": "metaloom.pipeline.envs.humanoid:HumanoidDir",
+    "humanoid-dir-2d": "metaloom.pipeline.envs.humanoid:HumanoidDir2D",
+    "navigation-2d": "metaloom.pipeline.envs.point:Navigation2D",
+    "pearl-ant-dir": "metaloom.pipeline.envs.ant:PearlAntDir",
+    "pearl-ant-goal": "metaloom.pipeline.envs.ant:PearlAntGoal",
+    "pearl-cheetah-dir": "metaloom.pipeline.envs.half_cheetah:PearlCheetahDir",
+    "pearl-cheetah-vel": "metaloom.pipeline.envs.half_cheetah:PearlCheetahVel",
+    "pearl-hopper-rand-params": "metaloom.pipeline.envs.hopper:PearlHopperRandParams",
+    "pearl-humanoid-dir": "metaloom.pipeline.envs.humanoid:PearlHumanoidDir",
+    "pearl-point-robot": "metaloom.pipeline.envs.point_pearl:PearlPointRobot",
+    "pearl-sparse-point-robot": "metaloom.pipeline.envs.point_pearl:PearlSparsePointRobot",
+    "pearl-walker2d-rand-params": "metaloom.pipeline.envs.walker2d:PearlWalker2dRandParams",
+    "point-2d": "metaloom.pipeline.envs.point:Point2D",
+    "point-2d-goal": "metaloom.pipeline.envs.point:Point2DGoal",
+    "point-corner": "metaloom.pipeline.envs.point_corner:PointCorner",
+    "point-momentum": "metaloom.pipeline.envs.point_corner:PointMomentum",
+    "point-walls": "metaloom.pipeline.envs.point_corner:PointWalls",
+    "swimmer-vel": "metaloom.pipeline.envs.swimmer:SwimmerVel",
+    "walker2d-dir": "metaloom.pipeline.envs.walker2d:Walker2dDir",
+    "walker2d-rand-params": "metaloom.pipeline.envs.walker2d:Walker2dRandParams",
+    "walker2d-vel": "metaloom.pipeline.envs.walker2d:Walker2dVel",
 }
 """Name -> module:Class. The module is imported when an environment is made."""
 
@@ -70,7 +70,7 @@ def make_env(config: EnvConfig) -> MetaEnv:
         EnvError: the name, an option or the action space cannot be used; the message says what can.
     """
     # Imported here so that reading ENVS stays cheap.
-    from pipeline.envs.wrappers import PolicyActions
+    from metaloom.pipeline.envs.wrappers import PolicyActions
 
     return PolicyActions(_make_unscaled(config), config.action_scale)
 
@@ -85,7 +85,7 @@ def make_batch_env(
     Raises:
         EnvError: as `make_env`.
     """
-    from pipeline.envs.loop_batch import LoopBatch, ignore_row
+    from metaloom.pipeline.envs.loop_batch import LoopBatch, ignore_row
 
     batch = make_env(config).batch(num_rows, num_threads)
     return LoopBatch(lambda: make_env(config), num_rows, watch_row or ignore_row) if batch is None else batch
@@ -101,7 +101,7 @@ def with_all_options(config: EnvConfig) -> EnvConfig:
 
 
 def _make_unscaled(config: EnvConfig) -> MetaEnv:
-    from pipeline.envs.wrappers import SingleTask
+    from metaloom.pipeline.envs.wrappers import SingleTask
 
     path = ENVS.get(config.name, config.name)
     if ":" in path:

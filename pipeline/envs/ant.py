@@ -9,9 +9,9 @@ from functools import partial
 import mujoco
 import numpy as np
 
-from pipeline.envs.contract import EnvError
-from pipeline.envs.directions import AlongX, AnyDirection
-from pipeline.envs.mujoco_robot import (
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.directions import AlongX, AnyDirection
+from metaloom.pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
     MujocoRobot,
@@ -19,10 +19,10 @@ from pipeline.envs.mujoco_robot import (
     check_obs_style,
     squared_norm,
 )
-from pipeline.envs.point import GOAL
-from pipeline.envs.task_draws import draw_directions, draw_on_disk
-from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
-from pipeline.types import Array
+from metaloom.pipeline.envs.point import GOAL
+from metaloom.pipeline.envs.task_draws import draw_directions, draw_on_disk
+from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from metaloom.pipeline.types import Array
 
 TORSO = 1
 """Body 0 is the world."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue, model_validator
 
-from pipeline.schema import Settings
+from metaloom.pipeline.schema import Settings
 
 
 class EnvConfig(Settings):

@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 from mujoco import batch as mujoco_batch
 
-from pipeline.types import Array
+from metaloom.pipeline.types import Array
 
 CONTACT_FORCES = "cfrc_ext"
 """The MjData field that `mj_step` leaves alone and `mj_rnePostConstraint` fills."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import gymnasium
 import numpy as np
 
-from pipeline.types import Array
+from metaloom.pipeline.types import Array
 
 
 class EnvError(ValueError):

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from pipeline.envs.contract import TaskField
-from pipeline.envs.task_draws import draw_directions, draw_signs
-from pipeline.types import Array
+from metaloom.pipeline.envs.contract import TaskField
+from metaloom.pipeline.envs.task_draws import draw_directions, draw_signs
+from metaloom.pipeline.types import Array
 
 
 class AlongX:

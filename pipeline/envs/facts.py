@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.spaces import Discrete
 
-from pipeline.envs import ENVS, import_object
-from pipeline.envs.config import EnvConfig
-from pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs import ENVS, import_object
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import MetaEnv
 
 
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:

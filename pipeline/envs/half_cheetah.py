@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import mujoco
 import numpy as np
 
-from pipeline.envs.contract import TaskField
-from pipeline.envs.mujoco_robot import (
+from metaloom.pipeline.envs.contract import TaskField
+from metaloom.pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
     MujocoRobot,
@@ -17,9 +17,9 @@ from pipeline.envs.mujoco_robot import (
     check_obs_style,
     squared_norm,
 )
-from pipeline.envs.task_draws import draw_signs
-from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
-from pipeline.types import Array
+from metaloom.pipeline.envs.task_draws import draw_signs
+from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from metaloom.pipeline.types import Array
 
 
 class HalfCheetah(MujocoRobot):

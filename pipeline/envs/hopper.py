@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from pipeline.envs.planar_walker import PlanarWalker
-from pipeline.envs.random_dynamics import RandomDynamics
-from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
-from pipeline.types import Array
+from metaloom.pipeline.envs.planar_walker import PlanarWalker
+from metaloom.pipeline.envs.random_dynamics import RandomDynamics
+from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from metaloom.pipeline.types import Array
 
 
 class Hopper(PlanarWalker):

@@ -6,9 +6,16 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
-from pipeline.envs.answers import RowFault, flag_of, last_line, number_of, observation_of, reward_terms_of
-from pipeline.envs.contract import BatchStep, EnvError, MetaEnv
-from pipeline.types import Array
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv
+from metaloom.pipeline.envs.finite_checks import (
+    RowFault,
+    flag_of,
+    last_line,
+    number_of,
+    observation_of,
+    reward_terms_of,
+)
+from metaloom.pipeline.types import Array
 
 
 def ignore_row(row: int) -> None:

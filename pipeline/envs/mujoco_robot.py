@@ -16,9 +16,15 @@ import numpy as np
 from gymnasium.spaces import Box
 from mujoco import batch as mujoco_batch
 
-from pipeline.envs.contact_batch import CONTACT_FORCES, ContactBatch, ContactLoop, contact_batch, mujoco_library
-from pipeline.envs.contract import BatchStep, EnvError, MetaEnv
-from pipeline.types import Array
+from metaloom.pipeline.envs.contact_batch import (
+    CONTACT_FORCES,
+    ContactBatch,
+    ContactLoop,
+    contact_batch,
+    mujoco_library,
+)
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv
+from metaloom.pipeline.types import Array
 
 ObsStyle = Literal["promp", "pearl", "v5"]
 """Whose selection of observations: ProMP's, PEARL's, or that of gymnasium's v5 robots."""

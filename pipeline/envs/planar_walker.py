@@ -7,8 +7,8 @@ from abc import abstractmethod
 import mujoco
 import numpy as np
 
-from pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot, squared_norm
-from pipeline.types import Array
+from metaloom.pipeline.envs.mujoco_robot import GYMNASIUM_MODELS, Motion, MujocoRobot, squared_norm
+from metaloom.pipeline.types import Array
 
 
 class PlanarWalker(MujocoRobot):

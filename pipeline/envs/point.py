@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box
 
-from pipeline.envs.contract import BatchStep, MetaEnv, TaskField
-from pipeline.types import Array
+from metaloom.pipeline.envs.contract import BatchStep, MetaEnv, TaskField
+from metaloom.pipeline.types import Array
 
 GOAL = (
     TaskField("goal_x", "m", "where to go, first coordinate"),

@@ -4,9 +4,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from pipeline.envs.contract import EnvError, TaskField
-from pipeline.envs.point import GOAL, PointRobot, norm
-from pipeline.types import Array
+from metaloom.pipeline.envs.contract import EnvError, TaskField
+from metaloom.pipeline.envs.point import GOAL, PointRobot, norm
+from metaloom.pipeline.types import Array
 
 RewardName = Literal["dense", "dense_squared", "sparse"]
 

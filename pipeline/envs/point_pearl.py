@@ -4,10 +4,10 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.envs.contract import EnvError
-from pipeline.envs.point import GOAL, PointRobot, norm
-from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
-from pipeline.types import Array
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.point import GOAL, PointRobot, norm
+from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from metaloom.pipeline.types import Array
 
 NUM_TRAIN_TASKS, NUM_TEST_TASKS = 80, 20
 

@@ -9,9 +9,9 @@ import mujoco
 import numpy as np
 from mujoco import batch as mujoco_batch
 
-from pipeline.envs.contract import EnvError, TaskField, check_task
-from pipeline.envs.mujoco_robot import MujocoRobot
-from pipeline.types import Array
+from metaloom.pipeline.envs.contract import EnvError, TaskField, check_task
+from metaloom.pipeline.envs.mujoco_robot import MujocoRobot
+from metaloom.pipeline.types import Array
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@
 import mujoco
 import numpy as np
 
-from pipeline.envs.contract import TaskField
-from pipeline.envs.mujoco_robot import (
+from metaloom.pipeline.envs.contract import TaskField
+from metaloom.pipeline.envs.mujoco_robot import (
     GYMNASIUM_MODELS,
     Motion,
     MujocoRobot,
@@ -14,7 +14,7 @@ from pipeline.envs.mujoco_robot import (
     check_obs_style,
     squared_norm,
 )
-from pipeline.types import Array
+from metaloom.pipeline.types import Array
 
 
 class SwimmerVel(MujocoRobot):

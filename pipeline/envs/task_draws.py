@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipeline.types import Array
+from metaloom.pipeline.types import Array
 
 
 def draw_directions(num_tasks: int, rng: np.random.Generator) -> Array:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pipeline.envs.contract import MetaEnv
-from pipeline.types import Array
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.types import Array
 
 TaskSet = tuple[tuple[float, ...], ...]
 

@@ -4,12 +4,12 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.envs.contract import EnvError, TaskField
-from pipeline.envs.planar_walker import PlanarWalker
-from pipeline.envs.random_dynamics import RandomDynamics
-from pipeline.envs.task_draws import draw_signs
-from pipeline.envs.task_sets import choose_tasks, fixed_task_sets
-from pipeline.types import Array
+from metaloom.pipeline.envs.contract import EnvError, TaskField
+from metaloom.pipeline.envs.planar_walker import PlanarWalker
+from metaloom.pipeline.envs.random_dynamics import RandomDynamics
+from metaloom.pipeline.envs.task_draws import draw_signs
+from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from metaloom.pipeline.types import Array
 
 ModelName = Literal["original", "v5"]
 MODEL_FILES: dict[ModelName, str] = {"original": "walker2d.xml", "v5": "walker2d_v5.xml"}

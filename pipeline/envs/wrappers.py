@@ -7,8 +7,8 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.spaces.utils import flatten, flatten_space
 
-from pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv
-from pipeline.types import Array
+from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv
+from metaloom.pipeline.types import Array
 
 
 class ActionMap:

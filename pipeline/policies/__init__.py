@@ -1,5 +1,5 @@
 """Policies: functions of explicit parameters, without hidden state."""
 
-from pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.config import PolicyConfig
 
 __all__ = ["PolicyConfig"]

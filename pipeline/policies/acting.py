@@ -7,16 +7,16 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from pipeline.policies.actors import Actor, ActorSetup
-from pipeline.policies.actors.belief import latent_size
-from pipeline.policies.actors.categorical import CategoricalActor
-from pipeline.policies.actors.gaussian import GaussianActor
-from pipeline.policies.actors.q_values import EPSILON, Q_NETWORK, QValuesActor
-from pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK, TanhGaussianActor
-from pipeline.policies.actors.uniform import UniformActor
-from pipeline.policies.config import ActorKind, PolicyConfig
-from pipeline.policies.inference import LOGITS_NETWORK, check_network, check_params, check_shapes
-from pipeline.types import Params
+from metaloom.pipeline.policies.actors import Actor, ActorSetup
+from metaloom.pipeline.policies.actors.belief import latent_size
+from metaloom.pipeline.policies.actors.categorical import CategoricalActor
+from metaloom.pipeline.policies.actors.gaussian import GaussianActor
+from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK, QValuesActor
+from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK, TanhGaussianActor
+from metaloom.pipeline.policies.actors.uniform import UniformActor
+from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, check_network, check_params, check_shapes
+from metaloom.pipeline.types import Params
 
 
 def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.networks import initialize_mlp
-from pipeline.policies.config import PolicyConfig
-from pipeline.policies.inference import LOGITS_NETWORK
-from pipeline.types import Params
+from metaloom.pipeline.nn.mlp import initialize_mlp
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK
+from metaloom.pipeline.types import Params
 
 
 @dataclass(frozen=True)

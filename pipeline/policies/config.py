@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.schema import Settings
+from metaloom.pipeline.schema import Settings
 
 ActorKind = Literal["policy", "uniform", "tanh_gaussian", "q_values"]
 """How actions come about in rollouts: "policy" is the Gaussian where they are numbers and the categorical where they

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from pipeline.distributions import DiagGaussian
-from pipeline.linearization import LinearizedMLP
-from pipeline.networks import initialize_mlp, mlp
-from pipeline.policies.config import PolicyConfig
-from pipeline.policies.inference import MEAN_NETWORK
-from pipeline.types import Array, Params
+from metaloom.pipeline.kernels.linearization import LinearizedMLP
+from metaloom.pipeline.nn.distributions import DiagGaussian
+from metaloom.pipeline.nn.mlp import initialize_mlp, mlp
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.inference import MEAN_NETWORK
+from metaloom.pipeline.types import Array, Params
 
 LOG_STD = "log_std"
 

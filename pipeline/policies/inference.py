@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.policies.config import PolicyConfig
-from pipeline.types import Array, Params, TaskParams
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.types import Array, Params, TaskParams
 
 MEAN_NETWORK = "mean_network"
 LOGITS_NETWORK = "logits_network"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.config import PolicyConfig
 
 
 @dataclass(frozen=True)

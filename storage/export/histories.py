@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.types import Array, EpisodeBatch, TaskBatch
-from storage.columns import column, column_type
-from storage.export.target import Export, export_folder
-from storage.reader import Iterations, Run
+from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
+from metaloom.storage.export.target import Export, export_folder
+from metaloom.storage.format.columns import column, column_type
+from metaloom.storage.run import Iterations, Run
 
 By = Literal["task", "position"]
 _OPEN_FILES = 128

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.export.target import Export, export_folder
-from storage.reader import Iterations, Run
-from storage.refs import StageRef
+from metaloom.storage.export.target import Export, export_folder
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.run import Iterations, Run
 
 ROW_GROUP = 65_536
 """Rows that a reader has to take at once."""

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage.errors import StageMissing, StoreError, system_errors
-from storage.reader import Iterations, Run
-from storage.refs import StageRef
+from metaloom.storage.errors import StageMissing, StoreError, system_errors
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.run import Iterations, Run
 
 _WRITABLE = "room and permission to write the export"
 

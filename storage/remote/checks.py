@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from storage.files import read_file
-from storage.remote.entries import LoggedFile, entry_key, problem_of
-from storage.remote.log import LARGEST, RemoteLog
+from metaloom.storage.format.files import read_file
+from metaloom.storage.remote.entries import LoggedFile, entry_key, problem_of
+from metaloom.storage.remote.log import LARGEST, RemoteLog
 
 _AT_ONCE = 128
 _BYTES_AT_ONCE = 2**26

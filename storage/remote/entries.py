@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from storage.canonical import parse_sealed, render, sealed
+from metaloom.storage.format.canonical import parse_sealed, render, sealed
 
 SCHEMA = "metaloom-log/1"
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from storage.canonical import read_sealed
-from storage.errors import DamagedRun
-from storage.remote.log import follow
-from storage.remote.objects import ObjectFolder
-from storage.remote.places import folder_of, url_of
+from metaloom.storage.errors import DamagedRun
+from metaloom.storage.format.canonical import read_sealed
+from metaloom.storage.remote.log import follow
+from metaloom.storage.remote.objects import ObjectFolder
+from metaloom.storage.remote.places import folder_of, url_of
 
 
 def find_runs(root: Path) -> list[Path]:

@@ -8,11 +8,11 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage.errors import DamagedRun, StoreError, system_errors
-from storage.files import read_file
-from storage.remote.entries import Entry, LoggedFile, entry_key, problem_of
-from storage.remote.objects import ObjectFolder
-from storage.remote.places import url_of
+from metaloom.storage.errors import DamagedRun, StoreError, system_errors
+from metaloom.storage.format.files import read_file
+from metaloom.storage.remote.entries import Entry, LoggedFile, entry_key, problem_of
+from metaloom.storage.remote.objects import ObjectFolder
+from metaloom.storage.remote.places import url_of
 
 _BATCHES = (2, 16, 128)
 LARGEST = 2**40

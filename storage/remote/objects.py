@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, cast
 
-from storage.errors import StorageFailed, StoreError
+from metaloom.storage.errors import StorageFailed, StoreError
 
 
 class ObjectFolder:

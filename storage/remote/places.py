@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from storage.errors import InvalidRunName
+from metaloom.storage.errors import InvalidRunName
 
 _URL = re.compile(r"([a-z][a-z0-9+]*)://(.*)", re.DOTALL)
 _PART = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*")

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from storage.errors import FencedOut, RunLocked, StorageFailed
-from storage.files import read_file
-from storage.provenance import utc
-from storage.remote.checks import give_up, problems
-from storage.remote.entries import Entry, Kind, LoggedFile, entry_key, object_key
-from storage.remote.log import RemoteLog
+from metaloom.storage.errors import FencedOut, RunLocked, StorageFailed
+from metaloom.storage.format.files import read_file
+from metaloom.storage.format.provenance import utc
+from metaloom.storage.remote.checks import give_up, problems
+from metaloom.storage.remote.entries import Entry, Kind, LoggedFile, entry_key, object_key
+from metaloom.storage.remote.log import RemoteLog
 
 _LARGEST = 2**40
 _FILES_PER_ENTRY = 1000

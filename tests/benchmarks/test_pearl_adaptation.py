@@ -7,11 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-import storage
-from flows.recipes import load_settings
-from flows.train import train
-from flows.workers import Backend
-from pipeline.config import build_config, override
+from metaloom import storage
+from metaloom.flows.commands.train import train
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import build_config
 
 SMALL = [
     "iterations=2",

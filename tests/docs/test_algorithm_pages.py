@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 import yaml
 
-from flows.recipes import RECIPES
-from pipeline.algorithms import AlgorithmConfig
+from metaloom.flows.recipes import RECIPES
+from metaloom.pipeline.algorithms import AlgorithmConfig
 
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
 

@@ -7,9 +7,9 @@ import duckdb
 import numpy as np
 import pytest
 
-from flows.train import train
-from flows.workers import Backend
-from pipeline.config import build_config
+from metaloom.flows.commands.train import train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import build_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "analysis.md").read_text(encoding="utf-8")
 

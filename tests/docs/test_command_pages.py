@@ -8,10 +8,10 @@ import duckdb
 import pytest
 from cyclopts import App
 
-from flows import cli
-from flows.train import train
-from flows.workers import Backend
-from pipeline.config import build_config
+from metaloom.flows import cli
+from metaloom.flows.commands.train import train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import build_config
 
 DOCS = Path(__file__).parents[2] / "docs"
 

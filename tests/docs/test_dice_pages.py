@@ -5,15 +5,15 @@ import re
 import numpy as np
 import pytest
 
-from pipeline.algorithms import DiceMAML, VPGDice
-from pipeline.baselines import BaselineConfig
-from pipeline.config import ProcessingConfig
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import EpisodeBatch, Step
-from stages.initialize import initialize
-from stages.meta_optimize import meta_optimize
-from stages.process_samples import process_samples
+from metaloom.pipeline.algorithms import DiceMAML, VPGDice
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import EpisodeBatch, Step
+from metaloom.stages.initialize import initialize
+from metaloom.stages.meta_optimize import meta_optimize
+from metaloom.stages.process_samples import process_samples
 
 PAGES = {"dice_maml.md": DiceMAML, "vpg_dice.md": VPGDice}
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from flows.cli import app
-from pipeline.evaluation_config import EvaluationConfig
+from metaloom.flows.cli import app
+from metaloom.pipeline.config.evaluation import EvaluationConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.meta_train import evaluate, meta_train, replay
-from pipeline.evaluation_config import EvaluationConfig
+from metaloom.flows.prefect_app.deployments import evaluate, meta_train, replay
+from metaloom.pipeline.config.evaluation import EvaluationConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "prefect.md").read_text(encoding="utf-8")
 

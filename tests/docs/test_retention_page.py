@@ -1,6 +1,6 @@
 """docs/forks_and_retention.md lists every option of retention with its default."""
 
-from pipeline.config import RetentionConfig
+from metaloom.pipeline.config.sections import RetentionConfig
 
 
 def test_every_option_of_retention_is_on_the_page_with_its_default(pytestconfig):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import storage
+from metaloom import storage
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

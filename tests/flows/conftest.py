@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-import storage
-from pipeline.config import RunConfig, build_config
+from metaloom import storage
+from metaloom.pipeline.config.run import RunConfig, build_config
 
 TINY = {
     "env": {"name": "point-corner", "options": {"reward": "dense"}},

@@ -5,20 +5,21 @@ import shutil
 import numpy as np
 import pytest
 
-import storage
-from flows.counterfactual import optimize
-from flows.errors import UsageError
-from flows.evaluate import evaluate
-from flows.recipes import load_settings
-from flows.replay import replay
-from flows.run_info import run_info
-from flows.runs import RunAt, best_iteration
-from flows.train import config_of, resume, train
-from flows.warm_start import pinned
-from flows.workers import Backend
-from pipeline.config import ConfigError, build_config, override
-from pipeline.policies.categorical import CategoricalPolicy
-from pipeline.policies.inference import log_softmax
+from metaloom import storage
+from metaloom.flows.commands.evaluate import evaluate
+from metaloom.flows.commands.optimize import optimize
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.train import config_of, resume, train
+from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.warm_start import pinned
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import RunAt, best_iteration
+from metaloom.flows.views.run_info import run_info
+from metaloom.pipeline.config.input import ConfigError, override
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.policies.categorical import CategoricalPolicy
+from metaloom.pipeline.policies.inference import log_softmax
 
 HERE = Backend(workers=0)
 TINY = [

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-import storage
-from flows.evaluate import evaluate
-from flows.recipes import RECIPES
-from flows.replay import replay
-from flows.train import train
-from flows.workers import Backend
-from pipeline.config import build_config, override
+from metaloom import storage
+from metaloom.flows.commands.evaluate import evaluate
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.train import train
+from metaloom.flows.recipes import RECIPES
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import build_config
 
 ALGORITHMS = sorted({name.removesuffix("-point-corner") for name in RECIPES if name.endswith("-point-corner")})
 SMALL = [

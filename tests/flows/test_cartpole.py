@@ -2,13 +2,14 @@
 
 import pytest
 
-import storage
-from flows.evaluate import evaluate
-from flows.recipes import load_settings
-from flows.runs import best_iteration
-from flows.train import train
-from flows.workers import Backend
-from pipeline.config import build_config, override
+from metaloom import storage
+from metaloom.flows.commands.evaluate import evaluate
+from metaloom.flows.commands.train import train
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import best_iteration
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import build_config
 
 HERE = Backend(workers=0)
 

@@ -3,8 +3,8 @@ import base64
 import numpy as np
 import pytest
 
-from flows import charts
-from flows.charts import Series
+from metaloom.flows.views import charts
+from metaloom.flows.views.charts import Series
 
 
 def lines(n: int = 5) -> list[Series]:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-import storage
-from flows.cli import app, run
-from flows.runs import runs_root
-from flows.train import Observer, resume
-from flows.workers import Backend
+from metaloom import storage
+from metaloom.flows.cli import app, run
+from metaloom.flows.commands.train import Observer, resume
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import runs_root
 
 TINY = (
     "--set", "num_tasks=3", "--set", "episodes_per_task=2", "--set", "max_episode_steps=5",
@@ -115,10 +115,12 @@ def test_replay_exits_with_0_when_all_is_identical_and_prints_json(capsys):
 
 def test_replay_prints_json_without_infinity_when_an_array_has_another_shape(monkeypatch, capsys):
     train("first")
-    import flows.on_policy
+    import metaloom.flows.graph.on_policy
 
-    right = flows.on_policy.sample_tasks
-    monkeypatch.setattr(flows.on_policy, "sample_tasks", lambda *a, **options: right(*a, **{**options, "num_tasks": 9}))
+    right = metaloom.flows.graph.on_policy.sample_tasks
+    monkeypatch.setattr(
+        metaloom.flows.graph.on_policy, "sample_tasks", lambda *a, **options: right(*a, **{**options, "num_tasks": 9})
+    )
     capsys.readouterr()
     assert run(["replay", "first@1", "--stage", "sample_tasks", "--json"]) == 1
     (outcome,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
@@ -128,12 +130,12 @@ def test_replay_prints_json_without_infinity_when_an_array_has_another_shape(mon
 
 def test_replay_and_evaluate_take_a_scheduler_instead_of_workers(monkeypatch, capsys):
     train("first")
-    import flows.dask_workers
+    import metaloom.flows.rollouts.dask
 
     def refuse(address, **options):
         raise OSError(f"nobody listens at {address}")
 
-    monkeypatch.setattr(flows.dask_workers, "Client", refuse)
+    monkeypatch.setattr(metaloom.flows.rollouts.dask, "Client", refuse)
     for command in ("replay", "evaluate", "resume"):
         assert run([command, "first", "--scheduler", "tcp://nowhere:1"]) == 1
         assert "metaloom: no Dask scheduler answers at tcp://nowhere:1" in capsys.readouterr().err
@@ -141,11 +143,11 @@ def test_replay_and_evaluate_take_a_scheduler_instead_of_workers(monkeypatch, ca
 
 def test_replay_exits_with_1_and_a_table_when_a_stage_differs(monkeypatch, capsys):
     train("first")
-    import flows.on_policy
+    import metaloom.flows.graph.on_policy
 
-    right = flows.on_policy.sample_tasks
+    right = metaloom.flows.graph.on_policy.sample_tasks
     monkeypatch.setattr(
-        flows.on_policy, "sample_tasks", lambda *a, **options: right(*a, **{**options, "iteration": 99})
+        metaloom.flows.graph.on_policy, "sample_tasks", lambda *a, **options: right(*a, **{**options, "iteration": 99})
     )
     capsys.readouterr()
     assert run(["replay", "first@1", "--stage", "sample_tasks"]) == 1
@@ -290,7 +292,7 @@ def test_a_command_whose_output_nobody_reads_ends_as_if_by_sigpipe(tokens, capsy
 @pytest.mark.slow
 @pytest.mark.parametrize("interrupts", [1, 2])
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(runs, interrupts, capsys):
-    command = [sys.executable, "-m", "flows.cli", "train", "promp-point-corner", "--run", "stopped"]
+    command = [sys.executable, "-m", "metaloom.flows.cli", "train", "promp-point-corner", "--run", "stopped"]
     command += ["--workers", "0", "--set", "iterations=500", *TINY]
     trainer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
     try:

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-import storage
-from flows.train import resume, train
-from flows.workers import Backend
+from metaloom import storage
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.rollouts.workers import Backend
 
 SERIAL = Backend(workers=0)
 
@@ -16,7 +16,7 @@ SERIAL = Backend(workers=0)
 def start(target, *arguments):
     """A process that has already imported what it needs, so that it dies while it works and not while it starts."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["flows.train"])
+    context.set_forkserver_preload(["metaloom.flows.commands.train"])
     process = context.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process

@@ -2,12 +2,12 @@
 
 import pytest
 
-import storage
-from flows.evaluate import evaluate
-from flows.recipes import dice, vpg_dice
-from flows.replay import replay
-from flows.train import resume, train
-from flows.workers import Backend
+from metaloom import storage
+from metaloom.flows.commands.evaluate import evaluate
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.recipes import dice, vpg_dice
+from metaloom.flows.rollouts.workers import Backend
 
 SERIAL = Backend(workers=0)
 NETWORK = {"name": "value_network", "num_epochs": 2}

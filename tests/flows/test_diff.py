@@ -4,13 +4,13 @@ import shutil
 import numpy as np
 import pytest
 
-import flows.on_policy
-import storage
-from flows import cli
-from flows.diff import diff_runs
-from flows.train import resume, train
-from flows.workers import Backend
-from storage import StageRef
+import metaloom.flows.graph.on_policy
+from metaloom import storage
+from metaloom.flows import cli
+from metaloom.flows.commands.diff import diff_runs
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
 
@@ -57,7 +57,7 @@ def test_another_seed_differs_from_the_start(stored, other):
 
 
 def test_another_code_is_told_apart_from_other_settings(stored, other, monkeypatch):
-    monkeypatch.setattr("flows.train.code_digest", lambda: "other code")
+    monkeypatch.setattr("metaloom.flows.commands.train.code_digest", lambda: "other code")
     outcome = diff_runs(stored, other())
     assert [(d.name, d.b) for d in outcome.environment] == [("environment.code", "other code")]
     assert outcome.equal  # it explains differences and is none
@@ -72,14 +72,14 @@ def test_a_longer_run_differs_by_what_the_shorter_lacks(stored, tmp_path):
 
 
 def test_other_code_that_changes_a_number_is_found_at_its_stage(stored, other, monkeypatch, capsys):
-    right = flows.on_policy.adapt
+    right = metaloom.flows.graph.on_policy.adapt
 
     def wrong(*arguments, **options):
         value = right(*arguments, **options)
         value.params["log_std"][2, 1] = np.nextafter(value.params["log_std"][2, 1], np.float32(9))
         return value
 
-    monkeypatch.setattr(flows.on_policy, "adapt", wrong)
+    monkeypatch.setattr(metaloom.flows.graph.on_policy, "adapt", wrong)
     path = other()
     assert cli.run(["diff", str(stored), str(path), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from flows import doctor
+from metaloom.flows.commands import doctor
 
 
 class Healthy(BaseHTTPRequestHandler):

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from flows.dask_workers import dask_client
-from flows.workers import Backend, SamplerSpec, collect_shard
-from pipeline.algorithms import ProMP
-from pipeline.config import RunConfig
-from pipeline.envs import ENVS, EnvConfig, make_env
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import TaskParams
-from stages.collect_rollouts import RolloutPosition
-from stages.initialize import initialize
-from stages.sample_tasks import sample_tasks
+from metaloom.flows.rollouts.dask import dask_client
+from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
+from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.initialize import initialize
+from metaloom.stages.sample_tasks import sample_tasks
 
 pytestmark = [pytest.mark.dask, pytest.mark.slow]
 

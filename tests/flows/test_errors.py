@@ -4,11 +4,11 @@ import pkgutil
 
 import pytest
 
-import storage
-from flows import errors
-from flows.cli import run
-from pipeline.algorithms.finite import NumericalError
-from pipeline.baselines.contract import BaselineError
+from metaloom import storage
+from metaloom.flows import errors
+from metaloom.flows.cli import run
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.baselines.contract import BaselineError
 
 ENVIRONMENT = """
 import os

@@ -8,20 +8,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import flows.workers
-import storage
-from flows.errors import UsageError
-from flows.evaluate import evaluate
-from flows.replay import replay
-from flows.train import Observer, resume, train
-from flows.workers import Backend
-from pipeline.config import ConfigError
-from pipeline.envs.contract import EnvError
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import Evaluation, Step
-from stages.collect_rollouts import RolloutPosition
-from stages.process_samples import process_samples
-from storage import StageRef
+import metaloom.flows.rollouts.workers
+from metaloom import storage
+from metaloom.flows.commands.evaluate import evaluate
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.train import Observer, resume, train
+from metaloom.flows.errors import UsageError
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import Evaluation, Step
+from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.process_samples import process_samples
+from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
 EVERY_2 = {"every": 2, "num_tasks": 3, "adaptation_steps": 2, "episodes": 4, "test_episodes": 5}
@@ -51,13 +51,13 @@ def evaluated(tmp_path_factory, tiny_config):
 def collected(monkeypatch):
     """All episodes that are sampled: (position, episodes)."""
     found = []
-    real = flows.workers.collect_shard
+    real = metaloom.flows.rollouts.workers.collect_shard
 
     def spy(spec, params, tasks, position):
         found.append((position, real(spec, params, tasks, position)))
         return found[-1][1]
 
-    monkeypatch.setattr(flows.workers, "collect_shard", spy)
+    monkeypatch.setattr(metaloom.flows.rollouts.workers, "collect_shard", spy)
     return found
 
 
@@ -83,16 +83,16 @@ def test_every_number_of_steps_has_episodes_of_its_own_to_adapt_to_and_others_to
 
 
 def test_adaptation_sees_the_adaptation_episodes_alone(plain, collected, monkeypatch):
-    import stages.evaluate
+    import metaloom.stages.evaluate
 
     seen = []
-    real = stages.evaluate.process_samples
+    real = metaloom.stages.evaluate.process_samples
 
     def spy(episodes, *rest, **options):
         seen.append(episodes)
         return real(episodes, *rest, **options)
 
-    monkeypatch.setattr(stages.evaluate, "process_samples", spy)
+    monkeypatch.setattr(metaloom.stages.evaluate, "process_samples", spy)
     evaluate(plain, adaptation_steps=2, episodes=2, test_episodes=4)
     assert [id(episodes) for episodes in seen] == [id(episodes) for _, episodes in collected[1::2]]
     assert all(episodes.lengths.shape[1] == 2 for episodes in seen)
@@ -101,7 +101,7 @@ def test_adaptation_sees_the_adaptation_episodes_alone(plain, collected, monkeyp
 def test_episodes_are_let_go_once_they_are_judged_and_adapted_to(plain, monkeypatch):
     made = []
     alive = []
-    real = flows.workers.collect_shard
+    real = metaloom.flows.rollouts.workers.collect_shard
 
     def spy(*arguments):
         gc.collect()
@@ -110,7 +110,7 @@ def test_episodes_are_let_go_once_they_are_judged_and_adapted_to(plain, monkeypa
         made.append(weakref.ref(episodes))
         return episodes
 
-    monkeypatch.setattr(flows.workers, "collect_shard", spy)
+    monkeypatch.setattr(metaloom.flows.rollouts.workers, "collect_shard", spy)
     evaluate(plain, adaptation_steps=4)
     assert len(made) == 9
     assert max(alive) == 1  # what was adapted to last
@@ -118,13 +118,13 @@ def test_episodes_are_let_go_once_they_are_judged_and_adapted_to(plain, monkeypa
 
 def test_an_adaptation_step_is_the_inner_step_of_training(plain, monkeypatch):
     acted = []
-    real = flows.workers.collect_shard
+    real = metaloom.flows.rollouts.workers.collect_shard
 
     def spy(spec, params, tasks, position):
         acted.append((params, real(spec, params, tasks, position)))
         return acted[-1][1]
 
-    monkeypatch.setattr(flows.workers, "collect_shard", spy)
+    monkeypatch.setattr(metaloom.flows.rollouts.workers, "collect_shard", spy)
     outcome = evaluate(plain, 1)
     learner = storage.open_run(plain)[0].update().learner
     (before, _), (adapting, episodes), (after, _) = acted
@@ -143,7 +143,7 @@ def test_an_adaptation_step_is_the_inner_step_of_training(plain, monkeypatch):
 def test_what_test_episodes_give_changes_nothing_that_is_adapted(plain, monkeypatch):
     """Poisoned test rewards leave the adaptation episodes of every step as they were."""
     right = evaluate(plain, adaptation_steps=2).evaluation
-    real = flows.workers.collect_shard
+    real = metaloom.flows.rollouts.workers.collect_shard
 
     def poisoned(spec, params, tasks, position: RolloutPosition):
         episodes = real(spec, params, tasks, position)
@@ -151,7 +151,7 @@ def test_what_test_episodes_give_changes_nothing_that_is_adapted(plain, monkeypa
             episodes.rewards[:] = 1e6
         return episodes
 
-    monkeypatch.setattr(flows.workers, "collect_shard", poisoned)
+    monkeypatch.setattr(metaloom.flows.rollouts.workers, "collect_shard", poisoned)
     wrong = evaluate(plain, adaptation_steps=2).evaluation
     assert np.array_equal(right.adaptation_returns, wrong.adaptation_returns)
     assert not np.array_equal(right.test_returns, wrong.test_returns)
@@ -201,11 +201,11 @@ def test_more_steps_prolong_the_curve_without_changing_it(evaluated):
 def test_steps_beyond_those_of_training_take_its_last_step_size(tiny_config, tmp_path, monkeypatch):
     algorithm = {"name": "promp", "inner_steps": 2, "num_epochs": 1, "trainable_inner_lr": True}
     train(tiny_config(iterations=1, algorithm=algorithm), tmp_path / "run", backend=SERIAL)
-    import stages.evaluate
+    import metaloom.stages.evaluate
 
     seen = []
-    real = stages.evaluate.adapt
-    monkeypatch.setattr(stages.evaluate, "adapt", lambda *a, **b: (seen.append(a[4].k), real(*a, **b))[1])
+    real = metaloom.stages.evaluate.adapt
+    monkeypatch.setattr(metaloom.stages.evaluate, "adapt", lambda *a, **b: (seen.append(a[4].k), real(*a, **b))[1])
     evaluate(tmp_path / "run", adaptation_steps=4)
     assert seen == [0, 1, 1, 1]
 

@@ -3,14 +3,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import storage
-from flows.errors import UsageError
-from flows.evaluation_plots import check_plot_file, per_shot_curve, stored_evaluations, training_curve, write_plot
-from flows.evaluation_summary import summarize_steps, summarize_tasks
-from flows.report import load_history, report_page, write_report
-from flows.train import train
-from flows.workers import Backend
-from pipeline.statistics import interquartile_mean
+from metaloom import storage
+from metaloom.flows.commands.train import train
+from metaloom.flows.errors import UsageError
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.evaluation_plots import (
+    check_plot_file,
+    per_shot_curve,
+    stored_evaluations,
+    training_curve,
+    write_plot,
+)
+from metaloom.flows.views.evaluation_summary import summarize_steps, summarize_tasks
+from metaloom.flows.views.report import load_history, report_page, write_report
+from metaloom.pipeline.estimation.statistics import interquartile_mean
 
 
 @pytest.fixture(scope="module")

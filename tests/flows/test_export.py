@@ -7,17 +7,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import storage
-from flows import cli
-from flows.errors import UsageError
-from flows.export import export
-from flows.fork import fork
-from flows.recipes import load_settings
-from flows.runs import parse_span
-from flows.thin import thin
-from flows.train import resume, train
-from flows.workers import Backend
-from pipeline.config import build_config, override
+from metaloom import storage
+from metaloom.flows import cli
+from metaloom.flows.commands.fork import fork
+from metaloom.flows.commands.thin import thin
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.errors import UsageError
+from metaloom.flows.exports.export import export
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import parse_span
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import build_config
 
 minari = pytest.importorskip("minari")
 

@@ -9,18 +9,18 @@ import shlex
 import numpy as np
 import pytest
 
-import flows.iteration_stages
-import flows.on_policy
-import storage
-from flows import cli
-from flows.debug import debug_stage
-from flows.replay import replay
-from flows.train import resume, train
-from flows.workers import Backend, LocalWorkers
-from pipeline.algorithms.finite import NumericalError
-from stages.faults import StageFault
-from stages.finite import NotFinite
-from storage import StageRef
+import metaloom.flows.graph.iteration_stages
+import metaloom.flows.graph.on_policy
+from metaloom import storage
+from metaloom.flows import cli
+from metaloom.flows.commands.debug import debug_stage
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.rollouts.workers import Backend, LocalWorkers
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.stages.faults import StageFault
+from metaloom.stages.finite_checks import NotFinite
+from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
 
@@ -52,8 +52,11 @@ def poisoned(value, name, index):
 
 def inject(monkeypatch, stage, step, name, index):
     """Make a stage of iteration 0 give a NaN in the place said."""
-    owners = {"collect_rollouts": LocalWorkers, "initialize": flows.iteration_stages}
-    owner, attribute = owners.get(stage, flows.on_policy), "collect" if stage == "collect_rollouts" else stage
+    owners = {"collect_rollouts": LocalWorkers, "initialize": metaloom.flows.graph.iteration_stages}
+    owner, attribute = (
+        owners.get(stage, metaloom.flows.graph.on_policy),
+        "collect" if stage == "collect_rollouts" else stage,
+    )
     right, calls = getattr(owner, attribute), []
 
     def wrong(*arguments, **options):
@@ -130,7 +133,7 @@ def test_numerical_errors_inside_a_stage_are_kept_too_and_keep_their_type(tmp_pa
     def fail(*arguments, **options):
         raise NumericalError("the gradient of task 3 holds nan")
 
-    monkeypatch.setattr(flows.on_policy, "adapt", fail)
+    monkeypatch.setattr(metaloom.flows.graph.on_policy, "adapt", fail)
     with pytest.raises(NumericalError, match=r"the gradient of task 3 holds nan\. What it failed with is kept in"):
         train(tiny_config(), tmp_path / "run", backend=SERIAL)
     (entry,) = storage.read_quarantine(tmp_path / "run")

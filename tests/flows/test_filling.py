@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flows.dask_workers import DaskWorkers, dask_client
-from flows.workers import Backend, LocalWorkers, SamplerSpec, collect_shard
-from pipeline.envs import EnvConfig, make_env
-from pipeline.policies.config import PolicyConfig
-from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
-from stages.collect_rollouts import RolloutPosition
-from stages.episode_blocks import tasks_together
-from stages.sample_tasks import sample_tasks
+from metaloom.flows.rollouts.dask import DaskWorkers, dask_client
+from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard
+from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.rollouts.blocks import tasks_together
+from metaloom.stages.sample_tasks import sample_tasks
 
 B, T = 5, 30
 CARTPOLE = SamplerSpec(

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import flows
-from flows.flight_recorder import NOT_YET, RESET, read_recordings
+from metaloom import flows
+from metaloom.flows.rollouts.flight_recorder import NOT_YET, RESET, read_recordings
 
 PROJECT = Path(flows.__file__).parents[1]
 
 RECORD = """
 import os, sys, threading, time
 from pathlib import Path
-from flows.flight_recorder import recorded
-from stages.collect_rollouts import RolloutPosition
+from metaloom.flows.rollouts.flight_recorder import recorded
+from metaloom.stages.collect_rollouts import RolloutPosition
 
 folder = Path(sys.argv[1])
 

@@ -15,18 +15,18 @@ import numpy as np
 import psutil
 import pytest
 
-import flows.dask_workers
-import storage
-from flows.cli import run
-from flows.errors import WorkersError
-from flows.replay import replay
-from flows.train import resume, train
-from flows.workers import Backend
-from pipeline.config import build_config
-from pipeline.envs import EnvConfig, EnvError
-from pipeline.seeding import seed_for
-from stages.collect_rollouts import RolloutError
-from stages.reproduce import reproduce
+import metaloom.flows.rollouts.dask
+from metaloom import storage
+from metaloom.flows.cli import run
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.errors import WorkersError
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.envs import EnvConfig, EnvError
+from metaloom.pipeline.seeding import seed_for
+from metaloom.stages.collect_rollouts import RolloutError
+from metaloom.stages.rollouts.reproduce import reproduce
 
 STEP_TIMEOUT = 1.0
 HERE = Backend(workers=0)
@@ -169,7 +169,7 @@ def test_what_an_environment_prints_stays_out_of_what_the_command_prints(hostile
     (tmp_path / "now").touch()
     settings = tmp_path / "settings.json"
     settings.write_text(hostile("print").model_dump_json())
-    command = [sys.executable, "-m", "flows.cli", "train", str(settings), "--json", "--workers", "1"]
+    command = [sys.executable, "-m", "metaloom.flows.cli", "train", str(settings), "--json", "--workers", "1"]
     told = subprocess.run([*command, "--run", str(tmp_path / "run")], text=True, capture_output=True)
     assert told.returncode == 0, told.stderr
     assert len([json.loads(line) for line in told.stdout.splitlines()]) == 3
@@ -237,8 +237,8 @@ def test_workers_of_a_scheduler_of_ones_own_are_watched_as_well(hostile, tmp_pat
 @pytest.mark.dask
 @pytest.mark.slow
 def test_a_cluster_whose_last_worker_is_gone_is_not_waited_for_for_ever(hostile, tmp_path, monkeypatch):
-    monkeypatch.setattr(flows.dask_workers, "_LOOK_EVERY_SECONDS", 0.5)
-    monkeypatch.setattr(flows.dask_workers, "_NO_WORKER_SECONDS", 1.0)
+    monkeypatch.setattr(metaloom.flows.rollouts.dask, "_LOOK_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(metaloom.flows.rollouts.dask, "_NO_WORKER_SECONDS", 1.0)
     (tmp_path / "now").touch()
     with cluster("--no-nanny") as address, pytest.raises(WorkersError, match="has had no worker for 1 s"):
         train(hostile("exit"), tmp_path / "run", backend=Backend(scheduler=address))
@@ -259,7 +259,7 @@ def cluster(nanny: str) -> Iterator[str]:
 
 @contextmanager
 def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    folder = Path(flows.dask_workers.__file__).parents[1]
+    folder = Path(metaloom.flows.rollouts.dask.__file__).parents[1]
     path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
     environment = {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(command, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE) as process:

@@ -6,20 +6,21 @@ import warnings
 import numpy as np
 import pytest
 
-import storage
-from flows.counterfactual import optimize
-from flows.debug import debug_stage
-from flows.errors import UsageError
-from flows.evaluate import evaluate
-from flows.fork import fork
-from flows.recipes import load_settings
-from flows.replay import replay
-from flows.thin import materialise, thin
-from flows.train import Observer, resume, train
-from flows.workers import Backend
-from pipeline.algorithms.finite import NumericalError
-from pipeline.config import ConfigError, build_config, override
-from storage import Retention, StageRef
+from metaloom import storage
+from metaloom.flows.commands.debug import debug_stage
+from metaloom.flows.commands.evaluate import evaluate
+from metaloom.flows.commands.fork import fork
+from metaloom.flows.commands.optimize import optimize
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.thin import materialise, thin
+from metaloom.flows.commands.train import Observer, resume, train
+from metaloom.flows.errors import UsageError
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.config.input import ConfigError, override
+from metaloom.pipeline.config.run import build_config
+from metaloom.storage import Retention, StageRef
 
 HERE = Backend(workers=0)
 SINGLE = ["iterations=3", "max_episode_steps=15", "policy.hidden_sizes=[8]", "algorithm.critic_hidden_sizes=[8]"]
@@ -113,7 +114,7 @@ def test_damaged_parts_of_the_memory_are_computed_again(whole, tmp_path, digests
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_kept_in_memory_changes_no_bit(whole, tmp_path, digests, monkeypatch, recipe):
-    monkeypatch.setattr("flows.off_policy.MIB", 40)  # bytes: hardly a row
+    monkeypatch.setattr("metaloom.flows.graph.off_policy.MIB", 40)  # bytes: hardly a row
     train(tiny(recipe), tmp_path / "run", backend=HERE)
     assert digests(tmp_path / "run") == digests(whole(recipe))
 

@@ -2,7 +2,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from flows.page import Page, Picture
+from metaloom.flows.views.page import Page, Picture
 
 HOSTILE = '"><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>'
 

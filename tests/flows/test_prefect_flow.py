@@ -8,13 +8,13 @@ import pytest
 from prefect.utilities.schema_tools import is_valid_schema, validate
 from prefect.utilities.schema_tools.validation import ValidationError
 
-from flows import prefect_page
-from flows.meta_train import is_new, meta_train, settings_for
-from flows.prefect_page import TrainingPage, artifact_key, iteration_line, summary, table_of
-from flows.recipes import RECIPES
-from flows.report import ReportFiles
-from flows.train import IterationReport
-from pipeline.config import ConfigError
+from metaloom.flows.commands.train import IterationReport
+from metaloom.flows.prefect_app import artifacts as prefect_page
+from metaloom.flows.prefect_app.artifacts import TrainingPage, artifact_key, iteration_line, summary, table_of
+from metaloom.flows.prefect_app.deployments import is_new, meta_train, settings_for
+from metaloom.flows.recipes import RECIPES
+from metaloom.flows.views.report import ReportFiles
+from metaloom.pipeline.config.input import ConfigError
 
 FOLDER = Path("runs/first")
 NOTHING = {"recipe": None, "config": None, "seed": None, "iterations": None}

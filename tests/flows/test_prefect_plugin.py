@@ -7,7 +7,7 @@ import sys
 import pytest
 from prefect.plugins import HookContext
 
-from flows.prefect_plugin import accept_bare_names, full_name, setup_environment
+from metaloom.flows.prefect_app.plugin import accept_bare_names, full_name, setup_environment
 
 
 class SyncClient:
@@ -49,7 +49,7 @@ def test_a_client_is_wrapped_once_however_often_the_plugin_is_set_up():
 def test_a_prefect_that_moved_its_client_still_starts_and_is_told_about(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "prefect.client.orchestration._deployments.client", None)
     context = HookContext(prefect_version="9.9", api_url=None, logger_factory=logging.getLogger)
-    with caplog.at_level(logging.WARNING, "flows.prefect_plugin"):
+    with caplog.at_level(logging.WARNING, "metaloom.flows.prefect_app.plugin"):
         setup_environment(ctx=context)
     assert "meta-train/meta-train" in caplog.text
 
@@ -59,4 +59,4 @@ def test_prefect_finds_the_plugin_through_its_entry_point(group):
     from importlib.metadata import entry_points
 
     (point,) = [point for point in entry_points(group=group) if point.name == "metaloom"]
-    assert point.load() is sys.modules["flows.prefect_plugin"]
+    assert point.load() is sys.modules["metaloom.flows.prefect_app.plugin"]

@@ -12,7 +12,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 def serve(folder: Path, port: int) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "flows.serve", "--port", str(port)]
+    command = [sys.executable, "-m", "metaloom.flows.prefect_app.serve", "--port", str(port)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
@@ -39,9 +39,9 @@ def test_another_folder_is_refused(tmp_path):
 
 
 def test_every_deployment_is_named_like_its_flow():
-    from flows import meta_train
+    from metaloom.flows.prefect_app import deployments as meta_train
 
     flows = {"meta_train": meta_train.meta_train, "replay": meta_train.replay, "evaluate": meta_train.evaluate}
     deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
-    names = {d["entrypoint"].removeprefix("flows.meta_train."): d["name"] for d in deployments}
+    names = {d["entrypoint"].removeprefix("metaloom.flows.prefect_app.deployments."): d["name"] for d in deployments}
     assert names == {function: flow.name for function, flow in flows.items()}

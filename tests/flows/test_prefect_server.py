@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-import storage
-from pipeline.config import RunConfig
+from metaloom import storage
+from metaloom.pipeline.config.run import RunConfig
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
@@ -105,7 +105,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     port, log = free_port(), project / "serve.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.serve", "--port", str(port)],
+            [sys.executable, "-m", "metaloom.flows.prefect_app.serve", "--port", str(port)],
             cwd=project,
             env=clean_environment(METALOOM_RUNS=str(project / "runs")),
             stdout=out,

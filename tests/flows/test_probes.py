@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from flows.on_policy import OnPolicyStages
-from flows.workers import LocalWorkers, SamplerSpec
-from pipeline.algorithms.actor_critic.particle import critic_of
-from pipeline.config import build_config
-from pipeline.types import TaskParams
-from stages.collect_rollouts import RolloutPosition
-from storage import learner_ref
+from metaloom.flows.graph.on_policy import OnPolicyStages
+from metaloom.flows.rollouts.workers import LocalWorkers, SamplerSpec
+from metaloom.pipeline.algorithms.actor_critic.particle import critic_of
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.types import TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.storage import learner_ref
 
 PLACES = Box(-1, 1, (1,), np.float32)
 DISCOUNT = 0.5

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from flows.progress import Panel, progress, sparkline
-from flows.train import IterationReport, train
-from flows.workers import Backend
-from storage import StageRef
+from metaloom.flows.commands.train import IterationReport, train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.progress import Panel, progress, sparkline
+from metaloom.storage import StageRef
 
 
 class Terminal(io.StringIO):

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import storage
-from flows.cli import run as command
-from flows.debug import reproduce_kept
-from flows.train import resume, train
-from flows.workers import Backend
-from stages.collect_rollouts import RolloutError
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows.cli import run as command
+from metaloom.flows.commands.debug import reproduce_kept
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.stages.collect_rollouts import RolloutError
+from metaloom.storage import StageRef
 
 HERE = Backend(workers=0)
 

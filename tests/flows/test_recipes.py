@@ -5,11 +5,12 @@ from typing import get_args
 import gymnasium
 import pytest
 
-from flows.recipes import RECIPES, load_settings
-from pipeline.algorithms import AlgorithmConfig
-from pipeline.algorithms.gradient_based import GradientBased
-from pipeline.config import build_config, override
-from pipeline.envs import make_env
+from metaloom.flows.recipes import RECIPES, load_settings
+from metaloom.pipeline.algorithms import AlgorithmConfig
+from metaloom.pipeline.algorithms.maml.gradient_based import GradientBased
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.envs import make_env
 
 CLASSES = get_args(get_args(AlgorithmConfig)[0])
 NAMES = [cls.model_fields["name"].default for cls in CLASSES if issubclass(cls, GradientBased)]

@@ -3,13 +3,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-import flows.on_policy
-import storage
-from flows.errors import UsageError
-from flows.replay import compare, replay, ulp_distance
-from flows.train import train
-from flows.workers import Backend
-from storage import StageRef
+import metaloom.flows.graph.on_policy
+from metaloom import storage
+from metaloom.flows.commands.replay import compare, replay, ulp_distance
+from metaloom.flows.commands.train import train
+from metaloom.flows.errors import UsageError
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.storage import StageRef
 
 REF = StageRef(0, "adapt", 0)
 
@@ -32,7 +32,7 @@ def test_one_stage_of_one_iteration_can_be_replayed_alone(stored):
 
 
 def test_a_stage_that_computes_something_else_is_reported_where_it_first_differs(stored, monkeypatch):
-    right = flows.on_policy.process_samples
+    right = metaloom.flows.graph.on_policy.process_samples
 
     def wrong(*arguments, **options):
         samples = right(*arguments, **options)
@@ -40,7 +40,7 @@ def test_a_stage_that_computes_something_else_is_reported_where_it_first_differs
         advantages[2, 1, 3] = np.nextafter(advantages[2, 1, 3], np.float32(np.inf))
         return dataclasses.replace(samples, advantages=advantages)
 
-    monkeypatch.setattr(flows.on_policy, "process_samples", wrong)
+    monkeypatch.setattr(metaloom.flows.graph.on_policy, "process_samples", wrong)
     (outcome,) = replay(stored, 0, stage="process_samples", step=0)
     (difference,) = outcome.differences
     assert (difference.array, difference.index, difference.max_ulp, difference.count) == ("advantages", (2, 1, 3), 1, 1)
@@ -48,9 +48,9 @@ def test_a_stage_that_computes_something_else_is_reported_where_it_first_differs
 
 
 def test_replay_until_the_first_difference_stops_there(stored, monkeypatch):
-    right = flows.on_policy.sample_tasks
+    right = metaloom.flows.graph.on_policy.sample_tasks
     monkeypatch.setattr(
-        flows.on_policy,
+        metaloom.flows.graph.on_policy,
         "sample_tasks",
         lambda *arguments, **options: right(*arguments, **{**options, "run_seed": 1234}),
     )

@@ -4,11 +4,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from flows.replay_memory import ReplayMemory, blocks_within
-from pipeline.replay_index import ReplayError
-from pipeline.transition_columns import TransitionColumns
-from pipeline.types import EpisodeBatch, Minibatches
-from storage import StageRef
+from metaloom.flows.graph.replay_memory import ReplayMemory, blocks_within
+from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.replay.index import ReplayError
+from metaloom.pipeline.types import EpisodeBatch, Minibatches
+from metaloom.storage import StageRef
 
 COLUMNS = TransitionColumns(observation_size=3, action_size=2)
 CHOICES = TransitionColumns(observation_size=3, action_size=0)

@@ -5,11 +5,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-import storage
-from flows.report import BAND_NOTE, learning_curve, load_history, report_page, write_report
-from flows.train import Observer, train
-from flows.workers import Backend
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows.commands.train import Observer, train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.report import BAND_NOTE, learning_curve, load_history, report_page, write_report
+from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
 PICTURE = re.compile(r'<img src="data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)"')

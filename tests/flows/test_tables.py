@@ -8,16 +8,16 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-import storage
-from flows import tables
-from flows.doctor import Check
-from flows.evaluate import evaluate
-from flows.replay import ArrayDifference, StageReplay
-from flows.run_info import bytes_by_group, current_writer
-from flows.train import resume, train
-from flows.words import number
-from flows.workers import Backend
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows.commands.doctor import Check
+from metaloom.flows.commands.evaluate import evaluate
+from metaloom.flows.commands.replay import ArrayDifference, StageReplay
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views import tables
+from metaloom.flows.views.formatting import number
+from metaloom.flows.views.run_info import bytes_by_group, current_writer
+from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
 
@@ -121,7 +121,7 @@ def test_show_run_has_progress_metrics_sizes_and_settings(complete):
         "4 tasks x 3 episodes x 10 steps, 1 inner step",
         "algorithm.inner_lr",
         "after adaptation",
-        "pipeline.envs.point_corner:PointCorner",
+        "metaloom.pipeline.envs.point_corner:PointCorner",
         "observation_size",
     ):
         assert part in view

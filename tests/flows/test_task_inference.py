@@ -8,17 +8,18 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-import flows.workers
-import storage
-from flows.recipes import load_settings
-from flows.run_stages import stages_of
-from flows.train import train
-from flows.workers import Backend
-from pipeline.algorithms.pearl.learner import PEARLLearner
-from pipeline.config import build_config, override
-from pipeline.envs.point_pearl import PearlSparsePointRobot
-from pipeline.types import EpisodeBatch, LearnerState, TaskParams, Transitions
-from storage import StageRef
+import metaloom.flows.rollouts.workers
+from metaloom import storage
+from metaloom.flows.commands.train import train
+from metaloom.flows.graph.run_stages import stages_of
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.envs.point_pearl import PearlSparsePointRobot
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, TaskParams, Transitions
+from metaloom.storage import StageRef
 
 T = 5
 TINY = [
@@ -81,14 +82,14 @@ def stages(*changes: str):
 
 @pytest.fixture
 def collected(monkeypatch) -> list[Collected]:
-    calls, real = [], flows.workers.collect_shard
+    calls, real = [], metaloom.flows.rollouts.workers.collect_shard
 
     def spy(spec, params, tasks, position):
         episodes = real(spec, params, tasks, position)
         calls.append(Collected(dict(params.params), (position.iteration, position.step), episodes))
         return episodes
 
-    monkeypatch.setattr(flows.workers, "collect_shard", spy)
+    monkeypatch.setattr(metaloom.flows.rollouts.workers, "collect_shard", spy)
     return calls
 
 

@@ -4,16 +4,16 @@ import json
 
 import pytest
 
-import storage
-from flows.cli import run as command
-from flows.fork import fork
-from flows.on_policy import OnPolicyStages
-from flows.replay import replay
-from flows.thin import materialise
-from flows.train import resume, train
-from flows.workers import Backend
-from pipeline.config import ConfigError
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows.cli import run as command
+from metaloom.flows.commands.fork import fork
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.thin import materialise
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.graph.on_policy import OnPolicyStages
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
 

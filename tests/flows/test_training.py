@@ -8,11 +8,11 @@ from datetime import datetime
 import psutil
 import pytest
 
-import storage
-from flows.train import IterationReport, Observer, resume, train
-from flows.workers import Backend
-from pipeline.config import ConfigError
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows.commands.train import IterationReport, Observer, resume, train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
 
@@ -195,7 +195,7 @@ def test_a_run_records_the_environment_as_it_was_made_with_defaults(tmp_path, ti
     train(tiny_config(env=env, iterations=1), tmp_path / "run", backend=SERIAL)
     run = storage.open_run(tmp_path / "run")
     assert run.info["environment"]["env"] == {
-        "class": "pipeline.envs.half_cheetah:HalfCheetahDir",
+        "class": "metaloom.pipeline.envs.half_cheetah:HalfCheetahDir",
         "options": {"obs_style": "promp"},
         "observation_size": 17,
         "action_size": 6,

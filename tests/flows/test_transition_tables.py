@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-import storage
-from flows import cli
-from pipeline.types import EpisodeBatch, LearnerState, Minibatches, TaskBatch, Update
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows import cli
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Minibatches, TaskBatch, Update
+from metaloom.storage import StageRef
 
 LENGTHS = np.array([[2, 3]], np.int32)
 

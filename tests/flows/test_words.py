@@ -1,6 +1,6 @@
 import pytest
 
-from flows.words import (
+from metaloom.flows.views.formatting import (
     adaptation_label,
     adaptation_returns,
     count,
@@ -13,7 +13,7 @@ from flows.words import (
     size,
     stage_name,
 )
-from storage import StageRef
+from metaloom.storage import StageRef
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,17 @@ import numpy as np
 import psutil
 import pytest
 
-import flows.dask_workers
-from flows.train import resume, train
-from flows.workers import Backend, LocalWorkers, SamplerSpec, collect_shard, rollout_workers
-from pipeline.envs import make_env
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import TaskParams
-from stages.collect_rollouts import RolloutPosition
-from stages.initialize import initialize
-from stages.sample_tasks import sample_tasks
+import metaloom.flows.rollouts.dask
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard, rollout_workers
+from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.initialize import initialize
+from metaloom.stages.sample_tasks import sample_tasks
 
-PROJECT = Path(flows.dask_workers.__file__).parents[1]
+PROJECT = Path(metaloom.flows.rollouts.dask.__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_workers_that_cannot_compute_the_same_are_refused_before_anything_is_cre
         backend = Backend(scheduler=address)
         with pytest.raises((ConnectionError, ValueError), match="only_here"):
             train(tiny_config(env="only_here:Mine"), tmp_path / "run", backend=backend)
-        monkeypatch.setattr(flows.dask_workers, "code_digest", lambda: "another version of the code")
+        monkeypatch.setattr(metaloom.flows.rollouts.dask, "code_digest", lambda: "another version of the code")
         with pytest.raises(ConnectionError, match=r"metaloom's code .* there, another vers here"):
             train(tiny_config(), tmp_path / "run", backend=backend)
     assert not (tmp_path / "run").exists()
@@ -130,7 +130,7 @@ def test_workers_that_cannot_compute_the_same_are_refused_before_anything_is_cre
 @pytest.mark.dask
 @pytest.mark.slow
 def test_a_scheduler_that_does_not_answer_is_reported_before_anything_is_created(tmp_path, tiny_config, monkeypatch):
-    monkeypatch.setattr(flows.dask_workers, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(metaloom.flows.rollouts.dask, "_ANSWER_SECONDS", 0.5)
     with pytest.raises(ConnectionError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
         train(tiny_config(), tmp_path / "run", backend=Backend(scheduler="tcp://127.0.0.1:9"))
     assert not (tmp_path / "run").exists()
@@ -156,7 +156,7 @@ def test_local_workers_listen_on_this_machine_only_and_ignore_ctrl_c(tiny_config
 def test_ctrl_c_while_workers_start_stops_in_order_and_leaves_a_run_that_can_be_resumed(tmp_path, tiny_config):
     settings = tmp_path / "settings.json"
     settings.write_text(tiny_config().model_dump_json())
-    command = [sys.executable, "-m", "flows.cli", "train", str(settings), "--run", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "metaloom.flows.cli", "train", str(settings), "--run", str(tmp_path / "run")]
     # A process group of its own, which the signal reaches as a whole, as in a terminal.
     trainer = subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
     try:

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from pipeline.config import ConfigError, RunConfig, build_config, load_config, override
+from metaloom.pipeline.config.input import ConfigError, load_config, override
+from metaloom.pipeline.config.run import RunConfig, build_config
 
 MINIMAL = {"env": "point-corner", "algorithm": {"name": "promp"}}
 

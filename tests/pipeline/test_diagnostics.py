@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pipeline.diagnostics import step_metrics
-from pipeline.types import EpisodeBatch, Samples, Step
+from metaloom.pipeline.estimation.diagnostics import step_metrics
+from metaloom.pipeline.types import EpisodeBatch, Samples, Step
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.distributions import DiagGaussian, likelihood_ratio
+from metaloom.pipeline.nn.distributions import DiagGaussian, likelihood_ratio
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pipeline.estimators import (
+from metaloom.pipeline.estimation.returns import (
     discounted_returns,
     discounted_rewards,
     explained_variance,

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 
-from pipeline.config import ConfigError, build_config, override
-from pipeline.envs import EnvError, make_env
-from pipeline.envs.contract import MetaEnv, TaskField
-from pipeline.evaluation import EvaluationPlan, evaluation_tasks, tasks_are_new
-from pipeline.seeding import generator
+from metaloom.pipeline.config.input import ConfigError, override
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.envs import EnvError, make_env
+from metaloom.pipeline.envs.contract import MetaEnv, TaskField
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks, tasks_are_new
 
 BASE = {"env": "half-cheetah-vel", "algorithm": "promp", "num_tasks": 4, "iterations": 3}
 
@@ -57,7 +58,7 @@ def test_held_out_tasks_are_the_environments_own_where_it_has_them():
 def test_a_wrapped_environment_keeps_its_held_out_tasks():
     env = make_env(config().env)
     assert env.test_task_set is None
-    from pipeline.envs.wrappers import PolicyActions
+    from metaloom.pipeline.envs.wrappers import PolicyActions
 
     inner = Fixed()
     inner.action_space = env.action_space

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.linearization import LinearizedMLP, PulledBack
-from pipeline.networks import initialize_mlp, mlp
+from metaloom.pipeline.kernels.linearization import LinearizedMLP, PulledBack
+from metaloom.pipeline.nn.mlp import initialize_mlp, mlp
 
 B, N, IN, OUT = 2, 7, 3, 2
 

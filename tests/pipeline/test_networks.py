@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.networks import initialize_mlp, mlp
+from metaloom.pipeline.nn.mlp import initialize_mlp, mlp
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.optimizers import Adam, backtracking_line_search, conjugate_gradient
+from metaloom.pipeline.nn.optimizers import Adam, backtracking_line_search, conjugate_gradient
 
 
 def minimize(adam, params, gradient_of, num_steps):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from pipeline.plain_yaml import parse
+from metaloom.pipeline.config.yaml import parse
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.replay_index import ReplayError, ReplayIndex, Round
+from metaloom.pipeline.replay.index import ReplayError, ReplayIndex, Round
 
 TASKS = 3
 

@@ -5,13 +5,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.seeding import generator, seed_for
+from metaloom.pipeline.seeding import generator, seed_for
 
 positions = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
 
 
 def test_a_seed_is_the_same_in_every_process():
-    code = "from pipeline.seeding import seed_for; print(seed_for(1, 'tasks', 2, 3))"
+    code = "from metaloom.pipeline.seeding import seed_for; print(seed_for(1, 'tasks', 2, 3))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert int(other) == seed_for(1, "tasks", 2, 3)
 

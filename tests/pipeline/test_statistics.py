@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.statistics import bootstrap, interquartile_mean, mean
+from metaloom.pipeline.estimation.statistics import bootstrap, interquartile_mean, mean
 
 
 def test_the_interquartile_mean_is_the_mean_of_the_middle_half():
@@ -68,10 +68,10 @@ def test_the_interval_holds_the_truth_nineteen_times_in_twenty():
 
 
 def test_resamples_in_blocks_are_as_many_as_asked_for(monkeypatch):
-    import pipeline.statistics
+    import metaloom.pipeline.estimation.statistics
 
     seen = []
-    monkeypatch.setattr(pipeline.statistics, "_DRAWS_AT_ONCE", 40)
+    monkeypatch.setattr(metaloom.pipeline.estimation.statistics, "_DRAWS_AT_ONCE", 40)
 
     def count(values):
         seen.append(values.shape)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.stopping import StoppingConfig, trend_p_value
+from metaloom.pipeline.config.stopping import StoppingConfig, trend_p_value
 
 
 def metrics(average, minimum=0.0, steps=0):

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pipeline.envs import EnvConfig, EnvError, TaskField, make_env
-from pipeline.task_samplers import TaskClasses, TaskDistribution, TaskPool, distinct_tasks, shuffled_blocks
+from metaloom.pipeline.envs import EnvConfig, EnvError, TaskField, make_env
+from metaloom.pipeline.tasks.samplers import TaskClasses, TaskDistribution, TaskPool, distinct_tasks, shuffled_blocks
 
 FIELDS = (TaskField("kind", "1", "class of the task"), TaskField("goal", "m", "where to go"))
 TASKS = np.array([[0, 0.1], [1, 0.2], [1, 0.3], [0, 0.4], [0, 0.5], [2, 0.6]])

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pipeline.transition_columns import TransitionColumns
-from pipeline.types import EpisodeBatch
+from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.types import EpisodeBatch
 
 
 def episodes(actions: np.ndarray) -> EpisodeBatch:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.types import BatchError, EpisodeBatch, Samples, TaskBatch, TaskParams
+from metaloom.pipeline.types import BatchError, EpisodeBatch, Samples, TaskBatch, TaskParams
 
 
 def episodes(B=2, E=3, T=4, **changes):

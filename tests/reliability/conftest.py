@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import storage
-from flows.train import resume, train
-from flows.workers import Backend
-from pipeline.config import build_config
+from metaloom import storage
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import build_config
 
 HERE = Path(__file__).parent
 SERIAL = Backend(workers=0)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-import storage
-from storage import provenance
+from metaloom import storage
+from metaloom.storage.format import provenance
 
 START = datetime(2026, 10, 25, 0, 59, 59, tzinfo=UTC)  # the hour in which summer time ends in Europe
 CLOCKS = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-import storage
+from metaloom import storage
 
 DAMAGES = {
     "middle byte": lambda data: (

@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import flows.run_stages
+import metaloom.flows.graph.run_stages
 
 SIZES = {"num_tasks": 6, "max_episode_steps": 30, "policy": {"hidden_sizes": [64, 64]}}
 TRAIN = """
 import json, sys
 from pathlib import Path
 import torch
-from flows.train import train
-from flows.workers import Backend
-from pipeline.config import build_config
+from metaloom.flows.commands.train import train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import build_config
 torch.set_num_threads(int(sys.argv[1]))
 train(build_config(json.loads(sys.argv[3])), Path(sys.argv[2]), backend=Backend(workers=0))
 """
@@ -29,7 +29,7 @@ def expected(tmp_path_factory, train_tiny, digests):
 
 @pytest.mark.parametrize("cores", [1, 4])
 def test_the_number_of_cores_changes_no_digest(tmp_path, train_tiny, digests, expected, monkeypatch, cores):
-    monkeypatch.setattr(flows.run_stages, "usable_cores", lambda: cores)
+    monkeypatch.setattr(metaloom.flows.graph.run_stages, "usable_cores", lambda: cores)
     assert digests(train_tiny(tmp_path / "run", **SIZES)) == expected
 
 
@@ -39,7 +39,7 @@ def test_the_order_in_which_threads_finish_changes_no_digest(tmp_path, train_tin
             done = {i: work(*item) for i, item in reversed(list(enumerate(zip(*items, strict=True))))}
             return iter([done[i] for i in sorted(done)])
 
-    monkeypatch.setattr(flows.run_stages, "ThreadPoolExecutor", Backwards)
+    monkeypatch.setattr(metaloom.flows.graph.run_stages, "ThreadPoolExecutor", Backwards)
     assert digests(train_tiny(tmp_path / "run", **SIZES)) == expected
 
 

@@ -8,12 +8,12 @@ import numcodecs.blosc
 import numpy as np
 import pytest
 
-import storage
-from flows.fork import fork
-from flows.thin import thin
-from flows.train import config_of, resume
-from flows.workers import Backend
-from storage.codec import flatten
+from metaloom import storage
+from metaloom.flows.commands.fork import fork
+from metaloom.flows.commands.thin import thin
+from metaloom.flows.commands.train import config_of, resume
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.storage.format.codec import flatten
 
 FIXTURES = sorted((Path(__file__).parents[1] / "fixtures").glob("metaloom-*"))
 PAGE = Path(__file__).parents[2] / "docs" / "independent_reader.md"

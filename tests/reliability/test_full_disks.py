@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-import storage
+from metaloom import storage
 
 ITERATIONS = 2
 STRIDE = 23

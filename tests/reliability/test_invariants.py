@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import storage
-from flows.run_stages import config_of, stages_of
-from flows.workers import Backend
-from pipeline.distributions import DiagGaussian
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows.graph.run_stages import config_of, stages_of
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.nn.distributions import DiagGaussian
+from metaloom.storage import StageRef
 
 POST = {StageRef(0, "collect_rollouts", 1), StageRef(0, "process_samples", 1)}
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-import storage
+from metaloom import storage
 
 ITERATIONS = 6
 STRIDE = 67  # a prime, so that the sample meets every kind of operation

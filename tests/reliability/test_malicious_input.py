@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import storage
-from storage.canonical import read_sealed, render, sealed
-from storage.chunks import crc32c
+from metaloom import storage
+from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.chunks import crc32c
 
 UNSAFE = re.compile(
     r"\b(?:import|from) (?:pickle|cloudpickle|marshal|shelve|dill|joblib)\b|allow_pickle(?!=False)|\btorch\.load\b"
@@ -70,7 +70,7 @@ def test_a_table_that_is_none_is_refused_whatever_its_checksum(tmp_path, train_t
 
 READ = """
 import resource, sys
-import storage
+from metaloom import storage
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     storage.open_run(sys.argv[1])[0].tasks()

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-import storage
+from metaloom import storage
 
 SAC = {
     "env": {"name": "Pendulum-v1", "action_scale": 1.0},

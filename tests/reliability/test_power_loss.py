@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-import storage
-from flows.train import resume
-from flows.workers import Backend
+from metaloom import storage
+from metaloom.flows.commands.train import resume
+from metaloom.flows.rollouts.workers import Backend
 
 STRIDE = 11
 

@@ -14,12 +14,12 @@ import distributed  # noqa: F401  # has to have set its defaults before a test c
 import psutil
 import pytest
 
-import storage
-from flows.errors import WorkersError
-from flows.train import Observer, resume, train
-from flows.workers import Backend
-from pipeline.config import build_config
-from storage import StageRef
+from metaloom import storage
+from metaloom.flows.commands.train import Observer, resume, train
+from metaloom.flows.errors import WorkersError
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import build_config
+from metaloom.storage import StageRef
 
 CHEETAH = {
     "env": "half-cheetah-dir",

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-import storage
-from pipeline.types import LearnerState, TaskBatch, TaskParams, Update
-from storage import StageRef
+from metaloom import storage
+from metaloom.pipeline.types import LearnerState, TaskBatch, TaskParams, Update
+from metaloom.storage import StageRef
 
 REFS = st.builds(StageRef, st.integers(0, 3), st.sampled_from(("sample_tasks", "adapt", "meta_optimize")))
 ABOUT = {"inputs": [], "seed_position": [], "started": 0.0, "seconds": 0.0}

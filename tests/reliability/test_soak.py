@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import storage
+from metaloom import storage
 
 
 @pytest.fixture(scope="module")

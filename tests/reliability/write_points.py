@@ -87,9 +87,9 @@ def kill_at(point: int, *, torn: bool) -> Act:
 
 
 def _work(job: dict[str, Any]) -> None:
-    from flows.train import resume, train
-    from flows.workers import Backend
-    from pipeline.config import build_config
+    from metaloom.flows.commands.train import resume, train
+    from metaloom.flows.rollouts.workers import Backend
+    from metaloom.pipeline.config.run import build_config
 
     path = Path(job["path"])
     with before_each_write(kill_at(job["point"], torn=job["torn"])):
@@ -100,7 +100,6 @@ def _work(job: dict[str, Any]) -> None:
 
 
 def _serve() -> None:
-    import flows.train  # noqa: F401  # once, so that children begin to write at once
 
     for line in sys.stdin:
         child = os.fork()

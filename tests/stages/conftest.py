@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from pipeline.types import EpisodeBatch
+from metaloom.pipeline.types import EpisodeBatch
 
 
 @pytest.fixture(scope="session")

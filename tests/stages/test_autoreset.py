@@ -11,15 +11,15 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import Autoreset
 
-from pipeline.baselines import BaselineConfig
-from pipeline.config import ProcessingConfig
-from pipeline.envs import BatchStep, EnvConfig, make_env
-from pipeline.envs.wrappers import SingleTask
-from pipeline.policies.config import PolicyConfig
-from pipeline.types import EpisodeBatch, TaskParams
-from stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from stages.process_samples import process_samples
-from stages.sample_tasks import sample_tasks
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.envs import BatchStep, EnvConfig, make_env
+from metaloom.pipeline.envs.wrappers import SingleTask
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.types import EpisodeBatch, TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.process_samples import process_samples
+from metaloom.stages.sample_tasks import sample_tasks
 
 
 class Walk(gymnasium.Env):

@@ -6,14 +6,14 @@ import mujoco
 import numpy as np
 import pytest
 
-from pipeline.envs import EnvConfig, MetaEnv, make_env
-from pipeline.envs.half_cheetah import HalfCheetahDir
-from pipeline.envs.point import Point2DGoal, PointRobot
-from pipeline.policies.config import PolicyConfig
-from pipeline.seeding import generator, seed_for
-from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
-from stages.collect_rollouts import RolloutError, RolloutPosition, Sampler, collect_rollouts
-from stages.sample_tasks import sample_tasks
+from metaloom.pipeline.envs import EnvConfig, MetaEnv, make_env
+from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
+from metaloom.pipeline.envs.point import Point2DGoal, PointRobot
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.seeding import generator, seed_for
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
+from metaloom.stages.collect_rollouts import RolloutError, RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.sample_tasks import sample_tasks
 
 POLICY = PolicyConfig(hidden_sizes=(9, 6))
 

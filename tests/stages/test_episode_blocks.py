@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from pipeline.envs import EnvConfig, make_env
-from pipeline.networks import initialize_mlp
-from pipeline.policies.config import PolicyConfig
-from pipeline.types import BatchError, EpisodeBatch, TaskBatch, TaskParams
-from stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from stages.episode_blocks import Enough, tasks_together
+from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.nn.mlp import initialize_mlp
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.types import BatchError, EpisodeBatch, TaskBatch, TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.rollouts.blocks import Enough, tasks_together
 
 POLICY = PolicyConfig(hidden_sizes=(4,))
 E, T = 12, 10

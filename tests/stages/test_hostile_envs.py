@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.envs import EnvConfig, EnvError, MetaEnv, make_env
-from pipeline.envs.point import Point2DGoal
-from pipeline.networks import initialize_mlp
-from pipeline.policies.config import PolicyConfig
-from pipeline.seeding import seed_for
-from pipeline.types import EpisodeBatch, TaskBatch, TaskParams
-from stages.collect_rollouts import RolloutError, RolloutPosition, Sampler, collect_rollouts
-from stages.episode_blocks import Enough
-from stages.reproduce import reproduce
-from stages.sample_tasks import sample_tasks
+from metaloom.pipeline.envs import EnvConfig, EnvError, MetaEnv, make_env
+from metaloom.pipeline.envs.point import Point2DGoal
+from metaloom.pipeline.nn.mlp import initialize_mlp
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.seeding import seed_for
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
+from metaloom.stages.collect_rollouts import RolloutError, RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.rollouts.blocks import Enough
+from metaloom.stages.rollouts.reproduce import reproduce
+from metaloom.stages.sample_tasks import sample_tasks
 
 POLICY = PolicyConfig(hidden_sizes=(4,))
 E, T, FIRST_TASK = 2, 5, 7

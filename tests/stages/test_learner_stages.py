@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from pipeline.algorithms import ProMP
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import EpisodeBatch, Samples, Step, TaskParams
-from stages.adapt import adapt
-from stages.counters import ENV_STEPS, ENV_STEPS_NOMINAL
-from stages.initialize import initialize
-from stages.meta_optimize import meta_optimize
+from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskParams
+from metaloom.stages.adapt import adapt
+from metaloom.stages.counters import ENV_STEPS, ENV_STEPS_NOMINAL
+from metaloom.stages.initialize import initialize
+from metaloom.stages.meta_optimize import meta_optimize
 
 POLICY = GaussianPolicy(2, 1, PolicyConfig(hidden_sizes=(4,)))
 PROMP = ProMP(inner_steps=1)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from pipeline.envs import EnvConfig, make_env
-from pipeline.envs.point import Point2DGoal
-from pipeline.policies.config import ActorKind, PolicyConfig
-from pipeline.seeding import generator
-from pipeline.types import EpisodeBatch, Params, TaskBatch, TaskParams
-from stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from stages.sample_tasks import sample_tasks
+from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.point import Point2DGoal
+from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import EpisodeBatch, Params, TaskBatch, TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.sample_tasks import sample_tasks
 
 POLICY = PolicyConfig(hidden_sizes=(9, 6))
 B, E, T, Z = 6, 4, 20, 3

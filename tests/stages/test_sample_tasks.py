@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from pipeline.envs import EnvConfig, EnvError, make_env
-from pipeline.envs.point import Point2DGoal
-from stages.sample_tasks import sample_tasks
+from metaloom.pipeline.envs import EnvConfig, EnvError, make_env
+from metaloom.pipeline.envs.point import Point2DGoal
+from metaloom.stages.sample_tasks import sample_tasks
 
 
 def draw(name: str, iteration: int = 0, num_tasks: int = 200):

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pipeline.replay_index import ReplayError, ReplayIndex, Round
-from stages.sample_transitions import sample_transitions
+from metaloom.pipeline.replay.index import ReplayError, ReplayIndex, Round
+from metaloom.stages.sample_transitions import sample_transitions
 
 
 def filled(tasks: int = 6, steps: int = 20) -> ReplayIndex:

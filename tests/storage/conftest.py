@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import storage
-from pipeline.types import (
+from metaloom import storage
+from metaloom.pipeline.types import (
     EpisodeBatch,
     Evaluation,
     LearnerState,
@@ -20,8 +20,8 @@ from pipeline.types import (
     TaskParams,
     Update,
 )
-from storage import RunWriter, StageRef
-from storage.codec import Value
+from metaloom.storage import RunWriter, StageRef
+from metaloom.storage.format.codec import Value
 
 CREATION = {"config": {"seed": 1}, "config_digest": "abc", "environment": {"code": "none"}}
 

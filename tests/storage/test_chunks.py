@@ -7,7 +7,7 @@ import sys
 ENCODE = """
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
-from storage.chunks import encode_chunk
+from metaloom.storage.format.chunks import encode_chunk
 
 array = np.cumsum(np.random.default_rng(0).standard_normal(5_000_000, np.float32))
 with ThreadPoolExecutor(1) as elsewhere:

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-import storage
-from storage import provenance
+from metaloom import storage
+from metaloom.storage.format import provenance
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import storage
-from pipeline.types import LearnerState, TaskBatch, TaskParams, Update
-from storage import StageRef
-from storage.publisher import Publisher
-from storage.sessions import Session
+from metaloom import storage
+from metaloom.pipeline.types import LearnerState, TaskBatch, TaskParams, Update
+from metaloom.storage import StageRef
+from metaloom.storage.write.publisher import Publisher
+from metaloom.storage.write.sessions import Session
 
 TASKS = StageRef(0, "sample_tasks")
 ROLLOUTS = StageRef(0, "collect_rollouts")

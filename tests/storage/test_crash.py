@@ -10,15 +10,16 @@ import time
 
 import pytest
 
-import storage
-from storage import StageRef, sessions
+from metaloom import storage
+from metaloom.storage import StageRef
+from metaloom.storage.write import sessions
 
 WRITER = """
 import itertools, sys, time
 import numpy as np
-import storage
-from pipeline.types import TaskBatch
-from storage import StageRef
+from metaloom import storage
+from metaloom.pipeline.types import TaskBatch
+from metaloom.storage import StageRef
 
 path, pause = sys.argv[1], float(sys.argv[2])
 try:

@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 import numpy as np
 import pytest
 
-import storage
-from storage import StageRef
-from storage.codec import flatten
-from storage.layout import PLANS
+from metaloom import storage
+from metaloom.storage import StageRef
+from metaloom.storage.format.codec import flatten
+from metaloom.storage.format.layout import PLANS
 
 
 @pytest.fixture(scope="module")

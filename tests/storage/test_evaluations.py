@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-import storage
-from pipeline.types import BatchError, Evaluation, TaskBatch
-from storage import StageRef
+from metaloom import storage
+from metaloom.pipeline.types import BatchError, Evaluation, TaskBatch
+from metaloom.storage import StageRef
 
 AFTER = StageRef(1, "evaluate")
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import storage
-from pipeline.types import TaskBatch
-from storage import StageRef
-from storage.export import ExportExists, export_folder, export_histories, export_parquet
+from metaloom import storage
+from metaloom.pipeline.types import TaskBatch
+from metaloom.storage import StageRef
+from metaloom.storage.export import ExportExists, export_folder, export_histories, export_parquet
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def fixed_run(tmp_path, make_batches, put, creation):
 
 @pytest.mark.parametrize("open_files", [1, 2, 128])
 def test_the_history_of_a_task_in_a_fixed_set_goes_through_all_iterations(fixed_run, tmp_path, monkeypatch, open_files):
-    monkeypatch.setattr("storage.export.histories._OPEN_FILES", open_files)
+    monkeypatch.setattr("metaloom.storage.export.histories._OPEN_FILES", open_files)
     export = export_histories(fixed_run, tmp_path / "out")
     rows = read_histories(export.path)
     check_history(fixed_run, rows)

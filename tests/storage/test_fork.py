@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import storage
-from storage import StageRef
-from storage import fork as forking
+from metaloom import storage
+from metaloom.storage import StageRef
+from metaloom.storage.keep import fork as forking
 
 CONFIG = {"config": {"seed": 1, "lr": 0.5}, "config_digest": "def", "environment": {"code": "none"}}
 
@@ -239,7 +239,7 @@ def test_an_iteration_that_is_not_there_or_a_path_that_is_taken_is_refused(
 
 FORKER = """
 import os, signal, sys
-import storage
+from metaloom import storage
 
 count, stop = 0, int(sys.argv[3])
 

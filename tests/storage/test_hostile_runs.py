@@ -7,10 +7,10 @@ import re
 import numpy as np
 import pytest
 
-import storage
-from storage import StageRef
-from storage.canonical import read_sealed, render, sealed
-from storage.chunks import crc32c
+from metaloom import storage
+from metaloom.storage import StageRef
+from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.chunks import crc32c
 
 REWARDS = "data.zarr/rollouts_0/rewards"
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 import s3fs
 
-import storage
-from flows.replay import replay
-from flows.run_info import list_run_rows
-from flows.train import resume, train
-from flows.warm_start import pinned
-from flows.workers import Backend
-from pipeline.config import build_config
-from storage import StageRef
-from storage.remote.log import RemoteLog
-from storage.remote.objects import ObjectFolder
-from storage.remote.session import RemoteSession
+from metaloom import storage
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.graph.warm_start import pinned
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.run_info import list_run_rows
+from metaloom.pipeline.config.run import build_config
+from metaloom.storage import StageRef
+from metaloom.storage.remote.log import RemoteLog
+from metaloom.storage.remote.objects import ObjectFolder
+from metaloom.storage.remote.session import RemoteSession
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,11 +46,12 @@ SETTINGS = {
 KILLED_TRAINER = """
 import os, signal, sys
 from pathlib import Path
-import storage
-from flows.train import train
-from flows.workers import Backend
-from pipeline.config import build_config, load_config
-from storage.remote.objects import ObjectFolder
+from metaloom import storage
+from metaloom.flows.commands.train import train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.config.input import load_config
+from metaloom.storage.remote.objects import ObjectFolder
 
 put_new, count = ObjectFolder.put_new, 0
 
@@ -136,7 +137,9 @@ def digests(run):
 
 
 def metaloom(*arguments, code=0):
-    done = subprocess.run([sys.executable, "-m", "flows.cli", *arguments], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "metaloom.flows.cli", *arguments], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -500,7 +503,7 @@ def test_an_entry_that_names_a_file_outside_of_the_run_is_refused(make_remote, b
     log.pull()
     session = RemoteSession.begin(log, "0" * 16, take_over=False)
     raw = bucket.cat_file(f"bucket/runs/first/_log/{log.next - 1:08d}.json")
-    from storage.canonical import parse_sealed, render, sealed
+    from metaloom.storage.format.canonical import parse_sealed, render, sealed
 
     document = parse_sealed(raw) | {"sequence": log.next, "previous": log.last_hash, "kind": "commit"}
     for path in ("../outside.json", "/etc/passwd", "data.zarr/../../x/zarr.json"):

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-import storage
-from storage import LAST_STAGES, Retention, StageRef
-from storage.canonical import read_sealed, render, sealed
-from storage.export import export_histories, export_parquet
-from storage.thinning import marker_path, render_marker
+from metaloom import storage
+from metaloom.storage import LAST_STAGES, Retention, StageRef
+from metaloom.storage.export import export_histories, export_parquet
+from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.keep.thinning import marker_path, render_marker
 
 MEMORY = ("fill_memory", "collect_rollouts")
 

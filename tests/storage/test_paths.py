@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import storage
+from metaloom import storage
 
 
 @pytest.mark.parametrize(

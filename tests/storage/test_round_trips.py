@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import zarr
 
-import storage
-from pipeline.types import LearnerState, TaskBatch, TaskParams, Update
-from storage import StageRef
-from storage.arrays import COMPRESS_FROM
-from storage.codec import flatten
+from metaloom import storage
+from metaloom.pipeline.types import LearnerState, TaskBatch, TaskParams, Update
+from metaloom.storage import StageRef
+from metaloom.storage.format.arrays import COMPRESS_FROM
+from metaloom.storage.format.codec import flatten
 
 
 def same(left, right) -> bool:

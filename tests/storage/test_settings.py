@@ -1,4 +1,4 @@
-from storage.settings import changed, dotted
+from metaloom.storage.format.settings import changed, dotted
 
 
 def test_every_setting_has_its_full_name():

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import storage
-from pipeline.types import LearnerState, TaskBatch, TaskParams, Update
-from storage import StageRef
+from metaloom import storage
+from metaloom.pipeline.types import LearnerState, TaskBatch, TaskParams, Update
+from metaloom.storage import StageRef
 
 CREATION = {"config": {}, "config_digest": "", "environment": {}}
 STAGES = ("sample_tasks", "adapt", "meta_optimize")

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-import storage
-from storage import StageRef
+from metaloom import storage
+from metaloom.storage import StageRef
 
 
 @contextmanager

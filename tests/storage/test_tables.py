@@ -12,8 +12,8 @@ import pyarrow.dataset
 import pytest
 import xarray as xr
 
-import storage
-from storage import StageRef
+from metaloom import storage
+from metaloom.storage import StageRef
 
 
 @pytest.fixture
@@ -243,8 +243,8 @@ def test_opening_a_run_imports_neither_torch_nor_a_simulator_nor_an_orchestrator
 def test_a_writing_process_needs_no_pandas(tmp_path):
     code = """
 import sys, time, numpy as np, storage
-from pipeline.types import LearnerState, Update
-from storage import StageRef
+from metaloom.pipeline.types import LearnerState, Update
+from metaloom.storage import StageRef
 about = dict(inputs=[], seed_position=[], started=0.0, seconds=0.0)
 with storage.create_run(sys.argv[1], config={}, config_digest="", capacity=1, environment={}) as writer:
     update = Update(LearnerState({"a": np.zeros(2, np.float32)}), {"loss": 1.0})

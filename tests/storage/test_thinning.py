@@ -5,12 +5,12 @@ import shutil
 
 import pytest
 
-import storage
-from storage import Retention, StageRef
-from storage.budget import Budget
-from storage.sessions import Session
-from storage.thinner import Thinner
-from storage.thinning import marker_path
+from metaloom import storage
+from metaloom.storage import Retention, StageRef
+from metaloom.storage.keep.thinner import Thinner
+from metaloom.storage.keep.thinning import marker_path
+from metaloom.storage.write.budget import Budget
+from metaloom.storage.write.sessions import Session
 
 ARRAYS = ("collect_rollouts", "process_samples", "adapt")
 
@@ -111,7 +111,7 @@ def test_a_marker_that_is_lost_or_changed_is_damage_that_repair_mends(thinned, p
 
 
 def test_what_always_stays_cannot_be_called_thinned(make_run):
-    from storage.thinning import render_marker
+    from metaloom.storage.keep.thinning import render_marker
 
     path = make_run(1)
     ref = StageRef(0, "meta_optimize")
@@ -174,7 +174,7 @@ def test_arrays_come_back_only_with_the_digests_they_had(thinned, make_batches):
 
 
 def test_a_compressor_that_writes_other_bytes_puts_nothing_back(thinned, make_batches, monkeypatch):
-    from storage import array_store
+    from metaloom.storage.write import array_store
 
     encode = array_store.encode_chunk
 

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-import storage
-from storage import StageRef
-from storage.transitions import stored_rounds
+from metaloom import storage
+from metaloom.storage import StageRef
+from metaloom.storage.read.transitions import stored_rounds
 
 
 @pytest.fixture

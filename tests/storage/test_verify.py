@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import storage
-from storage import StageRef
-from storage.records import read_record
+from metaloom import storage
+from metaloom.storage import StageRef
+from metaloom.storage.format.records import read_record
 
 
 def files_of(path):

@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from pipeline.algorithms.actor_critic.heads import gaussian_log_prob
-from pipeline.estimators import discounted_returns, gae_to_next
-from pipeline.types import Array, EpisodeBatch, Params
+from metaloom.pipeline.algorithms.actor_critic.heads import gaussian_log_prob
+from metaloom.pipeline.estimation.returns import discounted_returns, gae_to_next
+from metaloom.pipeline.types import Array, EpisodeBatch, Params
 
 
 @dataclass(frozen=True)

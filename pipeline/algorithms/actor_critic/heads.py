@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.policies.inference import log_softmax
-from pipeline.types import Array
+from metaloom.pipeline.policies.inference import log_softmax
+from metaloom.pipeline.types import Array
 
 LOG_2PI = math.log(2 * math.pi)
 

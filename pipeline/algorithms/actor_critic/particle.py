@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.algorithms.actor_critic.experience import Experience
-from pipeline.algorithms.actor_critic.heads import CategoricalHead, GaussianHead, Head
-from pipeline.algorithms.actor_critic.settings import ActorCritic, OptimizerName
-from pipeline.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
-from pipeline.networks import initialize_mlp, layer_names
-from pipeline.optimizers import AdamInPlace, RMSpropInPlace
-from pipeline.policies.categorical import CategoricalPolicy
-from pipeline.policies.gaussian import LOG_STD, MEAN_NETWORK, GaussianPolicy
-from pipeline.policies.inference import LOGITS_NETWORK
-from pipeline.types import Array, LearnerState
+from metaloom.pipeline.algorithms.actor_critic.experience import Experience
+from metaloom.pipeline.algorithms.actor_critic.heads import CategoricalHead, GaussianHead, Head
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic, OptimizerName
+from metaloom.pipeline.kernels.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
+from metaloom.pipeline.nn.mlp import initialize_mlp, layer_names
+from metaloom.pipeline.nn.optimizers import AdamInPlace, RMSpropInPlace
+from metaloom.pipeline.policies.categorical import CategoricalPolicy
+from metaloom.pipeline.policies.gaussian import LOG_STD, MEAN_NETWORK, GaussianPolicy
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK
+from metaloom.pipeline.types import Array, LearnerState
 
 CRITIC = "critic"
 POLICY = "policy"

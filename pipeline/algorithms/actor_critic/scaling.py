@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.estimators import EPSILON, normalize, shift_positive
-from pipeline.types import Array, LearnerState, Params
+from metaloom.pipeline.estimation.returns import EPSILON, normalize, shift_positive
+from metaloom.pipeline.types import Array, LearnerState, Params
 
 if TYPE_CHECKING:
-    from pipeline.config import ProcessingConfig
+    from metaloom.pipeline.config.processing import ProcessingConfig
 
 RUNNING = "advantage_moments"
 """Name in the learner of the running count, mean and sum of squared deviations, [3] float64."""

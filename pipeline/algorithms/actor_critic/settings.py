@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from pipeline.algorithms.learning_rate import LearningRate
-from pipeline.types import Array
+from metaloom.pipeline.algorithms.learning_rate import LearningRate
+from metaloom.pipeline.types import Array
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.actor_critic.learner import ActorCriticLearner
-    from pipeline.config import ProcessingConfig
+    from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
+    from metaloom.pipeline.config.processing import ProcessingConfig
 
 LayerSize = Annotated[int, Field(ge=1)]
 OptimizerName = Literal["adam", "rmsprop"]
@@ -83,7 +83,7 @@ class ActorCritic(LearningRate, ABC):
 
     def build(self, processing: ProcessingConfig) -> ActorCriticLearner:
         """The algorithm that these settings describe, for rewards discounted as `processing` says."""
-        from pipeline.algorithms.actor_critic.learner import ActorCriticLearner
+        from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
 
         return ActorCriticLearner(self, processing)
 

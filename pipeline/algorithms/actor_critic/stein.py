@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.algorithms.actor_critic.experience import Experience
-from pipeline.algorithms.actor_critic.learner import ActorCriticLearner
-from pipeline.algorithms.actor_critic.particle import Particle, Policy, initial_learner
-from pipeline.algorithms.gradient_based import NUM_UPDATES
-from pipeline.algorithms.svpg import SVPG
-from pipeline.seeding import generator
-from pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, Params, TaskParams
+from metaloom.pipeline.algorithms.actor_critic.experience import Experience
+from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
+from metaloom.pipeline.algorithms.actor_critic.particle import Particle, Policy, initial_learner
+from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
+from metaloom.pipeline.algorithms.maml.gradient_based import NUM_UPDATES
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, Params, TaskParams
 
 
 def median_bandwidth(particles: Array) -> float:

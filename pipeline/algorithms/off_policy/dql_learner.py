@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.contract import ParallelMap
-from pipeline.algorithms.off_policy import progress
-from pipeline.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
-from pipeline.networks import initialize_mlp, layer_names
-from pipeline.optimizers import RMSpropInPlace
-from pipeline.policies.actors.q_values import EPSILON, Q_NETWORK
-from pipeline.policies.off_policy import OffPolicyPolicy
-from pipeline.seeding import generator
-from pipeline.types import Array, LearnerState, Metrics, Minibatch, TaskParams, Transitions
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.algorithms.off_policy import progress
+from metaloom.pipeline.kernels.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
+from metaloom.pipeline.nn.mlp import initialize_mlp, layer_names
+from metaloom.pipeline.nn.optimizers import RMSpropInPlace
+from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK
+from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, TaskParams, Transitions
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.dql import DQL
+    from metaloom.pipeline.algorithms.off_policy.dql import DQL
 
 TARGET = "target_q"
 Q = "q"

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from pipeline.algorithms.finite import NumericalError
-from pipeline.algorithms.gradient_based import NUM_UPDATES
-from pipeline.flat_networks import FlatParams
-from pipeline.types import Array, LearnerState, Metrics, Params, Transitions
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.maml.gradient_based import NUM_UPDATES
+from metaloom.pipeline.kernels.flat_networks import FlatParams
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Params, Transitions
 
 NUM_GRADIENT_STEPS = "num_gradient_steps"
 """Name in the learner of the number of gradient steps over the run."""

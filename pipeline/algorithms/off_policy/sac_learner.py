@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.algorithms.contract import ParallelMap
-from pipeline.algorithms.off_policy import progress
-from pipeline.algorithms.off_policy.sac_update import ENT_COEFF, POLICY, Q, SACUpdate
-from pipeline.algorithms.off_policy.twin_q import TwinQ
-from pipeline.flat_networks import FlatParams, prefixed
-from pipeline.networks import initialize_mlp
-from pipeline.optimizers import AdamInPlace
-from pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
-from pipeline.policies.off_policy import OffPolicyPolicy
-from pipeline.seeding import generator
-from pipeline.types import LearnerState, Metrics, Minibatch, TaskParams
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.algorithms.off_policy import progress
+from metaloom.pipeline.algorithms.off_policy.sac_update import ENT_COEFF, POLICY, Q, SACUpdate
+from metaloom.pipeline.algorithms.off_policy.twin_q import TwinQ
+from metaloom.pipeline.kernels.flat_networks import FlatParams, prefixed
+from metaloom.pipeline.nn.mlp import initialize_mlp
+from metaloom.pipeline.nn.optimizers import AdamInPlace
+from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
+from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, TaskParams
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.sac import SAC
+    from metaloom.pipeline.algorithms.off_policy.sac import SAC
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pipeline.algorithms.contract import ParallelMap
-from pipeline.algorithms.off_policy import progress
-from pipeline.algorithms.off_policy.tanh_gaussian import TanhGaussianSample
-from pipeline.algorithms.off_policy.twin_q import NAMES, TwinQ
-from pipeline.estimators import EPSILON
-from pipeline.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
-from pipeline.optimizers import AdamInPlace
-from pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
-from pipeline.policies.off_policy import OffPolicyPolicy
-from pipeline.types import Array, LearnerState, Metrics, Params, Transitions
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.algorithms.off_policy import progress
+from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import TanhGaussianSample
+from metaloom.pipeline.algorithms.off_policy.twin_q import NAMES, TwinQ
+from metaloom.pipeline.estimation.returns import EPSILON
+from metaloom.pipeline.kernels.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
+from metaloom.pipeline.nn.optimizers import AdamInPlace
+from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
+from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Params, Transitions
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.sac import SAC
+    from metaloom.pipeline.algorithms.off_policy.sac import SAC
 
 POLICY, Q, ENT_COEFF = "policy", "q", "alpha"
 """Prefixes of the optimizers' states."""

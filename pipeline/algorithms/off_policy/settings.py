@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from pipeline.algorithms.learning_rate import LearningRate
-from pipeline.policies.config import ActorKind
+from metaloom.pipeline.algorithms.learning_rate import LearningRate
+from metaloom.pipeline.policies.config import ActorKind
 
 LayerSize = Annotated[int, Field(ge=1)]
 

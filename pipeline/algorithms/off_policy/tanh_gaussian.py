@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from pipeline.policies.actors.tanh_gaussian import MAX_LOG_STD, MIN_LOG_STD
-from pipeline.types import Array
+from metaloom.pipeline.policies.actors.tanh_gaussian import MAX_LOG_STD, MIN_LOG_STD
+from metaloom.pipeline.types import Array
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _LOG_2 = math.log(2)

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.algorithms.contract import ParallelMap
-from pipeline.flat_networks import ALL, FlatParams, Network, layer_paths
-from pipeline.networks import initialize_mlp
-from pipeline.types import Array, Params
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.kernels.flat_networks import ALL, FlatParams, Network, layer_paths
+from metaloom.pipeline.nn.mlp import initialize_mlp
+from metaloom.pipeline.types import Array, Params
 
 NAMES = ("q1", "q2")
 

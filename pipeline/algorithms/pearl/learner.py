@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.algorithms.contract import ParallelMap
-from pipeline.algorithms.off_policy.progress import means
-from pipeline.algorithms.pearl.networks import Activations
-from pipeline.algorithms.pearl.part import context_features
-from pipeline.algorithms.pearl.posterior import Belief, posterior_for
-from pipeline.algorithms.pearl.settings import PEARL
-from pipeline.algorithms.pearl.state import PARAMS, initial_learner, networks_of
-from pipeline.algorithms.pearl.update import METRICS, GradientSteps
-from pipeline.policies.actors.belief import BELIEF_MEAN, BELIEF_VARIANCE
-from pipeline.seeding import generator
-from pipeline.types import LearnerState, Metrics, Minibatch, TaskParams, Transitions
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.algorithms.off_policy.progress import means
+from metaloom.pipeline.algorithms.pearl.networks import Activations
+from metaloom.pipeline.algorithms.pearl.part import context_features
+from metaloom.pipeline.algorithms.pearl.posterior import Belief, posterior_for
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
+from metaloom.pipeline.algorithms.pearl.state import PARAMS, initial_learner, networks_of
+from metaloom.pipeline.algorithms.pearl.update import METRICS, GradientSteps
+from metaloom.pipeline.policies.actors.belief import BELIEF_MEAN, BELIEF_VARIANCE
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, TaskParams, Transitions
 
 if TYPE_CHECKING:
-    from pipeline.policies.off_policy import OffPolicyPolicy
+    from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from pipeline.networks import layer_names
-from pipeline.types import Array, Params
+from metaloom.pipeline.nn.mlp import layer_names
+from metaloom.pipeline.types import Array, Params
 
 HIDDEN_BIAS = 0.1
 

@@ -8,13 +8,13 @@ from functools import reduce
 
 import numpy as np
 
-from pipeline.algorithms.off_policy.tanh_gaussian import TanhGaussianSample
-from pipeline.algorithms.pearl.networks import Activations, Network
-from pipeline.algorithms.pearl.posterior import Belief, posterior_for
-from pipeline.algorithms.pearl.regularization import Regularization
-from pipeline.algorithms.pearl.settings import PEARL
-from pipeline.algorithms.pearl.state import TRAINED
-from pipeline.types import Array, Metrics, Minibatch, Transitions
+from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import TanhGaussianSample
+from metaloom.pipeline.algorithms.pearl.networks import Activations, Network
+from metaloom.pipeline.algorithms.pearl.posterior import Belief, posterior_for
+from metaloom.pipeline.algorithms.pearl.regularization import Regularization
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
+from metaloom.pipeline.algorithms.pearl.state import TRAINED
+from metaloom.pipeline.types import Array, Metrics, Minibatch, Transitions
 
 
 @dataclass(frozen=True)

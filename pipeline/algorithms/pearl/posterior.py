@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.types import Array
+from metaloom.pipeline.types import Array
 
 MIN_VARIANCE = 1e-7
 

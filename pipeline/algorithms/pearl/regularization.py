@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.algorithms.off_policy.tanh_gaussian import TanhGaussianSample
-from pipeline.types import Array
+from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import TanhGaussianSample
+from metaloom.pipeline.types import Array
 
 
 @dataclass(frozen=True)

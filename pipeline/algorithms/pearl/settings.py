@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.algorithms.pearl.rounds import Round, episodes_of, posterior_rounds
-from pipeline.schema import Settings
+from metaloom.pipeline.algorithms.pearl.rounds import Round, episodes_of, posterior_rounds
+from metaloom.pipeline.schema import Settings
 
 if TYPE_CHECKING:
-    from pipeline.algorithms.pearl.learner import PEARLLearner
-    from pipeline.config import ProcessingConfig
+    from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
+    from metaloom.pipeline.config.processing import ProcessingConfig
 
 LayerSize = Annotated[int, Field(ge=1)]
 
@@ -145,6 +145,6 @@ class PEARL(Settings):
 
     def build(self, processing: ProcessingConfig) -> PEARLLearner:
         """The algorithm that these settings describe, for rewards discounted as `processing` says."""
-        from pipeline.algorithms.pearl.learner import PEARLLearner
+        from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
 
         return PEARLLearner(self, processing.discount)

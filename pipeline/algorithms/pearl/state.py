@@ -7,13 +7,13 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from pipeline.algorithms.gradient_based import NUM_UPDATES
-from pipeline.algorithms.pearl.networks import Network, initialize_relu
-from pipeline.algorithms.pearl.settings import PEARL
-from pipeline.flat_networks import prefixed, unprefixed
-from pipeline.optimizers import AdamInPlace
-from pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
-from pipeline.types import Array, LearnerState, Params
+from metaloom.pipeline.algorithms.maml.gradient_based import NUM_UPDATES
+from metaloom.pipeline.algorithms.pearl.networks import Network, initialize_relu
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
+from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
+from metaloom.pipeline.nn.optimizers import AdamInPlace
+from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
+from metaloom.pipeline.types import Array, LearnerState, Params
 
 TrainedName = Literal["policy", "encoder", "q1", "q2", "v"]
 """What an optimizer changes; the target V follows V."""

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from pipeline.policies.actors.contract import ActorSetup
-from pipeline.policies.inference import check_shapes
-from pipeline.types import Array, Params
+from metaloom.pipeline.policies.actors.contract import ActorSetup
+from metaloom.pipeline.policies.inference import check_shapes
+from metaloom.pipeline.types import Array, Params
 
 BELIEF_MEAN, BELIEF_VARIANCE = "belief.mean", "belief.variance"
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from pipeline.policies.actors.contract import ActorSetup
-from pipeline.policies.inference import LOGITS_NETWORK, NetworkInference, log_softmax
-from pipeline.types import Array
+from metaloom.pipeline.policies.actors.contract import ActorSetup
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, NetworkInference, log_softmax
+from metaloom.pipeline.types import Array
 
 
 class CategoricalActor:

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.policies.config import PolicyConfig
-from pipeline.types import Array, TaskParams
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.types import Array, TaskParams
 
 
 class Actor(Protocol):

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from pipeline.policies.actors.belief import draw_latents
-from pipeline.policies.actors.contract import ActorSetup
-from pipeline.policies.inference import NetworkInference
-from pipeline.types import Array
+from metaloom.pipeline.policies.actors.belief import draw_latents
+from metaloom.pipeline.policies.actors.contract import ActorSetup
+from metaloom.pipeline.policies.inference import NetworkInference
+from metaloom.pipeline.types import Array
 
 POLICY_NETWORK = "policy_network"
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0

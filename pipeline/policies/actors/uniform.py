@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pipeline.policies.actors.contract import ActorSetup
-from pipeline.types import Array
+from metaloom.pipeline.policies.actors.contract import ActorSetup
+from metaloom.pipeline.types import Array
 
 
 class UniformActor:

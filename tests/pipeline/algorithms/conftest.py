@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import EpisodeBatch, Params, Samples, Step, TaskParams
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import EpisodeBatch, Params, Samples, Step, TaskParams
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ORIGINAL_LOG_STD = "log_std_network.log_std_var"

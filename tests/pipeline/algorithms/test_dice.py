@@ -8,17 +8,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from pipeline.algorithms import ProMP
-from pipeline.algorithms.dice_maml import DiceMAML
-from pipeline.algorithms.gradient_based import step_size_logs
-from pipeline.algorithms.losses import dice_loss, log_likelihood_per_cell
-from pipeline.algorithms.meta_gradient import meta_gradient, meta_objective
-from pipeline.algorithms.rows import build_chunks, minibatches, task_rows
-from pipeline.algorithms.vpg_dice import VPGDice
-from pipeline.optimizers import STEP_COUNT
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import LearnerState, TaskParams
+from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.dice import DiceMAML
+from metaloom.pipeline.algorithms.maml.gradient_based import step_size_logs
+from metaloom.pipeline.algorithms.maml.losses import dice_loss, log_likelihood_per_cell
+from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.rows import build_chunks, minibatches, task_rows
+from metaloom.pipeline.algorithms.maml.vpg_dice import VPGDice
+from metaloom.pipeline.nn.optimizers import STEP_COUNT
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import LearnerState, TaskParams
 
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
 DICE_ALGORITHMS = (DiceMAML, VPGDice)

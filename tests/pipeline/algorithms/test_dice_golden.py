@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from pipeline.algorithms.dice_maml import DiceMAML
-from pipeline.algorithms.meta_gradient import meta_gradient
-from pipeline.algorithms.rows import build_chunks
-from pipeline.algorithms.vpg_dice import VPGDice
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskParams
+from metaloom.pipeline.algorithms.maml.dice import DiceMAML
+from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient
+from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.vpg_dice import VPGDice
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskParams
 
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(8, 8)))
 ALGORITHMS = {"dice_maml": DiceMAML, "vpg_dice_maml": VPGDice}

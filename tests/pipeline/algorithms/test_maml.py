@@ -9,14 +9,14 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from pipeline.algorithms import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
-from pipeline.algorithms.gradient_based import LOG_INNER_LR, step_size_logs
-from pipeline.algorithms.losses import likelihood_ratio_loss, log_likelihood_loss
-from pipeline.algorithms.meta_gradient import meta_gradient, meta_objective
-from pipeline.algorithms.rows import build_chunks
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import LearnerState, TaskParams
+from metaloom.pipeline.algorithms import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
+from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR, step_size_logs
+from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss, log_likelihood_loss
+from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import LearnerState, TaskParams
 
 DOCS = Path(__file__).parents[3] / "docs" / "algorithms"
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithms import EMAML, MAMLTRPO, MAMLVPG
-from pipeline.algorithms.curvature import FlatParams, difference_product, exact_product
-from pipeline.algorithms.meta_gradient import meta_gradient, meta_objective
-from pipeline.algorithms.rows import build_chunks
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import LearnerState, TaskParams
+from metaloom.pipeline.algorithms import EMAML, MAMLTRPO, MAMLVPG
+from metaloom.pipeline.algorithms.maml.curvature import FlatParams, difference_product, exact_product
+from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import LearnerState, TaskParams
 
 TRUST_REGION = ("trpo_maml_loglik_onpolicy", "trpo_maml_ratio_onpolicy", "trpo_emaml_loglik_onpolicy")
 VANILLA = ("vpg_maml_loglik_plain", "vpg_maml_loglik_exploration", "vpg_maml_ratio_plain")

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithms import ProMP
-from pipeline.algorithms.finite import NumericalError
-from pipeline.algorithms.gradient_based import LOG_INNER_LR, step_size_logs
-from pipeline.algorithms.inner_loop import adapt_tasks
-from pipeline.algorithms.losses import likelihood_ratio_loss
-from pipeline.algorithms.meta_gradient import meta_gradient, meta_objective
-from pipeline.algorithms.rows import build_chunks, task_rows
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import TaskParams
+from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR, step_size_logs
+from metaloom.pipeline.algorithms.maml.inner_loop import adapt_tasks
+from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss
+from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.rows import build_chunks, task_rows
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import TaskParams
 
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
 

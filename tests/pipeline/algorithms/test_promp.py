@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.algorithms import ProMP
-from pipeline.algorithms.gradient_based import LOG_INNER_LR, NUM_UPDATES
-from pipeline.algorithms.promp import INNER_KL_COEFF, adapted_kl_coeff
-from pipeline.optimizers import STEP_COUNT
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import LearnerState, TaskParams
+from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR, NUM_UPDATES
+from metaloom.pipeline.algorithms.maml.promp import INNER_KL_COEFF, adapted_kl_coeff
+from metaloom.pipeline.nn.optimizers import STEP_COUNT
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import LearnerState, TaskParams
 
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
 
@@ -260,5 +260,5 @@ def test_impossible_and_contradictory_settings_are_refused(settings, message):
 
 
 def test_configuration_is_read_without_importing_torch():
-    code = "import sys, pipeline.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, metaloom.pipeline.config.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

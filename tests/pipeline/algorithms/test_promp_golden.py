@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from pipeline.algorithms import ProMP
-from pipeline.algorithms.meta_gradient import meta_gradient
-from pipeline.algorithms.promp import adapted_kl_coeff
-from pipeline.algorithms.rows import build_chunks
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import LearnerState, TaskParams
+from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient
+from metaloom.pipeline.algorithms.maml.promp import adapted_kl_coeff
+from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import LearnerState, TaskParams
 
 FILES = ("promp_1step_offpolicy", "promp_1step_offpolicy_clip0.1_kl2", "promp_1step_onpolicy")
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(8, 8)))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithms.finite import NumericalError
-from pipeline.algorithms.rows import build_chunks, chunk_bounds, minibatch_rows, task_rows
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.maml.rows import build_chunks, chunk_bounds, minibatch_rows, task_rows
 
 ALL = slice(0, 3)
 

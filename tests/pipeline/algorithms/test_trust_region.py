@@ -8,13 +8,14 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from pipeline.algorithms import EMAML, MAMLTRPO, curvature
-from pipeline.algorithms.curvature import FlatParams, difference_product, exact_product, share_of_rows
-from pipeline.algorithms.meta_gradient import meta_objective
-from pipeline.algorithms.rows import build_chunks
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.types import LearnerState
+from metaloom.pipeline.algorithms import EMAML, MAMLTRPO
+from metaloom.pipeline.algorithms.maml import curvature
+from metaloom.pipeline.algorithms.maml.curvature import FlatParams, difference_product, exact_product, share_of_rows
+from metaloom.pipeline.algorithms.maml.meta_gradient import meta_objective
+from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.types import LearnerState
 
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4, 5)))
 INNER_LOSSES = ("log_likelihood", "likelihood_ratio")

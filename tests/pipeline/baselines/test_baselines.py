@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.baselines import BaselineConfig, BaselineError
-from pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, fit
-from pipeline.baselines.value_network import ValueNetworkBaseline
-from pipeline.baselines.zero import ZeroBaseline
+from metaloom.pipeline.baselines import BaselineConfig, BaselineError
+from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, fit
+from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
+from metaloom.pipeline.baselines.zero import ZeroBaseline
 
 BASELINES = {"feature": LinearFeatureBaseline(), "time": LinearTimeBaseline()}
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.baselines import BaselineError
-from pipeline.baselines.linear import LinearFeatureBaseline
-from pipeline.baselines.value_network import ValueNetworkBaseline, _gradient, _initial
-from pipeline.estimators import explained_variance
+from metaloom.pipeline.baselines import BaselineError
+from metaloom.pipeline.baselines.linear import LinearFeatureBaseline
+from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline, _gradient, _initial
+from metaloom.pipeline.estimation.returns import explained_variance
 
 SMALL = ValueNetworkBaseline(hidden_sizes=(8,), num_epochs=2, steps_per_minibatch=20)
 
@@ -151,5 +151,5 @@ def test_a_fit_that_diverges_is_refused_by_task():
 
 
 def test_baselines_do_not_import_torch():
-    code = "import sys, pipeline.baselines; sys.exit('torch' in sys.modules)"
+    code = "import sys, metaloom.pipeline.baselines; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

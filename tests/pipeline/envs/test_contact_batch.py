@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from mujoco.batch import SimulationError
 
-from pipeline.envs import contact_batch as module
-from pipeline.envs.ant import AntDir
-from pipeline.envs.contact_batch import ContactBatch, ContactLoop, contact_batch
-from pipeline.envs.humanoid import HumanoidDir
+from metaloom.pipeline.envs import contact_batch as module
+from metaloom.pipeline.envs.ant import AntDir
+from metaloom.pipeline.envs.contact_batch import ContactBatch, ContactLoop, contact_batch
+from metaloom.pipeline.envs.humanoid import HumanoidDir
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from pipeline.envs import ENVS, EnvConfig, EnvError, MetaEnv, make_batch_env, make_env, with_all_options
-from pipeline.envs.half_cheetah import HalfCheetahDir
-from pipeline.envs.loop_batch import LoopBatch
-from pipeline.envs.mujoco_robot import MujocoRobot
-from pipeline.envs.point_corner import PointCorner
-from pipeline.envs.wrappers import SingleTask
+from metaloom.pipeline.envs import ENVS, EnvConfig, EnvError, MetaEnv, make_batch_env, make_env, with_all_options
+from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
+from metaloom.pipeline.envs.loop_batch import LoopBatch
+from metaloom.pipeline.envs.mujoco_robot import MujocoRobot
+from metaloom.pipeline.envs.point_corner import PointCorner
+from metaloom.pipeline.envs.wrappers import SingleTask
 
 OPTIONS = {
     "point-corner": ("reward", ("dense", "dense_squared", "sparse")),

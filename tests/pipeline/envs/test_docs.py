@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from pipeline.envs import ENVS, EnvConfig, make_env
+from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
 
 DOCS = Path(__file__).parents[3] / "docs" / "environments"
 

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline.envs import ENVS, EnvConfig, make_env
-from pipeline.envs.facts import env_facts
+from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
+from metaloom.pipeline.envs.facts import env_facts
 
 
 def facts(name, action_scale=10.0, **options):
@@ -17,7 +17,7 @@ def facts(name, action_scale=10.0, **options):
 
 def test_options_that_were_left_out_are_told_as_well():
     assert facts("ant-dir") == {
-        "class": "pipeline.envs.ant:AntDir",
+        "class": "metaloom.pipeline.envs.ant:AntDir",
         "options": {"obs_style": "promp"},
         "observation_size": 111,
         "action_size": 8,

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.envs.ant import AntDir, AntDir2D, AntGoal, PearlAntDir
-from pipeline.envs.half_cheetah import HalfCheetahDir, PearlCheetahDir
-from pipeline.envs.humanoid import Humanoid, HumanoidDir
-from pipeline.envs.mujoco_robot import Motion, MujocoRobot
-from pipeline.envs.swimmer import SwimmerVel
+from metaloom.pipeline.envs.ant import AntDir, AntDir2D, AntGoal, PearlAntDir
+from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir, PearlCheetahDir
+from metaloom.pipeline.envs.humanoid import Humanoid, HumanoidDir
+from metaloom.pipeline.envs.mujoco_robot import Motion, MujocoRobot
+from metaloom.pipeline.envs.swimmer import SwimmerVel
 
 NUM_ROWS, NUM_STEPS = 5, 120
 

@@ -7,9 +7,9 @@ import mujoco
 import numpy as np
 import pytest
 
-from pipeline.envs import EnvConfig, make_env
-from pipeline.envs.half_cheetah import HalfCheetah, HalfCheetahDir, HalfCheetahVel
-from pipeline.envs.mujoco_robot import Motion
+from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.half_cheetah import HalfCheetah, HalfCheetahDir, HalfCheetahVel
+from metaloom.pipeline.envs.mujoco_robot import Motion
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -82,7 +82,7 @@ def test_velocities_lie_between_0_and_3() -> None:
 
 def test_a_picture_shows_the_robot() -> None:
     code = (
-        "from pipeline.envs.half_cheetah import HalfCheetahDir; "
+        "from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir; "
         "robot = HalfCheetahDir(render_mode='rgb_array'); robot.reset(seed=0); picture = robot.render(); "
         "robot.close(); assert picture.shape == (240, 320, 3) and picture.std() > 10, picture"
     )

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pipeline.envs.hopper import HopperRandParams
-from pipeline.envs.mujoco_robot import Motion
+from metaloom.pipeline.envs.hopper import HopperRandParams
+from metaloom.pipeline.envs.mujoco_robot import Motion
 
 
 def motion(*, forward: float = 0.0, qvel: float = 0.0, **state: float) -> Motion:

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.envs import EnvConfig, EnvError, make_env
-from pipeline.envs.point import Navigation2D, Point2D, Point2DGoal
-from pipeline.envs.point_corner import PointCorner, PointMomentum, PointWalls
-from pipeline.envs.point_pearl import PearlPointRobot, PearlSparsePointRobot
+from metaloom.pipeline.envs import EnvConfig, EnvError, make_env
+from metaloom.pipeline.envs.point import Navigation2D, Point2D, Point2DGoal
+from metaloom.pipeline.envs.point_corner import PointCorner, PointMomentum, PointWalls
+from metaloom.pipeline.envs.point_pearl import PearlPointRobot, PearlSparsePointRobot
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 moves = st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1, max_size=60)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from pipeline.envs import EnvConfig, EnvError, make_batch_env, make_env
-from pipeline.envs.hopper import HopperRandParams, PearlHopperRandParams
-from pipeline.envs.random_dynamics import ARRAYS, RandomDynamics
-from pipeline.envs.walker2d import PearlWalker2dRandParams, Walker2dRandParams
+from metaloom.pipeline.envs import EnvConfig, EnvError, make_batch_env, make_env
+from metaloom.pipeline.envs.hopper import HopperRandParams, PearlHopperRandParams
+from metaloom.pipeline.envs.random_dynamics import ARRAYS, RandomDynamics
+from metaloom.pipeline.envs.walker2d import PearlWalker2dRandParams, Walker2dRandParams
 
 ROBOTS = (HopperRandParams, Walker2dRandParams)
 DERIVED = ("body_subtreemass", "body_invweight0", "dof_invweight0", "dof_M0", "actuator_acc0")

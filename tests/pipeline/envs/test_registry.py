@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.envs import EnvConfig, EnvError, make_batch_env, make_env
-from pipeline.envs.loop_batch import LoopBatch
-from pipeline.envs.wrappers import SingleTask
+from metaloom.pipeline.envs import EnvConfig, EnvError, make_batch_env, make_env
+from metaloom.pipeline.envs.loop_batch import LoopBatch
+from metaloom.pipeline.envs.wrappers import SingleTask
 
 MODULE = '''
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Text
 
-from pipeline.envs import MetaEnv, TaskField
+from metaloom.pipeline.envs import MetaEnv, TaskField
 
 
 class Plain(gymnasium.Env):
@@ -210,13 +210,13 @@ def test_without_a_scale_actions_reach_the_env_as_they_are_but_inside_its_box() 
 
 
 def test_reading_the_registry_imports_no_simulator_and_no_torch() -> None:
-    code = "import sys, pipeline.envs; assert not {'torch', 'mujoco'} & set(sys.modules)"
+    code = "import sys, metaloom.pipeline.envs; assert not {'torch', 'mujoco'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 
 def test_a_worker_that_samples_half_cheetah_imports_no_torch() -> None:
     code = (
-        "import sys, stages.collect_rollouts, pipeline.envs as e; "
+        "import sys, metaloom.stages.collect_rollouts, metaloom.pipeline.envs as e; "
         "e.make_batch_env(e.EnvConfig(name='half-cheetah-dir'), 4); "
         "assert 'mujoco' in sys.modules and not {'torch', 'prefect', 'dask'} & set(sys.modules)"
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.envs import EnvConfig, EnvError, MetaEnv, make_batch_env, make_env
+from metaloom.pipeline.envs import EnvConfig, EnvError, MetaEnv, make_batch_env, make_env
 
 NAME = "pearl-sparse-point-robot"
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from pipeline.envs import ENVS, EnvConfig, make_env
-from pipeline.envs.ant import PearlAntDir
-from pipeline.envs.task_draws import draw_directions, draw_on_disk, draw_signs
+from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
+from metaloom.pipeline.envs.ant import PearlAntDir
+from metaloom.pipeline.envs.task_draws import draw_directions, draw_on_disk, draw_signs
 
 SIZES = {
     "pearl-cheetah-vel": (100, 30),

@@ -3,10 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.envs import EnvError
-from pipeline.envs.hopper import HopperRandParams
-from pipeline.envs.mujoco_robot import Motion, MujocoRobot
-from pipeline.envs.walker2d import Walker2dDir, Walker2dRandParams, Walker2dVel
+from metaloom.pipeline.envs import EnvError
+from metaloom.pipeline.envs.hopper import HopperRandParams
+from metaloom.pipeline.envs.mujoco_robot import Motion, MujocoRobot
+from metaloom.pipeline.envs.walker2d import Walker2dDir, Walker2dRandParams, Walker2dVel
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.policies.actors import ActorSetup
-from pipeline.policies.config import PolicyConfig
-from pipeline.seeding import generator
-from pipeline.types import Params, TaskParams
+from metaloom.pipeline.policies.actors import ActorSetup
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Params, TaskParams
 
 HIDDEN = (7, 5)
 

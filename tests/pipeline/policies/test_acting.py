@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from pipeline.policies.acting import check_actor, check_actor_params
+from metaloom.pipeline.policies.acting import check_actor, check_actor_params
 
 UNIT, WIDE, CHOICES = Box(-1, 1, (2,)), Box(-10, 10, (2,)), Discrete(3)
 BELIEF = {"belief.mean": np.zeros((2, 4), np.float32), "belief.variance": np.ones((2, 4), np.float32)}

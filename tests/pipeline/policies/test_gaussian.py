@@ -5,8 +5,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from pipeline.policies import PolicyConfig
-from pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

@@ -3,9 +3,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pipeline.policies.config import PolicyConfig
-from pipeline.policies.inference import GaussianInference, check_params
-from pipeline.types import Params, TaskParams
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.inference import GaussianInference, check_params
+from metaloom.pipeline.types import Params, TaskParams
 
 
 def random_params(num_tasks: int, sizes: list[int], seed: int = 0) -> Params:

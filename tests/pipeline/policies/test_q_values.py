@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from pipeline.policies.actors.q_values import QValuesActor
+from metaloom.pipeline.policies.actors.q_values import QValuesActor
 
 B, E, O, CHOICES = 3, 4, 5, 4
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.policies.actors.tanh_gaussian import TanhGaussianActor
-from pipeline.types import TaskParams
+from metaloom.pipeline.policies.actors.tanh_gaussian import TanhGaussianActor
+from metaloom.pipeline.types import TaskParams
 
 B, E, O, A, Z = 3, 4, 5, 2, 3
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from pipeline.policies.actors.uniform import UniformActor
+from metaloom.pipeline.policies.actors.uniform import UniformActor
 
 ANYWHERE = np.full((60, 3), np.nan, np.float32)  # it does not look
 

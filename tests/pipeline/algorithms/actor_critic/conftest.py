@@ -5,12 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipeline.config import ProcessingConfig
-from pipeline.policies import PolicyConfig
-from pipeline.policies.categorical import CategoricalPolicy
-from pipeline.policies.gaussian import GaussianPolicy
-from pipeline.policies.inference import log_softmax
-from pipeline.types import EpisodeBatch, LearnerState
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.categorical import CategoricalPolicy
+from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.inference import log_softmax
+from metaloom.pipeline.types import EpisodeBatch, LearnerState
 
 O, A, CHOICES, T = 3, 2, 4, 7
 LENGTHS = [[7, 3, 5], [2, 7, 0]]

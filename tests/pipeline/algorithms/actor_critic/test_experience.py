@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pipeline.algorithms.actor_critic.experience import Experience
-from pipeline.algorithms.actor_critic.scaling import Moments, scaled
-from pipeline.config import ProcessingConfig
+from metaloom.pipeline.algorithms.actor_critic.experience import Experience
+from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
+from metaloom.pipeline.config.processing import ProcessingConfig
 
 from .conftest import CATEGORICAL, GAUSSIAN, LENGTHS, POLICIES
 

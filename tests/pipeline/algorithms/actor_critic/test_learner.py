@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithms import A2C, PPO, PPO2
-from pipeline.algorithms.finite import NumericalError
-from pipeline.config import ProcessingConfig
-from pipeline.distributions import DiagGaussian
-from pipeline.networks import mlp
-from pipeline.optimizers import AdamInPlace, RMSpropInPlace
-from pipeline.types import LearnerState, Step
+from metaloom.pipeline.algorithms import A2C, PPO, PPO2
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.nn.distributions import DiagGaussian
+from metaloom.pipeline.nn.mlp import mlp
+from metaloom.pipeline.nn.optimizers import AdamInPlace, RMSpropInPlace
+from metaloom.pipeline.types import LearnerState, Step
 
 from .conftest import GAUSSIAN, POLICIES, PROCESSING
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithms import A2C, PPO, PPO2
-from pipeline.algorithms.actor_critic.heads import CategoricalHead, GaussianHead
+from metaloom.pipeline.algorithms import A2C, PPO, PPO2
+from metaloom.pipeline.algorithms.actor_critic.heads import CategoricalHead, GaussianHead
 
 RNG = np.random.default_rng(3)
 N = 6

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.algorithms import A2C, SVPG
-from pipeline.algorithms.actor_critic.particle import Minibatch, Particle
-from pipeline.algorithms.actor_critic.stein import median_bandwidth, stein_direction
-from pipeline.types import Step
+from metaloom.pipeline.algorithms import A2C, SVPG
+from metaloom.pipeline.algorithms.actor_critic.particle import Minibatch, Particle
+from metaloom.pipeline.algorithms.actor_critic.stein import median_bandwidth, stein_direction
+from metaloom.pipeline.types import Step
 
 from .conftest import GAUSSIAN, POLICIES, PROCESSING
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.policies import PolicyConfig
-from pipeline.policies.off_policy import OffPolicyPolicy
-from pipeline.processing_config import ProcessingConfig
-from pipeline.types import Array, LearnerState, Minibatch, Transitions
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.types import Array, LearnerState, Minibatch, Transitions
 
 O, A, CHOICES, N = 3, 2, 4, 8
 BOX = OffPolicyPolicy(O, A, 0, PolicyConfig(hidden_sizes=(6, 5)))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithms import DQL
-from pipeline.algorithms.finite import NumericalError
-from pipeline.algorithms.off_policy.dql_learner import DQLUpdate, huber_loss
-from pipeline.types import Minibatch, Transitions
+from metaloom.pipeline.algorithms import DQL
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.off_policy.dql_learner import DQLUpdate, huber_loss
+from metaloom.pipeline.types import Minibatch, Transitions
 
 from .conftest import DISCRETE, PROCESSING, N, doubles, leaves, relu_network, same
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithms import SAC
-from pipeline.algorithms.finite import NumericalError
-from pipeline.algorithms.off_policy.sac_update import SACUpdate
-from pipeline.seeding import generator
-from pipeline.types import Minibatch, Transitions
+from metaloom.pipeline.algorithms import SAC
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.off_policy.sac_update import SACUpdate
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Minibatch, Transitions
 
 from .conftest import BOX, PROCESSING, A, N, doubles, leaves, relu_network, same
 

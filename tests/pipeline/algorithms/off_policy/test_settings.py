@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.algorithms import DQL, SAC
-from pipeline.config import RunConfig
+from metaloom.pipeline.algorithms import DQL, SAC
+from metaloom.pipeline.config.run import RunConfig
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithms.off_policy.tanh_gaussian import TanhGaussianSample
+from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import TanhGaussianSample
 
 RNG = np.random.default_rng(5)
 N, A = 7, 2

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from pipeline.algorithms.off_policy.twin_q import TwinQ
+from metaloom.pipeline.algorithms.off_policy.twin_q import TwinQ
 
 from .conftest import A, N, O, leaves, relu_network
 

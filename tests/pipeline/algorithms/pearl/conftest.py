@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pipeline.algorithms.pearl.settings import PEARL
-from pipeline.config import ProcessingConfig
-from pipeline.policies.config import PolicyConfig
-from pipeline.policies.off_policy import OffPolicyPolicy
-from pipeline.types import LearnerState, Minibatch, Transitions
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 
 K, N, C, O, A, Z = 5, 7, 6, 3, 2, 2
 DISCOUNT = 0.9

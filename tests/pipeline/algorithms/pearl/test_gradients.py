@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithms.pearl.update import GradientSteps
-from pipeline.types import LearnerState, Minibatch, Transitions
+from metaloom.pipeline.algorithms.pearl.update import GradientSteps
+from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 
 from .conftest import DISCOUNT, A, K, N, Z, small
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.algorithms.finite import NumericalError
-from pipeline.algorithms.pearl.update import METRICS
-from pipeline.policies.config import PolicyConfig
-from pipeline.policies.off_policy import OffPolicyPolicy
-from pipeline.types import LearnerState, Minibatch, Transitions
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.pearl.update import METRICS
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 
 from .conftest import POLICY, A, C, K, N, O, Z, build, small
 

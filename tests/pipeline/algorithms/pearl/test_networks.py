@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithms.pearl.networks import Activations, Network, initialize_relu
+from metaloom.pipeline.algorithms.pearl.networks import Activations, Network, initialize_relu
 
 SIZES = (4, 6, 5, 1)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pipeline.algorithms.pearl.posterior import Belief, GaussianProduct, Point
+from metaloom.pipeline.algorithms.pearl.posterior import Belief, GaussianProduct, Point
 
 factors = st.integers(1, 12).flatmap(lambda C: arrays(np.float64, (2, C, 4), elements=st.floats(-5, 5)))
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.algorithms import AlgorithmConfig
-from pipeline.algorithms.pearl.rounds import Round
-from pipeline.algorithms.pearl.settings import PEARL
-from pipeline.config import build_config
+from metaloom.pipeline.algorithms import AlgorithmConfig
+from metaloom.pipeline.algorithms.pearl.rounds import Round
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
+from metaloom.pipeline.config.run import build_config
 
 
 def test_an_iteration_by_default_is_two_prior_episodes_and_three_extra_ones():

@@ -1,0 +1,1 @@
+"""One module per command: train, evaluate, replay, fork, optimize and the others."""

@@ -1,0 +1,165 @@
+"""One stage of a run, or one episode that a stage failed in, again, in a debugger where it fails."""
+
+import builtins
+import pdb
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metaloom import storage
+from metaloom.flows.commands.replay import require_known
+from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.faults import compute_checked, debug_command
+from metaloom.flows.graph.recomputed import Recomputed
+from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.formatting import stage_name
+from metaloom.pipeline.envs import EnvConfig
+from metaloom.stages.faults import StageFault
+from metaloom.stages.rollouts.reproduce import reproduce
+from metaloom.storage import Quarantined, StageRef
+
+INPUTS = "stage_inputs"
+"""What the debugger calls the stored inputs of the stage, in every frame."""
+
+
+@dataclass(frozen=True)
+class Debugged:
+    """What came of a stage: the error it ended with, None if it ended well."""
+
+    ref: StageRef
+    fault: Exception | None
+    identical: bool | None
+    """Whether it gave the stored bits; None where nothing is stored or it failed."""
+
+    def __str__(self) -> str:
+        what = f"iteration {self.ref.iteration}, {stage_name(self.ref)}"
+        if self.fault is not None:
+            return f"{what} failed: {self.fault}"
+        stored = {None: "nothing is stored to compare with", True: "identical to what is stored"}
+        return f"{what} did not fail; {stored.get(self.identical, 'different from what is stored')}"
+
+
+def debug_stage(
+    path: Path,
+    iteration: int,
+    stage: str,
+    step: int = 0,
+    *,
+    backend: Backend = Backend(workers=0),
+    debugger: pdb.Pdb | None = None,
+    say: Callable[[str], None] = lambda words: None,
+) -> Debugged:
+    """Run a stage from its stored inputs, whether or not its output is stored, and enter the debugger if it fails.
+
+    Inputs that were thinned are computed again.
+
+    The debugger starts in the innermost frame; `up` leads to the stage and its arguments, and `stage_inputs` holds the
+    stored inputs by name, such as collect_rollouts.0. The run is not changed.
+
+    Args:
+        path: the run's folder.
+        iteration: the stage's iteration.
+        stage: its name.
+        step: its inner step.
+        backend: where rollouts run; only faults of this process can be debugged.
+        debugger: the one to enter; one on the terminal when None.
+        say: is told what failed, before the debugger starts.
+
+    Raises:
+        UsageError: the run has no such stage.
+        storage.StageMissing: an input of the stage is not stored.
+        storage.DigestMismatch: an input was thinned and comes out with other bits today.
+    """
+    run = storage.open_run(path)
+    with stages_of_run(run, backend) as all_stages:
+        require_known(all_stages.order(iteration), stage, step)
+        ref = StageRef(iteration, stage, step)
+        stages, load = all_stages.of(ref), Recomputed(run, all_stages)
+        inputs = {f"{i.stage}.{i.step}": load(i) for i in stages.inputs(ref)}
+        try:
+            value = compute_checked(stages, ref, load)
+        except Exception as fault:
+            held = ", ".join(inputs) or "nothing"
+            say(f"{type(fault).__name__}: {fault}\n`{INPUTS}` holds {held}; `up` leads out to the stage")
+            with _everywhere(INPUTS, inputs):
+                _enter(debugger or pdb.Pdb(), fault)
+            return Debugged(ref, fault, None)
+    if not run.contains(ref):
+        return Debugged(ref, None, None)
+    return Debugged(ref, None, storage.output_digest(storage.digest(value)) == run.record(ref).digest)
+
+
+def reproduce_kept(
+    path: Path,
+    iteration: int,
+    stage: str | None = None,
+    step: int | None = None,
+    *,
+    debugger: pdb.Pdb | None = None,
+) -> Quarantined:
+    """Run the episode again that the quarantine keeps of a fault of the environment, in this process.
+
+    Args:
+        path: the run's folder.
+        iteration: of the stage that failed.
+        stage: its name, where several of the iteration did.
+        step: its inner step, likewise.
+        debugger: entered where the episode fails, if given.
+
+    Returns:
+        What is kept, when the episode goes well this time.
+
+    Raises:
+        metaloom.stages.rollouts.faults.RolloutError: it fails.
+        UsageError: nothing, more than one thing, or nothing of an environment is kept there.
+        storage.DamagedRun: what is kept cannot be read.
+    """
+    storage.open_run(path)
+    entry = _kept(path, iteration, stage, step)
+    if "env" not in entry.about:
+        raise UsageError(
+            f"{entry.path}: {entry.message}; required a fault of an environment, whose episode can be run again. "
+            f"This one: {debug_command(path, entry.ref)}"
+        )
+    try:
+        reproduce(EnvConfig.model_validate(entry.about["env"]), entry.about, entry.arrays())
+    except StageFault as fault:
+        if debugger:
+            _enter(debugger, _innermost(fault))
+        raise
+    return entry
+
+
+def _kept(path: Path, iteration: int, stage: str | None, step: int | None) -> Quarantined:
+    entries = [entry for entry in storage.read_quarantine(path) if entry.ref.iteration == iteration]
+    found = [e for e in entries if stage in (None, e.ref.stage) and step in (None, e.ref.step)]
+    if len(found) != 1:
+        names = ", ".join(f"--stage {e.ref.stage} --step {e.ref.step}" for e in entries) or "nothing"
+        raise UsageError(
+            f"{path}: found {len(found)} things kept of iteration {iteration}{' there' if stage else ''}; "
+            f"required one. The quarantine has {names}"
+        )
+    return found[0]
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What the environment itself raised, if it did."""
+    return error if error.__cause__ is None else _innermost(error.__cause__)
+
+
+def _enter(debugger: pdb.Pdb, fault: BaseException) -> None:
+    debugger.reset()
+    debugger.interaction(None, fault.__traceback__)
+
+
+@contextmanager
+def _everywhere(name: str, value: Mapping[str, Any]) -> Iterator[None]:
+    # Among the builtins a name is found from every frame that the user goes to.
+    setattr(builtins, name, value)
+    try:
+        yield
+    finally:
+        delattr(builtins, name)

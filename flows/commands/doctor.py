@@ -1,0 +1,253 @@
+"""Whether this machine can train: packages, cores, memory, disk, physics, Prefect. Every finding names what helps."""
+
+import errno
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from metaloom.flows.views.formatting import size
+
+DISTRIBUTION = "metaloom"
+REINSTALL = "make setup"
+REBUILD = f"rm -r .venv; {REINSTALL}"
+ANOTHER_FOLDER = "choose a folder on a local disk with room: export METALOOM_RUNS=/path/to/runs"
+
+# One half-cheetah iteration at the paper's sizes is 28 MB and takes about five seconds.
+SLOW_FSYNC_BYTES_PER_SECOND = 20e6
+FULL_DISK_BYTES, LOW_DISK_BYTES = 0.5e9, 10e9
+LOW_MEMORY_BYTES = 2e9
+PROBE_BYTES = 16_000_000
+PREFECT_TIMEOUT_SECONDS = 3
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        name: what was looked at.
+        status: fail: training does not work; warn: it works, but worse than it could.
+        found: what is there.
+        required: what is needed.
+        advice: what helps; empty when the status is ok.
+    """
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    required: str
+    advice: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether training works in spite of it."""
+        return self.status != "fail"
+
+    def as_dict(self) -> dict[str, str]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def check_all(runs_root: Path) -> list[Check]:
+    """Every check, in the order of a table."""
+    checks: list[Check] = [check_python(), *check_packages()]
+    probes: list[tuple[str, Callable[[], Check], str]] = [
+        ("cores", check_cores, REBUILD),
+        ("memory", check_memory, REBUILD),
+        ("physics", check_physics, REBUILD),
+        ("runs folder", lambda: check_runs_folder(runs_root), ANOTHER_FOLDER),
+        ("disk space", lambda: check_disk_space(runs_root), ANOTHER_FOLDER),
+        ("disk speed", lambda: check_disk_speed(runs_root), ANOTHER_FOLDER),
+        ("git", check_git, REBUILD),
+        ("prefect server", check_prefect_server, REBUILD),
+    ]
+    return checks + [_guarded(*probe) for probe in probes]
+
+
+def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
+    """The interpreter."""
+    found = f"{version[0]}.{version[1]}"
+    if version >= (3, 11):
+        return Check("python", "ok", found, ">= 3.11")
+    return Check("python", "fail", found, ">= 3.11", f"install Python 3.11 or newer, then {REINSTALL}")
+
+
+def check_packages(requirements: list[str] | None = None) -> Iterator[Check]:
+    """Every package that the project requires, in the version it requires."""
+    if requirements is None:
+        try:
+            requirements = metadata.requires(DISTRIBUTION) or []
+        except metadata.PackageNotFoundError:
+            yield Check(DISTRIBUTION, "fail", "not installed", "installed", REINSTALL)
+            return
+    for line in requirements:
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield _check_package(requirement)
+
+
+def check_cores() -> Check:
+    """The cores this process may use."""
+    # Imported here, so that a broken installation becomes a line of the table.
+    from metaloom.flows.rollouts.workers import usable_cores
+
+    cores = usable_cores()
+    if cores > 1:
+        return Check("cores", "ok", str(cores), "2 or more")
+    return Check("cores", "warn", "1", "2 or more", "train with --workers 0: a worker process would only take turns")
+
+
+def check_memory(available_bytes: float | None = None) -> Check:
+    """Memory that is free for training."""
+    found = _available_memory() if available_bytes is None else available_bytes
+    if found >= LOW_MEMORY_BYTES:
+        return Check("memory", "ok", f"{size(found)} free", f"{size(LOW_MEMORY_BYTES)} free")
+    advice = "close other programs, or use fewer workers or tasks: --workers 0 --set num_tasks=10"
+    return Check("memory", "warn", f"{size(found)} free", f"{size(LOW_MEMORY_BYTES)} free", advice)
+
+
+def check_physics() -> Check:
+    """MuJoCo's batched simulation, by taking one step of two half-cheetahs."""
+    # Imported here, so that a broken installation becomes a line of the table.
+    import numpy as np
+
+    from metaloom.pipeline.envs import make_batch_env
+    from metaloom.pipeline.envs.config import EnvConfig
+
+    env = make_batch_env(EnvConfig(name="half-cheetah-dir"), 2, 1)
+    try:
+        env.reset(np.array([[1.0], [-1.0]]), np.array([1, 2], np.uint64))
+        outcome = env.step(np.zeros((2, env.action_size)), np.arange(2))
+    finally:
+        env.close()
+    if np.isfinite(outcome.observations).all():
+        return Check("physics", "ok", f"MuJoCo {metadata.version('mujoco')}, batched step works", "mujoco.batch")
+    return Check("physics", "fail", "a batched step gave NaN", "finite numbers", REBUILD)
+
+
+def check_runs_folder(runs_root: Path) -> Check:
+    """Whether runs can be kept there: files, hard links and locks, which some network file systems lack."""
+    required = "writable, with hard links and locks"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".metaloom-doctor-", dir=_existing(runs_root)) as probe:
+            _try_file_operations(Path(probe))
+    except OSError as error:
+        return Check("runs folder", "fail", f"{runs_root}: {error.strerror or error}", required, ANOTHER_FOLDER)
+    return Check("runs folder", "ok", str(runs_root), required)
+
+
+def check_disk_space(runs_root: Path, free_bytes: float | None = None) -> Check:
+    """Room for runs."""
+    free = shutil.disk_usage(_existing(runs_root)).free if free_bytes is None else free_bytes
+    found, required = f"{size(free)} free", f"{size(LOW_DISK_BYTES)} free"
+    if free >= LOW_DISK_BYTES:
+        return Check("disk space", "ok", found, required)
+    status = "warn" if free >= FULL_DISK_BYTES else "fail"
+    advice = "delete runs you do not need (metaloom ls shows their sizes), or export METALOOM_RUNS=/path/to/runs"
+    return Check("disk space", status, found, required, advice)
+
+
+def check_disk_speed(runs_root: Path) -> Check:
+    """How fast data reaches the disk for good."""
+    rate = _fsync_bytes_per_second(_existing(runs_root))
+    found, required = f"{size(rate)}/s with fsync", f"{size(SLOW_FSYNC_BYTES_PER_SECOND)}/s"
+    if rate >= SLOW_FSYNC_BYTES_PER_SECOND:
+        return Check("disk speed", "ok", found, required)
+    advice = "training will wait for the disk; keep runs on a faster one: export METALOOM_RUNS=/path/to/runs"
+    return Check("disk speed", "warn", found, required, advice)
+
+
+def check_git() -> Check:
+    """Git, which tells a run the version of the code."""
+    found = shutil.which("git")
+    if found:
+        return Check("git", "ok", found, "optional")
+    return Check("git", "warn", "not installed", "optional", "install git, so that runs record the version of the code")
+
+
+def check_prefect_server(url: str | None = None) -> Check:
+    """The Prefect server, if one is configured: training from the command line does not need it."""
+    url = _prefect_url() if url is None else url
+    required = "optional; for `prefect deployment run` only"
+    if not url:
+        return Check("prefect server", "ok", "none configured", required)
+    if not url.startswith(("http://", "https://")):
+        return Check("prefect server", "warn", url, "an http address", "correct PREFECT_API_URL")
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=PREFECT_TIMEOUT_SECONDS):
+            return Check("prefect server", "ok", f"{url} answers", required)
+    except OSError:
+        return Check("prefect server", "ok", f"{url} is not running", required, "make serve starts it")
+
+
+def _guarded(name: str, probe: Callable[[], Check], advice: str) -> Check:
+    try:
+        return probe()
+    # Whatever is broken on a machine must end up in the table, not end it.
+    except Exception as error:
+        return Check(name, "fail", f"{type(error).__name__}: {error}", "no error", advice)
+
+
+def _check_package(requirement: Requirement) -> Check:
+    required = str(requirement.specifier) or "any version"
+    try:
+        found = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return Check(requirement.name, "fail", "not installed", required, REINSTALL)
+    if requirement.specifier.contains(found, prereleases=True):
+        return Check(requirement.name, "ok", found, required)
+    advice = f"{sys.executable} -m pip install '{requirement.name}{requirement.specifier}'"
+    return Check(requirement.name, "fail", found, required, advice)
+
+
+def _available_memory() -> float:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists: a check leaves nothing behind."""
+    folder = folder.absolute()
+    nearest = next(candidate for candidate in (folder, *folder.parents) if candidate.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is a file")
+    return nearest
+
+
+def _try_file_operations(folder: Path) -> None:
+    original = folder / "file"
+    original.write_bytes(b"metaloom")
+    os.link(original, folder / "link")
+    os.replace(original, folder / "renamed")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _fsync_bytes_per_second(folder: Path) -> float:
+    with tempfile.NamedTemporaryFile(prefix=".metaloom-doctor-", dir=folder) as file:
+        data = os.urandom(PROBE_BYTES)
+        began = time.perf_counter()
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        return PROBE_BYTES / (time.perf_counter() - began)
+
+
+def _prefect_url() -> str:
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url or ""

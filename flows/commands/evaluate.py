@@ -1,0 +1,136 @@
+"""How a stored learner adapts to tasks, as measured after the fact; training measures the same way as it goes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from metaloom import storage
+from metaloom.flows.commands.task_files import load_tasks
+from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.run_stages import config_of, stages_of
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_steps, summarize_tasks
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.tasks.evaluation import tasks_are_new
+from metaloom.pipeline.types import Evaluation, TaskBatch, Update
+from metaloom.stages.evaluate import Tested, unseen
+
+
+@dataclass(frozen=True)
+class EvaluationOutcome:
+    """A learner's returns after 0 ... K adaptation steps.
+
+    Attributes:
+        updates: that the learner has had.
+        config: the run's configuration, with the evaluation that was asked for.
+        evaluation: the returns.
+        tasks_are_new: whether no task of it occurs in training.
+    """
+
+    updates: int
+    config: RunConfig
+    evaluation: Evaluation
+    tasks_are_new: bool
+
+    @property
+    def tasks(self) -> TaskBatch:
+        """The tasks."""
+        return self.evaluation.tasks
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps that the evaluation took; training does not count them."""
+        return self.evaluation.num_steps
+
+    def table(self) -> pa.Table:
+        """One row per adaptation step and task; see `flows/views/evaluation_summary.py`."""
+        return pa.Table.from_pylist(summarize_tasks(self.evaluation))
+
+    def summary(self) -> list[AdaptationSummary]:
+        """Averages over tasks for every number of adaptation steps."""
+        return summarize_steps(self.evaluation)
+
+
+def evaluate(
+    path: Path,
+    iteration: int | None = None,
+    *,
+    tasks: str | Sequence[Sequence[float]] | None = None,
+    num_tasks: int | None = None,
+    evenly_by: str | None = None,
+    adaptation_steps: int | None = None,
+    episodes: int | None = None,
+    test_episodes: int | None = None,
+    deterministic: bool | None = None,
+    seed: int | None = None,
+    backend: Backend = Backend(workers=0),
+    tested: Tested = unseen,
+) -> EvaluationOutcome:
+    """Adapt the learner that a run had after `iteration` updates to tasks, and test it after every step.
+
+    What is None is as in the run's evaluation section, so that without any of them the outcome equals, bit for bit,
+    what training stored about this learner.
+
+    Args:
+        path: the run's folder.
+        iteration: updates the learner has had; all of them when None.
+        tasks: held-out, train, a file of tasks (JSON, YAML or Parquet), or the tasks themselves.
+        num_tasks: how many of them.
+        evenly_by: task field by whose values to draw evenly.
+        adaptation_steps: K.
+        episodes: per task, for every adaptation step.
+        test_episodes: per task, after every number of steps.
+        deterministic: whether test episodes take the most likely action; and those that tasks are inferred from.
+        seed: which tasks and episodes are drawn; independent of every seed of training.
+        backend: where rollouts run.
+        tested: is shown the test episodes after each number of adaptation steps.
+
+    Raises:
+        UsageError, ConfigError, EnvError: what no evaluation of this run can be.
+    """
+    if seed is not None and not 0 <= seed < 2**63:
+        raise UsageError(f"found seed {seed}; required one from 0 to 2**63 - 1")
+    run = storage.open_run(path)
+    updates = len(run.iterations) if iteration is None else iteration
+    learner = _update_of(run, updates).learner
+    asked = {
+        "tasks": tasks,
+        "num_tasks": num_tasks,
+        "evenly_by": evenly_by,
+        "adaptation_steps": adaptation_steps,
+        "episodes": episodes,
+        "test_episodes": test_episodes,
+        "deterministic": deterministic,
+        "seed": seed,
+    }
+    trained = config_of(run, run.learner_ref(updates))
+    config = _with_evaluation(trained, {name: value for name, value in asked.items() if value is not None})
+    with stages_of(config, backend) as stages:
+        outcome = stages.evaluate(learner, updates, tested)
+        return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, stages.env))
+
+
+def _update_of(run: storage.Run, updates: int) -> Update:
+    ref = run.learner_ref(updates)
+    if not run.contains(ref):
+        raise UsageError(
+            f"{run.path}: found {updates} updates asked for, but the run has {len(run.iterations)}; required no more. "
+            f"`metaloom resume {run.path} --iterations {updates}` makes more"
+        )
+    update = run.load(ref)
+    assert isinstance(update, Update)
+    return update
+
+
+def _with_evaluation(config: RunConfig, asked: dict[str, Any]) -> RunConfig:
+    tasks = asked.get("tasks")
+    if isinstance(tasks, str) and tasks not in ("held-out", "train"):
+        asked["tasks"] = load_tasks(Path(tasks), make_env(config.env).task_fields)
+    elif tasks is not None and not isinstance(tasks, str):
+        asked["tasks"] = [list(map(float, task)) for task in tasks]
+    section = {**config.evaluation.model_dump(mode="json"), **asked, "every": None}
+    return build_config({**config.model_dump(mode="json"), "evaluation": section})

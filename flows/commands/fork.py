@@ -1,0 +1,165 @@
+"""Begin a new run with the iterations of a stored one and go on under other settings."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaloom import storage
+from metaloom.flows.commands.train import environment
+from metaloom.flows.graph.iteration_stages import IterationStages
+from metaloom.flows.graph.recomputed import Recomputed
+from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.input import ConfigError, override
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
+from metaloom.pipeline.types import LearnerState, Update
+from metaloom.storage import Fork, Run, StageRef
+from metaloom.storage.format.codec import flatten
+
+_SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
+
+
+def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[str] = ()) -> Fork:
+    """Create a run that begins with the iterations before `iteration` of another one; `resume` goes on with it.
+
+    Args:
+        path: the parent's folder.
+        iteration: updates of the parent that the new run begins with; all of them when None.
+        new_path: folder of the new run.
+        overrides: settings that change, as KEY=VALUE.
+
+    Raises:
+        ConfigError: the settings are wrong, or their numbers do not fit into one run with the parent's.
+        storage.StageMissing: the parent has had fewer updates.
+        storage.RunExists: something is already stored at the new path.
+    """
+    run = storage.open_run(path)
+    iteration = len(run.iterations) if iteration is None else iteration
+    if iteration:
+        run.select(iteration - 1)
+    old = config_of(run)
+    new = build_config(override(old.model_dump(mode="json"), overrides))
+    if new.iterations < iteration:
+        raise ConfigError(f"iterations: found {new.iterations}, but the fork begins with {iteration}; use more")
+    with stages_of(new, Backend(workers=0)) as stages:
+        problem = next(_misfits(run, iteration, old, stages), None)
+        facts = environment(stages)
+    if problem:
+        raise ConfigError(f"{problem}. A fork's iterations are one run with its parent's; train a new run instead")
+    return storage.fork_run(
+        run,
+        iteration,
+        new_path,
+        config=new.model_dump(mode="json"),
+        config_digest=new.digest(),
+        capacity=new.iterations,
+        environment=facts,
+    )
+
+
+def _misfits(run: Run, iteration: int, old: RunConfig, stages: IterationStages) -> Iterator[str]:
+    """Why batches under new settings could not be stored behind those of the parent."""
+    new = stages.config
+    # Without an iteration there is only a learner, which any sizes can go on from.
+    if iteration:
+        yield from _changed_sizes(old, new)
+    if old.env != new.env:
+        yield from _changed_env(make_env(old.env), make_env(new.env))
+        if iteration and new.infers_tasks and make_env(old.env).task_set != stages.env.task_set:
+            yield f"env: {new.env.name} has other training tasks than {old.env.name}, whose memories they would get"
+    fresh = _expect(stages.compute(StageRef(0, "initialize"), run.load))
+    stored = _expect(run.load(run.learner_ref(iteration)))
+    yield from _differences("the learner", _forms(stored.learner), _forms(fresh.learner))
+    if new.evaluation.every is not None:
+        yield from _changed_evaluation(run, iteration, stages)
+    if iteration and old.algorithm != new.algorithm:
+        yield from _changed_metrics(run, iteration, stages)
+
+
+def _changed_sizes(old: RunConfig, new: RunConfig) -> Iterator[str]:
+    pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
+    for name in ("inner_steps", *getattr(old.algorithm, "sizes", ())):
+        pairs[f"algorithm.{name}"] = (getattr(old.algorithm, name), getattr(new.algorithm, name, None))
+    for name, (before, after) in pairs.items():
+        if before != after:
+            yield f"{name} cannot change from {before} to {after}: every array of a run has one shape"
+
+
+def _changed_evaluation(run: Run, iteration: int, stages: IterationStages) -> Iterator[str]:
+    shared = [ref for ref in run.refs() if ref.stage == "evaluate" and ref.iteration < iteration]
+    if not shared:
+        return
+    stored, plan = run[shared[-1].iteration].evaluation(), EvaluationPlan.of(stages.config)
+    pairs = {
+        "tasks": (len(stored.tasks), len(evaluation_tasks(stages.config, stages.env, iteration + 1))),
+        "adaptation steps": (stored.adaptation_returns.shape[1], plan.adaptation_steps),
+        "episodes": (stored.adaptation_returns.shape[2], plan.episodes if plan.adaptation_steps else 0),
+        "test episodes": (stored.test_returns.shape[2], plan.test_episodes),
+    }
+    for name, (before, after) in pairs.items():
+        if before != after:
+            yield f"evaluation: its {name} cannot change from {before} to {after}: every array of a run has one shape"
+
+
+def _changed_env(old: Any, new: Any) -> Iterator[str]:
+    before, after = _interface(old), _interface(new)
+    for name in before:
+        if before[name] != after[name]:
+            yield f"env: {name} cannot change from {before[name]} to {after[name]}: every array of a run has one form"
+
+
+def _interface(env: Any) -> dict[str, Any]:
+    try:
+        env.reset(seed=0)
+        info = env.step(np.zeros(env.action_space.shape, env.action_space.dtype))[4]
+        return {
+            "the size of an observation": env.observation_space.shape,
+            "the size of an action": env.action_space.shape,
+            "the task fields": [(field.name, field.unit) for field in env.unwrapped.task_fields],
+            "the reward terms": sorted(info.get("reward_terms", {})),
+        }
+    finally:
+        env.close()
+
+
+def _changed_metrics(run: Run, iteration: int, stages: IterationStages) -> Iterator[str]:
+    """Whether the last shared update, made again under the new settings, would fit where it is stored."""
+    ref = run.last_ref(iteration - 1)
+    try:
+        with stages_of_run(run, Backend(workers=0)) as parents:  # whose batches may have been thinned
+            update = _expect(stages.compute(ref, Recomputed(run, parents)))
+    except storage.StoreError:
+        raise
+    except (ValueError, LookupError, ArithmeticError) as error:
+        yield f"algorithm: it cannot update from the batches of iteration {iteration - 1}: {error}"
+        return
+    stored = _expect(run.load(ref))
+    yield from _differences("the learner", _forms(stored.learner), _forms(update.learner))
+    yield from _differences("the metrics", dict.fromkeys(stored.metrics, ""), dict.fromkeys(update.metrics, ""))
+
+
+def _expect(value: object) -> Update:
+    assert isinstance(value, Update)
+    return value
+
+
+def _forms(learner: LearnerState) -> dict[str, str]:
+    return {name: f"{array.dtype}{list(array.shape)}" for name, array in flatten(learner).items()}
+
+
+def _differences(what: str, stored: dict[str, str], fresh: dict[str, str]) -> Iterator[str]:
+    gone, extra = sorted(stored.keys() - fresh.keys()), sorted(fresh.keys() - stored.keys())
+    if gone or extra:
+        yield f"{what} of the parent would lose {_list(gone)} and gain {_list(extra)} under these settings"
+    for name in sorted(stored.keys() & fresh.keys()):
+        if stored[name] != fresh[name]:
+            yield f"{what}: {name} is {stored[name]} in the parent and {fresh[name]} under these settings"
+
+
+def _list(names: Iterable[str]) -> str:
+    names = list(names)
+    return (", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")) or "nothing"

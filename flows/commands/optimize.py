@@ -1,0 +1,353 @@
+"""Stored stages computed again under other settings: what would this update have been, on the same batches?
+
+No environment takes a step and nothing is stored. Processing is repeated too, so settings of `processing` and
+`baseline` take effect in the update that follows it; and off policy the drawing of minibatches, so their sizes do.
+"""
+
+import itertools
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaloom import storage
+from metaloom.flows.commands.replay import require_known
+from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.faults import compute_checked
+from metaloom.flows.graph.iteration_stages import IterationStages, StageOutput
+from metaloom.flows.graph.run_stages import config_at, kind_of, stages_of
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.formatting import finite
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.types import Array, LearnerState, Samples, Update
+from metaloom.storage import Run, StageRef
+from metaloom.storage.format.codec import flatten
+
+CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
+"""Settings that do not decide which batches there are."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage gave under some settings.
+
+    Attributes:
+        settings: what was changed, as `--set` takes it; empty for the settings of the run.
+        config: all settings.
+        value: the stage's output.
+        seconds: wall time of the stage alone.
+        identical: whether every bit is as stored.
+    """
+
+    settings: tuple[str, ...]
+    config: RunConfig
+    value: StageOutput
+    seconds: float
+    identical: bool
+
+    @property
+    def learner(self) -> LearnerState:
+        """The learner that the update led to.
+
+        Raises:
+            UsageError: the stage is no update.
+        """
+        if not isinstance(self.value, Update):
+            raise UsageError(
+                f"found a {type(self.value).__name__}; required the stage that ends an iteration, which gives a learner"
+            )
+        return self.value.learner
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """One stage under the settings of its run and under changed ones.
+
+    Attributes:
+        ref: the stage.
+        stored: computed again under the settings of the run.
+        changed: computed under the changed settings.
+        start: arrays that an update of parameters starts from, by name; empty for other stages.
+    """
+
+    ref: StageRef
+    stored: Outcome
+    changed: Outcome
+    start: Mapping[str, Array]
+
+    def quantities(self) -> dict[str, tuple[float | None, float | None]]:
+        """What describes both outcomes: name -> (stored, changed); None where one has no such quantity."""
+        left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
+        pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
+        # Metrics of the rounds describe the stored episodes, unless processing changed them.
+        return {name: pair for name, pair in pairs.items() if not re.match(r"step_\d", name) or pair[0] != pair[1]}
+
+    def distance(self) -> dict[str, float]:
+        """How far the outcomes are from each other: L2 and largest absolute difference over all their numbers.
+
+        For updates it is about the policy's parameters, with the cosine of the angle between the two steps.
+        """
+        left, right = (_numbers(outcome.value) for outcome in (self.stored, self.changed))
+        distance = {"distance": _norm(_minus(right, left)), "max_distance": _largest(_minus(right, left))}
+        if self.start:
+            steps = _minus(left, self.start), _minus(right, self.start)
+            distance["step_cosine"] = _cosine(*steps)
+        return distance
+
+    def as_dict(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        return {
+            "iteration": self.ref.iteration,
+            "stage": self.ref.stage,
+            "step": self.ref.step,
+            "settings": list(self.changed.settings),
+            "as_stored": self.stored.identical,
+            "identical": self.changed.identical,
+            "quantities": {
+                name: {"stored": _json(s), "changed": _json(c)} for name, (s, c) in self.quantities().items()
+            },
+            **{name: _json(value) for name, value in self.distance().items()},
+        }
+
+    def _describe(self, outcome: Outcome) -> Iterator[tuple[str, float]]:
+        if isinstance(outcome.value, Update):
+            yield from outcome.value.metrics.items()
+        else:
+            for name, values in _numbers(outcome.value).items():
+                yield f"mean {name}", float(values.mean(dtype=np.float64))
+                yield f"std {name}", float(values.std(dtype=np.float64))
+        if self.start:
+            yield "step_length", _norm(_minus(_numbers(outcome.value), self.start))
+        yield "seconds", outcome.seconds
+
+
+def optimize(
+    path: Path,
+    iteration: int,
+    settings: Iterable[str] = (),
+    *,
+    stage: str | None = None,
+    step: int = 0,
+) -> Counterfactual:
+    """Compute a stage of a stored iteration again under changed settings, without sampling.
+
+    Args:
+        path: the run's folder.
+        iteration: the iteration.
+        settings: changes, such as algorithm.clip_eps=0.1.
+        stage: which stage: any that does not sample; the one that ends the iteration when None.
+        step: its inner step.
+
+    Raises:
+        UsageError: a setting decides which batches there are, or the stored learner is not one of the algorithm.
+        metaloom.pipeline.config.run.ConfigError: a setting is wrong.
+        storage.StageMissing: a batch that the stage reads is not stored.
+    """
+    return next(sweep(path, iteration, {}, settings, stage=stage, step=step))
+
+
+def sweep(
+    path: Path,
+    iteration: int,
+    grid: Mapping[str, Sequence[str]],
+    settings: Iterable[str] = (),
+    *,
+    stage: str | None = None,
+    step: int = 0,
+) -> Iterator[Counterfactual]:
+    """What `optimize` gives, for every combination of the values in a grid: setting -> values.
+
+    All settings are checked before the first is computed.
+    """
+    run = storage.open_run(path)
+    config = config_at(run, iteration)
+    settings = tuple(settings)
+    points = [tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True)) for point in _product(grid)]
+    variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]
+    with stages_of(config, Backend(workers=0), run) as stages:
+        again = _Again(run, stages, _stage_ref(stages, iteration, stage or run.last_stage, step))
+        for words, changed in variants:
+            again.check(changed, words)
+        stored = again.outcome(config, ())
+        for words, changed in variants:
+            yield Counterfactual(again.ref, stored, again.outcome(changed, words), again.start())
+
+
+def changed_config(config: RunConfig, settings: Iterable[str]) -> RunConfig:
+    """A run's configuration with changes that leave its stored batches as they are.
+
+    Raises:
+        UsageError: a setting decides which batches there are.
+        ConfigError: a setting is wrong.
+    """
+    before = config.model_dump(mode="json")
+    # The algorithm decides processing.name, so it is not kept when the algorithm changes.
+    kept = {**before, "processing": {name: v for name, v in before["processing"].items() if name != "name"}}
+    after = build_config(override(_without_other_algorithm(kept, settings), settings))
+    if kind_of(after) is not kind_of(config):
+        raise UsageError(
+            f"found algorithm.name={after.algorithm.name}; required an algorithm whose iterations have the stages of "
+            f"{config.algorithm.name}, which the run was made with. `metaloom train` samples anew"
+        )
+    changed = after.model_dump(mode="json")
+    refused = [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]
+    if after.algorithm.name == config.algorithm.name:
+        of_episodes = getattr(config.algorithm, "decides_episodes", ())
+        refused += [f"algorithm.{n}" for n in of_episodes if changed["algorithm"][n] != before["algorithm"][n]]
+    if refused:
+        raise UsageError(
+            f"found changes of {', '.join(refused)}, which decide what is sampled; required changes of "
+            f"{', '.join(CHANGEABLE)} only, which leave stored batches as they are. `metaloom train` samples anew"
+        )
+    return after
+
+
+@dataclass(frozen=True)
+class _Again:
+    """One stage of a run, to be computed under several settings."""
+
+    run: Run
+    stages: IterationStages
+    ref: StageRef
+
+    def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
+        """The stage under some settings."""
+        stages = self.stages.under(config)
+        load = self._loader(stages)
+        for ref in stages.inputs(self.ref):
+            if ref.stage != self.ref.stage:  # the row numbers before are lineage, and not read
+                load(ref)  # so that the time is that of the stage alone
+        began = time.perf_counter()
+        value = compute_checked(stages, self.ref, load)
+        seconds = time.perf_counter() - began
+        digest = storage.output_digest(storage.digest(value))
+        identical = self.run.contains(self.ref) and digest == self.run.record(self.ref).digest
+        return Outcome(settings, config, value, seconds, identical)
+
+    def check(self, config: RunConfig, settings: tuple[str, ...]) -> None:
+        """Refuse settings whose algorithm needs rounds or a learner that are not stored."""
+        stages = self.stages.under(config)
+        asked = " ".join(settings) or "the settings of the run"
+        for ref in stages.inputs(self.ref):
+            if ref.stage == "collect_rollouts" and not self.run.contains(ref):
+                raise UsageError(
+                    f"{asked}: {self.ref} reads the episodes of round {ref.step}, which are not stored; "
+                    f"required at most {self.stages.config.algorithm.inner_steps} inner steps, as in the run"
+                )
+        if self.run.learner_ref(self.ref.iteration) in stages.inputs(self.ref):
+            _fitted(self._stored_learner(), _own_learner(stages), asked)
+
+    def start(self) -> dict[str, Array]:
+        """Parameters before the update."""
+        if not self.ref.ends_iteration:
+            return {}
+        return dict(self.stages.begun(self._stored_learner()).params)
+
+    def _stored_learner(self) -> LearnerState:
+        value = self.run.load(self.run.learner_ref(self.ref.iteration))
+        assert isinstance(value, Update)
+        return value.learner
+
+    def _loader(self, stages: IterationStages) -> Callable[[StageRef], Any]:
+        """Loads stored outputs, with samples computed again and the learner as the algorithm knows it."""
+        known: dict[StageRef, Any] = {}
+
+        def load(ref: StageRef) -> Any:
+            if ref in known:
+                return known[ref]
+            value = self._load(stages, ref, load)
+            # Older rounds are for the replay memory to keep, within its bounds.
+            if ref.stage != "collect_rollouts" or ref.iteration == self.ref.iteration:
+                known[ref] = value
+            return value
+
+        return load
+
+    def _load(self, stages: IterationStages, ref: StageRef, load: Callable[[StageRef], Any]) -> Any:
+        if ref.stage in ("process_samples", "sample_transitions"):
+            return compute_checked(stages, ref, load)
+        value = self.run.load(ref)
+        if isinstance(value, Update):
+            return Update(_fitted(value.learner, _own_learner(stages), "this algorithm"), value.metrics)
+        return value
+
+
+def _stage_ref(stages: IterationStages, iteration: int, stage: str, step: int) -> StageRef:
+    require_known(stages.order(iteration), stage, step)
+    if stage in ("fill_memory", "collect_rollouts", "evaluate"):
+        raise UsageError(f"found --stage {stage}, which samples; required a stage that computes on stored batches")
+    return StageRef(iteration, stage, step)
+
+
+def _without_other_algorithm(settings: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
+    """The settings without those of the run's algorithm if another one is chosen by `algorithm.name=...`."""
+    names = [change.partition("=")[2] for change in changes if change.startswith("algorithm.name=")]
+    if names and names[-1] != settings["algorithm"]["name"]:
+        return {**settings, "algorithm": {}}
+    return dict(settings)
+
+
+def _product(grid: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, ...]]:
+    return itertools.product(*grid.values())
+
+
+def _own_learner(stages: IterationStages) -> LearnerState:
+    """A learner of the stages' algorithm, for the names and shapes in it."""
+    value = stages.compute(StageRef(0, "initialize"), lambda ref: None)
+    assert isinstance(value, Update)
+    return value.learner
+
+
+def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerState:
+    """What an algorithm keeps of a stored learner; UsageError where it needs more than there is."""
+    parts = {}
+    for name in ("params", "optimizer", "extra"):
+        have, need = getattr(stored, name), getattr(wanted, name)
+        for entry, value in need.items():
+            if entry not in have or (have[entry].shape, have[entry].dtype) != (value.shape, value.dtype):
+                found = f"{have[entry].dtype}{list(have[entry].shape)}" if entry in have else "none"
+                raise UsageError(
+                    f"{asked}: found {found} under {name}.{entry} in the stored learner; required "
+                    f"{value.dtype}{list(value.shape)}, which the algorithm keeps. Choose one that the learner fits"
+                )
+        parts[name] = {entry: value for entry, value in have.items() if entry in need}
+    return LearnerState(**parts)
+
+
+def _json(value: float | None) -> float | None:
+    return None if value is None else finite(value)
+
+
+def _numbers(value: StageOutput) -> dict[str, Array]:
+    """What an outcome is compared by: the policy's parameters of an update, the real steps of samples."""
+    if isinstance(value, Update):
+        return dict(value.learner.params)
+    arrays = flatten(value)
+    if isinstance(value, Samples):
+        return {name: array[value.mask > 0] for name, array in arrays.items() if name != "mask"}
+    return {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+
+
+def _minus(left: Mapping[str, Array], right: Mapping[str, Array]) -> dict[str, Array]:
+    shared = [name for name in left if name in right]
+    return {name: left[name].astype(np.float64) - right[name].astype(np.float64) for name in shared}
+
+
+def _norm(arrays: Mapping[str, Array]) -> float:
+    return math.sqrt(sum(float(np.square(array).sum()) for array in arrays.values()))
+
+
+def _largest(arrays: Mapping[str, Array]) -> float:
+    return max((float(np.abs(array).max(initial=0)) for array in arrays.values()), default=0.0)
+
+
+def _cosine(left: Mapping[str, Array], right: Mapping[str, Array]) -> float:
+    product = sum(float((left[name] * right[name]).sum()) for name in left)
+    length = _norm(left) * _norm(right)
+    return product / length if length else math.nan

@@ -1,0 +1,215 @@
+"""Run stored stages again from their stored inputs and compare what comes out, bit for bit."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaloom import storage
+from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.faults import compute_checked, explained
+from metaloom.flows.graph.recomputed import Recomputed
+from metaloom.flows.graph.run_stages import RunStages, stages_of_run
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import require_iteration
+from metaloom.flows.views.tables import difference_info
+from metaloom.storage import Run, StageRef
+from metaloom.storage.format.codec import flatten
+from metaloom.storage.format.digests import array_digests
+from metaloom.storage.format.records import ArrayDigest
+
+
+@dataclass(frozen=True)
+class ArrayDifference:
+    """How one array of a replayed stage differs from the stored one.
+
+    Attributes:
+        ref: the stage.
+        array: the array's name.
+        index: position of the first element that differs; empty when shapes or dtypes differ.
+        stored: that element as stored (or shape and dtype).
+        replayed: that element as replayed (or shape and dtype).
+        max_abs: largest absolute difference.
+        max_ulp: largest difference in units in the last place; None for integers and booleans.
+        count: elements that differ.
+    """
+
+    ref: StageRef
+    array: str
+    index: tuple[int, ...]
+    stored: str
+    replayed: str
+    max_abs: float
+    max_ulp: int | None
+    count: int
+
+
+@dataclass(frozen=True)
+class StageReplay:
+    """One stage run again: identical when there are no differences."""
+
+    ref: StageRef
+    differences: tuple[ArrayDifference, ...]
+    seconds_stored: float
+
+    @property
+    def identical(self) -> bool:
+        """Whether every array came out with the stored bits."""
+        return not self.differences
+
+    def as_dict(self) -> dict[str, Any]:
+        """The outcome as JSON can hold it."""
+        return {
+            **asdict(self.ref),
+            "identical": self.identical,
+            "differences": [difference_info(difference) for difference in self.differences],
+        }
+
+
+def replay(
+    path: Path,
+    iteration: int | None = None,
+    *,
+    stage: str | None = None,
+    step: int | None = None,
+    until_diff: bool = False,
+    backend: Backend = Backend(workers=0),
+) -> Iterator[StageReplay]:
+    """Run the stored stages of an iteration (of every iteration when None) again, one after another.
+
+    Inputs that were thinned are computed again too.
+
+    Args:
+        path: the run's folder.
+        iteration: which iteration; all complete ones when None.
+        stage: only this stage, such as collect_rollouts.
+        step: only this inner step of the stage.
+        until_diff: stop after the first stage that differs.
+        backend: where rollouts run.
+
+    Raises:
+        UsageError: no run like this one has such a stage or step, or no iteration is complete and none is named.
+        storage.StageMissing: nothing stored matches.
+        storage.DigestMismatch: an input was thinned and comes out with other bits today.
+    """
+    run = storage.open_run(path)
+    with stages_of_run(run, backend) as stages:
+        load = Recomputed(run, stages)
+        for ref in _selected(run, stages, iteration, stage, step):
+            outcome = _replay_stage(run, stages, ref, load)
+            yield outcome
+            if until_diff and not outcome.identical:
+                return
+
+
+def _replay_stage(run: Run, stages: RunStages, ref: StageRef, load: Recomputed) -> StageReplay:
+    """One stage run again from its stored inputs."""
+    record = run.record(ref)
+    with explained(run.path, ref):
+        value = compute_checked(stages.of(ref), ref, load)
+    if storage.output_digest(storage.digest(value)) == record.digest:
+        if run.is_thinned(ref):
+            load.remember(ref, value)
+        return StageReplay(ref, (), record.seconds)
+    try:
+        differences = compare(ref, flatten(run.load(ref)), flatten(value))
+        return StageReplay(ref, tuple(differences), record.seconds)
+    except storage.StageThinned:
+        # The record still tells which arrays differ.
+        return StageReplay(ref, tuple(compare_digests(ref, record.arrays, array_digests(value))), record.seconds)
+
+
+def compare_digests(
+    ref: StageRef, stored: Mapping[str, ArrayDigest], replayed: Mapping[str, ArrayDigest]
+) -> Iterator[ArrayDifference]:
+    """The arrays that differ, where only their digests are known."""
+    for name in sorted({*stored, *replayed}):
+        before, after = stored.get(name), replayed.get(name)
+        if before != after:
+            yield ArrayDifference(ref, name, (), _digested(before), _digested(after), float("nan"), None, -1)
+
+
+def _digested(digest: ArrayDigest | None) -> str:
+    return "absent" if digest is None else f"{digest.dtype}{list(digest.shape)}"
+
+
+def compare(ref: StageRef, stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> Iterator[ArrayDifference]:
+    """The arrays whose bits differ."""
+    for name in sorted({*stored, *replayed}):
+        before, after = stored.get(name), replayed.get(name)
+        if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
+            yield ArrayDifference(ref, name, (), _form(before), _form(after), float("inf"), None, -1)
+        elif before.tobytes() != after.tobytes():
+            yield _first_difference(ref, name, before, after)
+
+
+def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How many representable floating-point numbers lie between the elements of two arrays of one dtype."""
+    kind = {2: np.int16, 4: np.int32, 8: np.int64}[a.dtype.itemsize]
+
+    def ordered(x: np.ndarray) -> np.ndarray:
+        # Reading the bits as a signed integer orders the positive numbers; the negative ones need mirroring.
+        bits = x.view(kind).astype(object)
+        return np.where(bits < 0, -(bits & np.iinfo(kind).max), bits)
+
+    return np.abs(ordered(a) - ordered(b))
+
+
+def _first_difference(ref: StageRef, name: str, before: np.ndarray, after: np.ndarray) -> ArrayDifference:
+    before, after = np.ascontiguousarray(before), np.ascontiguousarray(after)
+    differs = _bits(before) != _bits(after)
+    where = np.argwhere(differs)
+    index = tuple(int(n) for n in where[0])
+    left, right = before[differs], after[differs]
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.abs(left.astype(np.float64) - right.astype(np.float64))
+    ulp = int(ulp_distance(left, right).max()) if before.dtype.kind == "f" else None
+    return ArrayDifference(
+        ref, name, index, str(before[index]), str(after[index]), float(np.nanmax(gap, initial=0)), ulp, len(where)
+    )
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """The elements as unsigned integers, so that NaN equals itself and -0.0 differs from 0.0."""
+    return values.view(np.dtype(f"u{values.dtype.itemsize}"))
+
+
+def _form(values: np.ndarray | None) -> str:
+    return "absent" if values is None else f"{values.dtype}{list(values.shape)}"
+
+
+def _selected(
+    run: Run, stages: RunStages, iteration: int | None, stage: str | None, step: int | None
+) -> list[StageRef]:
+    if iteration is None and not run.iterations:
+        raise UsageError(f"{run.path}: no iteration is complete; name one, as in: metaloom replay {run.path}@0")
+    if iteration is not None:
+        require_iteration(run, iteration)
+    # An iteration that was interrupted has stored stages too; they can be replayed by its number.
+    iterations = run.iterations if iteration is None else [iteration]
+    order = [ref for i in iterations for ref in stages.order(i)]
+    require_known(order, stage, step)
+    wanted = [ref for ref in order if stage in (None, ref.stage) and step in (None, ref.step)]
+    refs = [ref for ref in wanted if run.contains(ref)]
+    if not refs:
+        run.record(wanted[0])  # raises StageMissing with what is there
+    return refs
+
+
+def require_known(order: list[StageRef], stage: str | None, step: int | None) -> None:
+    """Refuse a stage or inner step that an iteration does not have, with those that it has.
+
+    Raises:
+        UsageError: it has no such stage or step.
+    """
+    names = list(dict.fromkeys(ref.stage for ref in order))
+    if stage not in (None, *names):
+        raise UsageError(
+            f"no stage of iteration {order[0].iteration} is called {stage!r}; there are {', '.join(names)}"
+        )
+    steps = sorted({ref.step for ref in order if stage in (None, ref.stage)})
+    if step not in (None, *steps):
+        found = ", ".join(map(str, steps))
+        raise UsageError(f"found --step {step}; required one of {found}: the inner steps of {stage or 'this run'}")

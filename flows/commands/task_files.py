@@ -1,0 +1,64 @@
+"""Tasks from a file: JSON or YAML (lists of numbers, or mappings by field), or Parquet (a column per field)."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from metaloom.flows.errors import UsageError
+from metaloom.pipeline.config.yaml import parse
+from metaloom.pipeline.envs.contract import TaskField
+
+_TEXT = (".json", ".yaml", ".yml")
+
+
+def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
+    """The tasks in a file, in its order.
+
+    Args:
+        path: a .json, .yaml, .yml or .parquet file. Columns of Parquet may be called as in a run's tables, `task_*`.
+        fields: of the environment's tasks.
+
+    Raises:
+        UsageError: there is no such file, or a row of it is no task of the environment.
+    """
+    if path.suffix not in (*_TEXT, ".parquet"):
+        hint = f"; did you mean --num-tasks {path}?" if str(path).isdigit() else ""
+        raise UsageError(
+            f"found tasks {str(path)!r}; required held-out, train, or a .json, .yaml or .parquet file{hint}"
+        )
+    try:
+        rows = _parquet_rows(path, fields) if path.suffix == ".parquet" else parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UsageError(f"{path}: cannot be read as tasks: {error}") from None
+    if not isinstance(rows, list) or not rows:
+        raise UsageError(f"{path}: found {type(rows).__name__}; required a list of one task or more")
+    return [_task(path, n, row, fields) for n, row in enumerate(rows)]
+
+
+def _parquet_rows(path: Path, fields: Sequence[TaskField]) -> list[dict[str, Any]]:
+    table = pq.read_table(path)
+    known = {f"task_{field.name}": field.name for field in fields}
+    # In a run's own tables the tasks stand beside other columns.
+    if any(name in known for name in table.column_names):
+        table = table.select([name for name in table.column_names if name in known])
+    return table.rename_columns([known.get(name, name) for name in table.column_names]).to_pylist()
+
+
+def _task(path: Path, n: int, row: Any, fields: Sequence[TaskField]) -> list[float]:
+    names = [field.name for field in fields]
+    if isinstance(row, Mapping):
+        if {*row} != {*names}:
+            raise UsageError(f"{path}: task {n} has the fields {sorted(map(str, row))}; required {names}")
+        row = [row[name] for name in names]
+    if not isinstance(row, list) or len(row) != len(names) or not all(map(_is_finite_number, row)):
+        raise UsageError(f"{path}: found task {n} {row!r}; required {len(names)} finite numbers {names}")
+    return [float(number) for number in row]
+
+
+def _is_finite_number(value: Any) -> bool:
+    # Compared with the largest float: an integer of any size is less than infinity.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -1,0 +1,64 @@
+"""Make a stored run smaller, and bring back what was taken from it."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from metaloom import storage
+from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import require_iteration
+from metaloom.storage import Retention, Run, StageRef, Thinned
+from metaloom.storage.format.codec import Value
+
+
+def thin(path: Path, retention: Retention, *, dry_run: bool = False) -> Thinned:
+    """Remove the arrays that can be computed again (`storage.THINNABLE`) of the complete iterations that are not kept.
+
+    Args:
+        path: the run's folder.
+        retention: which iterations keep theirs.
+        dry_run: only tell what would go.
+
+    Raises:
+        UsageError: it names no iterations to keep.
+        storage.RunLocked: another process writes the run.
+    """
+    if not retention.thins:
+        raise UsageError("required --keep-every N, --keep-last N or both: which iterations stay whole")
+    run = storage.open_run(path)
+    chosen = [i for i in run.iterations if not retention.keeps(i, len(run.iterations))]
+    if dry_run:
+        refs = [ref for ref in run.thinnable({*chosen}) if not run.is_thinned(ref)]
+        return Thinned.of([run.record(ref) for ref in refs])
+    with storage.open_writer(path) as writer:
+        return writer.thin(chosen)
+
+
+def materialise(
+    path: Path, iteration: int | None = None, *, backend: Backend = Backend(workers=0)
+) -> Iterator[StageRef]:
+    """Compute thinned outputs of an iteration (of all when None) again and store them if they are what they were.
+
+    Raises:
+        storage.DigestMismatch: one came out with other bits; nothing of its iteration was stored.
+        storage.RunLocked: another process writes the run.
+    """
+    run = storage.open_run(path)
+    if iteration is not None:
+        require_iteration(run, iteration)
+    iterations = run.thinned_iterations() if iteration is None else [iteration]
+    with storage.open_writer(path) as writer, stages_of_run(run, backend) as stages:
+        for i in iterations:
+            thinned = [ref for ref in run.thinnable([i]) if run.is_thinned(ref)]
+            values: dict[StageRef, Value] = {}
+            for ref in thinned:
+                values[ref] = stages.of(ref).compute(ref, partial(_load, run, values))
+            if values:
+                writer.restore(values)
+            yield from thinned
+
+
+def _load(run: Run, values: Mapping[StageRef, Value], ref: StageRef) -> Value:
+    return values[ref] if ref in values else run.load(ref)

@@ -1,0 +1,269 @@
+"""Train a run from its first missing stage to its last: a fresh run and a resumed one are the same loop."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from metaloom import storage
+from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine
+from metaloom.flows.graph.iteration_stages import IterationStages
+from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
+from metaloom.flows.graph.warm_start import pinned
+from metaloom.flows.rollouts.workers import Backend, code_digest
+from metaloom.pipeline.config.input import ConfigError, override
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs import with_all_options
+from metaloom.pipeline.envs.facts import env_facts
+from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
+from metaloom.storage import Retention, RunWriter, StageRef
+
+
+class StageCall(Protocol):
+    """Runs one stage; Prefect's wraps it into a task named after the ref."""
+
+    def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
+        """Call `compute` and return what it returns; `inputs` are the stages whose outputs it reads."""
+        ...
+
+
+@dataclass(frozen=True)
+class IterationReport:
+    """What just happened, for progress displays.
+
+    Attributes:
+        iteration: the iteration that was completed, counted from 0.
+        iterations: how many the run will have.
+        metrics: the iteration's metrics, as stored.
+        stage_seconds: wall seconds by stage, for example collect_rollouts.1; empty stages were already stored.
+        elapsed_seconds: wall seconds since this process began to train.
+        steps_per_second: environment steps sampled for the iteration over the wall seconds since the one before; None
+            when its rollouts were stored already.
+        evaluation_returns: mean test return after every number of adaptation steps, if an evaluation was made now.
+    """
+
+    iteration: int
+    iterations: int
+    metrics: Mapping[str, float]
+    stage_seconds: Mapping[str, float]
+    elapsed_seconds: float
+    steps_per_second: float | None
+    evaluation_returns: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Observer:
+    """What a caller is told while a run trains; the default listens to nothing and never stops it."""
+
+    stage_started: Callable[[StageRef], None] = lambda ref: None
+    iteration_done: Callable[[IterationReport], None] = lambda report: None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Where a run stands after training: `stopped` tells that it was asked to stop before its last iteration."""
+
+    path: Path
+    iterations_done: int
+    stopped: bool
+
+
+def direct(ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
+    """Run a stage in this process, without an orchestrator."""
+    del ref, inputs
+    return compute()
+
+
+def train(
+    config: RunConfig,
+    path: Path,
+    *,
+    backend: Backend = Backend(),
+    call: StageCall = direct,
+    observer: Observer = Observer(),
+) -> TrainResult:
+    """Train a new run that is kept at `path`.
+
+    Raises:
+        storage.RunExists: something is already stored there.
+    """
+    # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
+    storage.check_new_run(path)
+    config = pinned(config)
+    # Written out, so that the run says what it observed even if defaults change.
+    recorded = config.model_copy(update={"env": with_all_options(config.env)})
+    with (
+        stages_of(config, backend) as stages,
+        storage.create_run(
+            path,
+            config=recorded.model_dump(mode="json"),
+            config_digest=recorded.digest(),
+            capacity=config.iterations,
+            environment=environment(stages),
+            retention=retention_of(config),
+            last_stage=stages.last_stage,
+        ) as writer,
+    ):
+        return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
+
+
+def resume(
+    path: Path,
+    *,
+    iterations: int | None = None,
+    take_over: bool = False,
+    repair: bool = False,
+    retention: Sequence[str] = (),
+    backend: Backend = Backend(),
+    call: StageCall = direct,
+    observer: Observer = Observer(),
+) -> TrainResult:
+    """Train a stored run from its first missing stage on.
+
+    Args:
+        path: the run's folder.
+        iterations: how many iterations the run shall have; as configured when None.
+        take_over: seize the lock of a writer that can no longer release it, such as one on a host that died.
+        repair: drop outputs that `verify` finds damaged, and compute them again.
+        retention: settings of `retention` to change while this process goes on, as KEY=VALUE.
+        backend: where rollouts run.
+        call: how a stage is run.
+        observer: is told of progress and may ask to stop.
+    """
+    run = storage.open_run(path)
+    config = with_retention(config_of(run), retention)
+    if iterations is not None:
+        if iterations < len(run.iterations):
+            raise ConfigError(
+                f"{path}: found --iterations {iterations}, but {len(run.iterations)} are stored already; required at "
+                "least that many"
+            )
+        config = build_config({**config.model_dump(), "iterations": iterations})
+    # The lock first: a run that somebody else is writing is refused before workers start.
+    with (
+        storage.open_writer(
+            path,
+            capacity=config.iterations,
+            take_over=take_over,
+            repair=repair,
+            retention=retention_of(config),
+        ) as writer,
+        stages_of_run(run, backend, config) as stages,
+    ):
+        stages.own()  # so that workers run before the first stage does
+        return _train(_Plan(config, stages.order, stages.of), writer, call, observer)
+
+
+def retention_of(config: RunConfig) -> Retention:
+    """What a configuration says about keeping arrays, as the store takes it."""
+    return Retention(**config.retention.model_dump())
+
+
+def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
+    """A stored run's configuration with another retention, which is all of it that may change.
+
+    Raises:
+        ConfigError: an assignment is about something else, or wrong.
+    """
+    for assignment in assignments:
+        if assignment.partition(".")[0] != "retention":
+            raise ConfigError(
+                f"--set {assignment}: a stored run's settings cannot change, except retention.*; "
+                "`metaloom fork RUN --run NEW --set ...` goes on under others"
+            )
+    return build_config(override(config.model_dump(mode="json"), assignments))
+
+
+def environment(stages: IterationStages) -> dict[str, Any]:
+    """What decides the numbers besides the configuration, and is not known to the store: the code, and its defaults."""
+    return {"code": code_digest(), "env": env_facts(stages.config.env, stages.env)}
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What there is to compute: the stages of every iteration, and for each output those that compute it."""
+
+    config: RunConfig
+    order: Callable[[int], list[StageRef]]
+    stages_for: Callable[[StageRef], IterationStages]
+
+
+def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
+    path, iterations, stop = writer.run.path, plan.config.iterations, plan.config.stop
+    history: list[Metrics] = []
+    began = time.perf_counter()
+    for iteration in range(iterations):
+        if stop is not None and stop.met(history):
+            return TrainResult(path, iteration, stopped=False)
+        # Not only the iterations behind the last complete one: whatever was lost is computed again.
+        missing = [ref for ref in plan.order(iteration) if not writer.contains(ref)]
+        if not missing:
+            if stop is not None:
+                history.append(_update(writer, iteration).metrics)
+            continue
+        seconds: dict[str, float] = {}
+        steps = 0
+        iteration_began = time.perf_counter()
+        for ref in missing:
+            if observer.should_stop():
+                return TrainResult(path, iteration, stopped=True)
+            observer.stage_started(ref)
+            stages = plan.stages_for(ref)
+            call(ref, stages.inputs(ref), partial(run_once, stages, writer, ref, seconds))
+            # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
+            steps += _num_steps(writer, ref)
+        update = _update(writer, iteration)
+        history.append(update.metrics)
+        now = time.perf_counter()
+        observer.iteration_done(
+            IterationReport(
+                iteration=iteration,
+                iterations=iterations,
+                metrics=update.metrics,
+                stage_seconds=seconds,
+                elapsed_seconds=now - began,
+                steps_per_second=steps / (now - iteration_began - seconds.get("evaluate.0", 0.0)) if steps else None,
+                evaluation_returns=_evaluation_returns(writer, missing),
+            )
+        )
+    return TrainResult(path, iterations, stopped=False)
+
+
+def run_once(stages: IterationStages, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
+    """Compute and store a stage unless it is stored already; numbers that are not finite are refused, and kept."""
+    if not writer.contains(ref):
+        started, began = time.time(), time.perf_counter()
+        with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)):
+            value = compute_checked(stages, ref, writer.load)
+        took = time.perf_counter() - began
+        seconds[f"{ref.stage}.{ref.step}"] = took
+        writer.put(
+            ref,
+            value,
+            inputs=stages.inputs(ref),
+            seed_position=stages.seed_position(ref),
+            started=started,
+            seconds=took,
+        )
+    return ref
+
+
+def _evaluation_returns(writer: RunWriter, refs: Iterable[StageRef]) -> list[float]:
+    """Mean test return by number of adaptation steps, of the evaluation among some stages."""
+    made = [writer.load(ref) for ref in refs if ref.stage == "evaluate"]
+    return [r for e in made if isinstance(e, Evaluation) for r in e.test_returns.mean(axis=(0, 2)).tolist()]
+
+
+def _update(writer: RunWriter, iteration: int) -> Update:
+    update = writer.load(writer.run.last_ref(iteration))
+    assert isinstance(update, Update)
+    return update
+
+
+def _num_steps(writer: RunWriter, ref: StageRef) -> int:
+    """Environment steps in a stage's output."""
+    batch = writer.load(ref) if ref.stage in ("fill_memory", "collect_rollouts") else None
+    return batch.num_steps if isinstance(batch, EpisodeBatch) else 0

@@ -1,0 +1,97 @@
+"""A Minari dataset (https://minari.farama.org) of a run's episodes, in HDF5. Needs the extra `minari`."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from metaloom.flows.errors import ExtraMissing
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch
+from metaloom.storage import Run
+from metaloom.storage.export import Export, export_folder
+from metaloom.storage.run import Iterations
+
+
+def export_minari(run: Run, out: Path, *, iterations: Iterations = None, steps: Sequence[int] | None = None) -> Export:
+    """Write the episodes, in the order in which they were sampled, as the dataset `NAME-v0` below `out`.
+
+    Actions are as the policy emitted them, before they were clipped to the environment's bounds: their space has none.
+    An episode's `options` say its iteration, inner step, task, place and task parameters.
+
+    Raises:
+        ExtraMissing: Minari is not installed.
+        metaloom.storage.export.ExportExists: there is something at `out`.
+        storage.StageMissing: an iteration that was asked for is not complete.
+    """
+    try:
+        import minari
+        from minari.dataset.minari_storage import MinariStorage
+    except ImportError:
+        raise ExtraMissing("minari") from None
+    export = Export(out)
+    with export_folder(out) as folder:
+        # Minari joins the folder of a relative path to itself.
+        data = folder.resolve() / dataset_id(run) / "data"
+        data.mkdir(parents=True)
+        observations, actions = _spaces(run)
+        storage = MinariStorage.new(data, observations, actions, data_format="hdf5")
+        storage.update_episodes(_episodes(run, export, iterations, steps))
+        storage.update_metadata(
+            {
+                "dataset_id": dataset_id(run),
+                "minari_version": minari.__version__,
+                "algorithm_name": run.config["algorithm"]["name"],
+                "description": f"Episodes of the run {run.name} on {run.config['env']['name']}",
+                "requirements": [],
+            }
+        )
+    return export
+
+
+def dataset_id(run: Run) -> str:
+    """The dataset's name: the run's, with what Minari does not allow replaced."""
+    return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
+
+
+def _spaces(run: Run) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    # Of the arrays as a whole: those of an iteration may have been thinned.
+    found, taken = run.files.spec("rollouts_0/observations"), run.files.spec("rollouts_0/actions")
+    observations = gymnasium.spaces.Box(-np.inf, np.inf, found.shape[3:], np.float32)
+    if np.dtype(taken.dtype) != np.int64:
+        return observations, gymnasium.spaces.Box(-np.inf, np.inf, taken.shape[3:], np.float32)
+    env = make_env(build_config(run.config).env)
+    return observations, env.action_space
+
+
+def _episodes(run: Run, export: Export, iterations: Iterations, steps: Sequence[int] | None) -> Iterator[Any]:
+    for i, rounds in export.available(run, iterations, steps):
+        tasks = run[i].tasks()
+        for k in rounds:
+            for buffer in _round(i, k, tasks, run[i].rollouts(k)):
+                export.rows += 1
+                yield buffer
+
+
+def _round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -> Iterable[Any]:
+    from minari.data_collector import EpisodeBuffer
+
+    for b, e in np.ndindex(episodes.lengths.shape):
+        T = int(episodes.lengths[b, e])
+        if T == 0:  # a place for an episode that was not needed
+            continue
+        last = np.arange(T) == T - 1
+        fields = {f"task_{name}": float(value) for name, value in zip(tasks.names, tasks.params[b], strict=True)}
+        arrays: dict[str, Any] = {
+            "observations": episodes.observations[b, e, : T + 1],
+            "actions": episodes.actions[b, e, :T],
+            "rewards": episodes.rewards[b, e, :T],
+            "terminations": last & bool(episodes.terminated[b, e]),
+            "truncations": last & bool(episodes.truncated[b, e]),
+        }
+        place = {"iteration": iteration, "step": k, "task": b, "episode": e, "task_id": int(tasks.ids[b])}
+        yield EpisodeBuffer(options={**place, **fields}, **arrays)

@@ -1,0 +1,45 @@
+"""A run's metrics as TensorBoard events. Needs the extra `tensorboard`."""
+
+from datetime import datetime
+from pathlib import Path
+
+from metaloom.flows.errors import ExtraMissing
+from metaloom.storage import Run
+from metaloom.storage.export import Export, export_folder
+from metaloom.storage.run import Iterations
+
+
+def export_tensorboard(run: Run, out: Path, *, iterations: Iterations = None) -> Export:
+    """Write every metric as a scalar over iterations, with the wall time at which the iteration ended.
+
+    Raises:
+        ExtraMissing: TensorBoard is not installed.
+        metaloom.storage.export.ExportExists: there is something at `out`.
+        storage.StageMissing: an iteration that was asked for is not complete.
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        raise ExtraMissing("tensorboard") from None
+    export = Export(out)
+    with export_folder(out) as folder:
+        writer = EventFileWriter(str(folder))
+        try:
+            for i in run.select(iterations):
+                record, metrics = run.record(run.last_ref(i)), run[i].metrics()
+                values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in metrics.items()]
+                ended = datetime.fromisoformat(record.started).timestamp() + record.seconds
+                writer.add_event(Event(wall_time=ended, step=i, summary=Summary(value=values)))
+                export.iterations += 1
+                export.rows += len(values)
+        finally:
+            writer.close()
+    return export
+
+
+def _tag(metric: str) -> str:
+    """TensorBoard groups tags by what comes before the slash: metrics of a round go together."""
+    group, dot, name = metric.partition(".")
+    return f"{group}/{name}" if dot else f"update/{metric}"

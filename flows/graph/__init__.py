@@ -1,0 +1,1 @@
+"""The stages of each kind of run, and what computes them."""

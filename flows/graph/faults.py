@@ -1,0 +1,84 @@
+"""Stages that fail: found at their border, kept in quarantine, told with the command that leads there."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from metaloom import storage
+from metaloom.flows.graph.iteration_stages import IterationStages, Load, StageOutput
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.baselines import BaselineError
+from metaloom.stages.faults import StageFault
+from metaloom.stages.finite_checks import require_finite
+from metaloom.storage import StageRef
+
+FAULTS = (StageFault, NumericalError, BaselineError)
+"""What a stage raises about numbers and environments, as against errors in the program."""
+
+
+def compute_checked(stages: IterationStages, ref: StageRef, load: Load) -> StageOutput:
+    """A stage's output, all of whose numbers are finite.
+
+    Raises:
+        metaloom.stages.finite_checks.NotFinite: naming the place of the first that is not.
+    """
+    value = stages.compute(ref, load)
+    require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
+    return value
+
+
+@contextmanager
+def kept_in_quarantine(run: Path, ref: StageRef, seed_position: Sequence[int]) -> Iterator[None]:
+    """Keep what a stage in the block fails with, and add to the error where it is and how to get to it.
+
+    Raises:
+        StageFault, NumericalError, BaselineError: what the block raised, of the same type.
+    """
+    try:
+        yield
+    except FAULTS as error:
+        raise _explained(error, run, ref, f" {_keep(error, run, ref, seed_position)}.") from error
+
+
+@contextmanager
+def explained(run: Path, ref: StageRef) -> Iterator[None]:
+    """Add to the error of a stage in the block which run it is of and how to get to it.
+
+    Raises:
+        StageFault, NumericalError, BaselineError: what the block raised, of the same type.
+    """
+    try:
+        yield
+    except FAULTS as error:
+        raise _explained(error, run, ref) from error
+
+
+def debug_command(run: Path, ref: StageRef) -> str:
+    """The command that runs a stage again and stops where it fails."""
+    return f"metaloom replay {run}@{ref.iteration} --stage {ref.stage} --step {ref.step} --pdb"
+
+
+def reproduce_command(run: Path, ref: StageRef) -> str:
+    """The command that runs the episode again that is kept of a stage."""
+    return f"metaloom replay {run}@{ref.iteration} --stage {ref.stage} --step {ref.step} --quarantine"
+
+
+def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[int]) -> str:
+    place = {"run": run.name, "iteration": ref.iteration, "stage": ref.stage, "step": ref.step}
+    about = {**getattr(error, "about", {}), **place, "seed_position": list(seed_position)}
+    try:
+        folder = storage.put_in_quarantine(
+            run, ref, message=str(error), about=about, arrays=getattr(error, "arrays", {})
+        )
+    except storage.StoreError as problem:
+        return f"What it failed with could not be kept ({problem})"
+    again = f". To run that episode again: {reproduce_command(run, ref)}" if "env" in about else ""
+    return f"What it failed with is kept in {folder}{again}"
+
+
+def _explained(error: Exception, run: Path, ref: StageRef, kept: str = "") -> Exception:
+    message = f"{run}: {str(error).removesuffix('.')}.{kept} To look at it in a debugger: {debug_command(run, ref)}"
+    # Of the same type, because callers and exit codes tell faults apart by it.
+    if isinstance(error, StageFault):
+        return type(error)(message, error.about, error.arrays)
+    return type(error)(message)

@@ -1,0 +1,45 @@
+"""Stored outputs, whether or not their arrays were thinned: what is gone is computed again."""
+
+from typing import Any
+
+from metaloom import storage
+from metaloom.flows.graph.run_stages import RunStages
+from metaloom.storage import Run, StageRef
+from metaloom.storage.format.codec import Value
+from metaloom.storage.keep.thinner import require_same
+
+
+class Recomputed:
+    """Loads a run's outputs; thinned ones are computed again, checked against their digest, and not stored.
+
+    Args:
+        run: the run.
+        stages: its stages.
+    """
+
+    def __init__(self, run: Run, stages: RunStages) -> None:
+        self._run = run
+        self._stages = stages
+        self._values: dict[StageRef, Value] = {}
+
+    def __call__(self, ref: StageRef) -> Any:
+        """An output.
+
+        Raises:
+            storage.StageMissing: it is not stored.
+            storage.DigestMismatch: it was thinned, and comes out with other bits today.
+        """
+        if ref in self._values:
+            return self._values[ref]
+        try:
+            return self._run.load(ref)
+        except storage.StageThinned:
+            value = self._stages.of(ref).compute(ref, self)
+        require_same(self._run.record(ref), value)
+        self.remember(ref, value)
+        return value
+
+    def remember(self, ref: StageRef, value: Value) -> None:
+        """Have an output at hand that is known to be the stored one; those of other iterations are let go."""
+        self._values = {known: v for known, v in self._values.items() if known.iteration == ref.iteration}
+        self._values[ref] = value

@@ -1,0 +1,116 @@
+"""The stages of a stored run, under the settings that decide each of its outputs."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from metaloom.flows.graph.iteration_stages import IterationStages
+from metaloom.flows.graph.off_policy import OffPolicyStages
+from metaloom.flows.graph.on_policy import OnPolicyStages
+from metaloom.flows.graph.task_inference import TaskInferenceStages
+from metaloom.flows.rollouts.workers import Backend, rollout_workers, usable_cores
+from metaloom.flows.views.run_info import planned_iterations
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.storage import Run, StageRef
+
+
+@contextmanager
+def stages_of(config: RunConfig, backend: Backend, run: Run | None = None) -> Iterator[IterationStages]:
+    """The stages of a run, new or stored before, with their workers, for as long as the context lasts.
+
+    One BLAS and one torch thread per Python thread: more would make bits depend on the number of cores.
+    """
+    torch.set_num_threads(1)
+    with (
+        threadpool_limits(1),
+        ThreadPoolExecutor(usable_cores(), "metaloom-math", _overflow_quietly) as pool,
+        rollout_workers(config, backend) as workers,
+    ):
+        yield kind_of(config).build(config, workers, pool.map, run)
+
+
+def _overflow_quietly() -> None:
+    """Have NumPy not warn in a thread: what is not finite at the end of a stage is found, and told better."""
+    np.seterr(over="ignore", invalid="ignore", divide="ignore")
+
+
+def kind_of(config: RunConfig) -> type[IterationStages]:
+    """How iterations of a run with this configuration proceed."""
+    if config.infers_tasks:
+        return TaskInferenceStages
+    return OffPolicyStages if config.off_policy else OnPolicyStages
+
+
+class RunStages:
+    """The stages of a run, each under the settings that decide its output.
+
+    In a fork, what it shares with its parent is computed, replayed and repaired under the parent's settings. Workers
+    start when their stages are first asked for.
+
+    Args:
+        run: the run.
+        backend: where rollouts run.
+        stack: ends the workers.
+        config: the run's own settings, where they are not quite the stored ones.
+    """
+
+    def __init__(self, run: Run, backend: Backend, stack: ExitStack, config: RunConfig | None = None) -> None:
+        self._run = run
+        self._backend = backend
+        self._stack = stack
+        self._own = config or config_of(run)
+        self._known: dict[str, IterationStages] = {}
+        self._configs: dict[str, RunConfig] = {json.dumps(run.config, sort_keys=True): self._own}
+
+    def order(self, iteration: int) -> list[StageRef]:
+        """The stages of an iteration in the order in which they run."""
+        config = self.config(StageRef(iteration, "sample_tasks"))
+        return kind_of(config).stage_order(config, iteration)
+
+    def config(self, ref: StageRef) -> RunConfig:
+        """The settings that decide an output."""
+        return self._configured(ref)[1]
+
+    def of(self, ref: StageRef) -> IterationStages:
+        """The stages that compute an output."""
+        key, config = self._configured(ref)
+        if key not in self._known:
+            self._known[key] = self._stack.enter_context(stages_of(config, self._backend, self._run))
+        return self._known[key]
+
+    def own(self) -> IterationStages:
+        """The stages that compute what is not shared with another run."""
+        return self.of(StageRef(self._own.iterations, "sample_tasks"))
+
+    def _configured(self, ref: StageRef) -> tuple[str, RunConfig]:
+        settings = self._run.config_of(ref)
+        key = json.dumps(settings, sort_keys=True)
+        if key not in self._configs:
+            self._configs[key] = config_of(self._run, ref)
+        return key, self._configs[key]
+
+
+@contextmanager
+def stages_of_run(run: Run, backend: Backend, config: RunConfig | None = None) -> Iterator[RunStages]:
+    """The stages of a stored run with their workers, for as long as the context lasts."""
+    with ExitStack() as stack:
+        yield RunStages(run, backend, stack, config)
+
+
+def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
+    """A stored run's configuration, with the iterations that it was last given; the one that decides `ref`, if given.
+
+    Only in a fork do the two differ: what it shares with its parent was computed under the parent's settings.
+    """
+    settings = run.config if ref is None else run.config_of(ref)
+    return build_config({**settings, "iterations": planned_iterations(run)})
+
+
+def config_at(run: Run, iteration: int) -> RunConfig:
+    """The configuration that an iteration was, or will be, computed under."""
+    return config_of(run, StageRef(iteration, "sample_tasks"))

@@ -1,0 +1,1 @@
+"""Prefect: deployments, artifacts, the server and its plugin."""

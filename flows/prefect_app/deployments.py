@@ -1,0 +1,292 @@
+"""`meta-train`, `replay` and `evaluate` as Prefect flows: what a page shows of work that the functions below them do.
+
+Prefect's state is a view. What was computed is kept in the run's store, and a flow run that starts again, for whatever
+reason, goes on at the first stage that is missing there.
+
+This module must not import annotations from __future__: Prefect makes a deployment's form from the annotations
+themselves.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import distributed
+from prefect import Task, flow, get_client, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+from pydantic import Field
+
+from metaloom import storage
+from metaloom.flows.commands.evaluate import evaluate as evaluate_run
+from metaloom.flows.commands.replay import replay as replay_run
+from metaloom.flows.commands.train import Observer, config_of, resume, train
+from metaloom.flows.graph.warm_start import as_pinned
+from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
+from metaloom.flows.recipes import RECIPES, load_settings
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import run_folder
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs import with_all_options
+from metaloom.storage import StageRef
+from metaloom.storage.format.settings import changed
+
+DEFAULT_RECIPE = "promp-half-cheetah-dir"
+
+RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*sorted(RECIPES)]})]
+StageName = Literal[
+    "initialize",
+    "fill_memory",
+    "sample_tasks",
+    "collect_rollouts",
+    "process_samples",
+    "adapt",
+    "sample_transitions",
+    "meta_optimize",
+    "update",
+    "evaluate",
+]
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+def run_name() -> str:
+    """The run that the current flow run is about; also the flow run's own name.
+
+    Made from the flow run's id if the user gave none, so that a retried flow run finds what it has stored.
+    """
+    parameters = flow_run.get_parameters()
+    if parameters.get("run"):
+        return str(parameters["run"])
+    what = "config" if parameters.get("config") else parameters.get("recipe") or DEFAULT_RECIPE
+    return f"{what}-{str(flow_run.get_id())[:8]}"
+
+
+@flow(name="meta-train", flow_run_name=run_name)
+def meta_train(
+    recipe: RecipeName | None = None,
+    config: RunConfig | None = None,
+    iterations: Positive | None = None,
+    seed: Natural | None = None,
+    run: str | None = None,
+    workers: Natural | None = None,
+    scheduler: str | None = None,
+    step_timeout: Seconds | None = None,
+    retries: Natural | None = None,
+) -> State:
+    """Meta-train a policy, or go on with a run that exists.
+
+    Args:
+        recipe: Named settings from a paper; promp-half-cheetah-dir when neither recipe nor config is given.
+        config: All settings, instead of a recipe. What is left out of them has its default value.
+        iterations: Meta-updates in the run, instead of the recipe's. A larger number extends a run that exists.
+        seed: Seed of the run, instead of the recipe's.
+        run: Name under the runs folder, or a path. A run that exists goes on where it stopped.
+        workers: Dask worker processes for rollouts here, two if left out, none for a run of one task; 0 samples in the
+            flow's own process.
+        scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
+        step_timeout: Seconds a worker waits for one call of an environment before it gives up; 60 if left out.
+        retries: How often work is done again whose worker process died; 3 if left out.
+    """
+    folder = run_folder(run or run_name())
+    stored = None if is_new(folder) else config_of(storage.open_run(folder))
+    settings = settings_for(folder, stored, recipe=recipe, config=config, seed=seed, iterations=iterations)
+    _tag_flow_run(settings)
+    page = TrainingPage(folder)
+    page.open()
+    how: dict[str, Any] = {
+        "backend": Backend(workers=workers, scheduler=scheduler, step_timeout_seconds=step_timeout, retries=retries),
+        "call": StageTasks(),
+        "observer": Observer(iteration_done=page.iteration_done),
+    }
+    with _quiet_libraries():
+        if stored is None:
+            result = train(settings, folder, **how)
+        else:
+            result = resume(folder, iterations=settings.iterations, **how)
+    page.close()
+    return Completed(message=f"{result.iterations_done} iterations in {result.path}")
+
+
+@flow(name="replay", flow_run_name="replay {run}")
+def replay(
+    run: str,
+    iteration: Natural | None = None,
+    stage: StageName | None = None,
+    step: Natural | None = None,
+    workers: Natural = 0,
+) -> State:
+    """Run stored stages again from their stored inputs and compare every array, bit for bit. Fails if one differs.
+
+    Args:
+        run: Name under the runs folder, or a path.
+        iteration: Which iteration; all of them when left out.
+        stage: Only this stage.
+        step: Only this inner step of the stage.
+        workers: Dask worker processes for rollouts on this machine; 0 samples in the flow's own process.
+    """
+    folder = run_folder(run)
+    outcomes = list(replay_run(folder, iteration, stage=stage, step=step, backend=Backend(workers=workers)))
+    publish_replay(folder, outcomes)
+    different = sum(not outcome.identical for outcome in outcomes)
+    if different:
+        return Failed(message=f"{different} of {len(outcomes)} stages differ from what is stored in {folder}")
+    return Completed(message=f"{len(outcomes)} stages replayed: all identical")
+
+
+@flow(name="evaluate", flow_run_name="evaluate {run}")
+def evaluate(
+    run: str,
+    iteration: Natural | None = None,
+    tasks: str | None = None,
+    num_tasks: Positive | None = None,
+    evenly_by: str | None = None,
+    adaptation_steps: Natural | None = None,
+    episodes: Positive | None = None,
+    test_episodes: Positive | None = None,
+    deterministic: bool | None = None,
+    seed: Natural | None = None,
+    workers: Natural | None = None,
+) -> State:
+    """Adapt a stored learner to tasks and report its return on fresh test episodes after every adaptation step.
+
+    What is left out is as in the run's evaluation settings, and else as in training.
+
+    Args:
+        run: Name under the runs folder, or a path.
+        iteration: Updates the learner has had; all of the run's when left out.
+        tasks: held-out, train, or a JSON, YAML or Parquet file of tasks.
+        num_tasks: Tasks to draw; when left out each test task or task of the file once, else as many as in training.
+        evenly_by: Draw evenly from the classes of a fixed set, by this task field.
+        adaptation_steps: Largest number of inner steps; the return is reported for each from 0 on.
+        episodes: Episodes per task that every adaptation step learns from.
+        test_episodes: Episodes per task that judge every number of steps.
+        deterministic: Take the most likely action in test episodes.
+        seed: Which tasks and episodes are drawn.
+        workers: Dask worker processes for rollouts here, two if left out, none for a run of one task; 0 samples in the
+            flow's own process.
+    """
+    folder = run_folder(run)
+    outcome = evaluate_run(
+        folder,
+        iteration,
+        tasks=tasks,
+        num_tasks=num_tasks,
+        evenly_by=evenly_by,
+        adaptation_steps=adaptation_steps,
+        episodes=episodes,
+        test_episodes=test_episodes,
+        deterministic=deterministic,
+        seed=seed,
+        backend=Backend(workers=workers),
+    )
+    publish_evaluation(folder, outcome)
+    return Completed(message=f"{len(outcome.tasks)} tasks, learner after {outcome.updates} updates")
+
+
+class StageTasks:
+    """Runs every stage as a Prefect task named after it, linked to the tasks whose outputs it reads."""
+
+    def __init__(self) -> None:
+        # Prefect recognises what a task returned by its identity, so none of these may be freed and its place in memory
+        # be taken by another.
+        self._done: dict[StageRef, object] = {}
+
+    def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
+        """Run one stage; a StageCall."""
+        # An input that another flow run has stored has no task here.
+        upstream = [self._done[i] for i in inputs if i in self._done]
+        name = f"{ref.stage} i={ref.iteration} k={ref.step}"
+        self._done[ref] = _stage_task(ref.stage)(name, upstream, compute)
+        return ref
+
+
+def is_new(folder: Path) -> bool:
+    """Whether a run is still to be created in a folder: the file that makes it one is missing."""
+    return not storage.run_exists(folder)
+
+
+def settings_for(
+    folder: Path,
+    stored: RunConfig | None,
+    *,
+    recipe: str | None,
+    config: RunConfig | None,
+    seed: int | None,
+    iterations: int | None,
+) -> RunConfig:
+    """The settings to train with.
+
+    Args:
+        folder: the run's folder, for messages.
+        stored: the settings of the run that is already there, if one is.
+        recipe: a recipe's name.
+        config: all settings, instead of a recipe.
+        seed: replaces the recipe's.
+        iterations: replaces the recipe's.
+
+    Raises:
+        ConfigError: both recipe and config are given, or a stored run has other settings than those asked for.
+    """
+    if recipe is not None and config is not None:
+        raise ConfigError(f"found both recipe ({recipe}) and config; required one of them: config replaces a recipe")
+    if config is None:
+        config = build_config(load_settings(recipe or DEFAULT_RECIPE)) if recipe or stored is None else stored
+    changes = {"seed": seed, "iterations": iterations}
+    asked = build_config({**config.model_dump(), **{name: n for name, n in changes.items() if n is not None}})
+    if stored is None:
+        return asked
+    # A run's settings have the options of its environment written out, and its warm start pinned.
+    stored, asked = (c.model_copy(update={"env": with_all_options(c.env)}) for c in (stored, as_pinned(asked, stored)))
+    if not any(_differences(stored, asked)):
+        return asked
+    raise ConfigError(
+        f"{folder} was trained with other settings: {'; '.join(_differences(stored, asked))}. Choose another name for "
+        "a new run, or leave out recipe, config and seed to go on with this one"
+    )
+
+
+def _differences(stored: RunConfig, asked: RunConfig) -> Iterator[str]:
+    before, after = (config.model_dump(mode="json", exclude={"iterations"}) for config in (stored, asked))
+    for name, (there, here) in changed(before, after).items():
+        yield f"{name} is {there!r} there, {here!r} was asked for"
+
+
+@functools.cache
+def _stage_task(stage: str) -> Task[..., object]:
+    # The store is the cache and the result; keeping either once more in Prefect only costs time.
+    @task(name=stage, task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
+    def execute(name: str, inputs: list[object], compute: Callable[[], StageRef]) -> object:
+        del name, inputs  # they name the task run and link it to others
+        compute()
+        return object()
+
+    return execute
+
+
+def _tag_flow_run(config: RunConfig) -> None:
+    tags = {*flow_run.get_tags(), config.env.name, config.algorithm.name}
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(UUID(flow_run.get_id()), tags=sorted(tags))
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Without a line for every stage that ends well, which the page shows, and for every Dask connection."""
+    loggers = [logging.getLogger(name) for name in ("prefect.task_runs", distributed.__name__)]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

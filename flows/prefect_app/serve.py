@@ -1,0 +1,244 @@
+"""`make serve`: a Prefect server with its page, the deployments and a worker on this machine, for as long as it runs.
+
+Each part is a Prefect command that could be typed by hand (docs/prefect.md lists them), started here in the right
+order, told the same address and stopped together. Whoever reaches a Prefect server can run what it deploys, so it
+listens on the loopback interface only.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Annotated
+from urllib.request import ProxyHandler, build_opener
+
+from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+HOST = "127.0.0.1"
+POOL = "local"
+START_SECONDS = 120.0
+STOP_SECONDS = 15.0
+# Longer than the 30 s that Prefect leaves a cancelled flow run to end by itself.
+CANCEL_SECONDS = 40.0
+
+app = App(name="python -m metaloom.flows.prefect_app.serve", help="Serve the flows through Prefect on this machine.")
+
+
+class ServeError(RuntimeError):
+    """A part did not start, or went away; the message says which, and where to look."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C came while the parts were being started."""
+
+
+@app.default
+def serve(*, port: Annotated[int, Parameter(help="Port of the server and its page.")] = 4200) -> int:
+    """Start everything, and stop everything on Ctrl-C."""
+    stop = Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        _serve(Path.cwd(), port, stop)
+    except ServeError as error:
+        _say(f"make serve: {error}")
+        return 1
+    except Interrupted:
+        pass
+    _say("stopped")
+    return 0
+
+
+def settings(home: Path, port: int) -> dict[str, str]:
+    """Environment variables for every part; the rest of Prefect's settings are in pyproject.toml."""
+    return {
+        "PREFECT_API_URL": f"http://{HOST}:{port}/api",
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        # The bare-name plugin is for what users type; a worker sometimes imports Prefect where none can be loaded.
+        "PREFECT_PLUGINS_ENABLED": "false",
+    }
+
+
+def _serve(project: Path, port: int, stop: Event) -> None:
+    if not (project / "prefect.yaml").exists():
+        raise ServeError(f"found no prefect.yaml in {project}; start it in the project's folder")
+    _require_free(port)
+    home = project / ".prefect"
+    home.mkdir(exist_ok=True)
+    # Before this process imports Prefect, which reads them then.
+    os.environ.update(settings(home, port))
+    with ExitStack() as stack:
+        _say("starting the Prefect server ...")
+        command = ["server", "start", "--host", HOST, "--port", str(port)]
+        server = stack.enter_context(_running("the Prefect server", command, home / "server.log"))
+        _wait(stop, [server], lambda: _answers(port))
+        _say("deploying the flows ...")
+        _crash_left_over_runs()
+        for what, command in (
+            ("prefect work-pool create", ["work-pool", "create", POOL, "--type", "process", "--overwrite"]),
+            ("prefect deploy", ["--no-prompt", "deploy", "--all"]),
+        ):
+            step = stack.enter_context(_running(what, command, home / "deploy.log"))
+            _wait(stop, [server, step], lambda step=step: step.code() == 0)
+        worker = stack.enter_context(_running("the worker", ["worker", "start", "--pool", POOL, "--name", "metaloom"]))
+        stack.callback(_cancel_runs)
+        _say(_ready(port))
+        with suppress(Interrupted):
+            _wait(stop, [server, worker], lambda: False, seconds=float("inf"))
+        _say("\nstopping; a run that is being trained keeps every stage it has stored, and can be resumed ...")
+
+
+@dataclass(frozen=True)
+class _Part:
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path | None
+
+    def code(self) -> int | None:
+        return self.process.poll()
+
+    def explain(self, problem: str) -> ServeError:
+        if self.log is None:
+            return ServeError(f"{self.name} {problem}")
+        tail = self.log.read_text(errors="replace").splitlines()[-15:]
+        return ServeError("\n".join([f"{self.name} {problem}; the end of {self.log}:", *tail]))
+
+
+@contextmanager
+def _running(name: str, arguments: list[str], log: Path | None = None) -> Iterator[_Part]:
+    """A Prefect command, for as long as the context lasts."""
+    with ExitStack() as stack:
+        out = stack.enter_context(log.open("wb")) if log else None
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prefect", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT if out else None,
+            # A group of its own: Ctrl-C in a terminal reaches this process alone, which stops the parts in order.
+            start_new_session=True,
+        )
+        try:
+            yield _Part(name, process, log)
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    # What is left of the group, be it the process itself or something it had started.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _wait(stop: Event, parts: list[_Part], until: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+    """Return when the condition holds.
+
+    Raises:
+        ServeError: one of the parts ended first, or the time is up.
+        Interrupted: Ctrl-C was pressed.
+    """
+    deadline = time.monotonic() + seconds
+    while not until():
+        for part in parts:
+            if part.code() is not None:
+                raise part.explain(f"ended with code {part.code()}")
+        if time.monotonic() > deadline:
+            raise parts[-1].explain(f"is not ready after {seconds:.0f} s")
+        if stop.wait(0.2):
+            raise Interrupted
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except (OSError, OverflowError) as error:
+            raise ServeError(
+                f"port {port} of {HOST} cannot be used ({error}). If another Prefect server runs there, stop it; or "
+                'take another port: make serve ARGS="--port 4300"'
+            ) from None
+
+
+def _answers(port: int) -> bool:
+    # Without the proxy that the environment may name: it cannot reach this machine's loopback interface.
+    try:
+        with build_opener(ProxyHandler({})).open(f"http://{HOST}:{port}/api/health", timeout=2) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def _crash_left_over_runs() -> None:
+    """End the flow runs that an earlier server and worker left when they died: nothing else would ever do so."""
+    from prefect import get_client
+    from prefect.states import Crashed
+
+    state = Crashed(message="Its worker is gone. Start a flow run of the same run to go on.")
+    with get_client(sync_client=True) as client:
+        for run in _unfinished(client):
+            client.set_flow_run_state(run.id, state, force=True)
+
+
+def _cancel_runs() -> None:
+    """Cancel the flow runs that the worker executes, and wait until they have ended."""
+    from httpx import HTTPError
+    from prefect import get_client
+    from prefect.states import Cancelled, Cancelling
+
+    deadline = time.monotonic() + CANCEL_SECONDS
+    message = "make serve was stopped"
+    # If the server is what went away, nobody is left to ask.
+    with suppress(HTTPError), get_client(sync_client=True) as client:
+        for run in _unfinished(client):
+            begun = run.state is not None and run.state.is_running()
+            client.set_flow_run_state(run.id, (Cancelling if begun else Cancelled)(message=message), force=True)
+        while _unfinished(client) and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+
+def _unfinished(client: "SyncPrefectClient") -> "list[FlowRun]":
+    """The flow runs of the worker's pool that have begun and not ended."""
+    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+
+    states = {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate({"state": states}),
+        work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
+    )
+
+
+def _ready(port: int) -> str:
+    elsewhere = f"export PREFECT_API_URL=http://{HOST}:{port}/api"
+    here = "" if port == 4200 else f"\nfirst, in that shell: {elsewhere}"
+    return f"""
+Prefect's page   http://{HOST}:{port}
+start a run      .venv/bin/prefect deployment run meta-train -p recipe=promp-point-corner -p iterations=20{here}
+other folders    {elsewhere}; name it meta-train/meta-train there
+stop             Ctrl-C
+"""
+
+
+def _say(words: str) -> None:
+    sys.stdout.write(words + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(app())

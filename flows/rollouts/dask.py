@@ -1,0 +1,287 @@
+"""Rollouts on Dask worker processes, local or behind a scheduler's address.
+
+Dask is used as a plain client inside one stage: task runners that make every shard an orchestrated task cost 7 to 30
+times as much and run finished work again when a worker dies.
+"""
+
+import secrets
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import pairwise
+from multiprocessing import resource_tracker
+from typing import cast
+
+from distributed import Client, Future, KilledWorker, LocalCluster, wait
+
+from metaloom.flows.errors import WorkersError
+from metaloom.flows.rollouts.flight_recorder import Recording, remove_recordings
+from metaloom.flows.rollouts.supervised import Shard, Supervision, collect_watched, is_built_in, try_environment
+from metaloom.flows.rollouts.workers import Backend, SamplerSpec, code_digest
+from metaloom.pipeline.envs import EnvError, make_env
+from metaloom.pipeline.policies.config import ActorKind
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.rollouts.blocks import tasks_together
+
+LOOPBACK = "127.0.0.1"
+
+
+_ANSWER_SECONDS = 10.0
+_LOOK_EVERY_SECONDS = 5.0
+_NO_WORKER_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class DaskWorkers:
+    """Rollouts on Dask workers, one shard of tasks for each of their threads.
+
+    Attributes:
+        spec: what workers build their samplers from.
+        client: of their scheduler.
+        session: names the recordings of what they do.
+        step_timeout_seconds: how long a call of an environment may take.
+        elsewhere: workers may be on other machines.
+    """
+
+    spec: SamplerSpec
+    client: Client
+    session: str
+    step_timeout_seconds: float
+    elsewhere: bool
+
+    @classmethod
+    @contextmanager
+    def watched(cls, spec: SamplerSpec, client: Client, backend: Backend) -> Iterator["DaskWorkers"]:
+        """Workers whose recordings are removed in the end."""
+        assert backend.step_timeout_seconds is not None
+        elsewhere = backend.scheduler is not None
+        workers = cls(spec, client, secrets.token_hex(8), backend.step_timeout_seconds, elsewhere)
+        try:
+            if not is_built_in(spec):
+                workers.try_environment()
+            yield workers
+        finally:
+            workers.clean_up()
+
+    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+        """E complete episodes of every task.
+
+        Raises:
+            RolloutError: the environment failed, hung, or killed its workers.
+            WorkersError: workers died in different places, or are gone; or the scheduler is gone.
+        """
+        bounds = list(_shards(len(tasks), self._num_threads()))
+        shards = [
+            Shard(self.spec, tasks.slice(*ends), replace(position, first_task=position.first_task + ends[0]))
+            for ends in bounds
+        ]
+        watches = [self._supervision() for _ in shards]
+        futures = [
+            # Dask names pure work by its arguments; hashing megabytes to save nothing is a waste.
+            self.client.submit(collect_watched, shard, params.slice(*ends), watch, pure=False)
+            for ends, shard, watch in zip(bounds, shards, watches, strict=True)
+        ]
+        try:
+            self._wait(futures)
+            return tasks_together(cast(list[EpisodeBatch], self.client.gather(futures)))
+        except KilledWorker as error:
+            dead = next(n for n, future in enumerate(futures) if future.key == error.task)
+            raise self._death(shards[dead], watches[dead]) from error
+        except CancelledError as error:
+            raise WorkersError(
+                f"iteration {position.iteration}, round {position.step}: the Dask scheduler is gone (its connection is "
+                "lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which has lost nothing"
+            ) from error
+        finally:
+            # After an error the others' work is of no use, and holds the workers.
+            self.client.cancel([future for future in futures if not future.done()])
+
+    def try_environment(self) -> None:
+        """Have a worker make the environment once.
+
+        Raises:
+            EnvError: it cannot be made, hangs, or kills its process.
+        """
+        watch = self._supervision()
+        future = self.client.submit(try_environment, self.spec, watch, pure=False)
+        name = self.spec.env.name
+        try:
+            self._wait([future])
+            future.result()
+        except TimeoutError as error:
+            raise EnvError(
+                f"env.name is {name!r}: its constructor or sample_tasks did not return within "
+                f"{self.step_timeout_seconds:g} s; if it needs longer, give it longer: --step-timeout SECONDS\n{error}"
+            ) from None
+        except KilledWorker as error:
+            told = "\n".join(recording.traceback for recording in self._recordings(watch)[-1:])
+            raise EnvError(
+                f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{told}"
+            ) from error
+
+    def clean_up(self) -> None:
+        """Remove the recordings, also on the workers' machines, as far as they can still be reached."""
+        remove_recordings(self.session)
+        if self.elsewhere:
+            with suppress(Exception):
+                self.client.run(remove_recordings, self.session, on_error="ignore")
+
+    def _supervision(self) -> Supervision:
+        return Supervision(self.session, secrets.token_hex(8), self.step_timeout_seconds)
+
+    def _wait(self, futures: Sequence[Future]) -> None:
+        """Wait until all are done or one has failed; not for workers that will never come.
+
+        Raises:
+            WorkersError: there has been no worker for a minute.
+        """
+        waiting, alone = set(futures), 0.0
+        while waiting and not any(future.status == "error" for future in futures):
+            try:
+                wait(waiting, timeout=_LOOK_EVERY_SECONDS, return_when="FIRST_COMPLETED")
+            except TimeoutError:
+                alone = 0.0 if self.client.scheduler_info(n_workers=-1)["workers"] else alone + _LOOK_EVERY_SECONDS
+            waiting = {future for future in waiting if not future.done()}
+            if waiting and alone >= _NO_WORKER_SECONDS:
+                raise WorkersError(
+                    f"the Dask scheduler has had no worker for {alone:g} s; start one with `dask worker`, and go on "
+                    "with `metaloom resume`"
+                )
+
+    def _death(self, shard: Shard, watch: Supervision) -> Exception:
+        """What to tell when a shard killed every worker that tried it."""
+        recordings = self._recordings(watch)
+        if recordings and len({recording.place for recording in recordings}) == 1:
+            return shard.death(recordings, watch)
+        places = [recording.place for recording in recordings]
+        return WorkersError(
+            f"iteration {shard.position.iteration}, round {shard.position.step}: several workers in a row died in the "
+            f"same shard, tasks {shard.position.first_task} to {shard.position.first_task + len(shard.tasks) - 1}, but "
+            f"not in one place (first task, first episode, step, row: {places}): they may lack memory, or somebody "
+            "kills them. What is stored is safe; go on with `metaloom resume`"
+        )
+
+    def _recordings(self, watch: Supervision) -> list[Recording]:
+        """What the dead left, on this machine or on those of the workers."""
+        found = [watch.recordings()]
+        if self.elsewhere:
+            with suppress(Exception):
+                everywhere = self.client.run(watch.recordings, on_error="ignore")
+                found.extend(cast(dict[str, list[Recording]], everywhere).values())
+        # Workers of one machine answer alike.
+        return max(found, key=len)
+
+    def sampling(self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None) -> "DaskWorkers":
+        """The same for another number of episodes."""
+        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor))
+
+    def filling(self, min_steps: int, *, actor: ActorKind) -> "DaskWorkers":
+        """The same for as many episodes as it takes."""
+        return replace(self, spec=self.spec.filling(min_steps, actor=actor))
+
+    def _num_threads(self) -> int:
+        # A worker that was just killed is missing here and counts again once its nanny has restarted it.
+        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
+        return max(1, sum(worker["nthreads"] for worker in workers))
+
+
+@contextmanager
+def dask_client(backend: Backend, spec: SamplerSpec) -> Iterator[Client]:
+    """A client of the backend's scheduler, or of worker processes that live as long as the context.
+
+    Raises:
+        WorkersError: there is no such scheduler, it has no workers, or they run other code than this process.
+        EnvError: its workers cannot build the environment.
+    """
+    with _connect(backend.scheduler, spec) if backend.scheduler else _start(backend) as client:
+        yield client
+
+
+def check_worker(spec: SamplerSpec) -> dict[str, str]:
+    """What a worker computes with, after it has built the environment once. Runs on the worker."""
+    make_env(spec.env)
+    return fingerprint()
+
+
+def fingerprint() -> dict[str, str]:
+    """Versions of everything that decides a rollout's numbers, in this process."""
+    packages = ("numpy", "mujoco", "gymnasium")
+    return {"metaloom's code": code_digest()[:12]} | {name: version(name) for name in packages}
+
+
+@contextmanager
+def _start(backend: Backend) -> Iterator[Client]:
+    with _local_cluster(backend.workers or 0, backend.retries or 0) as cluster, Client(cluster) as client:
+        yield client
+
+
+def _local_cluster(workers: int, retries: int) -> LocalCluster:
+    # Ctrl-C reaches every process of the terminal's group, but the trainer alone decides what it means. Workers inherit
+    # the blocked signal, those that are restarted later as well; here it is delivered as soon as they have started.
+    # Python's resource tracker unblocks it when it starts, so that has to have happened before.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        # Whoever reaches a scheduler can run code on it, so everything listens on the loopback interface. Dask opens an
+        # HTTP port even without a dashboard, on all interfaces unless it is told where.
+        return LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            host=LOOPBACK,
+            dashboard_address=f"{LOOPBACK}:0",
+            worker_dashboard_address=f"{LOOPBACK}:0",
+            scheduler_kwargs={"dashboard": False, "allowed_failures": retries},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def _connect(address: str, spec: SamplerSpec) -> Iterator[Client]:
+    try:
+        client = Client(address, timeout=_ANSWER_SECONDS)
+    except (OSError, ValueError) as error:
+        raise WorkersError(
+            f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler` and workers with "
+            "`dask worker`, or leave --scheduler out to use processes on this machine"
+        ) from None
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=30)
+        except TimeoutError:
+            raise WorkersError(
+                f"the Dask scheduler at {address} has no worker; start one with `dask worker {address}`"
+            ) from None
+        _require_same_code(client, spec)
+        yield client
+
+
+def _require_same_code(client: Client, spec: SamplerSpec) -> None:
+    # The records of a run vouch for one set of versions, the trainer's.
+    try:
+        found = cast(dict[str, dict[str, str]], client.run(check_worker, spec))
+    except ImportError as error:
+        raise WorkersError(
+            f"a Dask worker cannot import what rollouts need ({error}); required the same Metaloom and environment on "
+            "every worker: install them there, or start the workers in this folder"
+        ) from None
+    here = fingerprint()
+    for worker, there in found.items():
+        differing = [
+            f"{name} {there.get(name)} there, {here[name]} here" for name in here if there.get(name) != here[name]
+        ]
+        if differing:
+            raise WorkersError(
+                f"the Dask worker at {worker} computes with something else: {'; '.join(differing)}; required the same "
+                "versions as the trainer's, or digests would differ"
+            )
+
+
+def _shards(num_tasks: int, num_threads: int) -> Iterator[tuple[int, int]]:
+    count = min(num_tasks, num_threads)
+    return pairwise(num_tasks * n // count for n in range(count + 1))

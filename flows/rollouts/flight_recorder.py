@@ -1,0 +1,243 @@
+"""Where a rollout is and which actions it took, in a file that outlives its process.
+
+A worker that hangs, crashes or is killed cannot say where. What it wrote into a mapped page is the system's all the
+same, and is read by whoever does the work again, or by the trainer.
+"""
+
+import faulthandler
+import io
+import itertools
+import math
+import mmap
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from metaloom.flows.rollouts.watchdog import Watchdog
+from metaloom.pipeline.types import Array
+from metaloom.stages.rollouts.faults import RolloutPosition
+
+NOT_YET, RESET = -2, -1
+_HEADER = np.dtype(
+    [("pid", "i8"), ("recorder", "i8"), ("env_step", "i8"), ("row", "i8"), ("shape", "i8", 3), ("first", "i8", 2)]
+)
+
+_POSITION = 16  # where env_step and row are, behind pid and recorder
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How far an attempt came whose process ended.
+
+    Attributes:
+        env_step: the step it was in, RESET before the first, NOT_YET while simulators were made.
+        row: the row that was called; -1 where all rows are stepped together.
+        first_task: place of the task of row 0 in the meta-batch.
+        first_episode: place of the episode of row 0 among those of its task.
+        actions: [T, N, A] float32, zero behind `env_step`; without rows when simulators were being made.
+        timed_out: the watchdog ended the process.
+        traceback: what Python could still write about it; empty when the process ended without a word.
+    """
+
+    env_step: int
+    row: int
+    first_task: int
+    first_episode: int
+    actions: Array
+    timed_out: bool
+    traceback: str
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """What to compare to see whether two attempts ended in the same place."""
+        return self.first_task, self.first_episode, self.env_step, self.row
+
+
+class FlightRecorder:
+    """Records a thread's rollouts, one after the other; a metaloom.stages.collect_rollouts.RolloutWatch.
+
+    The file and its pages are used again for the next rollout: making them anew costs a tenth of a small one.
+    """
+
+    def __init__(self, folder: Path, timeout_seconds: float) -> None:
+        """A recorder at rest.
+
+        Args:
+            folder: where recordings are kept; made if it is not there.
+            timeout_seconds: how long a call of an environment may take before the process is ended.
+        """
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _report_crashes(folder)
+        self._folder = folder
+        self._number = next(_recorders)
+        self._idle = folder / f"{os.getpid()}-{self._number}.idle"
+        self._watchdog = Watchdog(timeout_seconds, _timeout_report(folder, os.getpid(), self._number))
+        self._file = self._idle
+        self._map(0)
+
+    def begin(self, key: str) -> None:
+        """Begin to record the rollout of this name, beside what earlier attempts at it left."""
+        self._header["env_step"], self._header["row"] = NOT_YET, -1
+        self._header["shape"], self._header["first"] = 0, 0
+        self._move(self._folder / f"{key}.{len(_attempts(self._folder, key))}{_SUFFIX}")
+        self._watchdog.alive()
+
+    def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
+        """Zeros [T, N, A] float32 in the file, for the episodes from a position on; the next ones overwrite them."""
+        count = int(np.prod(shape))
+        if count > len(self._floats):
+            self._map(count)
+        # The reset first: in between, the last step of the episodes before these is not to be taken for one of these.
+        self._position[:] = RESET, -1
+        self._header["shape"], self._header["first"] = shape, (position.first_task, position.first_episode)
+        self._floats[:count] = 0
+        return self._floats[:count].reshape(shape)
+
+    def entered(self, env_step: int | None) -> None:
+        """The environments are about to be reset (None) or to take a step."""
+        self._position[0] = RESET if env_step is None else env_step
+        self._position[1] = -1
+        self._watchdog.alive()
+
+    def row(self, row: int) -> None:
+        """The environment of a row is about to be called."""
+        self._position[1] = row
+        self._watchdog.alive()
+
+    def finish(self) -> None:
+        """The rollout came to an end that its process can tell itself: nothing is kept of it."""
+        self._watchdog.rest()
+        self._move(self._idle)
+
+    def close(self) -> None:
+        """Give the files back."""
+        self._watchdog.close()
+        self._file.unlink(missing_ok=True)
+
+    def _map(self, count: int) -> None:
+        """Take a new file with room for so many numbers."""
+        header = np.zeros((), _HEADER)
+        header["pid"], header["recorder"], header["env_step"], header["row"] = os.getpid(), self._number, NOT_YET, -1
+        aside = self._idle.with_suffix(".new")
+        # Written, not only declared: a full disk is an error here, and a killed process when a page is first touched.
+        aside.write_bytes(header.tobytes() + bytes(4 * count))
+        with aside.open("r+b") as file:
+            pages = mmap.mmap(file.fileno(), 0)
+        os.replace(aside, self._file)
+        self._header = np.frombuffer(pages, _HEADER, count=1).reshape(())
+        # Field by field, writing into a structured array takes three times as long.
+        self._position = np.frombuffer(pages, np.int64, count=2, offset=_POSITION)
+        self._floats = np.frombuffer(pages, np.float32, offset=_HEADER.itemsize)
+
+    def _move(self, to: Path) -> None:
+        os.replace(self._file, to)
+        self._file = to
+
+
+class _WarmRecorder(threading.local):
+    """The recorder of a thread's last session."""
+
+    def __init__(self) -> None:
+        self._of: tuple[Path, float] | None = None
+        self._recorder: FlightRecorder | None = None
+
+    def get(self, folder: Path, timeout_seconds: float) -> FlightRecorder:
+        if self._recorder is None or self._of != (folder, timeout_seconds):
+            if self._recorder is not None:
+                self._recorder.close()
+            self._recorder, self._of = FlightRecorder(folder, timeout_seconds), (folder, timeout_seconds)
+        return self._recorder
+
+
+_recorders = itertools.count()
+_warm = _WarmRecorder()
+
+
+@contextmanager
+def recorded(folder: Path, key: str, timeout_seconds: float) -> Iterator[FlightRecorder]:
+    """The recorder of this thread, recording this rollout until the block is left."""
+    recorder = _warm.get(folder, timeout_seconds)
+    recorder.begin(key)
+    try:
+        yield recorder
+    finally:
+        recorder.finish()
+
+
+def read_recordings(folder: Path, key: str) -> list[Recording]:
+    """What the attempts at a rollout left behind whose processes ended, in their order."""
+    return [_read(file) for file in _attempts(folder, key)]
+
+
+def recordings_folder(session: str) -> Path:
+    """Where a session's recordings are on this machine."""
+    return Path(tempfile.gettempdir()) / f"metaloom-{session}"
+
+
+def remove_recordings(session: str) -> None:
+    """Remove what a session left on this machine."""
+    shutil.rmtree(recordings_folder(session), ignore_errors=True)
+
+
+_SUFFIX = ".recording"
+_crash_lock = threading.Lock()
+_crash_report: tuple[Path, io.FileIO] | None = None
+
+
+def _attempts(folder: Path, key: str) -> list[Path]:
+    names = (folder / f"{key}.{n}{_SUFFIX}" for n in itertools.count())
+    return list(itertools.takewhile(Path.exists, names))
+
+
+def _timeout_report(folder: Path, pid: int, recorder: int) -> Path:
+    return folder / f"{pid}-{recorder}.timeout"
+
+
+def _read(file: Path) -> Recording:
+    data = file.read_bytes()
+    header = np.frombuffer(data, _HEADER, count=1)[0]
+    shape = tuple(header["shape"].tolist())
+    actions = np.frombuffer(data, np.float32, count=math.prod(shape), offset=_HEADER.itemsize).reshape(shape)
+    timeout = _text(_timeout_report(file.parent, header["pid"], header["recorder"]))
+    words = timeout or _text(file.parent / f"{header['pid']}.crash")
+    return Recording(
+        env_step=int(header["env_step"]),
+        row=int(header["row"]),
+        first_task=int(header["first"][0]),
+        first_episode=int(header["first"][1]),
+        actions=actions,
+        timed_out=bool(timeout),
+        traceback=_rollout_thread(words),
+    )
+
+
+def _report_crashes(folder: Path) -> None:
+    """Have Python write where it was when a signal such as SIGSEGV ends this process."""
+    global _crash_report
+    file = folder / f"{os.getpid()}.crash"
+    with _crash_lock:
+        if _crash_report is None or _crash_report[0] != file:
+            report = file.open("wb", buffering=0)
+            faulthandler.enable(report)
+            if _crash_report is not None:
+                _crash_report[1].close()
+            _crash_report = (file, report)
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+
+
+def _rollout_thread(report: str) -> str:
+    """Of every thread's traceback, the one that collects rollouts, under the first line."""
+    first, *threads = re.split(r"\n(?=(?:Current thread|Thread) 0x)", report.partition("\nExtension modules:")[0])
+    ours: Sequence[str] = [thread for thread in threads if "collect_rollouts" in thread] or threads
+    return "\n".join([first.strip(), *(thread.strip() for thread in ours[:1])]).strip()

@@ -1,0 +1,149 @@
+"""Rollouts in a worker process that may not live to return them. Workers import this module: no torch."""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from metaloom.flows.rollouts.flight_recorder import (
+    NOT_YET,
+    FlightRecorder,
+    Recording,
+    read_recordings,
+    recorded,
+    recordings_folder,
+)
+from metaloom.flows.rollouts.workers import SamplerSpec, collect_shard
+from metaloom.pipeline.envs import ENVS, make_env
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
+from metaloom.stages.collect_rollouts import RolloutError, RolloutPosition
+from metaloom.stages.faults import StageFault
+from metaloom.stages.rollouts.faults import Circumstances
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """How a piece of work is watched.
+
+    Attributes:
+        session: names the trainer's recordings.
+        key: names the piece of work among them.
+        step_timeout_seconds: how long a call of an environment may take.
+    """
+
+    session: str
+    key: str
+    step_timeout_seconds: float
+
+    def recordings(self) -> list[Recording]:
+        """What earlier attempts at it left on this machine."""
+        return read_recordings(recordings_folder(self.session), self.key)
+
+    def recorded(self) -> AbstractContextManager[FlightRecorder]:
+        """A recorder for one more attempt."""
+        return recorded(recordings_folder(self.session), self.key, self.step_timeout_seconds)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A worker's share of a round of rollouts."""
+
+    spec: SamplerSpec
+    tasks: TaskBatch
+    position: RolloutPosition
+
+    def death(self, recordings: Sequence[Recording], supervision: Supervision) -> RolloutError:
+        """The error for processes that ended in this shard."""
+        last = recordings[-1]
+        at = self._circumstances(last)
+        row = None if last.row < 0 else last.row
+        return at.fault(
+            _cause_of_death(recordings, supervision.step_timeout_seconds),
+            "make" if last.env_step == NOT_YET else "reset" if last.env_step < 0 else "step",
+            last.traceback,
+            row,
+            env_step=None if last.env_step < 0 else last.env_step,
+            actions=_actions(last, at),
+        )
+
+    def _circumstances(self, recording: Recording) -> Circumstances:
+        """Of the episodes that were sampled side by side: all of the shard's, or a block of one task's."""
+        spec = self.spec
+        if spec.enough is None or recording.env_step == NOT_YET:
+            return Circumstances(spec.env, self.tasks, self.position, spec.episodes_at_once)
+        at = replace(self.position, first_task=recording.first_task, first_episode=recording.first_episode)
+        b = recording.first_task - self.position.first_task
+        return Circumstances(spec.env, self.tasks.slice(b, b + 1), at, spec.episodes_at_once)
+
+
+def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> EpisodeBatch:
+    """Episodes of a shard, unless an earlier attempt at it was ended by the watchdog. Runs on a worker.
+
+    Raises:
+        RolloutError: as `collect_rollouts`; or an earlier attempt took too long, and this one would as well.
+    """
+    _keep_standard_output_clean()
+    earlier = supervision.recordings()
+    if any(recording.timed_out for recording in earlier):
+        raise shard.death([recording for recording in earlier if recording.timed_out], supervision)
+    try:
+        with supervision.recorded() as recorder:
+            return collect_shard(shard.spec, params, shard.tasks, shard.position, recorder)
+    except StageFault as error:
+        fault = error
+    # What the environment raised stays here: it may be of a kind that cannot be sent.
+    fault.__cause__ = fault.__context__ = None
+    raise fault.with_traceback(None)
+
+
+def try_environment(spec: SamplerSpec, supervision: Supervision) -> None:
+    """Make an environment once and draw a task, before the trainer does: it cannot survive one that hangs or crashes.
+
+    Raises:
+        EnvError: it cannot be made.
+        TimeoutError: an earlier attempt took too long.
+    """
+    if any(recording.timed_out for recording in supervision.recordings()):
+        raise TimeoutError(supervision.recordings()[-1].traceback)
+    with supervision.recorded():
+        env = make_env(spec.env)
+        env.sample_tasks(1, generator(0, "tasks", 0))
+        env.close()
+
+
+def is_built_in(spec: SamplerSpec) -> bool:
+    """Whether the environment is one of ours, which is not tried before it is used."""
+    return spec.env.name in ENVS
+
+
+def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float) -> str:
+    times = "" if len(recordings) == 1 else f" {len(recordings)} times in the same place"
+    if recordings[-1].timed_out:
+        return (
+            f"did not return within {timeout_seconds:g} s, so its process was ended; required an answer in time. "
+            "If it needs longer, give it longer: --step-timeout SECONDS"
+        )
+    if recordings[-1].traceback:
+        return f"its process died{times}: {recordings[-1].traceback.splitlines()[0]}"
+    return (
+        f"its process died{times} without a word, as by os._exit, or by kill -9 from outside or for want of memory; "
+        "required that it stays alive"
+    )
+
+
+def _actions(recording: Recording, at: Circumstances) -> Array:
+    if recording.actions.size:
+        return recording.actions
+    return np.zeros((0, len(at.tasks) * at.episodes_per_task, 0), np.float32)
+
+
+def _keep_standard_output_clean() -> None:
+    """Send what environments print to standard error, also past Python: the trainer's output is inherited."""
+    if multiprocessing.parent_process() is not None:
+        sys.stdout.flush()
+        os.dup2(2, 1)

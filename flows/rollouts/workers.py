@@ -1,0 +1,290 @@
+"""Where rollouts run: in this process, or on Dask workers (`flows/rollouts/dask.py`).
+
+An episode's bits depend on its position in the run and on nothing here, so the choice changes the time a run takes and
+never its digests. Workers import this module, so it stays free of torch.
+"""
+
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from threadpoolctl import threadpool_limits
+
+from metaloom import pipeline, stages
+from metaloom.flows.errors import UsageError
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
+from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
+from metaloom.stages.collect_rollouts import UNWATCHED, RolloutPosition, RolloutWatch, Sampler, collect_rollouts
+from metaloom.stages.rollouts.blocks import Enough
+
+if TYPE_CHECKING:
+    from metaloom.pipeline.config.run import RunConfig
+
+
+DEFAULT_WORKERS = 2
+DEFAULT_STEP_TIMEOUT_SECONDS = 60.0
+DEFAULT_RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where rollouts run.
+
+    Attributes:
+        workers: Dask worker processes started on this machine, 0 to sample in this process. When neither this nor a
+            scheduler is given, two; but for a run of one task, which has one shard, none, unless it is to be watched
+            (`step_timeout_seconds` or `retries` are given).
+        threads: physics threads of in-process sampling; Dask workers have one each.
+        scheduler: address of a running Dask scheduler, used instead of starting workers.
+        step_timeout_seconds: how long a worker waits for one call of an environment before it ends itself, which ends
+            the run with an error; 60 when not given. Sampling in this process waits for ever: it is where one debugs.
+        retries: how often work is done again whose worker process died; 3 when not given. A scheduler of one's own is
+            configured itself (`distributed.scheduler.allowed-failures`).
+    """
+
+    workers: int | None = None
+    threads: int = 1
+    scheduler: str | None = None
+    step_timeout_seconds: float | None = None
+    retries: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.scheduler is not None:
+            raise UsageError(
+                f"found workers={self.workers} and scheduler={self.scheduler}; required one of them: a scheduler has "
+                "workers of its own"
+            )
+        self._check_supervision()
+        if (self.workers or 0) < 0 or self.threads < 1:
+            raise UsageError(
+                f"found workers={self.workers} and threads={self.threads}; required workers >= 0 (0 samples in this "
+                "process) and threads >= 1"
+            )
+        if self.threads > 1 and self.workers != 0:
+            raise UsageError(
+                f"found threads={self.threads} with Dask workers, which have one thread each; required --workers 0 for "
+                "sampling with several threads in this process, or no --threads"
+            )
+
+    def _check_supervision(self) -> None:
+        timeout, retries = self.step_timeout_seconds, self.retries
+        if (timeout is not None and not 0 < timeout < float("inf")) or (retries is not None and retries < 0):
+            raise UsageError(
+                f"found step_timeout_seconds={timeout} and retries={retries}; required seconds > 0 and retries >= 0"
+            )
+        if self.workers == 0 and (timeout is not None or retries is not None):
+            raise UsageError(
+                f"found step_timeout_seconds={timeout} and retries={retries} without worker processes; required "
+                "--workers 1 or more for them: this process can neither end nor survive an environment that hangs or "
+                "crashes it"
+            )
+        if self.scheduler is not None and retries is not None:
+            raise UsageError(
+                f"found retries={retries} with a scheduler; required its own setting, as in "
+                f"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES={retries} where `dask scheduler` is started"
+            )
+
+    def for_tasks(self, num_tasks: int) -> "Backend":
+        """The same for a run of so many tasks, with what was left out decided."""
+        timeout, retries = self.step_timeout_seconds, self.retries
+        workers = self.workers
+        if workers is None and self.scheduler is None:
+            workers = 0 if num_tasks == 1 and timeout is None and retries is None else DEFAULT_WORKERS
+        if workers == 0:
+            return replace(self, workers=0)
+        if retries is None and self.scheduler is None:
+            retries = DEFAULT_RETRIES
+        timeout = DEFAULT_STEP_TIMEOUT_SECONDS if timeout is None else timeout
+        return replace(self, workers=workers, step_timeout_seconds=timeout, retries=retries)
+
+    def __str__(self) -> str:
+        if self.scheduler is not None:
+            return f"Dask scheduler {self.scheduler}"
+        if self.workers != 0:
+            return f"{self.workers or DEFAULT_WORKERS} Dask worker processes"
+        return f"this process, {self.threads} physics thread{'s' if self.threads > 1 else ''}"
+
+
+class RolloutWorkers(Protocol):
+    """Collects the episodes of a round for all tasks."""
+
+    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+        """E complete episodes of every task."""
+        ...
+
+    def sampling(
+        self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None
+    ) -> "RolloutWorkers":
+        """The same workers for another number of episodes, by the most likely action instead of a draw if asked.
+
+        And by another actor than the algorithm's, if one is named.
+        """
+        ...
+
+    def filling(self, min_steps: int, *, actor: ActorKind) -> "RolloutWorkers":
+        """The same workers for as many episodes of each task as it takes to have so many steps, drawn by an actor."""
+        ...
+
+
+class SamplerSpec(Settings):
+    """What a worker needs to build its sampler."""
+
+    env: EnvConfig
+    policy: PolicyConfig
+    episodes_per_task: int | None
+    """None for as many as min_steps takes."""
+    max_episode_steps: int
+    threads: int
+    actor: ActorKind = "policy"
+    deterministic: bool = False
+    min_steps: int | None = None
+    min_rollouts: int | None = None
+
+    @classmethod
+    def of(cls, config: "RunConfig", threads: int) -> "SamplerSpec":
+        """The part of a run's configuration that rollouts depend on."""
+        return cls(
+            env=config.env,
+            policy=config.policy,
+            episodes_per_task=config.episodes_per_task,
+            max_episode_steps=config.max_episode_steps,
+            threads=threads,
+            actor=getattr(config.algorithm, "actor", "policy"),
+            min_steps=config.min_steps,
+            min_rollouts=config.min_rollouts,
+        )
+
+    def sampling(self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None) -> "SamplerSpec":
+        """The same environment and policy for another kind of episodes, and always as many of them."""
+        kind = {"deterministic": deterministic, "actor": actor or self.actor}
+        number = {"episodes_per_task": episodes_per_task, "min_steps": None, "min_rollouts": None}
+        return self.model_copy(update=kind | number)
+
+    def filling(self, min_steps: int, *, actor: ActorKind) -> "SamplerSpec":
+        """The same environment and policy for as many episodes as it takes, drawn by an actor."""
+        kind = {"deterministic": False, "actor": actor}
+        number = {"episodes_per_task": None, "min_steps": min_steps, "min_rollouts": None}
+        return self.model_copy(update=kind | number)
+
+    @property
+    def enough(self) -> Enough | None:
+        """When a task has been sampled enough; None for always as many episodes."""
+        if self.min_steps is None and self.min_rollouts is None:
+            return None
+        return Enough(self.min_steps, self.min_rollouts, self.episodes_per_task, self.max_episode_steps)
+
+    @property
+    def episodes_at_once(self) -> int:
+        """Episodes of a task that are sampled side by side."""
+        if self.enough is not None:
+            return self.enough.block_size
+        assert self.episodes_per_task is not None, "nothing says when there are enough episodes"
+        return self.episodes_per_task
+
+
+@dataclass(frozen=True)
+class LocalWorkers:
+    """Rollouts in this process."""
+
+    spec: SamplerSpec
+
+    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+        """E complete episodes of every task."""
+        # Standard output carries what the command prints, such as JSON; an environment may print too.
+        with redirect_stdout(sys.stderr):
+            return collect_shard(self.spec, params, tasks, position)
+
+    def sampling(
+        self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None
+    ) -> "LocalWorkers":
+        """The same for another number of episodes."""
+        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor))
+
+    def filling(self, min_steps: int, *, actor: ActorKind) -> "LocalWorkers":
+        """The same for as many episodes as it takes."""
+        return replace(self, spec=self.spec.filling(min_steps, actor=actor))
+
+
+@contextmanager
+def rollout_workers(config: "RunConfig", backend: Backend) -> Iterator[RolloutWorkers]:
+    """Workers for a run; processes that are started here end with the context."""
+    spec, backend = SamplerSpec.of(config, backend.threads), backend.for_tasks(config.num_tasks)
+    if backend.scheduler is None and backend.workers == 0:
+        yield LocalWorkers(spec)
+        return
+    # Imported when needed: it takes half a second, and sampling in this process does not need it.
+    from metaloom.flows.rollouts.dask import DaskWorkers, dask_client
+
+    with dask_client(backend, spec) as client, DaskWorkers.watched(spec, client, backend) as workers:
+        yield workers
+
+
+def collect_shard(
+    spec: SamplerSpec,
+    params: TaskParams,
+    tasks: TaskBatch,
+    position: RolloutPosition,
+    watch: RolloutWatch = UNWATCHED,
+) -> EpisodeBatch:
+    """Episodes of some of the tasks, with the sampler that this thread keeps warm."""
+    return collect_rollouts(_warm.sampler(spec), params, tasks, position=position, watch=watch)
+
+
+def code_digest() -> str:
+    """SHA-256 of the source files that decide a rollout's numbers, so that processes can tell whether they agree."""
+    digest = hashlib.sha256()
+    for package in (pipeline, stages):
+        (folder,) = package.__path__
+        for file in sorted(Path(folder).rglob("*.py")):
+            digest.update(f"{package.__name__}/{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may run on."""
+    # Not every system can restrict a process to some of them.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _WarmSamplers(threading.local):
+    """The samplers of a thread's last three specs: of training, and of an evaluation's two kinds of episodes.
+
+    A worker may have several threads, and simulators are not shared.
+    """
+
+    def __init__(self) -> None:
+        self._by_spec: dict[str, Sampler] = {}
+
+    def sampler(self, spec: SamplerSpec) -> Sampler:
+        key = spec.model_dump_json()
+        sampler = self._by_spec.pop(key, None) or _build(spec)
+        self._by_spec[key] = sampler
+        while len(self._by_spec) > 3:
+            self._by_spec.pop(next(iter(self._by_spec))).close()
+        return sampler
+
+
+_warm = _WarmSamplers()
+
+
+def _build(spec: SamplerSpec) -> Sampler:
+    # More than one BLAS thread would make bits depend on the machine and take the neighbours' cores.
+    threadpool_limits(1)
+    return Sampler(
+        spec.env,
+        spec.policy,
+        episodes_per_task=spec.episodes_at_once,
+        max_episode_steps=spec.max_episode_steps,
+        num_threads=spec.threads,
+        actor=spec.actor,
+        deterministic=spec.deterministic,
+        enough=spec.enough,
+    )

@@ -1,0 +1,1 @@
+"""What people see of stored runs: tables, charts, reports, progress."""

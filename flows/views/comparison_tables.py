@@ -1,0 +1,144 @@
+"""What `metaloom optimize` and `metaloom diff` show, as rich renderables. Nothing here prints."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.views.formatting import number, printable, short_time, stage_name
+from metaloom.flows.views.tables import difference_table
+
+if TYPE_CHECKING:
+    from metaloom.flows.commands.diff import Difference, RunDiff
+    from metaloom.flows.commands.optimize import Counterfactual
+
+
+def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
+    """Setting -> values, from `KEY=V1,V2,...`. A comma inside brackets or quotes belongs to its value.
+
+    Raises:
+        UsageError: an assignment has no key or no value, or a key comes twice.
+    """
+    grid: dict[str, list[str]] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        values = _split(text)
+        if not equals or not key or not all(values) or key in grid:
+            raise UsageError(
+                f"--grid {assignment}: required KEY=V1,V2,... once per KEY, as in algorithm.clip_eps=0.1,0.2"
+            )
+        grid[key] = values
+    return grid
+
+
+def counterfactual_table(result: "Counterfactual") -> Table:
+    """`metaloom optimize`: both outcomes side by side."""
+    table = _table("", ">as in the run", ">changed")
+    table.title = f"iteration {result.ref.iteration}, {stage_name(result.ref)}: {_settings(result)}"
+    for name, (stored, changed) in result.quantities().items():
+        if name == "seconds":
+            continue
+        style = "" if stored == changed else "bold"
+        table.add_row(_text(name), _optional(stored), Text(_optional(changed), style))
+    table.add_row("time", short_time(result.stored.seconds), short_time(result.changed.seconds))
+    table.caption = _caption(result)
+    return table
+
+
+def grid_table(results: Sequence["Counterfactual"]) -> Table:
+    """`metaloom optimize --grid`: a row per combination; what is the same in all of them is left out."""
+    rows = [{name: c for name, (_, c) in result.quantities().items()} for result in results]
+    stored = {name: s for name, (s, _) in results[0].quantities().items()}
+    names = [name for name in {**stored, **{n: None for row in rows for n in row}} if name != "seconds"]
+    names = [name for name in names if len({row.get(name) for row in (stored, *rows)}) > 1]
+    distances = [result.distance() for result in results]
+    table = _table("settings", *(f">{name}" for name in names), *(f">{name}" for name in distances[0]), ">time")
+    ref = results[0].ref
+    table.title = f"iteration {ref.iteration}, {stage_name(ref)}"
+    blank = [""] * len(distances[0])
+    table.add_row(
+        "as in the run", *(_optional(stored.get(n)) for n in names), *blank, short_time(results[0].stored.seconds)
+    )
+    for result, row, distance in zip(results, rows, distances, strict=True):
+        values = (_optional(row.get(name)) for name in names)
+        time = short_time(result.changed.seconds)
+        table.add_row(_text(_settings(result)), *values, *(number(d) for d in distance.values()), time)
+    table.caption = _stored_words(results[0])
+    return table
+
+
+def diff_view(diff: "RunDiff") -> RenderableType:
+    """`metaloom diff`."""
+    parts: list[RenderableType] = []
+    for title, rows in (("settings", diff.settings), ("code, packages, machine", diff.environment)):
+        if rows:
+            parts += [_heading(title), _difference_rows(diff, rows)]
+    if diff.first is not None:
+        parts += [_heading(f"first difference: iteration {diff.first.iteration}, {stage_name(diff.first)}")]
+        parts += [difference_table(diff.arrays, ("a", "b"))]
+    words = f"{diff.different} of {diff.compared} outputs that both have differ"
+    for run, count in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
+        words += f"; {count} are in {run} only" if count else ""
+    return Group(*parts, _text("equal: " + words if diff.equal else words))
+
+
+def _difference_rows(diff: "RunDiff", rows: Sequence["Difference"]) -> Table:
+    table = _table("", diff.a.name, diff.b.name)
+    for row in rows:
+        table.add_row(_text(row.name), *(_text("–" if value is None else value) for value in (row.a, row.b)))
+    return table
+
+
+def _caption(result: "Counterfactual") -> str:
+    distance = ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in result.distance().items())
+    same = "identical to what is stored" if result.changed.identical else f"apart: {distance}"
+    return f"{same}; {_stored_words(result)}"
+
+
+def _stored_words(result: "Counterfactual") -> str:
+    if result.stored.identical:
+        return "with the run's own settings the stage gives the stored bits"
+    return "with the run's own settings the stage does NOT give the stored bits: see `metaloom replay`"
+
+
+def _settings(result: "Counterfactual") -> str:
+    return " ".join(result.changed.settings) or "no change"
+
+
+def _split(text: str) -> list[str]:
+    values, depth, quote = [""], 0, ""
+    for char in text:
+        if quote or char in "\"'":
+            quote = "" if char == quote else quote or char
+        else:
+            depth += (char in "[{") - (char in "]}")
+        if char == "," and not depth and not quote:
+            values.append("")
+        else:
+            values[-1] += char
+    return values
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
+    for column in columns:
+        table.add_column(
+            _text(column.removeprefix(">")), justify="right" if column.startswith(">") else "left", overflow="fold"
+        )
+    return table
+
+
+def _heading(text: str) -> Text:
+    return Text(f"\n{printable(text)}", "bold")
+
+
+def _optional(value: float | None) -> str:
+    return "–" if value is None else number(value)
+
+
+def _text(value: object) -> Text:
+    return Text(printable(value))

@@ -1,0 +1,108 @@
+"""An evaluation in figures: by number of adaptation steps, and by task. Needs no torch."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from metaloom.pipeline.estimation.statistics import bootstrap, interquartile_mean, mean
+from metaloom.pipeline.types import Array, Evaluation
+
+# Of the resampling alone: an evaluation that is repeated gives the same intervals.
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class AdaptationSummary:
+    """Return of the test episodes after some adaptation steps, over tasks.
+
+    Intervals are NaN where one episode of one task is all there is.
+
+    Attributes:
+        adaptation_steps: k, of each task: gradient steps of its copy of the policy, or inferences of what task it is.
+        adaptation_episodes: per task that it has adapted to, those of all k steps.
+        adaptation_env_steps: mean number of environment steps in them.
+        average_return: mean over tasks of their mean return.
+        average_low, average_high: ends of its 95 % bootstrap interval.
+        iqm_return: interquartile mean of the tasks' mean returns.
+        iqm_low, iqm_high: ends of its interval.
+        lower_quartile, upper_quartile: of the tasks' mean returns.
+    """
+
+    adaptation_steps: int
+    adaptation_episodes: int
+    adaptation_env_steps: float
+    average_return: float
+    average_low: float
+    average_high: float
+    iqm_return: float
+    iqm_low: float
+    iqm_high: float
+    lower_quartile: float
+    upper_quartile: float
+
+    def as_dict(self) -> dict[str, float]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def summarize_steps(evaluation: Evaluation) -> list[AdaptationSummary]:
+    """Averages over tasks for every number of adaptation steps."""
+    return [_summary(evaluation, k) for k in range(evaluation.adaptation_steps + 1)]
+
+
+def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """One row per number of adaptation steps and task: mean return with its interval, and the task's parameters."""
+    return [
+        _task_row(evaluation, k, b)
+        for k in range(evaluation.adaptation_steps + 1)
+        for b in range(len(evaluation.task_ids))
+    ]
+
+
+def _summary(evaluation: Evaluation, k: int) -> AdaptationSummary:
+    returns = evaluation.test_returns[:, k]
+    rng = np.random.default_rng([_SEED, k])
+    average, iqm = (bootstrap(returns, statistic, rng) for statistic in (mean, interquartile_mean))
+    lower, upper = np.quantile(returns.mean(axis=1), [0.25, 0.75])
+    return AdaptationSummary(
+        adaptation_steps=k,
+        adaptation_episodes=k * evaluation.episodes_per_step,
+        adaptation_env_steps=float(_steps_before(evaluation, k).mean()),
+        average_return=average.estimate,
+        average_low=average.low,
+        average_high=average.high,
+        iqm_return=iqm.estimate,
+        iqm_low=iqm.low,
+        iqm_high=iqm.high,
+        lower_quartile=float(lower),
+        upper_quartile=float(upper),
+    )
+
+
+def _task_row(evaluation: Evaluation, k: int, b: int) -> dict[str, Any]:
+    returns = evaluation.test_returns[b, k]
+    interval = bootstrap(returns[None], mean, np.random.default_rng([_SEED, k, b]))
+    seen = evaluation.adaptation_returns[b, k] if k < evaluation.adaptation_steps else None
+    return {
+        "adaptation_steps": k,
+        "adaptation_episodes": k * evaluation.episodes_per_step,
+        "adaptation_env_steps": int(_steps_before(evaluation, k)[b]),
+        "task": b,
+        "task_id": int(evaluation.task_ids[b]),
+        **dict(zip(evaluation.names, evaluation.task_params[b].tolist(), strict=True)),
+        "average_return": interval.estimate,
+        "return_low": interval.low,
+        "return_high": interval.high,
+        "std_return": float(returns.std()),
+        "num_episodes": len(returns),
+        "average_length": float(evaluation.test_lengths[b, k].mean()),
+        "termination_rate": float(evaluation.test_terminated[b, k].mean()),
+        # What is adapted to next explores with the same policy; None where nothing follows.
+        "next_adaptation_return": None if seen is None else float(seen.mean()),
+    }
+
+
+def _steps_before(evaluation: Evaluation, k: int) -> Array:
+    """[B], environment steps in the episodes that k steps adapted to."""
+    return evaluation.adaptation_lengths[:, :k].sum(axis=(1, 2))

@@ -1,0 +1,96 @@
+"""How numbers, times, sizes and stages are written for people, and how numbers get into JSON."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from metaloom.storage import StageRef
+from metaloom.storage.format import settings
+
+STEPPED_STAGES = ("collect_rollouts", "process_samples", "adapt")
+"""Stages that run once per inner step; the others run once per iteration."""
+
+
+def stage_name(ref: StageRef) -> str:
+    """A stage without its iteration: "adapt k=0", "meta_optimize"."""
+    return stage_label(ref.stage, ref.step)
+
+
+def stage_label(stage: str, step: int) -> str:
+    """A stage by name and inner step: "adapt k=0", "meta_optimize"."""
+    return f"{stage} k={step}" if stage in STEPPED_STAGES else stage
+
+
+def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:
+    """Average episode return of every round: before adaptation, after one inner step, and so on."""
+    returns: list[float] = []
+    while (key := f"step_{len(returns)}.average_return") in metrics:
+        returns.append(metrics[key])
+    return returns
+
+
+def adaptation_label(k: int, last: int) -> str:
+    """What round k of last is called in legends and tables."""
+    if last == 0:
+        return "return"
+    if k == 0:
+        return "before adaptation"
+    if k == last:
+        return "after adaptation"
+    return f"after {k} inner step{'s' if k > 1 else ''}"
+
+
+def number(value: float) -> str:
+    """Four significant digits or two decimals, whichever tells more, with a true minus sign: −20.13, 0.0001234, 100."""
+    if not math.isfinite(value):
+        return str(value)
+    whole = value == round(value)
+    text = f"{value:,.0f}" if whole else f"{value:,.2f}" if abs(value) >= 10 else f"{value:.4g}"
+    return text.replace("-", "−")
+
+
+def count(value: float) -> str:
+    """A large count in at most four characters and a letter: 950, 39.2 k, 1.92 M."""
+    for scale, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{letter}"
+    return f"{value:.0f}"
+
+
+def speed(steps_per_second: float | None) -> str:
+    """Sampling speed: "39.2 k steps/s"; None means that nothing had to be sampled."""
+    return "rollouts were stored" if steps_per_second is None else f"{count(steps_per_second)} steps/s"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in powers of 1000: 950 B, 28.3 MB."""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: 0:01:03."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def short_time(seconds: float) -> str:
+    """A short time: 1.93 s, 17.2 ms."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where JSON has no word for it."""
+    return value if math.isfinite(value) else None
+
+
+def printable(text: object) -> str:
+    """Text from a stored file, without control characters that would reach the terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
+
+
+def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A nested configuration as names, spelled as `--set` takes them, and values."""
+    return ((name, str(value)) for name, value in settings.dotted(config))

@@ -1,0 +1,220 @@
+"""What a user sees while a run trains: a live panel in a terminal, else one line or JSON object per iteration."""
+
+import json
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from metaloom.flows.commands.train import IterationReport, Observer
+from metaloom.flows.views.formatting import adaptation_returns, count, duration, finite, number, speed, stage_name
+from metaloom.storage import StageRef
+
+ProgressMode = Literal["auto", "plain", "json"]
+
+# Enough to see a trend, few enough to fit into a terminal of 80 columns.
+SPARKLINE_WIDTH = 24
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+@contextmanager
+def progress(
+    mode: ProgressMode = "auto",
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    out: TextIO | None = None,
+) -> Iterator[Observer]:
+    """An Observer that reports to `out` for as long as the context lasts.
+
+    Args:
+        mode: auto: a live panel if `out` is a terminal, else plain; plain: one line per iteration; json: one JSON
+            object per iteration and line.
+        should_stop: asked before every stage.
+        out: where to write; standard output when None.
+    """
+    stream = sys.stdout if out is None else out
+    console = Console(file=stream, highlight=False)
+    if mode == "auto" and console.is_terminal and not console.is_dumb_terminal:
+        with _live_panel(console) as panel:
+            yield Observer(panel.stage_started, panel.iteration_done, should_stop)
+        return
+    line = _json_line if mode == "json" else _PlainLines()
+
+    def iteration_done(report: IterationReport) -> None:
+        stream.write(line(report) + "\n")
+        stream.flush()
+
+    yield Observer(iteration_done=iteration_done, should_stop=should_stop)
+
+
+@dataclass
+class Pace:
+    """Seconds per iteration, and how many seconds are left at that pace.
+
+    The median of the last iterations, because the first one also starts workers and others share their machine.
+    """
+
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=15))
+    last_elapsed: float = 0.0
+
+    def add(self, report: IterationReport) -> None:
+        """Count a completed iteration."""
+        self.recent.append(report.elapsed_seconds - self.last_elapsed)
+        self.last_elapsed = report.elapsed_seconds
+
+    @property
+    def seconds_per_iteration(self) -> float:
+        """Median wall seconds of the last iterations."""
+        return median(self.recent)
+
+    def seconds_left(self, report: IterationReport) -> float:
+        """Wall seconds to the end of the run."""
+        return self.seconds_per_iteration * (report.iterations - report.iteration - 1)
+
+
+class Panel:
+    """The live panel: rich renders it again and again while training goes on in another thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._pace = Pace()
+        self._stage: tuple[StageRef, float] | None = None
+        self._report: IterationReport | None = None
+        self._after: deque[float] = deque(maxlen=SPARKLINE_WIDTH)
+        self._evaluation = ""
+
+    def stage_started(self, ref: StageRef) -> None:
+        """Show the stage and count its seconds."""
+        self._stage = (ref, self._clock())
+
+    def iteration_done(self, report: IterationReport) -> None:
+        """Show the iteration's returns and speed."""
+        self._pace.add(report)
+        self._report = report
+        if report.evaluation_returns:
+            self._evaluation = f"{_evaluation_text(report.evaluation_returns)}   after {report.iteration + 1} updates"
+        returns = adaptation_returns(report.metrics)
+        if returns and math.isfinite(returns[-1]):
+            self._after.append(returns[-1])
+
+    def __rich__(self) -> RenderableType:
+        """The panel as it stands now."""
+        stage, report = self._stage, self._report
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", min_width=9)
+        grid.add_column()
+        grid.add_row("iteration", self._iteration(stage, report))
+        if stage is not None and not _finished(report):
+            grid.add_row("stage", f"{stage_name(stage[0])}  {self._clock() - stage[1]:.1f} s")
+        if report is not None:
+            grid.add_row("return", self._returns(report))
+            if self._evaluation:
+                grid.add_row("evaluation", self._evaluation)
+            grid.add_row("speed", self._speed(report))
+        grid.add_row("time", self._time(report))
+        return grid
+
+    def _iteration(self, stage: tuple[StageRef, float] | None, report: IterationReport | None) -> RenderableType:
+        if report is None:
+            return f"{stage[0].iteration} under way" if stage else "starting"
+        done, total = report.iteration + 1, report.iterations
+        row = Table.grid(padding=(0, 2))
+        row.add_row(f"{done} of {total} done", ProgressBar(total, done, width=30), f"{100 * done / total:.0f} %")
+        return row
+
+    def _returns(self, report: IterationReport) -> Text:
+        return Text("   ").join([_returns_text(report), Text(sparkline(self._after), "cyan")])
+
+    def _speed(self, report: IterationReport) -> str:
+        parts = [
+            speed(report.steps_per_second),
+            f"{self._pace.seconds_per_iteration:.2f} s per iteration",
+        ]
+        if "env_steps" in report.metrics:
+            parts.append(f"{count(report.metrics['env_steps'])} env steps so far")
+        return "   ".join(parts)
+
+    def _time(self, report: IterationReport | None) -> str:
+        elapsed = f"{duration(self._clock() - self._began)} elapsed"
+        if report is None or _finished(report):
+            return elapsed
+        return f"{elapsed}   {duration(self._pace.seconds_left(report))} left"
+
+
+class _PlainLines:
+    def __init__(self) -> None:
+        self._pace = Pace()
+
+    def __call__(self, report: IterationReport) -> str:
+        self._pace.add(report)
+        parts = [
+            f"iteration {report.iteration + 1}/{report.iterations}",
+            _returns_text(report, "return ").plain,
+            speed(report.steps_per_second),
+            f"{self._pace.recent[-1]:.2f} s",
+        ]
+        if report.evaluation_returns:
+            parts.append(f"evaluation {_evaluation_text(report.evaluation_returns)}")
+        if not _finished(report):
+            parts.append(f"{duration(self._pace.seconds_left(report))} left")
+        return "  ".join(parts)
+
+
+def sparkline(values: "deque[float]") -> str:
+    """The values as bars of eight heights; empty for fewer than two."""
+    if len(values) < 2:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in values)
+
+
+@contextmanager
+def _live_panel(console: Console) -> Iterator[Panel]:
+    panel = Panel()
+    # Only a terminal's standard error may be drawn above the panel: a redirected one belongs to its file.
+    with Live(Group(panel), console=console, refresh_per_second=4, redirect_stderr=sys.stderr.isatty()):
+        yield panel
+
+
+def _json_line(report: IterationReport) -> str:
+    return json.dumps(
+        {
+            "iteration": report.iteration,
+            "iterations": report.iterations,
+            "metrics": {name: finite(value) for name, value in report.metrics.items()},
+            "stage_seconds": dict(report.stage_seconds),
+            "elapsed_seconds": report.elapsed_seconds,
+            "steps_per_second": report.steps_per_second,
+            "evaluation_returns": [finite(value) for value in report.evaluation_returns],
+        },
+        allow_nan=False,
+    )
+
+
+def _returns_text(report: IterationReport, prefix: str = "") -> Text:
+    returns = adaptation_returns(report.metrics)
+    if not returns:
+        return Text(f"{prefix}unknown")
+    before = "" if len(returns) == 1 else f"before {number(returns[0])}  after "
+    return Text.assemble(prefix, before, (number(returns[-1]), "bold"))
+
+
+def _evaluation_text(returns: Sequence[float]) -> str:
+    return "  ".join(f"{k}: {number(value)}" for k, value in enumerate(returns))
+
+
+def _finished(report: IterationReport | None) -> bool:
+    return report is not None and report.iteration + 1 >= report.iterations

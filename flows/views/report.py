@@ -1,0 +1,304 @@
+"""A run as a picture and a page: learning curve, divergences, entropy, timing by stage, configuration."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from matplotlib.figure import Figure
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.views import charts
+from metaloom.flows.views.charts import Series
+from metaloom.flows.views.evaluation_plots import per_shot_curve, stored_evaluations, training_curve
+from metaloom.flows.views.formatting import (
+    adaptation_label,
+    count,
+    dotted,
+    duration,
+    number,
+    short_time,
+    size,
+    stage_label,
+)
+from metaloom.flows.views.page import Page, Picture
+from metaloom.flows.views.run_info import planned_iterations
+from metaloom.pipeline.types import Array
+from metaloom.storage import Run
+
+BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Where a report lies."""
+
+    png: Path
+    html: Path
+
+
+@dataclass(frozen=True)
+class History:
+    """What a report shows of a run, one row per complete iteration.
+
+    Attributes:
+        iterations: [I] their numbers.
+        metrics: name -> [I] float64; NaN where an iteration has no such metric.
+        task_returns: [I, K+1, B] mean episode return by round and task.
+        stage_seconds: (stage, inner step) -> [I] wall seconds, in the order in which stages run.
+        num_bytes: stored bytes of these iterations, as recorded.
+    """
+
+    iterations: Array
+    metrics: Mapping[str, Array]
+    task_returns: Array
+    stage_seconds: Mapping[tuple[str, int], Array]
+    num_bytes: int
+
+    @property
+    def env_steps(self) -> Array:
+        """[I] environment steps taken up to the end of each iteration."""
+        return self.metrics["env_steps"]
+
+    @property
+    def last_round(self) -> int:
+        """K, the number of inner steps."""
+        return self.task_returns.shape[1] - 1
+
+
+def write_report(run: Run, out: Path) -> ReportFiles:
+    """Write learning_curve.png and report.html into a folder, which is made if need be.
+
+    Raises:
+        UsageError: the run has no complete iteration yet.
+    """
+    history = load_history(run)
+    out.mkdir(parents=True, exist_ok=True)
+    files = ReportFiles(out / "learning_curve.png", out / "report.html")
+    files.png.write_bytes(charts.png_bytes(learning_curve(run.path.name, history)))
+    files.html.write_text(report_page(run, history).html(), encoding="utf-8")
+    return files
+
+
+def load_history(run: Run) -> History:
+    """What a report shows, from the run's tables."""
+    if not run.iterations:
+        raise UsageError(
+            f"{run.path} has no complete iteration, so there is nothing to report yet; "
+            f"go on with: metaloom resume {run.path}"
+        )
+    # Asked once: a run that is still training grows while it is read.
+    iterations = run.iterations
+    lineage = run.lineage()
+    return History(
+        iterations=np.asarray(iterations),
+        metrics=_metrics(run.metrics(iterations)),
+        task_returns=_task_returns(run.episodes(iterations), len(iterations)),
+        stage_seconds=_stage_seconds(lineage, len(iterations)),
+        num_bytes=int(lineage["stored_bytes"].to_numpy().sum()),
+    )
+
+
+def learning_curve(name: str, history: History) -> Figure:
+    """Average episode return before and after adaptation against environment steps."""
+    return charts.line_chart(
+        f"Learning curve of {name}",
+        history.env_steps,
+        "environment steps",
+        "average episode return",
+        list(_return_series(history)),
+        note=BAND_NOTE,
+        size=(8.6, 4.4),
+    )
+
+
+def report_page(run: Run, history: History) -> Page:
+    """The page of a run."""
+    config = run.config
+    return Page(
+        title=run.path.name,
+        subtitle=f"{config['algorithm']['name']} on {config['env']['name']}, seed {config['seed']}",
+        tiles=_tiles(run, history),
+        main_picture=_picture(
+            learning_curve(run.path.name, history),
+            "Learning curve: average episode return before and after adaptation against environment steps",
+        ),
+        sections=[
+            *_evaluation_section(run, history),
+            ("Optimization", list(_optimization_pictures(history))),
+            ("Time", list(_time_pictures(history))),
+        ],
+        tables={
+            "Configuration": list(dotted(config)),
+            f"Metrics of iteration {history.iterations[-1]}": [
+                (name, number(float(values[-1]))) for name, values in history.metrics.items()
+            ],
+            "Versions and machine": _provenance(run.info),
+        },
+        unfolded=["Configuration"],
+    )
+
+
+def _evaluation_section(run: Run, history: History) -> Iterator[tuple[str, list[Picture]]]:
+    evaluations = {i: e for i, e in stored_evaluations(run).items() if i in history.iterations}
+    if not evaluations:
+        return
+    latest = max(evaluations)
+    over_training = training_curve(run.path.name, history.env_steps[[*evaluations]], [*evaluations.values()])
+    over_adaptation = per_shot_curve(f"Adaptation after {latest + 1} updates", evaluations[latest])
+    words = "Test episodes are fresh: no adaptation step learns from them, and training counts none of their steps."
+    yield (
+        "Evaluation",
+        [
+            _picture(over_training, "Test return before and after adaptation against environment steps", words),
+            _picture(over_adaptation, "Test return of the last evaluation against adaptation episodes"),
+        ],
+    )
+
+
+def _return_series(history: History) -> Iterator[Series]:
+    last = history.last_round
+    for k in range(last + 1):
+        by_task = history.task_returns[:, k]
+        # Between the first and the last round a band would only cover the others.
+        edges = np.quantile(by_task, [0.25, 0.75], axis=1) if k in (0, last) else None
+        band = None if edges is None or by_task.shape[1] == 1 else (edges[0], edges[1])
+        yield Series(adaptation_label(k, last), charts.round_color(k, last), by_task.mean(axis=1), band)
+
+
+def _optimization_pictures(history: History) -> Iterator[Picture]:
+    yield from _chart_of(
+        history,
+        "KL divergence of the meta-update",
+        "KL divergence (nats)",
+        {
+            "inner_kl": ("before adaptation (inner)", charts.BEFORE),
+            "outer_kl": ("after adaptation (outer)", charts.AFTER),
+        },
+        "How far an iteration's update moved the policy from the one that collected its episodes.",
+    )
+    yield from _chart_of(
+        history,
+        "Policy entropy",
+        "entropy (nats)",
+        _of_every_round(history, "entropy"),
+        "Falls as the policy's standard deviations shrink.",
+    )
+    yield from _chart_of(
+        history,
+        "Loss of the meta-update",
+        "surrogate loss",
+        {"loss_before": ("before the update", charts.BEFORE), "loss_after": ("after the update", charts.AFTER)},
+        "Of the same episodes; the gap is what the update gained on them.",
+    )
+    yield from _chart_of(
+        history,
+        "Explained variance of the baseline",
+        "share of variance",
+        _of_every_round(history, "explained_variance"),
+        "1: the baseline predicts the returns exactly; 0: no better than their mean.",
+    )
+
+
+def _of_every_round(history: History, metric: str) -> dict[str, tuple[str, str]]:
+    last = history.last_round
+    return {f"step_{k}.{metric}": (adaptation_label(k, last), charts.round_color(k, last)) for k in range(last + 1)}
+
+
+def _chart_of(
+    history: History, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], caption: str
+) -> Iterator[Picture]:
+    """A chart of metrics, name -> (label, colour), if the run has any of them."""
+    series = [
+        Series(label, color, history.metrics[name]) for name, (label, color) in lines.items() if name in history.metrics
+    ]
+    if series:
+        figure = charts.line_chart(title, history.env_steps, "environment steps", y_label, series)
+        yield _picture(figure, f"{title} against environment steps", caption)
+
+
+def _time_pictures(history: History) -> Iterator[Picture]:
+    layers = [
+        Series(stage_label(stage, step), charts.stage_color(stage, step), seconds)
+        for (stage, step), seconds in history.stage_seconds.items()
+    ]
+    typical = np.array([_typical_seconds(layer.values) for layer in layers])
+    shares = typical / max(float(typical.sum()), 1e-12)
+    yield _picture(
+        charts.bar_chart(
+            "Seconds per iteration by stage",
+            [layer.label for layer in layers],
+            typical,
+            [f"{short_time(value)}  ({100 * share:.0f} %)" for value, share in zip(typical, shares, strict=True)],
+            "wall seconds (median over iterations)",
+            [layer.color for layer in layers],
+        ),
+        "Median wall seconds of every stage",
+        "Computing alone; writing to disk happens beside it.",
+    )
+    yield _picture(
+        charts.stacked_chart("Where the time went", history.iterations, "iteration", "wall seconds", layers),
+        "Wall seconds of every stage over iterations",
+        "A bulge is a busy machine or a worker that was lost; the results do not depend on it.",
+    )
+
+
+def _typical_seconds(seconds: Array) -> float:
+    """The median over iterations; of a stage that only some of them have, its share of each."""
+    missing = np.isnan(seconds)
+    return float(np.where(missing, 0, seconds).mean() if missing.any() else np.median(seconds))
+
+
+def _tiles(run: Run, history: History) -> list[tuple[str, str]]:
+    returns = history.task_returns[-1].mean(axis=1)
+    compute = sum(float(np.nansum(seconds)) for seconds in history.stage_seconds.values())
+    last = history.last_round
+    shown = (
+        {f"last return {adaptation_label(k, last)}": returns[k] for k in (0, last)}
+        if last
+        else {"last return": returns[0]}
+    )
+    return [
+        ("iterations done", f"{len(history.iterations):,} of {planned_iterations(run):,}"),
+        ("environment steps", count(float(history.env_steps[-1]))),
+        *((what, number(value)) for what, value in shown.items()),
+        ("computing time (h:mm:ss)", duration(compute)),
+        ("on disk", size(history.num_bytes)),
+    ]
+
+
+def _provenance(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """When, where and with what the run was made; each fact once, however many places recorded it."""
+    facts = {"created": info["created"], "configuration digest": info["config_digest"]}
+    return list(dotted(facts | info["versions"] | info["environment"] | info["system"]))
+
+
+def _picture(figure: Figure, alternative: str, caption: str = "") -> Picture:
+    return Picture(charts.svg_data_uri(figure), alternative, caption)
+
+
+def _metrics(table: pa.Table) -> dict[str, Array]:
+    return {
+        name: table[name].cast(pa.float64()).to_numpy().astype(np.float64, copy=False)
+        for name in table.column_names
+        if name != "iteration"
+    }
+
+
+def _task_returns(episodes: pa.Table, num_iterations: int) -> Array:
+    means = episodes.group_by(["iteration", "step", "task"]).aggregate([("return", "mean")])
+    means = means.sort_by([("iteration", "ascending"), ("step", "ascending"), ("task", "ascending")])
+    rounds = len(means["step"].unique())
+    return means["return_mean"].to_numpy().reshape(num_iterations, rounds, -1)
+
+
+def _stage_seconds(lineage: pa.Table, num_iterations: int) -> dict[tuple[str, int], Array]:
+    # In the order of writing. What runs once per run (initialize) has no share in an iteration.
+    seconds: dict[tuple[str, int], Array] = {}
+    for row in lineage.sort_by("sequence").select(["iteration", "stage", "step", "seconds"]).to_pylist():
+        if row["stage"] != "initialize" and row["iteration"] < num_iterations:
+            by_iteration = seconds.setdefault((row["stage"], row["step"]), np.full(num_iterations, np.nan))
+            by_iteration[row["iteration"]] = row["seconds"]
+    return seconds

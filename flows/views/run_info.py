@@ -1,0 +1,203 @@
+"""What there is to say about stored runs, as plain data for JSON and for `flows/views/tables.py`. Needs no torch."""
+
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from metaloom import storage
+from metaloom.flows.views.formatting import adaptation_returns, finite, printable
+from metaloom.pipeline.config.stopping import StoppingConfig
+from metaloom.storage import Run, StageRef
+from metaloom.storage.read.committed import CommittedFiles
+
+LOCK_FILE = "writer.lock"
+State = Literal["complete", "training", "stopped", "damaged"]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who holds a run's lock."""
+
+    host: str
+    pid: int
+    since: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since[:19]}"
+
+
+def current_writer(path: Path) -> Writer | None:
+    """The process that is writing a run, as far as its lock tells; None when there is none.
+
+    Looks without touching the lock, which a writer that starts at this moment must find free. A lock left behind by a
+    killed process of this host is told by the process being gone.
+    """
+    try:
+        owner = json.loads((path / LOCK_FILE).read_text(encoding="utf-8"))
+        writer = Writer(str(owner["host"]), int(owner["pid"]), str(owner["since"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return writer if writer.host != socket.gethostname() or _is_alive(writer.pid) else None
+
+
+def list_run_rows(root: Path) -> list[dict[str, Any]]:
+    """One row per run in a folder, newest first; a run that cannot be read is listed as damaged, with the reason."""
+    return [_row(folder) for folder in storage.find_runs(root)]
+
+
+def run_info(run: Run) -> dict[str, Any]:
+    """What a run is, how far it got, its last metrics, and what it takes on disk."""
+    done = len(run.iterations)
+    writer = current_writer(run.path)
+    return {
+        "name": run.path.name,
+        "path": run.location,
+        "state": _state(run, writer),
+        "writer": str(writer) if writer else None,
+        "iterations_done": done,
+        "iterations": planned_iterations(run),
+        "config": dict(run.config),
+        "environment": dict(run.info["environment"]),
+        "versions": dict(run.info["versions"]),
+        "system": dict(run.info["system"]),
+        "created": run.info["created"],
+        "parent": run.info.get("parent"),
+        "thinned_iterations": len(run.thinned_iterations()),
+        "last_iteration": done - 1 if done else None,
+        "last_metrics": _metrics(run),
+        "bytes": dict(bytes_by_group(run)),
+        "quarantine": [_quarantined(run, entry) for entry in storage.read_quarantine(run.path)],
+    }
+
+
+def planned_iterations(run: Run) -> int:
+    """How many iterations the run shall have: as configured, or more if `resume --iterations` extended it."""
+    metadata = json.loads((run.path / "data.zarr" / "zarr.json").read_text(encoding="utf-8"))
+    return int(metadata["attributes"]["capacity"])
+
+
+def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
+    """The stored stages of an iteration in the order in which they were written, and its metrics if it is complete.
+
+    Raises:
+        storage.StageMissing: nothing of that iteration is stored.
+    """
+    refs = [ref for ref in run.refs() if ref.iteration == iteration]
+    if not refs:
+        run.record(StageRef(iteration, "sample_tasks"))  # raises StageMissing with what there is
+    records = sorted((run.record(ref) for ref in refs), key=lambda record: record.sequence)
+    return {
+        "run": run.path.name,
+        "iteration": iteration,
+        "complete": iteration in run.iterations,
+        "stages": [
+            {
+                "stage": record.ref.stage,
+                "step": record.ref.step,
+                "started": record.started,
+                "seconds": record.seconds,
+                "bytes": record.stored_bytes,
+                "digest": record.digest,
+                "thinned": run.is_thinned(record.ref),
+                "inputs": [
+                    {"iteration": i.ref.iteration, "stage": i.ref.stage, "step": i.ref.step, "digest": i.digest}
+                    for i in record.inputs
+                ],
+            }
+            for record in records
+        ],
+        "metrics": _json_metrics(run[iteration].metrics()) if iteration in run.iterations else {},
+    }
+
+
+def bytes_by_group(run: Run) -> Counter[str]:
+    """Bytes of a run's files by what they hold: rollouts, samples, learner, ..., tables, records."""
+    sizes: Counter[str] = Counter()
+    for path, num_bytes in run.files.sizes().items():
+        match path.split("/"):
+            case ["data.zarr", group, _, *_]:
+                sizes[group] += num_bytes
+            case ["tables", *_]:
+                sizes["tables"] += num_bytes
+            case ["_quarantine", *_]:
+                sizes["quarantine"] += num_bytes
+            case _:
+                sizes["records"] += num_bytes
+    return Counter(dict(sorted(sizes.items())))
+
+
+def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:
+    return {
+        "iteration": entry.ref.iteration,
+        "stage": entry.ref.stage,
+        "step": entry.ref.step,
+        "path": str(entry.path),
+        "message": entry.message,
+        "when": entry.when,
+        "arrays": {name: asdict(form) for name, form in entry.forms.items()},
+        "about": dict(entry.about),
+        "stored_since": run.contains(entry.ref),
+    }
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": folder.name,
+        "path": storage.location(folder),
+        "bytes": CommittedFiles(folder).num_bytes(),
+    }
+    try:
+        run = storage.open_run(folder)
+        row["bytes"] = run.files.num_bytes()
+        writer = current_writer(folder)
+        returns = adaptation_returns(_metrics(run))
+        return row | {
+            "state": _state(run, writer),
+            "writer": str(writer) if writer else None,
+            "env": run.config["env"]["name"],
+            "algorithm": run.config["algorithm"]["name"],
+            "iterations_done": len(run.iterations),
+            "iterations": planned_iterations(run),
+            "last_return": returns[-1] if returns else None,
+        }
+    except (storage.StoreError, OSError, ValueError, KeyError, TypeError) as error:
+        return row | {"state": "damaged", "problem": printable(error)}
+
+
+def _state(run: Run, writer: Writer | None) -> State:
+    if writer is not None:
+        return "training"
+    return "complete" if len(run.iterations) >= planned_iterations(run) or _has_met_its_end(run) else "stopped"
+
+
+def _has_met_its_end(run: Run) -> bool:
+    """Whether the criteria of its `stop` section have ended the run."""
+    stop, done = run.config.get("stop"), len(run.iterations)
+    if stop is None:
+        return False
+    # The last ones are all that the criteria look at.
+    first = max(0, done - (stop["convergence_window"] or 1))
+    return StoppingConfig(**stop).met([run[i].metrics() for i in range(first, done)])
+
+
+def _metrics(run: Run) -> dict[str, Any]:
+    return _json_metrics(run[run.iterations[-1]].metrics()) if run.iterations else {}
+
+
+def _json_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: finite(value) for name, value in metrics.items()}
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's process
+        return True
+    return True

@@ -1,0 +1,392 @@
+"""What commands show, as rich renderables and as plain data for `--json`. Nothing here prints."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from inspect import getdoc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from metaloom.flows.views.formatting import (
+    adaptation_label,
+    dotted,
+    finite,
+    number,
+    printable,
+    size,
+    stage_label,
+    stage_name,
+)
+from metaloom.flows.views.run_info import iteration_info, list_run_rows, run_info
+from metaloom.storage import Run, location, url_of
+
+if TYPE_CHECKING:
+    # Listing runs should not wait for torch.
+    from metaloom.flows.commands.doctor import Check
+    from metaloom.flows.commands.evaluate import EvaluationOutcome
+    from metaloom.flows.commands.replay import ArrayDifference, StageReplay
+    from metaloom.storage import Damage, Fork, Thinned
+
+__all__ = [
+    "damage_info",
+    "damage_table",
+    "difference_info",
+    "difference_table",
+    "doctor_table",
+    "evaluation_info",
+    "evaluation_table",
+    "fork_view",
+    "iteration_info",
+    "iteration_view",
+    "list_run_rows",
+    "recipe_rows",
+    "recipes_table",
+    "replay_line",
+    "run_info",
+    "run_view",
+    "runs_table",
+    "thinned_line",
+]
+
+STATE_STYLES = {"complete": "green", "training": "cyan", "stopped": "yellow", "damaged": "red"}
+CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+DIGEST_PREFIX = 12
+
+
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """`metaloom ls`."""
+    table = _table("run", "environment", "algorithm", ">iterations", ">last return", ">on disk", "state")
+    for row in rows:
+        known = "iterations" in row
+        table.add_row(
+            _text(row["name"]),
+            _text(row.get("env", "")),
+            _text(row.get("algorithm", "")),
+            f"{row['iterations_done']} / {row['iterations']}" if known else "",
+            _optional(row.get("last_return")),
+            size(row["bytes"]),
+            _state_text(row),
+        )
+    return table
+
+
+def run_view(run: Run) -> RenderableType:
+    """`metaloom show RUN`."""
+    info = run_info(run)
+    config = info["config"]
+    facts = [
+        ("path", _text(info["path"])),
+        ("state", _state_text(info)),
+        ("iterations", Text(f"{info['iterations_done']} / {info['iterations']}")),
+        ("created", _text(f"{info['created'][:19].replace('T', ' ')} UTC")),
+        ("environment", _text(config["env"]["name"])),
+        ("algorithm", _text(config["algorithm"]["name"])),
+        ("sizes", _text(_sizes(config))),
+        ("seed", _text(config["seed"])),
+    ]
+    if info["parent"]:
+        facts.append(("forked from", _text(f"{info['parent']['name']}@{info['parent']['iteration']}")))
+    if info["thinned_iterations"]:
+        facts.append(("thinned", Text(f"{info['thinned_iterations']} iterations")))
+    parts: list[RenderableType] = [_heading(info["name"]), _facts(facts)]
+    if info["last_metrics"]:
+        parts += [_heading(f"metrics of iteration {info['last_iteration']}"), _metrics_view(info["last_metrics"])]
+    parts += [_heading("on disk"), _disk_table(info["bytes"])]
+    # Runs that are older than these facts have none.
+    if env := info["environment"].get("env"):
+        parts += [_heading("environment, with defaults"), _facts([(name, _text(value)) for name, value in dotted(env)])]
+    if info["quarantine"]:
+        parts += [_heading("quarantine: what stages failed with"), _quarantine_table(info["quarantine"])]
+    parts += [_heading("settings"), _facts([(name, _text(value)) for name, value in dotted(config)])]
+    return Group(*parts)
+
+
+def iteration_view(run: Run, iteration: int) -> RenderableType:
+    """`metaloom show RUN@ITERATION`."""
+    info = iteration_info(run, iteration)
+    state = "" if info["complete"] else " (not complete)"
+    table = _table("stage", ">seconds", ">on disk", "digest", "computed from")
+    for stage in info["stages"]:
+        inputs = [
+            stage_label(i["stage"], i["step"]) + (f" i={i['iteration']}" if i["iteration"] != iteration else "")
+            for i in stage["inputs"]
+        ]
+        table.add_row(
+            stage_label(stage["stage"], stage["step"]),
+            f"{stage['seconds']:.3f}",
+            "thinned" if stage["thinned"] else size(stage["bytes"]),
+            _text(stage["digest"][:DIGEST_PREFIX]),
+            ", ".join(inputs),
+        )
+    parts: list[RenderableType] = [_heading(f"{info['run']}, iteration {iteration}{state}"), table]
+    if info["metrics"]:
+        parts += [_heading("metrics"), _metrics_view(info["metrics"])]
+    return Group(*parts)
+
+
+def fork_view(fork: "Fork", parent: Path) -> RenderableType:
+    """`metaloom fork`."""
+    shared, place = f"{fork.shared_files} files, {size(fork.shared_bytes)}", location(fork.path)
+    facts = [
+        ("run", _text(place)),
+        ("begins with", _text(f"{fork.iteration} iterations of {location(parent)}")),
+        # An object store has no links: only the cache shares.
+        ("shared with it", Text(shared if url_of(fork.path) is None else f"{shared} in the cache; all was uploaded")),
+    ]
+    if fork.copied_files:
+        copied = f"{fork.copied_files} files, {size(fork.copied_bytes)}: the file system cannot share them"
+        facts.append(("copied", Text(copied)))
+    return Group(_facts([*facts, ("go on with", _text(f"metaloom resume {place}"))]))
+
+
+def thinned_line(thinned: "Thinned", *, dry_run: bool) -> str:
+    """`metaloom thin`."""
+    what = f"{len(thinned.iterations)} iterations, {thinned.files} files, {size(thinned.num_bytes)}"
+    return f"would remove: {what}" if dry_run else f"removed: {what}"
+
+
+def damage_info(damage: "Damage") -> dict[str, Any]:
+    """One finding of `metaloom verify` as plain data."""
+    return asdict(damage)
+
+
+def damage_table(damages: Sequence["Damage"]) -> Table:
+    """`metaloom verify`."""
+    table = _table("file", ">iteration", "stage", "array", "problem")
+    for damage in damages:
+        stage = stage_label(damage.stage, damage.step or 0) if damage.stage else ""
+        iteration = "" if damage.iteration is None else str(damage.iteration)
+        table.add_row(
+            _text(damage.file), iteration, _text(stage), _text(damage.array or ""), _text(damage.problem, "red")
+        )
+    return table
+
+
+def replay_line(outcome: "StageReplay") -> Text:
+    """One stage of `metaloom replay`."""
+    word, style = ("identical", "green") if outcome.identical else ("different", "bold red")
+    where = f"  iteration {outcome.ref.iteration}  {stage_name(outcome.ref)}"
+    arrays = "" if outcome.identical else f"  ({len(outcome.differences)} arrays)"
+    return Text.assemble((word, style), where, arrays)
+
+
+def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
+    """One difference of `metaloom replay` as plain data."""
+    return {
+        "iteration": difference.ref.iteration,
+        "stage": difference.ref.stage,
+        "step": difference.ref.step,
+        "array": difference.array,
+        "index": list(difference.index),
+        "stored": difference.stored,
+        "replayed": difference.replayed,
+        "max_abs": finite(difference.max_abs),
+        "max_ulp": difference.max_ulp,
+        "count": difference.count,
+    }
+
+
+def difference_table(
+    differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
+) -> Table:
+    """The arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
+    table = _table(">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
+    for difference in differences:
+        comparable = difference.count >= 0
+        table.add_row(
+            str(difference.ref.iteration),
+            stage_name(difference.ref),
+            _text(difference.array),
+            _text(list(difference.index)) if comparable else "shape or dtype",
+            _text(difference.stored),
+            _text(difference.replayed),
+            f"{difference.max_abs:.3g}" if comparable else "",
+            "" if difference.max_ulp is None else f"{difference.max_ulp:,}",
+            f"{difference.count:,}" if comparable else "all",
+        )
+    return table
+
+
+def recipe_rows() -> list[dict[str, Any]]:
+    """One row per recipe: its name, what it trains, its sizes, and where it is from."""
+    from metaloom.flows.recipes import RECIPES
+
+    return [
+        _recipe_row(name, getdoc(recipe) or "", recipe().model_dump(mode="json")) for name, recipe in RECIPES.items()
+    ]
+
+
+def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """`metaloom recipes`."""
+    table = _table("recipe", "environment", "algorithm", "sizes", "about")
+    for row in rows:
+        table.add_row(row["name"], row["env"], row["algorithm"], row["sizes"], Text(row["about"]))
+    return table
+
+
+def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
+    """`metaloom evaluate` as plain data: what was asked for, averages by adaptation step, a row per step and task."""
+    return {
+        "updates": outcome.updates,
+        "tasks_are_new": outcome.tasks_are_new,
+        "env_steps": outcome.env_steps,
+        "evaluation": outcome.config.evaluation.model_dump(mode="json", exclude={"every"}),
+        "adaptation": [_finite(step.as_dict()) for step in outcome.summary()],
+        "tasks": [_finite(row) for row in outcome.table().to_pylist()],
+    }
+
+
+def evaluation_table(outcome: "EvaluationOutcome") -> Table:
+    """`metaloom evaluate`: the return after every number of adaptation steps."""
+    table = _table(
+        *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
+        *(">interquartile mean", "95 % interval", "middle half of tasks"),
+    )
+    kind = "tasks that training never drew" if outcome.tasks_are_new else "tasks"
+    table.title = f"learner after {outcome.updates} updates, {len(outcome.tasks)} {kind}"
+    for row in outcome.summary():
+        table.add_row(
+            str(row.adaptation_steps),
+            str(row.adaptation_episodes),
+            number(row.average_return),
+            _range(row.average_low, row.average_high),
+            number(row.iqm_return),
+            _range(row.iqm_low, row.iqm_high),
+            _range(row.lower_quartile, row.upper_quartile),
+        )
+    test_episodes = outcome.evaluation.test_returns.shape[2]
+    table.caption = (
+        f"{test_episodes} test episode{'' if test_episodes == 1 else 's'} per task and row; "
+        f"{outcome.env_steps:,} environment steps, not counted as training"
+    )
+    return table
+
+
+def _range(low: float, high: float) -> str:
+    return "–" if math.isnan(low) else f"{number(low)} to {number(high)}"
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: finite(value) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def doctor_table(checks: Sequence["Check"]) -> Table:
+    """`metaloom doctor`."""
+    table = _table("check", "", "found", "required", "what helps")
+    for check in checks:
+        table.add_row(
+            check.name,
+            Text(check.status, CHECK_STYLES[check.status]),
+            _text(check.found),
+            check.required,
+            _text(check.advice),
+        )
+    return table
+
+
+def _recipe_row(name: str, doc: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "env": config["env"]["name"],
+        "algorithm": config["algorithm"]["name"],
+        "sizes": _sizes(config),
+        "about": doc.partition("\n")[0],
+        "config": config,
+    }
+
+
+def _sizes(config: Mapping[str, Any]) -> str:
+    inner_steps, tasks = config["algorithm"].get("inner_steps", 0), config["num_tasks"]
+    enough = [
+        f"{config[name]} {of}" for name, of in (("min_steps", "steps"), ("min_rollouts", "episodes")) if config[name]
+    ]
+    return (
+        f"{tasks} task{'' if tasks == 1 else 's'} x {config['episodes_per_task']} episodes x "
+        f"{config['max_episode_steps']} steps, {inner_steps} inner step{'' if inner_steps == 1 else 's'}"
+        + (f", until {' and '.join(enough)} are reached" if enough else "")
+    )
+
+
+def _state_text(row: Mapping[str, Any]) -> Text:
+    detail = row.get("writer") or row.get("problem")
+    state = Text(row["state"], STATE_STYLES[row["state"]])
+    return state if not detail else Text.assemble(state, " (", printable(detail), ")")
+
+
+def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
+    """Metrics of the rounds side by side, and below them those of the iteration as a whole."""
+    rounds: dict[str, dict[int, str]] = {}
+    others: list[tuple[str, Text]] = []
+    for name, value in metrics.items():
+        prefix, _, short = name.partition(".")
+        k = prefix.removeprefix("step_")
+        if short and k.isdecimal():
+            rounds.setdefault(short, {})[int(k)] = _optional(value)
+        else:
+            others.append((name, Text(_optional(value))))
+    last = max((k for values in rounds.values() for k in values), default=-1)
+    table = _table("by round", *(f">{adaptation_label(k, last)}" for k in range(last + 1)))
+    # What training is about comes first.
+    for name in sorted(rounds, key=lambda name: (name != "average_return", name)):
+        table.add_row(_text(name), *(rounds[name].get(k, "") for k in range(last + 1)))
+    return Group(table, _facts(others)) if rounds else _facts(others)
+
+
+def _disk_table(sizes: Mapping[str, int]) -> Table:
+    table = _table("group", ">size")
+    for name, num_bytes in sizes.items():
+        table.add_row(_text(name), size(num_bytes))
+    table.add_section()
+    table.add_row("all", size(sum(sizes.values())))
+    return table
+
+
+def _quarantine_table(entries: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("when", ">iteration", "stage", "what", "kept in", "")
+    for entry in entries:
+        table.add_row(
+            _text(entry["when"][:19].replace("T", " ")),
+            str(entry["iteration"]),
+            stage_label(entry["stage"], entry["step"]),
+            _text(entry["message"]),
+            _text(entry["path"]),
+            "stored since" if entry["stored_since"] else "",
+        )
+    return table
+
+
+def _facts(rows: Sequence[tuple[str, Text]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(_text(name), value)
+    return grid
+
+
+def _table(*columns: str) -> Table:
+    """A table without a frame; a column whose name starts with ">" is a number, on the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
+    for column in columns:
+        table.add_column(
+            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
+        )
+    return table
+
+
+def _heading(text: str) -> Text:
+    return Text(f"\n{printable(text)}", "bold")
+
+
+def _optional(value: float | None) -> str:
+    return "–" if value is None else number(value)
+
+
+def _text(value: object, style: str = "") -> Text:
+    # Text, not a string: rich would read [brackets] in a user's name as markup.
+    return Text(printable(value), style)

@@ -1,0 +1,82 @@
+"""What `metaloom show --stage sample_transitions` shows: the transitions of a minibatch. Nothing here prints."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from metaloom.flows.views.formatting import finite, number, stage_label
+from metaloom.storage import Run
+
+_MOST_COMPONENTS = 4
+
+
+def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, context: bool) -> dict[str, Any]:
+    """Some transitions of a gradient step as plain data, each with where it is from.
+
+    Args:
+        run: the run.
+        iteration: one of its iterations.
+        update: the gradient step, from 0.
+        rows: which of the minibatch's transitions.
+        context: those that tasks were inferred from, instead of those that were learned from.
+
+    Raises:
+        storage.StageMissing: the iteration has drawn none, or has no such gradient step.
+        storage.StageThinned: their row numbers were thinned.
+    """
+    table = run[iteration].transitions(update, context=context, rows=rows)
+    batches = run[iteration].minibatches()
+    numbers = batches.context_rows if context else batches.rows
+    assert numbers is not None
+    return {
+        "run": run.path.name,
+        "iteration": iteration,
+        "update": update,
+        "num_updates": batches.num_updates,
+        "context": context,
+        "tasks": batches.task_ids[update].tolist(),
+        "rows_per_task": numbers.shape[2],
+        "transitions": [{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()],
+    }
+
+
+def minibatch_view(info: Mapping[str, Any]) -> Table:
+    """The same for people."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
+    for name in ("memory", "row", "iteration", "stage", "task", "episode", "t"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for name in ("observation", "action", "reward", "next observation", "terminated"):
+        table.add_column(name, overflow="fold")
+    for row in info["transitions"]:
+        table.add_row(
+            *(str(row[name]) for name in ("memory", "row", "iteration")),
+            stage_label(row["stage"], row["step"]),
+            *(str(row[name]) for name in ("task", "episode", "t")),
+            *(_numbers(row[name]) for name in ("observation", "action", "reward", "next_observation")),
+            "yes" if row["terminated"] else "",
+        )
+    kind = "context" if info["context"] else "minibatch"
+    all_rows = len(info["tasks"]) * info["rows_per_task"]
+    table.title = (
+        f"{info['run']}, iteration {info['iteration']}, {kind} of gradient step {info['update']} of "
+        f"{info['num_updates']}: {len(info['tasks'])} x {info['rows_per_task']} transitions"
+    )
+    table.caption = f"{len(info['transitions'])} of {all_rows} transitions; --rows FROM:TO shows others"
+    return table
+
+
+def _numbers(value: Any) -> str:
+    """A number, or the first components of a vector."""
+    if not isinstance(value, list):
+        return "–" if value is None else number(value)
+    shown = ", ".join(_numbers(component) for component in value[:_MOST_COMPONENTS])
+    return shown if len(value) <= _MOST_COMPONENTS else f"{shown}, … ({len(value)})"
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, list):
+        return [_plain(component) for component in value]
+    return finite(value) if isinstance(value, float) else value

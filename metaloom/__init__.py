@@ -1,0 +1,1 @@
+"""Meta-reinforcement learning as a dataflow: every batch kept, every stage replayable bit for bit."""

@@ -1,0 +1,35 @@
+"""Advantage actor-critic (A2C), the synchronous form of Mnih et al. 2016, arXiv:1602.01783."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic, OptimizerName
+from metaloom.pipeline.types import Array
+
+
+class A2C(ActorCritic):
+    """One pass of policy gradient and critic regression over every iteration's steps, by RMSprop."""
+
+    name: Literal["a2c"] = "a2c"
+
+    optimizer: ClassVar[OptimizerName] = "rmsprop"
+
+    num_epochs: Literal[1] = 1
+    """One: a second pass would follow the gradient of a policy that no longer acts."""
+    batch_size: int = Field(default=32, ge=1)
+    """Environment steps per gradient step; an epoch's steps are dealt into equal parts of at most so many."""
+    entropy_coeff: float = Field(default=1e-3, ge=0)
+    """Weight of the policy's entropy, which is maximized."""
+    value_target: Literal["td_lambda", "empirical"] = "empirical"
+    """What the critic learns: its own values plus advantages, or the discounted returns that were observed."""
+    value_coeff: float = Field(default=0.5, gt=0)
+    """Weight of the critic's loss."""
+
+    def policy_loss(self, log_prob: Array, old_log_prob: Array, advantages: Array) -> tuple[float, Array]:
+        """-mean(A log π(a|o)) and its derivatives; see ActorCritic."""
+        del old_log_prob
+        return -float((advantages * log_prob).mean()), advantages / -np.float32(len(advantages))

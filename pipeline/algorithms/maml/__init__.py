@@ -1,0 +1,1 @@
+"""Meta-gradient algorithms: ProMP and the MAML family."""

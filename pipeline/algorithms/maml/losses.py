@@ -1,0 +1,80 @@
+"""Losses of the gradient-based family, one value per task. Written with tensor methods only: no torch import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from metaloom.pipeline.nn.distributions import DiagGaussian, likelihood_ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from metaloom.pipeline.algorithms.maml.rows import EpisodeRows, TaskRows
+
+INNER_KL = "inner_kl_"
+"""Prefix of the KLs before adaptation, from the policy that acted in a round to the current one, by k."""
+
+
+def likelihood_ratio_loss(current: DiagGaussian, rows: TaskRows) -> Tensor:
+    """-mean(r A) with r = π_θ(a|o) / π_behavior(a|o), for every task: [b].
+
+    Its second derivative keeps the term A ∇log π ∇log πᵀ (low-variance curvature, Rothfuss et al. 2019).
+    """
+    ratio = likelihood_ratio(current.log_prob(rows.actions), rows.behavior_log_prob)
+    return -rows.mean(ratio * rows.advantages)
+
+
+def log_likelihood_loss(current: DiagGaussian, rows: TaskRows) -> Tensor:
+    """-mean(A log π_θ(a|o)) for every task: [b]. Williams 1992.
+
+    Where π_θ acted, its gradient is that of likelihood_ratio_loss; its second derivative lacks A ∇log π ∇log πᵀ.
+    """
+    return -rows.mean(current.log_prob(rows.actions) * rows.advantages)
+
+
+def policy_kls(current: Sequence[DiagGaussian], rounds: Sequence[TaskRows]) -> dict[str, Tensor]:
+    """KL of the policy that acted in a round from the current one, without gradient: `inner_kl_k` and `outer_kl`, [b].
+
+    Args:
+        current: the policy after k inner steps on the rows of round k, for k = 0 ... K.
+        rounds: rows of these rounds.
+    """
+    kls = [
+        rows.mean(rows.behavior.kl(DiagGaussian(now.mean.detach(), now.log_std.detach())))
+        for now, rows in zip(current, rounds, strict=True)
+    ]
+    return {**{f"{INNER_KL}{k}": kl for k, kl in enumerate(kls[:-1])}, "outer_kl": kls[-1]}
+
+
+def clipped_surrogate(ratio: Tensor, rows: TaskRows, clip_eps: float) -> Tensor:
+    """-mean(min(r A, clip(r, 1 - ε, 1 + ε) A)) for every task: [b]. Schulman et al. 2017, arXiv:1707.06347, eq. 7."""
+    clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
+    return -rows.mean((ratio * rows.advantages).minimum(clipped * rows.advantages))
+
+
+def dice_loss(current: DiagGaussian, rows: TaskRows) -> Tensor:
+    """-(1 / E T) Σ_{e,t} ☐_t c_t with ☐_t = exp(τ_t - ⊥τ_t), τ_t = Σ_{t' ≤ t} log π_θ(a_t'|o_t'), for every task: [b].
+
+    Foerster et al. 2018, arXiv:1802.05098, with the adjusted rewards as c and a mean over E T cells. ☐ is 1, so the
+    value does not depend on θ; derivatives of every order are estimates of those of the expected return.
+    """
+    episodes = _episodes_of(rows)
+    log_prob = episodes.split(current.log_prob(rows.actions)).cumsum(-1)
+    magic_box = (log_prob - log_prob.detach()).exp()
+    return -episodes.mean_over_cells(magic_box * episodes.adjusted_rewards)
+
+
+def log_likelihood_per_cell(current: DiagGaussian, rows: TaskRows) -> Tensor:
+    """-(1 / E T) Σ_{e,t} log π_θ(a|o) A, for every task: [b]. The log-likelihood loss at the scale of the DiCE loss."""
+    episodes = _episodes_of(rows)
+    return -episodes.mean_over_cells(episodes.split(current.log_prob(rows.actions) * rows.advantages))
+
+
+def _episodes_of(rows: TaskRows) -> EpisodeRows:
+    if rows.episodes is None:
+        raise ValueError(
+            "found samples without adjusted rewards; required those of processing.name=dice, which the DiCE loss is "
+            "made of"
+        )
+    return rows.episodes

@@ -1,0 +1,234 @@
+"""The steps of a chunk of tasks as tensors, one row per environment step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.algorithms.finite_checks import require_finite
+from metaloom.pipeline.nn.distributions import DiagGaussian
+from metaloom.pipeline.types import Array, Samples, Step
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of some consecutive tasks in all rounds, and the number of the first of these tasks."""
+
+    first_task: int
+    rounds: Sequence[TaskRows]
+
+    def __len__(self) -> int:
+        return len(self.rounds[0].weights)
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """Rows of b tasks, N per task.
+
+    Attributes:
+        observations: [b, N, O].
+        actions: [b, N, A].
+        advantages: [b, N].
+        weights: [b, N]; 1 / (real rows of the task) where a row is real, 0 where it is padding. A weighted sum over
+            rows is the mean over a task's real steps.
+        behavior: the distribution that acted: mean [b, N, A], log_std [b, 1, A] or [b, N, A].
+        behavior_log_prob: [b, N], log-density of the actions under it.
+        episodes: what losses need that look at whole episodes; None where the samples are for others.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    advantages: Tensor
+    weights: Tensor
+    behavior: DiagGaussian
+    behavior_log_prob: Tensor
+    episodes: EpisodeRows | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of values [b, N] over the real rows of each task: [b]."""
+        return (values * self.weights).sum(-1)
+
+
+@dataclass(frozen=True)
+class EpisodeRows:
+    """The same rows as episodes: N = E * T, episode by episode, padding included.
+
+    Attributes:
+        adjusted_rewards: [b, E, T], with anything on padding.
+        mask: [b, E, T], 1 where a step is real.
+    """
+
+    adjusted_rewards: Tensor
+    mask: Tensor
+
+    def split(self, values: Tensor) -> Tensor:
+        """Values [b, N] of the rows as [b, E, T], zero on padding."""
+        return values.reshape(self.mask.shape) * self.mask
+
+    def mean_over_cells(self, values: Tensor) -> Tensor:
+        """Sum of values [b, E, T] over each task, divided by E T, padding counted: [b].
+
+        Episodes that end early then weigh less, as they must for the mean over episodes to be one of sums over time.
+        """
+        return (values * self.mask).mean((-2, -1))
+
+
+def chunk_bounds(num_tasks: int, tasks_per_chunk: int) -> list[slice]:
+    """Consecutive chunks of tasks; they depend on nothing but these two numbers."""
+    return [slice(start, min(start + tasks_per_chunk, num_tasks)) for start in range(0, num_tasks, tasks_per_chunk)]
+
+
+def real_rows(mask: Array) -> Array | None:
+    """Where the real rows are: indices [b, n], n the largest number of them in a task; None when all are real.
+
+    Args:
+        mask: [b, N]. Tasks with fewer than n real rows are filled up with padding rows.
+    """
+    if mask.all():
+        return None
+    most = int(np.count_nonzero(mask, axis=1).max())
+    return np.argsort(mask == 0, axis=1, kind="stable")[:, :most]
+
+
+def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
+    """A random partition of each task's real rows into minibatches of equal size, give or take one row.
+
+    Args:
+        mask: [b, N].
+        num_minibatches: parts.
+        rng: draws one number per row, padding included, so that a task's partition does not depend on other tasks.
+
+    Returns:
+        One index array [b, about N / num_minibatches] per minibatch; padding rows come last in each.
+    """
+    keys = np.where(mask == 0, 2.0, rng.random(mask.shape))
+    most = int(np.count_nonzero(mask, axis=1).max())
+    order = np.argsort(keys, axis=1, kind="stable")[:, : max(most, num_minibatches)]
+    return [order[:, part::num_minibatches] for part in range(num_minibatches)]
+
+
+def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
+    """A random partition of each task's rows: of its real steps, or of its episodes where losses look at whole ones.
+
+    Args:
+        samples: of one round.
+        num_minibatches: parts.
+        rng: see minibatch_rows.
+
+    Returns:
+        One index array [B, n] per minibatch.
+    """
+    B, E, T = samples.mask.shape
+    if samples.adjusted_rewards is None:
+        return minibatch_rows(samples.mask.reshape(B, E * T), num_minibatches, rng)
+    if num_minibatches > E:
+        raise ValueError(
+            f"found {num_minibatches} minibatches for {E} episodes per task; required no more than episodes, since the "
+            "loss takes whole ones; lower algorithm.num_minibatches"
+        )
+    order = rng.permuted(np.broadcast_to(np.arange(E), (B, E)), axis=1)
+    parts = (order[:, part::num_minibatches, None] * T + np.arange(T) for part in range(num_minibatches))
+    return [rows.reshape(B, -1) for rows in parts]
+
+
+def build_chunks(
+    steps: Sequence[Step],
+    tasks_per_chunk: int,
+    rows: Sequence[Array] | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    parallel: ParallelMap = map,
+) -> list[Chunk]:
+    """All tasks of the steps in chunks.
+
+    Args:
+        steps: rounds 0 ... K.
+        tasks_per_chunk: tasks in each chunk but the last.
+        rows: for every round, [B, n] indices of the rows to take; None takes all real ones.
+        dtype: of the tensors.
+        parallel: maps over the chunks.
+    """
+
+    def work(tasks: slice) -> Chunk:
+        chosen = [None if rows is None else rows[k][tasks] for k in range(len(steps))]
+        rounds = [task_rows(step, tasks, indices, dtype) for step, indices in zip(steps, chosen, strict=True)]
+        return Chunk(tasks.start, rounds)
+
+    return list(parallel(work, chunk_bounds(len(steps[0].episodes.lengths), tasks_per_chunk)))
+
+
+def task_rows(step: Step, tasks: slice, rows: Array | None = None, dtype: torch.dtype = torch.float32) -> TaskRows:
+    """The rows of some tasks of a step.
+
+    Args:
+        step: one round of episodes with their samples.
+        tasks: which tasks.
+        rows: [b, n] indices into the E * T rows of each task; None takes the real ones. With adjusted rewards among the
+            samples they must be whole episodes, and None takes all of them.
+        dtype: of the tensors.
+    """
+    episodes, samples = step.episodes, step.samples
+    E, T = episodes.rewards.shape[1:]
+    mask = samples.mask[tasks].reshape(-1, E * T)
+    if rows is None and samples.adjusted_rewards is None:
+        rows = real_rows(mask)
+
+    def select(values: Array) -> Tensor:
+        return to_tensor(_take_rows(values[tasks], rows), dtype)
+
+    actions, mask_rows, log_std = select(episodes.actions), select(samples.mask), episodes.behavior["log_std"]
+    # A standard deviation that no state changes is stored once per task.
+    shared_std = log_std.ndim == 2
+    behavior = DiagGaussian(
+        mean=select(episodes.behavior["mean"]),
+        log_std=to_tensor(log_std[tasks, None], dtype) if shared_std else select(log_std),
+    )
+    selected = TaskRows(
+        observations=select(episodes.observations[:, :, :T]),
+        actions=actions,
+        advantages=select(samples.advantages),
+        weights=mask_rows / mask_rows.sum(1, keepdim=True).clamp(min=1),
+        behavior=behavior,
+        behavior_log_prob=behavior.log_prob(actions),
+        episodes=_episode_rows(samples, mask_rows, select),
+    )
+    _require_finite_rows(selected, step.k, tasks.start)
+    return selected
+
+
+def _episode_rows(samples: Samples, mask: Tensor, select: Callable[[Array], Tensor]) -> EpisodeRows | None:
+    if samples.adjusted_rewards is None:
+        return None
+    shape = (len(mask), -1, samples.mask.shape[2])
+    return EpisodeRows(select(samples.adjusted_rewards).reshape(shape), mask.reshape(shape))
+
+
+def to_tensor(array: Array, dtype: torch.dtype) -> Tensor:
+    """A tensor with its own memory: stored arrays may be read-only or broadcast views."""
+    return torch.from_numpy(np.array(array, order="C")).to(dtype)
+
+
+def _require_finite_rows(rows: TaskRows, k: int, first_task: int) -> None:
+    named = {
+        "observations": rows.observations,
+        "actions": rows.actions,
+        "advantages": rows.advantages,
+        "behavior mean": rows.behavior.mean,
+        "behavior log_std": rows.behavior.log_std,
+    }
+    if rows.episodes:
+        named["adjusted rewards"] = rows.episodes.adjusted_rewards
+    require_finite({f"round {k}: {name}": value for name, value in named.items()}, first_task, "Look at its rollouts.")
+
+
+def _take_rows(values: Array, rows: Array | None) -> Array:
+    b, E, T, *rest = values.shape
+    flat = values.reshape(b, E * T, *rest)
+    if rows is None:
+        return flat
+    return np.take_along_axis(flat, rows.reshape(*rows.shape, *(1 for _ in rest)), axis=1)

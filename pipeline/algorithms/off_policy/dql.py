@@ -1,0 +1,67 @@
+"""Deep Q-learning (DQL). Mnih et al. 2015, doi:10.1038/nature14236."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from metaloom.pipeline.algorithms.off_policy.settings import OffPolicy
+from metaloom.pipeline.policies.config import ActorKind
+
+if TYPE_CHECKING:
+    from metaloom.pipeline.algorithms.off_policy.dql_learner import DQLLearner
+    from metaloom.pipeline.config.processing import ProcessingConfig
+
+
+class DQL(OffPolicy):
+    """A Q-function of every choice, by which the best choice is taken except where chance decides."""
+
+    run_defaults: ClassVar[Mapping[str, Any]] = {
+        "num_tasks": 1,
+        "episodes_per_task": 1,
+        "env": {"action_scale": None},
+        "baseline": {"name": "zero"},
+    }
+    """What a run means by leaving a setting out."""
+    actor: ClassVar[ActorKind] = "q_values"
+    decides_episodes: ClassVar[tuple[str, ...]] = (
+        *OffPolicy.decides_episodes,
+        "eps_init",
+        "eps_final",
+        "eps_schedule_gamma",
+    )
+
+    name: Literal["dql"] = "dql"
+
+    learning_rate: float = Field(default=5e-4, gt=0)
+    """Step size of RMSprop."""
+    target_update_intvl: int = Field(default=5, ge=1)
+    """Gradient steps from one copy of the Q-function to the target network to the next, counted over the run."""
+    max_grad_norm: float | None = Field(default=0.5, gt=0)
+    """Longer gradients are shortened to this Euclidean norm."""
+    eps_init: float = Field(default=1.0, ge=0, le=1)
+    """Probability ε that chance decides, in the first iteration."""
+    eps_final: float = Field(default=0.05, ge=0, le=1)
+    """What ε falls to."""
+    eps_schedule_gamma: float = Field(default=0.99, gt=0, lt=1)
+    """Factor per iteration of what ε is above eps_final."""
+
+    @model_validator(mode="after")
+    def _epsilon_does_not_rise(self) -> DQL:
+        if self.eps_final > self.eps_init:
+            raise ValueError(
+                f"eps_final is {self.eps_final} but eps_init is {self.eps_init}; use eps_final <= eps_init"
+            )
+        return self
+
+    def epsilon(self, num_updates: int) -> float:
+        """Probability that chance decides in the iteration after so many updates."""
+        return self.eps_final + (self.eps_init - self.eps_final) * self.eps_schedule_gamma**num_updates
+
+    def build(self, processing: ProcessingConfig) -> DQLLearner:
+        """The algorithm that these settings describe, for rewards discounted as `processing` says."""
+        from metaloom.pipeline.algorithms.off_policy.dql_learner import DQLLearner
+
+        return DQLLearner(self, processing.discount)

@@ -1,0 +1,1 @@
+"""Configuration: the sections of a run's settings, and reading them from files and `--set`."""

@@ -1,0 +1,38 @@
+"""How a learner is tested, as plain data."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from metaloom.pipeline.schema import Settings
+
+
+class EvaluationConfig(Settings):
+    """How a learner is tested on tasks; while it trains, and by default in `metaloom evaluate`."""
+
+    every: int | None = Field(default=None, ge=1)
+    """Evaluate after every so many updates of training; null: never. Training gives the same bits either way."""
+    tasks: Literal["held-out", "train"] | tuple[tuple[float, ...], ...] = "held-out"
+    """held-out: the environment's test tasks, or draws that training never made. train: its fixed set, or the tasks of
+    the last iteration. Or the tasks themselves, as lists of numbers."""
+    num_tasks: int | None = Field(default=None, ge=1)
+    """Tasks to draw; null: from the training set or a distribution as many as in training, else each task once."""
+    evenly_by: str | None = None
+    """Draw evenly from the classes of a fixed set, by the task field of this name; without num_tasks one of each."""
+    adaptation_steps: int | None = Field(default=None, ge=0)
+    """Largest number of adaptation steps; null: as in training. Beyond those of training, its last step size holds."""
+    episodes: int | None = Field(default=None, ge=1)
+    """Episodes per task that every step adapts to; null: as in training."""
+    test_episodes: int | None = Field(default=None, ge=1)
+    """Episodes per task that test the policy after every step, and are never adapted to; null: as in training."""
+    deterministic: bool = False
+    """Test episodes take the most likely action. Those of a gradient step always explore; those that a task is inferred
+    from act as the test episodes do."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Which tasks and episodes are drawn; independent of all that training draws."""
+
+    @model_validator(mode="after")
+    def _tasks_are_a_table(self) -> "EvaluationConfig":
+        if not isinstance(self.tasks, str) and len({len(task) for task in self.tasks}) != 1:
+            raise ValueError(f"tasks has rows of {sorted({len(task) for task in self.tasks})} numbers; give one length")
+        return self

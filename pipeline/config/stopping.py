@@ -1,0 +1,78 @@
+"""When a run has learned enough, judged by the metrics of its iterations and by nothing else."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.types import Array, Metrics
+
+
+class StoppingConfig(Settings):
+    """Criteria that end a run before its last iteration; those left out do not count."""
+
+    samples: int | None = Field(default=None, ge=1)
+    """Environment steps made."""
+    return_threshold: float | None = None
+    """A return of the last iteration's episodes, after adaptation where there is any."""
+    statistic: Literal["min", "average", "max"] = "min"
+    """Which of its returns: that of the worst episode, the mean, or that of the best."""
+    convergence_window: int | None = Field(default=None, ge=3)
+    """Iterations over which the return is to have no trend: a straight line through it is flat."""
+    convergence_p_value: float = Field(default=0.99, gt=0, lt=1)
+    """How sure flatness has to be: the chance of a steeper line if there is no trend (two-sided t test)."""
+    combine: Literal["any", "all"] = "any"
+    """Whether one criterion is enough or all are needed at once."""
+
+    @model_validator(mode="after")
+    def _options_have_their_criterion(self) -> "StoppingConfig":
+        if self.samples is None and self.return_threshold is None and self.convergence_window is None:
+            raise ValueError("stop names no criterion; give samples, return_threshold or convergence_window")
+        if self.convergence_window is None and self.convergence_p_value != 0.99:
+            raise ValueError("convergence_p_value is set but convergence_window is not; set both or neither")
+        if self.return_threshold is None and self.convergence_window is None and self.statistic != "min":
+            raise ValueError("statistic is set but no criterion looks at returns; leave it out")
+        return self
+
+    def met(self, history: Sequence[Metrics]) -> bool:
+        """Whether a run may end after the iterations that these metrics, in order, are of."""
+        if not history:
+            return False
+        last = history[-1]
+        found: list[bool] = []
+        if self.samples is not None:
+            found.append(last["env_steps"] >= self.samples)
+        if self.return_threshold is not None:
+            found.append(self._return(last) >= self.return_threshold)
+        if (window := self.convergence_window) is not None:
+            enough = len(history) >= window
+            returns = np.array([self._return(metrics) for metrics in history[-window:]])
+            found.append(enough and trend_p_value(returns) >= self.convergence_p_value)
+        return any(found) if self.combine == "any" else all(found)
+
+    def _return(self, metrics: Metrics) -> float:
+        last = max(int(name[5:].split(".")[0]) for name in metrics if name.startswith("step_"))
+        return metrics[f"step_{last}.{self.statistic}_return"]
+
+
+def trend_p_value(values: Array) -> float:
+    """The chance that n numbers without a trend lie along a line at least as steep, by a two-sided t test; n >= 3."""
+    n = len(values)
+    times = np.arange(n) - (n - 1) / 2
+    centred = np.asarray(values, np.float64) - np.mean(values)
+    slope = float(times @ centred / (times @ times))
+    residual = float(np.square(centred - slope * times).sum())
+    error = math.sqrt(residual / (n - 2) / float(times @ times))
+    if error == 0:
+        return 1.0 if slope == 0 else 0.0
+    return _t_two_sided(abs(slope) / error, n - 2)
+
+
+def _t_two_sided(t: float, degrees: int) -> float:
+    """P(|T| >= t) of Student's distribution: one minus the integral of its density, by u = arctan(x / √ν)."""
+    log_scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - 0.5 * math.log(math.pi)
+    u = np.linspace(0, math.atan(t / math.sqrt(degrees)), 2001)
+    return max(0.0, 1 - 2 * math.exp(log_scale) * float(np.trapezoid(np.cos(u) ** (degrees - 1), u)))

@@ -1,0 +1,123 @@
+"""What an environment answers, checked and copied: nothing else of it enters a rollout."""
+
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.types import Array
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class RowFault(EnvError):
+    """The environment of one row failed, or gave what no rollout can go on from.
+
+    A `BatchEnv` of your own may raise it to say which of its rows it was.
+
+    Attributes:
+        row: the row.
+        call: what it was asked: "make", "set_task", "reset", "step" or "act" (no finite action to step with).
+    """
+
+    def __init__(self, message: str, row: int, call: str) -> None:
+        super().__init__(message)
+        self.row = row
+        self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.row, self.call)
+
+
+def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
+    """[O] float64, a copy: the environment may go on to write into its own array.
+
+    Raises:
+        EnvError: not numbers, of another shape, or too large for the float32 in which they are kept.
+    """
+    values = np.asarray(answer)
+    if values.dtype.kind not in "biuf" or values.shape != shape:
+        raise EnvError(
+            f"found an observation of dtype {values.dtype} and shape {values.shape}; required numbers of shape "
+            f"{shape}, as its observation_space says"
+        )
+    observation = values.astype(np.float64).reshape(-1)
+    # NaN is not below anything.
+    if not (np.abs(observation) <= LARGEST).all():
+        at = int(np.argmin(np.abs(observation) <= LARGEST))
+        raise EnvError(f"found {observation[at]} at place {at} of the observation; required {_FINITE}")
+    return observation
+
+
+def number_of(answer: Any, name: str) -> float:
+    """A number as a float.
+
+    Raises:
+        EnvError: not one number, or too large for the float32 in which it is kept.
+    """
+    value = np.asarray(answer)
+    if value.ndim or value.dtype.kind not in "biuf":
+        raise EnvError(f"found {_shown(answer)} as {name}; required one number")
+    number = float(value)
+    if not abs(number) <= LARGEST:
+        raise EnvError(f"found {number} as {name}; required {_FINITE}")
+    return number
+
+
+def flag_of(answer: Any, name: str) -> bool:
+    """A truth value, which must be one: text such as "False" would count as true.
+
+    Raises:
+        EnvError: it is something else.
+    """
+    value = np.asarray(answer)
+    if value.ndim or value.dtype.kind != "b":
+        raise EnvError(f"found {_shown(answer)} as {name}; required True or False")
+    return bool(value)
+
+
+def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
+    """The terms that `info` names, or the reward as the only one. Nothing else in `info` is looked at.
+
+    Raises:
+        EnvError: they are not numbers, or do not sum to the reward.
+    """
+    if not isinstance(info, Mapping):
+        raise EnvError(f"found {_shown(info)} as info; required a dict")
+    if "reward_terms" not in info:
+        return {"reward": reward}
+    if not isinstance(info["reward_terms"], Mapping):
+        raise EnvError(f'found {_shown(info["reward_terms"])} as info["reward_terms"]; required a dict of numbers')
+    terms = {str(name): number_of(term, f"reward term {name}") for name, term in info["reward_terms"].items()}
+    total = sum(terms.values())
+    if not np.isclose(total, reward, rtol=1e-6, atol=1e-6):
+        raise EnvError(
+            f'info["reward_terms"] sums to {total}, the reward is {reward}; required that the terms sum to the reward'
+        )
+    return terms
+
+
+def last_line(error: BaseException) -> str:
+    """The kind of an error and its message, on a line or a few."""
+    # str(error) is the environment's own code too, and may fail.
+    text = traceback.format_exception_only(error)[-1].strip()
+    return text if len(text) <= 500 else f"{text[:497]}..."
+
+
+def own_traceback(error: BaseException | None) -> str:
+    """The traceback of what an environment raised; empty when it answered and only the answer was refused."""
+    if error is None or isinstance(error, EnvError):
+        return ""
+    text = "".join(traceback.format_exception(error))
+    return text if len(text) <= _LONGEST_TRACEBACK else f"...\n{text[-_LONGEST_TRACEBACK:]}"
+
+
+_LONGEST_TRACEBACK = 6000
+_FINITE = "a finite number within float32"
+
+
+def _shown(value: Any) -> str:
+    text = f"{type(value).__name__} {value!r}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

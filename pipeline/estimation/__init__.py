@@ -1,0 +1,1 @@
+"""Returns, advantages, statistics and diagnostics of episodes."""

@@ -1,0 +1,96 @@
+"""Estimators of returns and advantages, in float64 along the last axis.
+
+Padding must be zero in every input; it then is zero in every result.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from metaloom.pipeline.types import Array
+
+EPSILON = 1e-8
+
+Scale = Literal["std", "variance"]
+"""What values are divided by to normalize them."""
+
+
+def discounted_returns(rewards: Array, discount: float) -> Array:
+    """R_t = Σ_{k ≥ t} γ^{k-t} r_k, [..., T] float64."""
+    returns = np.moveaxis(np.array(rewards, np.float64), -1, 0).copy()
+    for t in range(len(returns) - 2, -1, -1):
+        returns[t] += discount * returns[t + 1]
+    return np.moveaxis(returns, 0, -1)
+
+
+def gae(rewards: Array, values: Array, discount: float, gae_lambda: float) -> Array:
+    """Generalized advantage estimates.
+
+    Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+
+    Args:
+        rewards: [..., T].
+        values: [..., T+1]; the entry after an episode's last step is the value that its end is credited with, 0 for
+            an end that is the task's own.
+        discount: γ.
+        gae_lambda: λ; 1 gives returns minus values, 0 the one-step errors.
+
+    Returns:
+        [..., T] float64.
+    """
+    td_errors = rewards + discount * values[..., 1:] - values[..., :-1]
+    return discounted_returns(td_errors, discount * gae_lambda)
+
+
+def gae_to_next(rewards: Array, values: Array, next_values: Array, discount: float, gae_lambda: float) -> Array:
+    """Generalized advantage estimates of episodes that may end in the middle of the axis.
+
+    Args:
+        rewards: [..., T].
+        values: [..., T], of the states in which the steps begin.
+        next_values: [..., T], of the states in which they end; at an episode's last step what its end is credited with.
+        discount: γ.
+        gae_lambda: λ.
+
+    Returns:
+        [..., T] float64.
+    """
+    return discounted_returns(rewards + discount * next_values - values, discount * gae_lambda)
+
+
+def discounted_rewards(rewards: Array, discount: float) -> Array:
+    """γ^t r_t, t counted from the start of the episode: [..., T] float64."""
+    return rewards * discount ** np.arange(rewards.shape[-1], dtype=np.float64)
+
+
+def normalize(values: Array, mask: Array, scale: Scale = "std") -> Array:
+    """Zero mean and unit standard deviation over all real entries: (x - mean) / (std + 1e-8); zero on padding.
+
+    Args:
+        values: any shape.
+        mask: of the same shape.
+        scale: "variance" divides by the unbiased variance + 1e-8 instead, as garage does.
+    """
+    mean, std = _moments(values, mask)
+    if scale == "variance":
+        count = np.count_nonzero(mask)
+        std = std**2 * count / max(count - 1, 1)
+    return (values - mean) / (std + EPSILON) * mask
+
+
+def shift_positive(values: Array, mask: Array) -> Array:
+    """Values shifted so that the smallest real entry is 1e-8; zero on padding."""
+    smallest = np.min(values, where=mask != 0, initial=np.inf)
+    return (values - smallest + EPSILON) * mask
+
+
+def explained_variance(values: Array, returns: Array, mask: Array) -> float:
+    """1 - Var(returns - values) / Var(returns) over the real entries; 0 when the returns do not vary."""
+    _, returns_std = _moments(returns, mask)
+    _, residual_std = _moments(returns - values, mask)
+    return 0.0 if returns_std == 0 else float(1 - (residual_std / returns_std) ** 2)
+
+
+def _moments(values: Array, mask: Array) -> tuple[np.float64, np.float64]:
+    real = np.asarray(values, np.float64)[mask != 0]
+    return real.mean(), real.std()

@@ -1,0 +1,230 @@
+"""Optimizers as functions: Adam on mappings of arrays, conjugate gradient and line search. State goes in and out.
+
+For the many small steps of actor-critics there are Adam and RMSprop on one vector, which work in place.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from metaloom.pipeline.types import Array, Params
+
+FIRST_MOMENT = "first_moment"
+SECOND_MOMENT = "second_moment"
+STEP_COUNT = "step_count"
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with ε outside the bias correction: p -= α √(1 - β₂ᵗ) / (1 - β₁ᵗ) * m / (√v + ε).
+
+    Kingma and Ba 2015, arXiv:1412.6980, the efficient form at the end of section 2 ("epsilon hat"), which is that of
+    TensorFlow 1. Elementwise in the dtype of the parameters, so the bits depend on neither threads nor layout.
+    """
+
+    learning_rate: float
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+
+    def initialize(self, params: Mapping[str, Array]) -> Params:
+        """State before the first step: zero moments by parameter name, and the number of steps made."""
+        state: Params = {STEP_COUNT: np.zeros((), np.int64)}
+        for moment in (FIRST_MOMENT, SECOND_MOMENT):
+            state |= {f"{moment}.{name}": np.zeros_like(value) for name, value in params.items()}
+        return state
+
+    def step(
+        self, params: Mapping[str, Array], gradients: Mapping[str, Array], state: Mapping[str, Array]
+    ) -> tuple[Params, Params]:
+        """Parameters and state after one step.
+
+        Args:
+            params: those that have a gradient are changed, the others passed on.
+            gradients: by parameter name.
+            state: from initialize or the last step.
+        """
+        count = int(state[STEP_COUNT]) + 1
+        correction = np.sqrt(1 - self.beta_2**count) / (1 - self.beta_1**count)
+        stepped, new_state = dict(params), dict(state)
+        new_state[STEP_COUNT] = np.array(count, np.int64)
+        for name, gradient in gradients.items():
+            # Factors are Python floats: NumPy then computes in the arrays' own precision.
+            first = self.beta_1 * state[f"{FIRST_MOMENT}.{name}"] + (1 - self.beta_1) * gradient
+            second = self.beta_2 * state[f"{SECOND_MOMENT}.{name}"] + (1 - self.beta_2) * gradient**2
+            scale = float(self.learning_rate * correction)
+            stepped[name] = np.asarray(params[name] - scale * first / (np.sqrt(second) + self.epsilon))
+            new_state[f"{FIRST_MOMENT}.{name}"] = np.asarray(first)
+            new_state[f"{SECOND_MOMENT}.{name}"] = np.asarray(second)
+        return stepped, new_state
+
+
+@dataclass
+class AdamInPlace:
+    """Adam on one vector: p -= α m̂ / (√v̂ + ε), with m̂ and v̂ corrected for their start at zero.
+
+    Kingma and Ba 2015, arXiv:1412.6980, algorithm 1, with the ε of 1e-5 that is customary for actor-critics.
+    """
+
+    first: Array
+    second: Array
+    count: int = 0
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-5
+
+    @classmethod
+    def of(cls, state: Mapping[str, Array]) -> "AdamInPlace":
+        """From what `state` gave."""
+        return cls(state[FIRST_MOMENT].copy(), state[SECOND_MOMENT].copy(), int(state[STEP_COUNT]))
+
+    @staticmethod
+    def initial(params: Array) -> Params:
+        """State before the first step."""
+        zeros = np.zeros_like(params)
+        return {FIRST_MOMENT: zeros, SECOND_MOMENT: zeros.copy(), STEP_COUNT: np.zeros((), np.int64)}
+
+    @property
+    def state(self) -> Params:
+        """Moments and step count by name."""
+        return {FIRST_MOMENT: self.first, SECOND_MOMENT: self.second, STEP_COUNT: np.array(self.count, np.int64)}
+
+    def step(self, params: Array, gradient: Array, learning_rate: float) -> None:
+        """Change the parameters in place."""
+        self.count += 1
+        self.first *= self.beta_1
+        self.first += (1 - self.beta_1) * gradient
+        self.second *= self.beta_2
+        squares = np.square(gradient)
+        squares *= 1 - self.beta_2
+        self.second += squares
+        denominator = np.sqrt(self.second, out=squares)
+        denominator *= float(1 / np.sqrt(1 - self.beta_2**self.count))
+        denominator += self.epsilon
+        np.divide(self.first, denominator, out=denominator)
+        denominator *= learning_rate / (1 - self.beta_1**self.count)
+        params -= denominator
+
+
+@dataclass
+class RMSpropInPlace:
+    """RMSprop on one vector: v = β v + (1 - β) g², p -= α g / (√v + ε). Tieleman and Hinton 2012, lecture 6.5."""
+
+    second: Array
+    beta: float = 0.99
+    epsilon: float = 1e-5
+
+    @classmethod
+    def of(cls, state: Mapping[str, Array]) -> "RMSpropInPlace":
+        """From what `state` gave."""
+        return cls(state[SECOND_MOMENT].copy())
+
+    @staticmethod
+    def initial(params: Array) -> Params:
+        """State before the first step."""
+        return {SECOND_MOMENT: np.zeros_like(params)}
+
+    @property
+    def state(self) -> Params:
+        """The moment by name."""
+        return {SECOND_MOMENT: self.second}
+
+    def step(self, params: Array, gradient: Array, learning_rate: float) -> None:
+        """Change the parameters in place."""
+        self.second *= self.beta
+        squares = np.square(gradient)
+        squares *= 1 - self.beta
+        self.second += squares
+        denominator = np.sqrt(self.second, out=squares)
+        denominator += self.epsilon
+        np.divide(gradient, denominator, out=denominator)
+        denominator *= learning_rate
+        params -= denominator
+
+
+@dataclass(frozen=True)
+class LinearSolution:
+    """An approximate solution of A x = b.
+
+    Attributes:
+        x: the solution.
+        residual: b - A x, as the iteration tracked it.
+        iterations: products with A that it took.
+    """
+
+    x: Array
+    residual: Array
+    iterations: int
+
+
+def conjugate_gradient(
+    product: Callable[[Array], Array], b: Array, *, iterations: int, tolerance: float
+) -> LinearSolution:
+    """Solve A x = b for a symmetric positive matrix A, from x = 0. Hestenes and Stiefel 1952.
+
+    Stops early, with the solution so far, when the squared residual falls below the tolerance, and when a direction p
+    has pᵀA p <= 0 or no number: A is then not positive and further steps would lead away.
+
+    Args:
+        product: A times a vector.
+        b: [D] float64.
+        iterations: products with A at most.
+        tolerance: on the squared norm of the residual.
+    """
+    x, residual, direction = np.zeros_like(b), b, b
+    squared_norm = dot(residual, residual)
+    done = 0
+    while done < iterations and squared_norm > tolerance:
+        image = product(direction)
+        done += 1
+        curvature = dot(direction, image)
+        if not curvature > 0:
+            break
+        length = squared_norm / curvature
+        x, residual = x + length * direction, residual - length * image
+        last, squared_norm = squared_norm, dot(residual, residual)
+        direction = residual + squared_norm / last * direction
+    return LinearSolution(x, residual, done)
+
+
+def dot(a: Array, b: Array) -> float:
+    """Inner product whose bits do not depend on the threads of a linear algebra library."""
+    return float(np.sum(a * b))
+
+
+@dataclass(frozen=True)
+class LineSearch(Generic[Value]):
+    """Where a line search ended.
+
+    Attributes:
+        accepted: whether a trial was accepted; otherwise the search is to change nothing.
+        value: of the accepted trial, else of the last one.
+        trials: trials made.
+    """
+
+    accepted: bool
+    value: Value
+    trials: int
+
+
+def backtracking_line_search(
+    trial: Callable[[float], Value], accept: Callable[[Value], bool], *, ratio: float, max_trials: int
+) -> LineSearch[Value]:
+    """Try the fractions 1, ratio, ratio², ... of a step until one is accepted.
+
+    Args:
+        trial: makes a trial with a fraction of the step.
+        accept: whether what a trial gave will do.
+        ratio: of successive fractions.
+        max_trials: trials at most; at least one.
+    """
+    value = trial(1.0)
+    trials = 1
+    while not (accepted := accept(value)) and trials < max_trials:
+        value = trial(ratio**trials)
+        trials += 1
+    return LineSearch(accepted, value, trials)

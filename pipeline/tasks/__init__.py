@@ -1,0 +1,1 @@
+"""Task distributions: sets of tasks, draws from them, and tasks for evaluation."""

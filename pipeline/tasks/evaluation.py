@@ -1,0 +1,116 @@
+"""What an evaluation of a learner consists of: its sizes, its random numbers, and its tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv
+from metaloom.pipeline.seeding import generator, seed_for
+from metaloom.pipeline.tasks.samplers import TaskClasses, TaskDistribution, TaskPool
+from metaloom.pipeline.types import Array, TaskBatch
+
+if TYPE_CHECKING:
+    from metaloom.pipeline.config.run import RunConfig
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """An evaluation with nothing left open.
+
+    Attributes:
+        adaptation_steps: K.
+        episodes: N, per task and step.
+        test_episodes: M, per task after every number of steps.
+        deterministic: whether test episodes take the most likely action.
+        run_seed: stands for the run's seed in all that the evaluation draws, so that it shares nothing with training.
+    """
+
+    adaptation_steps: int
+    episodes: int
+    test_episodes: int
+    deterministic: bool
+    run_seed: int
+
+    @classmethod
+    def of(cls, config: RunConfig) -> EvaluationPlan:
+        """The evaluation that a run's configuration describes."""
+        asked = config.evaluation
+        steps = config.algorithm.inner_steps if asked.adaptation_steps is None else asked.adaptation_steps
+        # Halved because run seeds are below 2**63.
+        run_seed = seed_for(config.seed, "evaluation", asked.seed) // 2
+        return cls(
+            adaptation_steps=steps,
+            episodes=asked.episodes or config.episodes_per_task,
+            test_episodes=asked.test_episodes or config.episodes_per_task,
+            deterministic=asked.deterministic,
+            run_seed=run_seed,
+        )
+
+
+def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch:
+    """The tasks that test the learner after so many updates.
+
+    They depend on `updates` only where the tasks of training do: held-out draws are none of those that the learner was
+    trained on, and tasks=train without a fixed set are those of its last iteration.
+
+    Raises:
+        EnvError: the tasks do not fit the environment, or cannot be drawn as asked.
+    """
+    asked = config.evaluation
+    source = _source(config, env, updates)
+    rng = generator(EvaluationPlan.of(config).run_seed, "tasks", 0)
+    if isinstance(source, TaskDistribution):
+        if asked.evenly_by is not None:
+            raise EnvError(
+                f"evaluation.evenly_by is {asked.evenly_by} but the tasks are drawn from a distribution; required "
+                "finitely many tasks, such as a list of them"
+            )
+        return source.sample(asked.num_tasks or config.num_tasks, rng)
+    if asked.evenly_by is not None:
+        classes = TaskClasses(source, asked.evenly_by)
+        return classes.sample(asked.num_tasks or classes.num_classes, rng)
+    if asked.num_tasks is None and not _takes_training_set(config, env):
+        return source.all()
+    return source.sample(asked.num_tasks or config.num_tasks, rng)
+
+
+def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
+    """Whether no task of the evaluation occurs in training, as far as the environment and the settings tell."""
+    return config.evaluation.tasks == "held-out" and (env.test_task_set is not None or env.task_set is None)
+
+
+def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDistribution:
+    asked = config.evaluation.tasks
+    if not isinstance(asked, str):
+        return _given_pool(env, asked)
+    if asked == "held-out" and env.test_task_set is not None:
+        return TaskPool.of(env, env.test_task_set)
+    if env.task_set is not None:
+        # Without held-out ones among finitely many tasks, the draw of a task that training knows is all there can be.
+        return TaskPool.of(env, env.task_set)
+    if asked == "train":
+        return TaskPool(env.task_fields, _training_draw(config, env, max(updates - 1, 0)))
+    draws = [_training_draw(config, env, i) for i in range(updates)]
+    return TaskDistribution(env, np.concatenate(draws or [np.zeros((0, len(env.task_fields)))]))
+
+
+def _takes_training_set(config: RunConfig, env: MetaEnv) -> bool:
+    """Whether tasks come from the set that training draws from, rather than from one made for this evaluation."""
+    asked = config.evaluation.tasks
+    return env.task_set is not None and (asked == "train" or (asked == "held-out" and env.test_task_set is None))
+
+
+def _given_pool(env: MetaEnv, tasks: tuple[tuple[float, ...], ...]) -> TaskPool:
+    pool = TaskPool.of(env, tasks)
+    # A user's tasks may be none of the environment's, which knows it; better here than on a worker.
+    for task in pool.all().params:
+        env.set_task(task)
+    return pool
+
+
+def _training_draw(config: RunConfig, env: MetaEnv, iteration: int) -> Array:
+    """The tasks of an iteration, drawn again as `sample_tasks` drew them."""
+    return np.asarray(env.sample_tasks(config.num_tasks, generator(config.seed, "tasks", iteration)), np.float64)

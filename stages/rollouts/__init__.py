@@ -1,0 +1,1 @@
+"""Acting in environments: samplers, blocks of episodes, faults, watches."""

@@ -1,0 +1,177 @@
+"""What stopped a rollout, with everything that makes it happen again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.finite_checks import RowFault, last_line, own_traceback
+from metaloom.pipeline.seeding import seed_for
+from metaloom.pipeline.types import Array, TaskBatch
+from metaloom.stages.faults import StageFault
+
+
+class RolloutError(StageFault):
+    """An environment failed, or gave numbers that a rollout cannot go on from.
+
+    `about` has stage, iteration, step, env, run_seed, call, env_step, problem, traceback, and either one episode's task
+    (with task_id, task_params), episode and seed, or, where a batched environment did not say which of its rows it was,
+    the seeds of all. `arrays` has `task` [P] and `actions` [t, A] of the episode up to the fault, as the policy gave
+    them; or `tasks` [N, P] and `actions` [t, N, A]. `metaloom.stages.rollouts.reproduce.reproduce` runs them again.
+    """
+
+
+@dataclass(frozen=True)
+class RolloutPosition:
+    """Where a rollout stands in its run: with it, its random numbers are fixed.
+
+    Attributes:
+        run_seed: the run's seed.
+        iteration: the iteration.
+        step: inner step k.
+        first_task: place of the shard's first task in the meta-batch.
+        first_episode: place of the first episode among those of its task.
+    """
+
+    run_seed: int
+    iteration: int
+    step: int
+    first_task: int = 0
+    first_episode: int = 0
+
+    def reset_seed(self, task: int, episode: int) -> int:
+        """The seed that an episode of the shard's task b is reset with."""
+        return seed_for(self.run_seed, "resets", *self.of_episode(task, episode))
+
+    def of_episode(self, b: int, e: int) -> tuple[int, ...]:
+        """Where an episode of the shard's task b stands in the run."""
+        return (self.iteration, self.step, self.first_task + b, self.first_episode + e)
+
+    def of_task(self, b: int) -> tuple[int, ...]:
+        """Where the shard's task b draws its actions from."""
+        place = (self.iteration, self.step, self.first_task + b)
+        return (*place, self.first_episode) if self.first_episode else place
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a rollout works on: enough to say what any of its episodes is.
+
+    Attributes:
+        env: the environment.
+        tasks: the shard's tasks.
+        position: where the shard stands in the run.
+        episodes_per_task: E.
+    """
+
+    env: EnvConfig
+    tasks: TaskBatch
+    position: RolloutPosition
+    episodes_per_task: int
+
+    def fault(
+        self, problem: str, call: str, trace: str, row: int | None, *, env_step: int | None, actions: Array
+    ) -> RolloutError:
+        """The error for a problem.
+
+        Args:
+            problem: what was found and what is required.
+            call: what was being done: "make", "set_task", "reset", "step", or "act": looking at the policy's action.
+            trace: the environment's own traceback; empty when there is none.
+            row: which of the shard's B * E episodes; None when it is not known.
+            env_step: in which step of the episode, from 0; None before the first.
+            actions: [T, N, A], of which those up to the fault are kept.
+        """
+        taken = (0 if env_step is None else env_step + 1, slice(None) if row is None else row)
+        about = {
+            "stage": "collect_rollouts",
+            "iteration": self.position.iteration,
+            "step": self.position.step,
+            "env": self.env.model_dump(mode="json"),
+            "run_seed": self.position.run_seed,
+            "call": call,
+            "env_step": env_step,
+            "problem": problem,
+            "traceback": trace,
+            **(self._whole_shard() if row is None else self._episode(row)),
+        }
+        kept = {"actions": np.array(actions[: taken[0], taken[1]], np.float32)}
+        if row is None:
+            kept["tasks"] = np.repeat(self.tasks.params, self.episodes_per_task, axis=0)
+        else:
+            kept["task"] = self.tasks.params[row // self.episodes_per_task].copy()
+        return RolloutError(describe(about), about, kept)
+
+    def fault_of(self, error: BaseException, *, env_step: int | None, actions: Array) -> RolloutError:
+        """The error for what an environment raised."""
+        return self.fault(*problem_of(error, env_step), env_step=env_step, actions=actions)
+
+    def _episode(self, row: int) -> dict[str, Any]:
+        b, e = divmod(row, self.episodes_per_task)
+        return {
+            "task": self.position.first_task + b,
+            "task_id": int(self.tasks.ids[b]),
+            "task_params": dict(zip(self.tasks.names, self.tasks.params[b].tolist(), strict=True)),
+            "episode": self.position.first_episode + e,
+            "seed": self.position.reset_seed(b, e),
+        }
+
+    def _whole_shard(self) -> dict[str, Any]:
+        rows = np.ndindex(len(self.tasks), self.episodes_per_task)
+        return {
+            "task": None,
+            "episode": None,
+            "tasks": [self.position.first_task, self.position.first_task + len(self.tasks)],
+            "episodes_per_task": self.episodes_per_task,
+            "seeds": [self.position.reset_seed(b, e) for b, e in rows],
+        }
+
+
+def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, str, int | None]:
+    """What an environment raised, as the problem, the call, its own traceback and, where it is known, the row."""
+    if isinstance(error, RowFault):
+        return str(error), error.call, own_traceback(error.__cause__), error.row
+    call = "reset" if env_step is None else "step"
+    return f"{call} raised {last_line(error)}", call, own_traceback(error), None
+
+
+def not_finite(name: str) -> str:
+    """The problem of an array that has NaN or infinity in it."""
+    return f"{name} are not finite; required finite numbers within float32, of the environment and of the policy"
+
+
+def describe(about: Mapping[str, Any]) -> str:
+    """The message for a RolloutError: where, with what, what happened, and the environment's own traceback."""
+    words = [
+        f"{_stage(about)}: {_whose(about)}, {_when(about)}: ",
+        about["problem"],
+    ]
+    if about["traceback"]:
+        words.append(f"\nIts own traceback:\n{about['traceback'].rstrip()}")
+    return "".join(words)
+
+
+def _stage(about: Mapping[str, Any]) -> str:
+    if "evaluation" in about:
+        return f"evaluate, {about['evaluation']}"
+    return f"collect_rollouts, iteration {about['iteration']}, step {about['step']}"
+
+
+def _whose(about: Mapping[str, Any]) -> str:
+    env = about["env"]["name"]
+    if about["task"] is None:
+        first, stop = about["tasks"]
+        return f"{env}, one of tasks {first} to {stop - 1}"
+    params = ", ".join(f"{name}={value:g}" for name, value in about["task_params"].items())
+    return (
+        f"{env}, task {about['task']}{f' ({params})' if params else ''}, "
+        f"episode {about['episode']} (reset seed {about['seed']})"
+    )
+
+
+def _when(about: Mapping[str, Any]) -> str:
+    if about["env_step"] is not None:
+        return f"step {about['env_step']}"
+    return {"make": "when it was made", "set_task": "in set_task"}.get(about["call"], "in reset")

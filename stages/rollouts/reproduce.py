@@ -1,0 +1,73 @@
+"""Run the episode again in which a rollout failed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Discrete
+
+from metaloom.pipeline.envs import EnvConfig, make_batch_env, make_env
+from metaloom.pipeline.envs.contract import BatchEnv
+from metaloom.pipeline.envs.finite_checks import RowFault
+from metaloom.pipeline.types import Array
+from metaloom.stages.rollouts.faults import RolloutError, describe, not_finite, problem_of
+
+
+def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Make one environment, reset it as the failed episode was, and step it with that episode's actions.
+
+    Returns when every step went well: the fault was the process's or the machine's, or the environment does not do
+    the same twice. An environment that ends or hangs its process does so here too, under your debugger if you like.
+
+    Args:
+        env: the environment; `EnvConfig.model_validate(about["env"])` is the one that failed.
+        about: `RolloutError.about`.
+        arrays: `RolloutError.arrays`.
+
+    Raises:
+        RolloutError: the same as then, from this process.
+        EnvError: the environment cannot be made.
+    """
+    tasks, actions, seeds = _episodes(about, arrays)
+    one = make_env(env)
+    if isinstance(one.action_space, Discrete):
+        actions = actions[..., 0].astype(np.int64)
+    one.close()
+    batch = make_batch_env(env, len(seeds))
+    env_step: int | None = None
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            _require_finite("observations", batch.reset(tasks, seeds), "reset")
+            rows = np.arange(len(seeds))
+            for t, action in enumerate(actions):
+                env_step = t
+                rows = _step(batch, action, rows)
+    except (Exception, SystemExit) as error:
+        problem, call, trace, _ = problem_of(error, env_step)
+        told = {**about, "env_step": env_step, "problem": problem, "call": call, "traceback": trace}
+        raise RolloutError(describe(told), told, arrays) from error
+    finally:
+        batch.close()
+
+
+def _episodes(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[Array, Array, Array]:
+    """Tasks [n, P], actions [t, n, A] and reset seeds [n]: of one episode, or of a whole shard."""
+    if about["episode"] is None:
+        return arrays["tasks"], arrays["actions"], np.array(about["seeds"], np.uint64)
+    return arrays["task"][None], arrays["actions"][:, None], np.array([about["seed"]], np.uint64)
+
+
+def _step(batch: BatchEnv, action: Array, rows: Array) -> Array:
+    """Take a step and return the rows whose episodes go on."""
+    if not len(rows):
+        return rows
+    _require_finite("actions", action[rows], "act")
+    result = batch.step(action[rows], rows)
+    _require_finite("observations", result.observations, "step")
+    _require_finite("rewards", np.asarray(sum(result.reward_terms.values())), "step")
+    return rows[~(result.terminated | result.truncated)]
+
+
+def _require_finite(name: str, values: Array, call: str) -> None:
+    if not np.isfinite(values.astype(np.float32)).all():
+        raise RowFault(not_finite(name), 0, call)

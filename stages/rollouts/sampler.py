@@ -1,0 +1,83 @@
+"""What a thread samples with: an environment's simulators and how actions come about in them."""
+
+from functools import cached_property
+
+from gymnasium.spaces import Discrete
+
+from metaloom.pipeline.envs import EnvConfig, make_batch_env, make_env
+from metaloom.pipeline.envs.contract import BatchEnv
+from metaloom.pipeline.envs.loop_batch import LoopBatch
+from metaloom.pipeline.policies.acting import check_actor
+from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
+from metaloom.stages.rollouts.blocks import Enough
+from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
+
+
+class Sampler:
+    """Simulators for a run's rollouts, kept warm between calls. One per thread: not safe to share."""
+
+    _KEPT = 4
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        policy: PolicyConfig,
+        *,
+        episodes_per_task: int,
+        max_episode_steps: int,
+        num_threads: int = 1,
+        actor: ActorKind = "policy",
+        deterministic: bool = False,
+        enough: Enough | None = None,
+    ) -> None:
+        """A sampler that has not made its simulators yet.
+
+        Args:
+            env: the environment.
+            policy: the sizes of the policy's network.
+            episodes_per_task: E, where `enough` does not say when there are enough.
+            max_episode_steps: T.
+            num_threads: of the simulators.
+            actor: how actions come about.
+            deterministic: take the most likely actions instead of drawing them.
+            enough: when to stop sampling a task.
+        """
+        self.policy = policy
+        self.actor: ActorKind = actor
+        self.deterministic = deterministic
+        self.enough = enough
+        self.episodes_at_once = episodes_per_task if enough is None else enough.block_size
+        self.max_episode_steps = max_episode_steps
+        self.env = env
+        self._num_threads = num_threads
+        self._batches: dict[int, BatchEnv] = {}
+
+    @cached_property
+    def num_choices(self) -> int:
+        """Actions to choose from; 0 where actions are numbers.
+
+        Raises:
+            ValueError: the actor cannot take such actions.
+        """
+        env = make_env(self.env)
+        env.close()
+        check_actor(self.actor, env.action_space, deterministic=self.deterministic)
+        return int(env.action_space.n) if isinstance(env.action_space, Discrete) else 0
+
+    def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
+        """The simulators for shards of this many tasks, made on first use; the last four sizes are kept."""
+        batch = self._batches.pop(num_tasks, None)
+        if batch is None:
+            batch = make_batch_env(self.env, num_tasks * self.episodes_at_once, self._num_threads, watch.row)
+        if isinstance(batch, LoopBatch):
+            batch.watch_row = watch.row
+        self._batches[num_tasks] = batch
+        while len(self._batches) > self._KEPT:
+            self._batches.pop(next(iter(self._batches))).close()
+        return batch
+
+    def close(self) -> None:
+        """Free the simulators."""
+        for batch in self._batches.values():
+            batch.close()
+        self._batches.clear()

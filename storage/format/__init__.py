@@ -1,0 +1,1 @@
+"""What stored bytes mean: references, layout, codecs, digests, records, paths."""

@@ -1,0 +1,86 @@
+"""JSON documents in which any changed byte shows.
+
+A document is written in one canonical form (sorted keys, fixed separators) and carries the SHA-256 of that form
+without the hash itself. A flipped byte then fails to parse, is not canonical, or contradicts the hash.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from metaloom.storage.errors import damaged
+from metaloom.storage.format.files import read_file
+
+Document = dict[str, Any]
+
+_HASH = "sha256"
+_LARGEST = 16 * 2**20  # parsed, JSON can take fifty times as much memory
+
+
+def render(document: Mapping[str, Any], *, indented: bool = False) -> bytes:
+    """The canonical bytes of a document.
+
+    Raises:
+        ValueError: it holds a NaN or an infinity.
+        TypeError: it holds something that JSON does not know.
+    """
+    layout: dict[str, Any] = {"indent": 1} if indented else {"separators": (",", ":")}
+    return json.dumps(document, sort_keys=True, allow_nan=False, ensure_ascii=False, **layout).encode() + b"\n"
+
+
+def sealed(document: Mapping[str, Any], *, holder: str | None = None) -> Document:
+    """A copy of a document that carries its own hash, at the top or in the mapping `holder` inside it."""
+    copy: Document = dict(document)
+    target = copy
+    if holder is not None:
+        target = copy[holder] = dict(copy[holder])
+    target.pop(_HASH, None)
+    target[_HASH] = hashlib.sha256(render(copy)).hexdigest()
+    return copy
+
+
+def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None) -> Document:
+    """The document in a file, after checking that every byte is as it was written.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DamagedRun: the file is not what was written.
+    """
+    raw = read_file(path, limit=_LARGEST)
+    try:
+        return parse_sealed(raw, indented=indented, holder=holder)
+    except ValueError as error:
+        raise damaged(path, str(error)) from None
+
+
+def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = None) -> Document:
+    """The document that bytes stand for, after checking that every byte is as it was written.
+
+    Raises:
+        ValueError: it is not; the message says what is wrong.
+    """
+    document = _parse(raw)
+    try:
+        canonical = render(document, indented=indented) == raw
+        intact = canonical and sealed(document, holder=holder) == document
+    except (ValueError, TypeError, KeyError, RecursionError):
+        intact = False
+    if not intact:
+        raise ValueError("the content does not match its own checksum")
+    return document
+
+
+def _parse(raw: bytes) -> Document:
+    try:
+        document = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not valid JSON ({type(error).__name__})") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"JSON holds a {type(document).__name__} at the top, not an object")
+    return cast(Document, document)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

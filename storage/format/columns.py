@@ -1,0 +1,30 @@
+"""Columns of Arrow tables from numpy arrays, without copies where that is possible."""
+
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
+import numpy as np
+import pyarrow as pa
+
+from metaloom.pipeline.types import Array
+
+
+def column(values: Array) -> pa.Array:
+    """An Arrow array of numbers [n], or of lists of numbers of one length [n, ...]."""
+    if values.ndim == 1:
+        return _flat(values)
+    size = int(np.prod(values.shape[1:]))
+    return pa.FixedSizeListArray.from_arrays(_flat(values.reshape(-1)), type=column_type(values.dtype, size))
+
+
+def column_type(dtype: np.dtype, size: int | None = None) -> pa.DataType:
+    """The type of a column of numbers, or of lists of `size` numbers."""
+    number = pa.from_numpy_dtype(dtype)
+    return number if size is None else pa.list_(pa.field("item", number, nullable=False), size)
+
+
+def _flat(values: Array) -> pa.Array:
+    # Not pa.array(values): that imports pandas, half a second that a training process has no use for.
+    bits = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(bits)])

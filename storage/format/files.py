@@ -1,0 +1,60 @@
+"""Files of a run: read without following links, and made to survive a power cut."""
+
+import errno
+import os
+from pathlib import Path
+
+from metaloom.storage.errors import StorageFailed, damaged
+
+Content = tuple[bytes, ...]
+"""What a file holds, in pieces."""
+
+
+def read_file(path: Path, *, limit: int) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DamagedRun: it is a symbolic link or something else that is no file, or holds more than `limit` bytes.
+        StorageFailed: the system does not let us read it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EMLINK, errno.ENOTDIR):
+            raise damaged(path, "is a symbolic link or no regular file") from error
+        # Nothing is wrong with the run, so this must not count as damage, which repair throws away.
+        raise StorageFailed(
+            path,
+            found=error.strerror or str(error),
+            required="a file that can be read",
+            action="Check its permissions and its disk",
+        ) from error
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        size = os.fstat(descriptor).st_size
+        if size > limit:
+            raise damaged(path, f"holds {size} bytes, more than the {limit} that its place allows")
+        try:
+            return file.readall() or b""
+        except OSError as error:
+            raise damaged(path, error.strerror or "cannot be read") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, safe from a power cut, unless it is there."""
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,53 @@
+"""Names of runs, which cannot leave the folder of all runs, and paths, which say where they lead."""
+
+import os
+import re
+from pathlib import Path
+
+from metaloom.storage.errors import InvalidRunName
+from metaloom.storage.remote.places import folder_of, is_url
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # devices, on Windows
+
+
+def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str]) -> Path:
+    """The folder of a run.
+
+    Args:
+        name_or_path: a name stands for a run below `root`; what holds a separator, or is a Path, stands for itself;
+            a URL stands for the folder that caches what is there.
+        root: folder of all runs.
+
+    Raises:
+        InvalidRunName: the name is one that no run can have.
+    """
+    if is_url(name_or_path):
+        return folder_of(name_or_path)
+    if not isinstance(name_or_path, str) or "/" in name_or_path or os.sep in name_or_path:
+        path = os.fspath(name_or_path)
+        if "\0" in path:
+            raise _refused(path)
+        return Path(path).expanduser()
+    return Path(root) / check_run_name(name_or_path)
+
+
+def check_run_name(name: str) -> str:
+    """The name itself, if a run can have it on every system.
+
+    Raises:
+        InvalidRunName: it cannot.
+    """
+    if not _NAME.fullmatch(name) or name.endswith(".") or _RESERVED.fullmatch(name):
+        raise _refused(name)
+    return name
+
+
+def _refused(name: str) -> InvalidRunName:
+    return InvalidRunName(
+        "run name",
+        found=repr(name),
+        required="1 to 100 letters, digits, '_', '-' and '.', not beginning with '.' or '-', not ending with '.', "
+        "and no device of Windows such as CON",
+        action="Choose another name, or give a path such as ./NAME",
+    )

@@ -1,0 +1,184 @@
+"""Commit records: the statement, published in one atomic step, that a stage's output exists."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from metaloom.storage.errors import damaged
+from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.refs import StageRef
+
+SCHEMA = "metaloom/1"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A stage output that another stage was computed from."""
+
+    ref: StageRef
+    digest: str
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file that a record commits.
+
+    Attributes:
+        path: below the run's folder.
+        size: bytes; 0 for the chunk of an array without entries, which has no file.
+        crc32c: of a table's bytes, or of a chunk's without the checksum at its end.
+        array: path of the array below `data.zarr`; "" for a table.
+    """
+
+    path: str
+    size: int
+    crc32c: int
+    array: str = ""
+
+
+@dataclass(frozen=True)
+class ArrayDigest:
+    """SHA-256 of one array's dtype, shape and bytes."""
+
+    sha256: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """What a stage's output was made from, when, by whom, and how to check it.
+
+    Attributes:
+        ref: the output.
+        sequence: position in the run's history, from 0; the only order there is.
+        session: number of the writing session; `token` identifies it for ever.
+        inputs: the outputs it was computed from, with their digests.
+        seed_position: iteration, inner step, ... that its random streams are derived from.
+        config_digest: of the configuration that decided the numbers.
+        chunks, tables: files that hold the output, and tables derived from the iteration.
+        arrays: digest of every array by its name in the value.
+        digest: of `arrays`; equal digests mean equal outputs.
+        versions: of the interpreter and the libraries that computed it.
+        started: UTC, ISO 8601.
+        seconds: wall time of the computation.
+        previous: hash of the record before this one; of run.json for the first.
+        sha256: hash of this record.
+    """
+
+    ref: StageRef
+    sequence: int
+    session: int
+    token: str
+    inputs: tuple[Input, ...]
+    seed_position: tuple[int, ...]
+    config_digest: str
+    chunks: tuple[StoredFile, ...]
+    tables: tuple[StoredFile, ...]
+    arrays: Mapping[str, ArrayDigest]
+    digest: str
+    versions: Mapping[str, str]
+    started: str
+    seconds: float
+    previous: str
+    sha256: str = ""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes on disk of the output, tables included."""
+        return sum(file.size for file in (*self.chunks, *self.tables))
+
+    def with_hash(self) -> "StageRecord":
+        """The record with its own hash filled in."""
+        return replace(self, sha256=self._document()["sha256"])
+
+    def content(self) -> bytes:
+        """The bytes of the record's file."""
+        return render(self._document())
+
+    def _document(self) -> dict[str, Any]:
+        return sealed(
+            {
+                "schema": SCHEMA,
+                **_ref_document(self.ref),
+                "sequence": self.sequence,
+                "session": self.session,
+                "token": self.token,
+                "inputs": [{**_ref_document(item.ref), "digest": item.digest} for item in self.inputs],
+                "seed_position": list(self.seed_position),
+                "config_digest": self.config_digest,
+                "chunks": [{**_file_document(file), "array": file.array} for file in self.chunks],
+                "tables": [_file_document(file) for file in self.tables],
+                "arrays": {
+                    name: {"sha256": a.sha256, "dtype": a.dtype, "shape": list(a.shape)}
+                    for name, a in self.arrays.items()
+                },
+                "digest": self.digest,
+                "versions": dict(self.versions),
+                "started": self.started,
+                "seconds": self.seconds,
+                "previous": self.previous,
+            }
+        )
+
+
+def read_record(path: Path) -> StageRecord:
+    """The record in a file of `_commits`.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedRun: the file is not what was written, or lies where another output's record belongs.
+    """
+    document = read_sealed(path)
+    try:
+        record = _parse(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(path, f"is no commit record ({type(error).__name__}: {error})") from None
+    if record.ref.file_name != path.name:
+        raise damaged(path, f"is the record of {record.ref}")
+    return record
+
+
+def _parse(document: Mapping[str, Any]) -> StageRecord:
+    if document["schema"] != SCHEMA:
+        raise ValueError(f"schema {document['schema']!r}")
+    return StageRecord(
+        ref=_parse_ref(document),
+        sequence=int(document["sequence"]),
+        session=int(document["session"]),
+        token=str(document["token"]),
+        inputs=tuple(Input(_parse_ref(item), str(item["digest"])) for item in document["inputs"]),
+        seed_position=tuple(int(number) for number in document["seed_position"]),
+        config_digest=str(document["config_digest"]),
+        chunks=_parse_files(document["chunks"]),
+        tables=_parse_files(document["tables"]),
+        arrays={
+            str(name): ArrayDigest(str(a["sha256"]), str(a["dtype"]), tuple(int(size) for size in a["shape"]))
+            for name, a in document["arrays"].items()
+        },
+        digest=str(document["digest"]),
+        versions={str(name): str(version) for name, version in document["versions"].items()},
+        started=str(document["started"]),
+        seconds=float(document["seconds"]),
+        previous=str(document["previous"]),
+        sha256=str(document["sha256"]),
+    )
+
+
+def _parse_ref(document: Mapping[str, Any]) -> StageRef:
+    return StageRef(int(document["iteration"]), str(document["stage"]), int(document["step"]))
+
+
+def _parse_files(documents: Sequence[Mapping[str, Any]]) -> tuple[StoredFile, ...]:
+    return tuple(
+        StoredFile(str(d["path"]), int(d["size"]), int(d["crc32c"]), str(d.get("array", ""))) for d in documents
+    )
+
+
+def _ref_document(ref: StageRef) -> dict[str, Any]:
+    return {"iteration": ref.iteration, "stage": ref.stage, "step": ref.step}
+
+
+def _file_document(file: StoredFile) -> dict[str, Any]:
+    return {"path": file.path, "size": file.size, "crc32c": file.crc32c}

@@ -1,0 +1,1 @@
+"""Keeping part of a run: forks, thinning, quarantine."""

@@ -1,0 +1,180 @@
+"""Batches that a stage could not go on with, kept beside the run for whoever looks for the cause.
+
+A folder `_quarantine/{iteration:08d}.{stage}.{step}` holds `about.json` and one `.npy` file per array. It is no part of
+what the run's records vouch for: `verify` leaves it alone, and it may be deleted at any time.
+"""
+
+import io
+import math
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from metaloom.pipeline.types import Array
+from metaloom.storage.errors import DamagedRun, StoreError, system_errors
+from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.codec import DTYPES
+from metaloom.storage.format.files import read_file
+from metaloom.storage.format.provenance import utc
+from metaloom.storage.format.records import SCHEMA
+from metaloom.storage.format.refs import StageRef
+
+FOLDER = "_quarantine"
+_ABOUT = "about.json"
+
+
+@dataclass(frozen=True)
+class Form:
+    """An array's dtype by name, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """One fault: where it happened, and the batch that shows it.
+
+    Attributes:
+        ref: the stage that failed.
+        path: its folder.
+        message: what the stage said.
+        about: place and circumstances as plain data: array, task, episode, t, seed_position, ...
+        when: UTC, ISO 8601; empty if the folder cannot be read.
+        forms: dtype and shape of the arrays by name, in the order of their files.
+    """
+
+    ref: StageRef
+    path: Path
+    message: str
+    about: Mapping[str, Any]
+    when: str
+    forms: Mapping[str, Form]
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays by name.
+
+        Raises:
+            DamagedRun: a file is missing or holds something else than an array of numbers.
+        """
+        files = enumerate(self.forms.items())
+        return {name: _read_array(self.path / _file_name(n), form) for n, (name, form) in files}
+
+
+def put_in_quarantine(
+    run: Path, ref: StageRef, *, message: str, about: Mapping[str, Any], arrays: Mapping[str, Array]
+) -> Path:
+    """Keep what a stage failed with; what an earlier failure of the same stage left is replaced.
+
+    Returns:
+        The folder.
+
+    Raises:
+        StorageFailed: the system does not let us write there.
+        DamagedRun: the quarantine is a symbolic link.
+    """
+    root = run / FOLDER
+    folder = root / ref.file_name.removesuffix(".json")
+    with system_errors(run, required="room and permission to write the run", action="Free space or mend the disk"):
+        if root.is_symlink():
+            raise _foreign(root, "is a symbolic link")
+        root.mkdir(exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=".", suffix=".part", dir=root))
+        try:
+            for n, array in enumerate(arrays.values()):
+                with (part / _file_name(n)).open("wb") as file:
+                    np.lib.format.write_array(file, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
+            (part / _ABOUT).write_bytes(render(_document(ref, message, about, arrays), indented=True))
+            if folder.exists():
+                shutil.rmtree(folder)
+            part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def read_quarantine(run: Path) -> list[Quarantined]:
+    """What is kept of failed stages, in the order of the stages. One that cannot be read says so in its message."""
+    root = run / FOLDER
+    names = [entry.name for entry in root.iterdir()] if root.is_dir() and not root.is_symlink() else []
+    refs = (StageRef.from_file_name(f"{name}.json") for name in names)
+    return [_read(root, ref) for ref in sorted(ref for ref in refs if ref is not None)]
+
+
+def _document(ref: StageRef, message: str, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, Any]:
+    return sealed(
+        {
+            "schema": SCHEMA,
+            "iteration": ref.iteration,
+            "stage": ref.stage,
+            "step": ref.step,
+            "message": message,
+            "about": _plain(about),
+            "arrays": [{"name": name, "dtype": str(a.dtype), "shape": list(a.shape)} for name, a in arrays.items()],
+            "when": utc(),
+        }
+    )
+
+
+def _read(root: Path, ref: StageRef) -> Quarantined:
+    path = root / ref.file_name.removesuffix(".json")
+    try:
+        document = read_sealed(path / _ABOUT, indented=True)
+        forms = {str(entry["name"]): _form(entry) for entry in document["arrays"]}
+        about: Mapping[str, Any] = document["about"]
+        return Quarantined(ref, path, str(document["message"]), about, str(document["when"]), forms)
+    except (StoreError, OSError, KeyError, TypeError, ValueError) as error:
+        found = error.found if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+        return Quarantined(ref, path, f"cannot be read: {found}", {}, "", {})
+
+
+def _form(entry: Mapping[str, Any]) -> Form:
+    if entry["dtype"] not in DTYPES or min(entry["shape"], default=0) < 0:
+        raise ValueError(f"dtype {entry['dtype']}, shape {entry['shape']}")
+    return Form(entry["dtype"], tuple(int(size) for size in entry["shape"]))
+
+
+def _read_array(path: Path, form: Form) -> Array:
+    # Not np.load: it takes memory for the shape that a file claims before it looks at how much the file holds.
+    dtype, header = np.dtype(form.dtype), io.BytesIO()
+    described = {"descr": dtype.str, "fortran_order": False, "shape": form.shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    start, size = header.tell(), dtype.itemsize * math.prod(form.shape)
+    try:
+        raw = read_file(path, limit=start + size)
+    except FileNotFoundError:
+        raise _foreign(path, "is missing") from None
+    if len(raw) != start + size or raw[:start] != header.getvalue():
+        raise _foreign(path, f"is no {form.dtype} array of shape {list(form.shape)}")
+    return np.frombuffer(raw, dtype, offset=start).reshape(form.shape)
+
+
+def _foreign(path: Path, found: str) -> DamagedRun:
+    return DamagedRun(
+        path,
+        found=found,
+        required="what a failed stage left there",
+        action="The quarantine is no part of the run's data; its folder may be deleted",
+    )
+
+
+def _file_name(n: int) -> str:
+    return f"{n:03d}.npy"
+
+
+def _plain(value: object) -> Any:
+    """What JSON can hold of a value: numbers that are not finite, and all it does not know, as text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in cast(list[Any], value)]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(cast(object, value.tolist()))
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return value if isinstance(value, float) and np.isfinite(value) else str(value)

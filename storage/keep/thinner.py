@@ -1,0 +1,129 @@
+"""Remove the arrays of iterations, and put them back, on behalf of a session."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from metaloom.storage.errors import DigestMismatch, StageExists
+from metaloom.storage.format.codec import Value, encode
+from metaloom.storage.format.digests import array_digests, output_digest
+from metaloom.storage.format.files import make_folder, sync_folder
+from metaloom.storage.format.provenance import versions
+from metaloom.storage.format.records import StageRecord
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.keep.thinning import Thinned, marker_path, render_marker
+from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.write.array_store import ArrayStore
+from metaloom.storage.write.sessions import Session
+
+
+class Thinner:
+    """Takes arrays away and brings them back, each so that a kill or a power cut leaves nothing in doubt.
+
+    Args:
+        files: of the run.
+        session: in whose name files come and go.
+        arrays: where the data goes.
+    """
+
+    def __init__(self, files: CommittedFiles, session: Session, arrays: ArrayStore) -> None:
+        self._files = files
+        self._session = session
+        self._arrays = arrays
+
+    def thin(self, refs: Sequence[StageRef]) -> Thinned:
+        """Remove the arrays of outputs; those that are thinned already are left as they are.
+
+        Raises:
+            FencedOut: a later session has begun.
+        """
+        taken: list[StageRecord] = []
+        for iteration, group in groupby(sorted(refs), key=lambda ref: ref.iteration):
+            before = self._valid(iteration)
+            records = [self._files.record(ref) for ref in group if ref not in before]
+            if records:
+                # First the word that they are gone, safe from a power cut: then nobody takes their absence for damage.
+                self._mark(iteration, before | {record.ref: record.sha256 for record in records})
+                self._remove(records)
+                self._session.share()
+                taken += records
+        return Thinned.of(taken)
+
+    def restore(self, values: Mapping[StageRef, Value]) -> None:
+        """Put back the arrays of thinned outputs of one iteration.
+
+        Raises:
+            StageExists: one of them is not thinned.
+            DigestMismatch: one is not what it was; then none is put back.
+            FencedOut: a later session has begun.
+        """
+        (iteration,) = {ref.iteration for ref in values}
+        thinned = self._valid(iteration)
+        records = {ref: self._files.record(ref) for ref in values}
+        for ref, value in values.items():
+            self._check(records[ref], value, ref in thinned)
+        for ref, value in values.items():
+            written = self._arrays.write(encode(ref, value), expected=records[ref].chunks)
+            assert {chunk.path for chunk in written} == {chunk.path for chunk in records[ref].chunks}
+        self._mark(iteration, {ref: sha256 for ref, sha256 in thinned.items() if ref not in values})
+        self._session.share()
+
+    def _valid(self, iteration: int) -> dict[StageRef, str]:
+        """The outputs of an iteration that its marker calls thinned, without those whose record is another by now."""
+        stated = self._files.thinned(iteration)
+        kept = {ref for ref in stated if self._files.record_path(ref).exists()}
+        return {ref: sha256 for ref, sha256 in stated.items() if ref in kept and self._is(ref, sha256)}
+
+    def _is(self, ref: StageRef, sha256: str) -> bool:
+        return self._files.record(ref).sha256 == sha256
+
+    def _mark(self, iteration: int, outputs: Mapping[StageRef, str]) -> None:
+        path = marker_path(self._files.root, iteration)
+        if not outputs:
+            self._session.remove([path])
+            sync_folder(path.parent)
+            return
+        make_folder(path.parent)
+        self._session.replace(self._session.write_aside([(render_marker(iteration, outputs),)]), [path])
+
+    def _remove(self, records: Sequence[StageRecord]) -> None:
+        chunks = [chunk for record in records for chunk in record.chunks if chunk.size]
+        self._session.remove(self._files.root / chunk.path for chunk in chunks)
+
+    def _check(self, record: StageRecord, value: Value, thinned: bool) -> None:
+        where = self._files.record_path(record.ref)
+        if not thinned:
+            raise StageExists(
+                where,
+                found=f"{record.ref} is stored in full",
+                required="an output that was thinned",
+                action="Read it: there is nothing to put back",
+            )
+        require_same(record, value)
+
+
+def require_same(record: StageRecord, value: Value) -> None:
+    """Refuse an output, computed again, that is not the one of a record.
+
+    Raises:
+        DigestMismatch: naming what may be the reason.
+    """
+    found = array_digests(value)
+    if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
+        wrong = sorted(name for name in {*found, *record.arrays} if found.get(name) != record.arrays.get(name))
+        raise mismatch(record, f"other bits in {', '.join(wrong[:5])}")
+
+
+def mismatch(record: StageRecord, found: str) -> DigestMismatch:
+    """The error for an output that did not come out as it was, with what may be the reason."""
+    now = versions()
+    changed = [
+        f"{name} {record.versions.get(name, 'absent')} then, {now.get(name, 'absent')} now"
+        for name in sorted({*now, *record.versions})
+        if now.get(name) != record.versions.get(name)
+    ]
+    return DigestMismatch(
+        str(record.ref),
+        found=f"{found} than the record says, so nothing was stored",
+        required=f"the output with digest {record.digest[:12]}",
+        action=f"Versions: {'; '.join(changed) or 'the same'}. Compute it with those, on a processor of the same kind",
+    )

@@ -1,0 +1,148 @@
+"""What is left of an iteration that was thinned, and how a reader tells that from damage.
+
+The arrays of rollouts, samples and adapted parameters are the bulk of an on-policy run, and each can be computed again
+from what stays: learners, tasks, seeds and records. Off policy the rollouts are the memory that later iterations draw
+from, so they stay, and what goes are minibatches and adapted parameters. A marker in `_thinned` names the records whose
+arrays may be gone. It is published before the first of their files is removed and goes only after the last one is back.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metaloom.storage.errors import StageThinned, damaged
+from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.records import SCHEMA, StageRecord
+from metaloom.storage.format.refs import StageRef
+
+THINNABLE = {
+    "meta_optimize": ("collect_rollouts", "process_samples", "adapt"),
+    "update": ("adapt", "sample_transitions"),
+}
+"""Stages whose arrays go when an iteration is thinned, by the stage that ends the run's iterations."""
+
+FOLDER = "_thinned"
+
+_MARKER_NAME = re.compile(r"(\d{8})\.json")
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which complete iterations keep all their arrays, and how much a run may hold.
+
+    Attributes:
+        keep_last: so many of the newest are kept.
+        keep_every: those whose number it divides are kept.
+        max_bytes: the writer stops before the run's files hold more than this.
+
+    With neither `keep_last` nor `keep_every` all are kept; with both, those that either keeps.
+    """
+
+    keep_last: int | None = None
+    keep_every: int | None = None
+    max_bytes: int | None = None
+
+    @property
+    def thins(self) -> bool:
+        """Whether any iteration is ever thinned."""
+        return self.keep_last is not None or self.keep_every is not None
+
+    def keeps(self, iteration: int, complete: int) -> bool:
+        """Whether an iteration stays whole when so many are complete."""
+        newest = self.keep_last is not None and iteration >= complete - self.keep_last
+        chosen = self.keep_every is not None and iteration % self.keep_every == 0
+        return not self.thins or newest or chosen
+
+
+KEEP_ALL = Retention()
+
+
+@dataclass(frozen=True)
+class Thinned:
+    """What a thinning takes, or took, away.
+
+    Attributes:
+        iterations: the iterations concerned.
+        files: how many files.
+        num_bytes: what they hold. A fork of the run that shares them keeps them on the disk.
+    """
+
+    iterations: tuple[int, ...]
+    files: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, records: Sequence[StageRecord]) -> "Thinned":
+        """What goes with the arrays of some records."""
+        sizes = [chunk.size for record in records for chunk in record.chunks if chunk.size]
+        return cls(tuple(sorted({record.ref.iteration for record in records})), len(sizes), sum(sizes))
+
+
+def marker_path(root: Path, iteration: int) -> Path:
+    """The file that says what of an iteration was thinned."""
+    return root / FOLDER / f"{iteration:08d}.json"
+
+
+def marked_iteration(name: str) -> int | None:
+    """The iteration that a file of `_thinned` is about, None for a name that no marker has."""
+    match = _MARKER_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def render_marker(iteration: int, outputs: Mapping[StageRef, str]) -> bytes:
+    """The bytes of a marker.
+
+    Args:
+        iteration: the iteration it is about.
+        outputs: the thinned outputs, with the hash of the record that commits each.
+    """
+    entries = [{"stage": ref.stage, "step": ref.step, "record": outputs[ref]} for ref in sorted(outputs)]
+    return render(sealed({"schema": SCHEMA, "iteration": iteration, "outputs": entries}))
+
+
+def read_marker(path: Path, last_stage: str) -> dict[StageRef, str]:
+    """The thinned outputs that a marker names, with the hash of the record of each.
+
+    Args:
+        path: of the marker.
+        last_stage: the stage that ends the run's iterations.
+
+    Raises:
+        FileNotFoundError: there is no marker.
+        DamagedRun: it is not what was written.
+    """
+    document = read_sealed(path)
+    try:
+        return _parse(document, marked_iteration(path.name), THINNABLE[last_stage])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(path, f"is no marker of a thinned iteration ({type(error).__name__}: {error})") from None
+
+
+def thinnable(refs: Iterable[StageRef], iterations: Collection[int], last_stage: str) -> list[StageRef]:
+    """The outputs of some iterations whose arrays may go, in a run whose iterations `last_stage` ends."""
+    return sorted(ref for ref in refs if ref.stage in THINNABLE[last_stage] and ref.iteration in iterations)
+
+
+def thinned_error(root: Path, ref: StageRef) -> StageThinned:
+    """The error for arrays that were asked for after they were thinned."""
+    return StageThinned(
+        root,
+        found=f"{ref} was thinned: its record is here, its arrays are not",
+        required="an output that is stored in full",
+        action=f"`metaloom replay {root.name}@{ref.iteration} --materialise` computes it again and stores it if it "
+        "has its old digest",
+    )
+
+
+def _parse(document: Mapping[str, Any], iteration: int | None, stages: Collection[str]) -> dict[StageRef, str]:
+    if document["schema"] != SCHEMA or iteration is None or document["iteration"] != iteration:
+        raise ValueError(f"schema {document['schema']!r}, iteration {document['iteration']!r}")
+    outputs = {
+        StageRef(iteration, str(entry["stage"]), int(entry["step"])): str(entry["record"])
+        for entry in document["outputs"]
+    }
+    if wrong := [str(ref) for ref in outputs if ref.stage not in stages]:
+        raise ValueError(f"{', '.join(wrong)} always stays")
+    return outputs

@@ -1,0 +1,1 @@
+"""Reading what is committed: history, tables, datasets, verification."""

@@ -1,0 +1,50 @@
+"""Where a run's records come from: its own sessions, or the runs that it was forked from.
+
+A fork shares the records of its parent. The chain then goes: the first run's run.json, its records, the fork's run.json
+(which names the newest of them), the fork's records. So none of them can be moved from one fork to another.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from metaloom.storage.format.refs import StageRef
+
+
+def boundaries(info: Mapping[str, Any]) -> dict[int, str]:
+    """By position in the history: the hash of the run.json that the record there follows."""
+    return {first_sequence(run): str(run["sha256"]) for run in _contributors(info)}
+
+
+def first_sequence(info: Mapping[str, Any]) -> int:
+    """Position in the history of the first record that the run's own sessions wrote."""
+    return int(info.get("first_sequence", 0))
+
+
+def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
+    """Of the run and its ancestors the one whose `config` decides an output, whether or not it is stored."""
+    runs = _contributors(info)
+    if ref.stage == "initialize":  # every fork takes it over
+        return runs[0]
+    return next(run for run in reversed(runs) if _first_iteration(run) <= ref.iteration)
+
+
+def as_ancestor(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What a fork keeps of the run.json of the run that it was made from."""
+    kept = ("id", "sha256", "config", "config_digest", "environment", "versions")
+    place = {"first_sequence": first_sequence(info), "first_iteration": _first_iteration(info)}
+    return {name: info[name] for name in kept} | place
+
+
+def _first_iteration(run: Mapping[str, Any]) -> int:
+    """The first iteration that is a run's own."""
+    return int(run["parent"]["iteration"] if "parent" in run else run.get("first_iteration", 0))
+
+
+def _contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The runs that made records which a run has, the first one first, itself last."""
+    found = [info]
+    for run in reversed(info.get("ancestors", [])):
+        # A fork that begins where its parent began, or before, has no record of the parent's own.
+        if first_sequence(run) < first_sequence(found[0]):
+            found.insert(0, run)
+    return found

@@ -1,0 +1,140 @@
+"""Small tables derived from an iteration: its episodes, tasks and metrics, as Parquet for any reader."""
+
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Metrics, TaskBatch
+
+
+@dataclass(frozen=True)
+class EpisodeSummary:
+    """What the table of episodes keeps of a batch: [B, E] each."""
+
+    returns: Array
+    lengths: Array
+    terminated: Array
+    truncated: Array
+
+    @classmethod
+    def of(cls, rewards: Array, lengths: Array, terminated: Array, truncated: Array) -> "EpisodeSummary":
+        """The summary of a batch, from its arrays."""
+        return cls(rewards.sum(axis=2, dtype=np.float64), lengths, terminated, truncated)
+
+
+def summarize(episodes: EpisodeBatch) -> EpisodeSummary:
+    """The summary of a batch."""
+    return EpisodeSummary.of(episodes.rewards, episodes.lengths, episodes.terminated, episodes.truncated)
+
+
+def iteration_tables(
+    iteration: int, tasks: TaskBatch | None, rounds: Mapping[int, EpisodeSummary], metrics: Metrics
+) -> dict[str, bytes]:
+    """Parquet files of one iteration by table name; a table without rows is left out.
+
+    Args:
+        iteration: its number.
+        tasks: its tasks, None if it drew none.
+        rounds: episodes by inner step.
+        metrics: by name.
+    """
+    files = {"metrics": _parquet({"iteration": np.array([iteration], np.int32), **_metric_columns(metrics)}, {})}
+    units = _task_units(tasks) if tasks else {}
+    if tasks is not None:
+        files["tasks"] = _parquet(_task_rows(iteration, tasks), units)
+    if rounds:
+        parts = [_episode_rows(iteration, k, summary, tasks) for k, summary in rounds.items()]
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        files["episodes"] = _parquet(columns, units | {"length": "steps"})
+    return files
+
+
+def evaluation_file(iteration: int, evaluation: Evaluation) -> bytes:
+    """Parquet file of an evaluation after `iteration`, with the columns of `evaluation_columns`."""
+    return _parquet(evaluation_columns(iteration, evaluation), _task_units(evaluation.tasks) | {"length": "steps"})
+
+
+def evaluation_columns(iteration: int, evaluation: Evaluation) -> dict[str, Array]:
+    """One row per episode of an evaluation: the adaptation episodes, then the test episodes."""
+    parts = [_evaluation_rows(iteration, evaluation, kind) for kind in ("adaptation", "test")]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _evaluation_rows(iteration: int, evaluation: Evaluation, kind: str) -> dict[str, Array]:
+    returns = getattr(evaluation, f"{kind}_returns")
+    task, k, episode = (index.reshape(-1).astype(np.int32) for index in np.indices(returns.shape))
+    return {
+        "iteration": np.full(returns.size, iteration, np.int32),
+        "updates": np.full(returns.size, iteration + 1, np.int32),
+        "test": np.full(returns.size, kind == "test"),
+        "task": task,
+        "adaptation_steps": k,
+        "episode": episode,
+        "return": returns.reshape(-1),
+        "length": getattr(evaluation, f"{kind}_lengths").reshape(-1),
+        "terminated": getattr(evaluation, f"{kind}_terminated").reshape(-1),
+        **{name: np.ascontiguousarray(column[task]) for name, column in _task_columns(evaluation.tasks).items()},
+    }
+
+
+def _task_units(tasks: TaskBatch) -> dict[str, str]:
+    return {f"task_{name}": unit for name, unit in zip(tasks.names, tasks.units, strict=True)}
+
+
+def _metric_columns(metrics: Metrics) -> dict[str, Array]:
+    return {name: np.array([metrics[name]], np.float64) for name in sorted(metrics)}
+
+
+def _task_rows(iteration: int, tasks: TaskBatch) -> dict[str, Array]:
+    B = len(tasks)
+    return {
+        "iteration": np.full(B, iteration, np.int32),
+        "task": np.arange(B, dtype=np.int32),
+        "id": tasks.ids,
+        **_task_columns(tasks),
+    }
+
+
+def _episode_rows(iteration: int, k: int, summary: EpisodeSummary, tasks: TaskBatch | None) -> dict[str, Array]:
+    B, E = summary.lengths.shape
+    repeated = {name: np.repeat(column, E) for name, column in _task_columns(tasks).items()} if tasks else {}
+    rows = {
+        "iteration": np.full(B * E, iteration, np.int32),
+        "step": np.full(B * E, k, np.int32),
+        "task": np.repeat(np.arange(B, dtype=np.int32), E),
+        "episode": np.tile(np.arange(E, dtype=np.int32), B),
+        "return": summary.returns.reshape(-1),
+        "length": summary.lengths.reshape(-1),
+        "terminated": summary.terminated.reshape(-1),
+        "truncated": summary.truncated.reshape(-1),
+        **repeated,
+    }
+    real = rows["length"] > 0
+    return rows if real.all() else {name: column[real] for name, column in rows.items()}
+
+
+def _task_columns(tasks: TaskBatch) -> dict[str, Array]:
+    return {f"task_{name}": np.ascontiguousarray(tasks.params[:, p]) for p, name in enumerate(tasks.names)}
+
+
+def _parquet(columns: Mapping[str, Array], units: Mapping[str, str]) -> bytes:
+    # Imported here: reading arrays does not need tables, and pyarrow takes 0.15 s.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from metaloom.storage.format.columns import column
+
+    arrays = {name: column(values) for name, values in columns.items()}
+    fields = [
+        pa.field(name, array.type, metadata={"unit": units[name]} if name in units else None)
+        for name, array in arrays.items()
+    ]
+    sink = io.BytesIO()
+    pq.write_table(pa.table(list(arrays.values()), schema=pa.schema(fields)), sink, compression="zstd")
+    return sink.getvalue()

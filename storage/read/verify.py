@@ -1,0 +1,307 @@
+"""Check every file of a run: what is damaged, missing, or does not belong there."""
+
+import os
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageThinned, StoreError, damaged
+from metaloom.storage.format.arrays import read_metadata
+from metaloom.storage.format.digests import array_digests, output_digest
+from metaloom.storage.format.records import StageRecord
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.keep.thinning import FOLDER as THINNED
+from metaloom.storage.keep.thinning import marked_iteration, marker_path
+from metaloom.storage.read.ancestry import boundaries
+from metaloom.storage.read.committed import TABLES, CommittedFiles
+from metaloom.storage.read.history import chain_problems
+from metaloom.storage.remote.checks import problems
+from metaloom.storage.remote.log import RemoteLog, follow
+from metaloom.storage.remote.places import folder_of
+from metaloom.storage.run import last_stage_of, read_info
+from metaloom.storage.write.sessions import PART_NAME, SESSION_NAME, read_session
+
+_LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
+_CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
+_TABLE_NAME = re.compile(r"\d{8}\.parquet")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that is wrong with a run.
+
+    Attributes:
+        file: path below the run's folder.
+        iteration, stage, step: the output that it belongs to, None for files that belong to the whole run.
+        array: path of a stored array or name of an array of a value, None where no array is concerned.
+        problem: what is wrong with the file.
+    """
+
+    file: str
+    iteration: int | None
+    stage: str | None
+    step: int | None
+    array: str | None
+    problem: str
+
+    def __str__(self) -> str:
+        parts = ("" if self.stage is None else f"iteration {self.iteration} {self.stage} step {self.step}", self.array)
+        about = ", ".join(part for part in parts if part)
+        return f"{self.file}{f' ({about})' if about else ''}: {self.problem}"
+
+
+def verify_run(path: str | Path) -> list[Damage]:
+    """Everything that is wrong with a run; an empty list if every byte is as it was committed.
+
+    What an interrupted writer leaves behind, and the next one clears away, is not damage.
+
+    Raises:
+        RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
+    """
+    folder = folder_of(path)
+    return sorted(_Verification(folder, follow(folder)).damage(), key=_order)
+
+
+class _Verification:
+    """One pass over a run."""
+
+    def __init__(self, root: Path, remote: RemoteLog | None) -> None:
+        _require_run(root)
+        self.root = root
+        self.remote = remote
+        self.files = CommittedFiles(root, remote)
+        self.records: dict[StageRef, StageRecord] = {}
+        self.unreadable: set[StageRef] = set()
+        self.thinned: dict[StageRef, str] = {}
+        self.reported: set[str] = set()
+
+    def damage(self) -> Iterator[Damage]:
+        info = yield from self._info()
+        yield from self._read_records()
+        self.files = CommittedFiles(self.root, self.remote, last_stage=self._last_stage(info))
+        yield from self._objects()
+        lost = yield from self._sessions()
+        yield from self._history(info, lost)
+        yield from self._metadata()
+        yield from self._read_markers()
+        for record in self.records.values():
+            yield from self._inputs(record)
+            if self.thinned.get(record.ref) != record.sha256:
+                yield from self._output(record)
+        yield from self._foreign()
+
+    def _info(self) -> Generator[Damage, None, dict[str, Any] | None]:
+        try:
+            return read_info(self.root)
+        except (IncompatibleFormat, RunNotFound):
+            raise
+        except StoreError as error:
+            yield self._damage(self.root / "run.json", error.found)
+            return None
+
+    def _last_stage(self, info: Mapping[str, Any] | None) -> str:
+        """The stage that ends the run's iterations; its records tell where its run.json is damaged."""
+        if info is not None:
+            return last_stage_of(info)
+        return "update" if any(ref.stage == "update" for ref in self.records) else "meta_optimize"
+
+    def _names(self, folder: str) -> Generator[Damage, None, list[str]]:
+        try:
+            return sorted(os.listdir(self.root / folder))
+        except OSError as error:
+            yield self._damage(folder, _problem(error))
+            return []
+
+    def _read_records(self) -> Iterator[Damage]:
+        names = yield from self._names("_commits")
+        for ref in sorted(ref for name in names if (ref := StageRef.from_file_name(name)) is not None):
+            try:
+                self.records[ref] = self.files.record(ref)
+            except (StoreError, OSError) as error:
+                self.unreadable.add(ref)
+                yield self._damage(self.files.record_path(ref), _problem(error), ref)
+
+    def _objects(self) -> Iterator[Damage]:
+        """Damage of what the folder only caches."""
+        if self.remote is None:
+            return
+        owners = {chunk.path: (r.ref, chunk.array) for r in self.records.values() for chunk in (*r.chunks, *r.tables)}
+        for path, problem in problems(self.remote):
+            ref, array = owners.get(path, (None, None))
+            self.reported.add(path)
+            yield self._damage(path, problem, ref, array or None)
+
+    def _read_markers(self) -> Iterator[Damage]:
+        for iteration in self.files.thinned_iterations():
+            try:
+                self.thinned |= self.files.thinned(iteration)
+            except (StoreError, OSError) as error:
+                yield self._damage(marker_path(self.root, iteration), _problem(error))
+
+    def _sessions(self) -> Generator[Damage, None, set[int]]:
+        """Damage of session files; returns the positions of records that a later session knew to be lost."""
+        lost: set[int] = set()
+        needed = {record.token for record in self.records.values()}
+        for name in (yield from self._names("_sessions")):
+            match = SESSION_NAME.fullmatch(name)
+            file = self.root / "_sessions" / name / "session.json"
+            if match is None or (match[2] not in needed and not file.exists()):
+                continue
+            needed.discard(match[2])
+            try:
+                lost |= {int(sequence) for sequence in read_session(file.parent)["lost"]}
+            except (StoreError, OSError, KeyError, TypeError, ValueError) as error:
+                yield self._damage(file, _problem(error))
+        for token in sorted(needed):
+            yield self._damage(self.root / "_sessions", f"the session {token}, which published records, is missing")
+        return lost
+
+    def _history(self, info: Mapping[str, Any] | None, lost: set[int]) -> Iterator[Damage]:
+        records = sorted(self.records.values(), key=lambda record: record.sequence)
+        if not records:
+            return
+        for error in chain_problems(self.files, records, boundaries(info) if info else {}):
+            where = Path(error.where)
+            yield self._damage(where, error.found, StageRef.from_file_name(where.name))
+        present = {record.sequence for record in records} | lost
+        gaps = [sequence for sequence in range(records[-1].sequence) if sequence not in present]
+        if len(gaps) > len(self.unreadable):
+            yield self._damage(self.root / "_commits", f"the records at positions {gaps} of the history are missing")
+
+    def _metadata(self) -> Iterator[Damage]:
+        arrays = {chunk.array for record in self.records.values() for chunk in record.chunks}
+        groups = {array.partition("/")[0] for array in arrays} | {""}
+        for group in sorted(groups):
+            yield from self._checked(self.files.data / group / "zarr.json", lambda file: _check_group(file))
+        for array in sorted(arrays):
+            yield from self._checked(
+                self.files.data / array / "zarr.json", lambda _, array=array: self.files.spec(array), array
+            )
+
+    def _checked(self, file: Path, check: Callable[[Path], object], array: str | None = None) -> Iterator[Damage]:
+        try:
+            check(file)
+        except (StoreError, OSError) as error:
+            yield self._damage(file, _problem(error), array=array)
+
+    def _inputs(self, record: StageRecord) -> Iterator[Damage]:
+        file = self.files.record_path(record.ref)
+        for item in record.inputs:
+            if item.ref not in self.records:
+                if item.ref not in self.unreadable:
+                    yield self._damage(file, f"its input {item.ref} is not stored", record.ref)
+            elif self.records[item.ref].digest != item.digest:
+                yield self._damage(file, f"was computed from another {item.ref} than the one stored", record.ref)
+
+    def _output(self, record: StageRecord) -> Iterator[Damage]:
+        arrays: dict[str, dict[str, Any]] = {}
+        whole = True
+        for chunk in record.chunks:
+            group, _, name = chunk.array.partition("/")
+            try:
+                arrays.setdefault(group, {})[name] = self.files.read_row(record, chunk)
+            except StageThinned:  # since the markers were read
+                return
+            except (StoreError, OSError, ValueError, RuntimeError) as error:
+                whole = False
+                # The metadata is reported once, and so is an object.
+                if not str(getattr(error, "where", "")).endswith("zarr.json") and chunk.path not in self.reported:
+                    yield self._damage(chunk.path, _problem(error), record.ref, chunk.array)
+        for table in record.tables:
+            try:
+                self.files.read_bytes(record, table)
+            except (StoreError, OSError) as error:
+                if table.path not in self.reported:
+                    yield self._damage(table.path, _problem(error), record.ref)
+        if whole:
+            yield from self._digests(record, arrays)
+
+    def _digests(self, record: StageRecord, arrays: Mapping[str, Any]) -> Iterator[Damage]:
+        file = self.files.record_path(record.ref)
+        try:
+            found = array_digests(self.files.decode(record, arrays))
+        except StoreError as error:
+            yield self._damage(file, _problem(error), record.ref)
+            return
+        for name in sorted({*found, *record.arrays}):
+            if found.get(name) != record.arrays.get(name):
+                yield self._damage(file, "the stored array does not have the recorded digest", record.ref, name)
+        if output_digest({name: entry.sha256 for name, entry in record.arrays.items()}) != record.digest:
+            yield self._damage(file, "its digest is not that of its arrays", record.ref)
+
+    def _foreign(self) -> Iterator[Damage]:
+        committed = {file.path for r in self.records.values() for file in (*r.chunks, *r.tables)}
+        for folder, names in _walk(self.root):
+            for name in names:
+                path = folder / name
+                relative = path.relative_to(self.root).as_posix()
+                if path.is_symlink():
+                    yield self._damage(path, "is a symbolic link; a run consists of files")
+                elif relative not in committed and not _belongs(relative):
+                    yield self._damage(path, "does not belong to the run")
+
+    def _damage(self, file: Path | str, problem: str, ref: StageRef | None = None, array: str | None = None) -> Damage:
+        relative = file if isinstance(file, str) else file.relative_to(self.root).as_posix()
+        if ref is None:
+            return Damage(relative, None, None, None, array, problem)
+        return Damage(relative, ref.iteration, ref.stage, ref.step, array, problem)
+
+
+def _order(damage: Damage) -> tuple[int, str, str]:
+    return (-1 if damage.iteration is None else damage.iteration, damage.stage or "", damage.file)
+
+
+def _require_run(root: Path) -> None:
+    if root.is_dir() and not (root / "run.json").exists() and (root / "_commits").is_dir():
+        return  # a run that lost its run.json, which is damage
+    try:
+        read_info(root)
+    except (NotARun, RunNotFound, IncompatibleFormat):
+        raise
+    except StoreError:
+        return
+
+
+def _check_group(file: Path) -> None:
+    if read_metadata(file).get("node_type") != "group":
+        raise damaged(file, "does not describe a group")
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, StoreError):
+        return error.found
+    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, Iterable[str]]]:
+    for folder, folders, names in os.walk(root):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        yield Path(folder), sorted([*names, *links])
+
+
+def _belongs(relative: str) -> bool:
+    """Whether a file that no record commits may lie at a path: metadata, or what an interruption leaves."""
+    match relative.split("/"):
+        case (
+            ["run.json"] | ["data.zarr", "zarr.json"] | ["data.zarr", _, "zarr.json"] | ["data.zarr", _, _, "zarr.json"]
+        ):
+            return True
+        case ["_quarantine", *_]:
+            return True
+        case [name]:
+            return _LOCK_NAME.fullmatch(name) is not None
+        case ["_commits", name]:
+            return StageRef.from_file_name(name) is not None
+        case [folder, name] if folder == THINNED:
+            return marked_iteration(name) is not None
+        case ["_sessions", session, name]:
+            known = name == "session.json" or PART_NAME.fullmatch(name) is not None
+            return known and SESSION_NAME.fullmatch(session) is not None
+        case ["data.zarr", _, _, name]:
+            return _CHUNK_NAME.fullmatch(name) is not None
+        case ["tables", table, name]:
+            return table in TABLES and _TABLE_NAME.fullmatch(name) is not None
+        case _:
+            return False

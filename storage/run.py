@@ -1,0 +1,295 @@
+"""Open a run and read what it holds. Nothing is seen before its commit record, and nothing unchecked is decoded."""
+
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from metaloom.pipeline.types import Array
+from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageMissing, system_errors
+from metaloom.storage.format.canonical import read_sealed
+from metaloom.storage.format.codec import Value
+from metaloom.storage.format.records import SCHEMA, StageRecord
+from metaloom.storage.format.refs import LAST_STAGES, StageRef, learner_ref
+from metaloom.storage.iteration import Iteration
+from metaloom.storage.keep.thinning import thinnable
+from metaloom.storage.read.ancestry import origin
+from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.remote.log import RemoteLog, follow
+from metaloom.storage.remote.places import folder_of, location
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Iterations = None | int | range | slice | Sequence[int]
+"""All complete iterations, one of them (negative: from the end), or some."""
+Steps = None | int | Sequence[int]
+"""All inner steps, one, or some."""
+
+
+class Run:
+    """A stored run. It follows the run while a writer goes on, and never changes it."""
+
+    def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
+        self.path = path
+        self.info = info
+        self.files = CommittedFiles(path, remote, last_stage=last_stage_of(info))
+
+    def __repr__(self) -> str:
+        return f"Run({self.location!r}, {len(self.iterations)} iterations)"
+
+    @property
+    def name(self) -> str:
+        """The run's name: that of its folder."""
+        return self.path.resolve().name
+
+    @property
+    def location(self) -> str:
+        """Where it is: a URL for a run under object storage, of which `path` is a cache; else the path."""
+        return location(self.path)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration that the run was created with."""
+        return self.info["config"]
+
+    def config_of(self, ref: StageRef) -> Mapping[str, Any]:
+        """The configuration that decides an output, stored or not: a fork's first ones are its parent's."""
+        return origin(self.info, ref)["config"]
+
+    @property
+    def last_stage(self) -> str:
+        """The stage that ends the run's iterations: meta_optimize, or update in a run that learns off policy."""
+        return self.files.last_stage
+
+    def learner_ref(self, iteration: int) -> StageRef:
+        """The stage whose output is the learner that an iteration starts from, stored or not."""
+        return learner_ref(iteration, self.last_stage)
+
+    def last_ref(self, iteration: int) -> StageRef:
+        """The stage whose output ends an iteration, stored or not."""
+        return StageRef(iteration, self.last_stage)
+
+    @property
+    def iterations(self) -> range:
+        """The complete iterations: those from the first on whose last stage is stored."""
+        done = {ref.iteration for ref in self.files.refs() if ref.stage == self.last_stage}
+        return range(next(i for i in range(len(done) + 1) if i not in done))
+
+    def refs(self) -> list[StageRef]:
+        """Every stored output, in the order in which runs compute them."""
+        return sorted(self.files.refs(), key=lambda ref: ref.position)
+
+    def contains(self, ref: StageRef) -> bool:
+        """Whether an output is stored."""
+        return self.files.record_path(ref).exists()
+
+    def is_thinned(self, ref: StageRef) -> bool:
+        """Whether an output's arrays were removed by thinning; its record, tables and metrics are still there.
+
+        Raises:
+            StageMissing: the output is not stored.
+        """
+        return self.files.is_thinned(self.record(ref))
+
+    def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
+        """The stored outputs of some iterations whose arrays may go, or are gone."""
+        return thinnable(self.files.refs(), iterations, self.last_stage)
+
+    def thinned_iterations(self) -> list[int]:
+        """The iterations of which arrays were removed by thinning."""
+        return self.files.thinned_iterations()
+
+    def record(self, ref: StageRef) -> StageRecord:
+        """What an output was made from, and how to check it.
+
+        Raises:
+            StageMissing: it is not stored.
+            DamagedRun: its record is damaged.
+        """
+        try:
+            return self.files.record(ref)
+        except FileNotFoundError:
+            raise self._missing(ref) from None
+
+    def load(self, ref: StageRef) -> Value:
+        """A stage's output, every chunk checked against its record.
+
+        Raises:
+            StageMissing: it is not stored.
+            StageThinned: its arrays were removed.
+            DamagedRun: a file of it is missing or changed.
+        """
+        return self.files.read_value(self.record(ref))
+
+    def __getitem__(self, iteration: int) -> Iteration:
+        """One iteration, complete or not; a negative number counts from the last complete one."""
+        return Iteration(self, self.select(iteration)[0] if iteration < 0 else iteration)
+
+    def __iter__(self) -> Iterator[Iteration]:
+        return (Iteration(self, i) for i in self.iterations)
+
+    def __len__(self) -> int:
+        return len(self.iterations)
+
+    def select(self, iterations: Iterations) -> Sequence[int]:
+        """The complete iterations that a selection names.
+
+        Raises:
+            StageMissing: one of them is not complete.
+        """
+        complete = self.iterations
+        if iterations is None:
+            return complete
+        if isinstance(iterations, slice):
+            return complete[iterations]
+        if isinstance(iterations, int):
+            iterations = (iterations + len(complete) if iterations < 0 else iterations,)
+        for i in iterations:
+            if i not in complete:
+                raise self._missing(self.last_ref(max(i, 0)))
+        return iterations
+
+    def steps(
+        self, iterations: Iterations = None, columns: Sequence[str] | None = None, steps: Steps = None
+    ) -> "pa.Table":
+        """One row per real environment step; padding is left out.
+
+        Args:
+            iterations: None for all complete ones.
+            columns: None for all; only what the columns need is read.
+            steps: inner steps k to include; None for all.
+        """
+        return self.scan_steps(iterations, columns, steps).read_all()
+
+    def scan_steps(
+        self, iterations: Iterations = None, columns: Sequence[str] | None = None, steps: Steps = None
+    ) -> "pa.RecordBatchReader":
+        """What `steps` gives, one round of rollouts at a time, so that memory stays bounded."""
+        from metaloom.storage.read.frames import scan_steps
+
+        return scan_steps(self.files, self.select(iterations), columns, steps)
+
+    def episodes(self, iterations: Iterations = None) -> "pa.Table":
+        """One row per episode: return, length, how it ended, and the parameters of its task as `task_*`."""
+        return self._table("episodes", iterations)
+
+    def tasks(self, iterations: Iterations = None) -> "pa.Table":
+        """One row per task with its parameters as `task_*`."""
+        return self._table("tasks", iterations)
+
+    def metrics(self, iterations: Iterations = None) -> "pa.Table":
+        """One row per iteration with its metrics."""
+        from metaloom.storage.read.frames import read_metrics
+
+        return read_metrics(self.files, self.select(iterations))
+
+    def evaluations(self, iterations: Iterations = None) -> "pa.Table":
+        """One row per episode of the evaluations during training, with the parameters of its task as `task_*`."""
+        return self._table("evaluations", iterations)
+
+    def transitions(self, rows: "Sequence[int] | Array") -> "pa.Table":
+        """One row per row number, as minibatches name transitions: where it is from, and what it is.
+
+        Columns: row, iteration, stage and step (which collected it), task (place in its batch), task_id (in the fixed
+        set, -1 without one; null for what filled the memory), episode, t, observation, action, reward,
+        next_observation, terminated. Only batches that hold one of the rows are read.
+
+        Raises:
+            StageMissing: a row is not stored.
+            ValueError: a number is negative.
+        """
+        from metaloom.storage.read.transitions import read_transitions
+
+        return read_transitions(self, np.asarray(rows, np.int64))
+
+    def lineage(self) -> "pa.Table":
+        """One row per stored output, in the order of their making: from what, when, by which session and versions."""
+        from metaloom.storage.read.frames import lineage
+
+        return lineage(self._records())
+
+    def _records(self) -> Iterable[StageRecord]:
+        return (self.record(ref) for ref in self.refs())
+
+    def _table(self, name: str, iterations: Iterations) -> "pa.Table":
+        from metaloom.storage.read.frames import read_tables
+
+        return read_tables(self.files, name, self.select(iterations))
+
+    def _missing(self, ref: StageRef) -> StageMissing:
+        count = len(self.iterations)
+        return StageMissing(
+            self.location,
+            found=f"{ref} is not stored; {count} iterations are complete",
+            required=f"an iteration from 0 to {count - 1}" if count else "a run with a complete iteration",
+            action=f"`metaloom resume {self.name}` computes what is missing",
+        )
+
+
+def open_run(path: str | Path) -> Run:
+    """The run in a folder or under a URL, for reading. A writer may go on meanwhile.
+
+    Raises:
+        RunNotFound, NotARun: there is no such folder, or it holds no run.
+        IncompatibleFormat: the run was written in a format that this version does not read.
+        DamagedRun: run.json is damaged.
+        StorageFailed: the object store of a URL cannot be read.
+    """
+    folder = folder_of(path)
+    remote = follow(folder)
+    return Run(folder, read_info(folder), remote)
+
+
+def run_exists(path: str | Path) -> bool:
+    """Whether there is a run in a folder or under a URL.
+
+    Raises:
+        StorageFailed: the object store of a URL cannot be read.
+    """
+    folder = folder_of(path)
+    follow(folder)
+    return (folder / "run.json").exists()
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """The content of a run's run.json."""
+    with system_errors(path, required="a folder that can be read", action="Check its permissions and its disk"):
+        found = path.is_dir()
+    if not found:
+        raise RunNotFound(
+            location(path),
+            found="no such folder",
+            required="the folder of a run",
+            action="`metaloom ls` lists the runs",
+        )
+    try:
+        info = read_sealed(path / "run.json", indented=True)
+    except FileNotFoundError:
+        raise NotARun(
+            location(path), found="a folder without run.json", required="a run", action="`metaloom ls` lists the runs"
+        ) from None
+    _require_known(info, path / "run.json")
+    return info
+
+
+def last_stage_of(info: Mapping[str, Any]) -> str:
+    """The stage that ends the iterations of the run with this run.json; on-policy runs do not say it."""
+    return str(info.get("last_stage", "meta_optimize"))
+
+
+def _require_known(info: Mapping[str, Any], where: Path) -> None:
+    known = {"format": (SCHEMA,), "last_stage": (None, *LAST_STAGES)}
+    for name, values in known.items():
+        if info.get(name) not in values:
+            raise IncompatibleFormat(
+                where,
+                found=f"{name} {info.get(name)!r}",
+                required=" or ".join(value for value in values if value),
+                action="Use the version of metaloom that wrote the run; run.json names it under `versions`",
+            )

@@ -1,0 +1,159 @@
+"""The arrays of a run being written: created when first needed, grown when a run is extended."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from metaloom.storage.errors import DigestMismatch, LayoutMismatch, StoreError
+from metaloom.storage.format.arrays import ArraySpec, group_document, read_metadata, render_metadata
+from metaloom.storage.format.chunks import crc32c, encode_chunk
+from metaloom.storage.format.codec import Piece
+from metaloom.storage.format.files import Content, make_folder
+from metaloom.storage.format.records import StoredFile
+from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.write.sessions import Session
+
+
+class ArrayStore:
+    """Writes rows of arrays on behalf of a session.
+
+    Args:
+        files: of the run.
+        session: in whose name files are published.
+    """
+
+    def __init__(self, files: CommittedFiles, session: Session) -> None:
+        self._files = files
+        self._session = session
+        self.capacity = int(read_metadata(files.data / "zarr.json")["attributes"]["capacity"])
+
+    def grow(self, capacity: int) -> None:
+        """Make room for more iterations, and finish what was interrupted of an earlier growth or creation."""
+        if capacity > self.capacity:
+            self._write_metadata({"": group_document({"capacity": capacity})})
+            self.capacity = capacity
+        paths = [str(file.parent.relative_to(self._files.data)) for file in self._files.data.glob("*/*/zarr.json")]
+        # After a power cut an array may be there whose group, written in the same step, is not.
+        groups = {path.partition("/")[0] for path in paths}
+        lost = [group for group in sorted(groups) if not (self._files.data / group / "zarr.json").exists()]
+        self._write_metadata({group: group_document({}) for group in lost})
+        specs = [self._files.spec(path) for path in sorted(paths)]
+        short = [spec for spec in specs if spec.rows != self._rows(spec.path)]
+        self._write_metadata({spec.path: spec.with_rows(self._rows(spec.path)).document() for spec in short})
+        self._files.forget_specs()
+
+    def adopt(self, specs: Sequence[ArraySpec]) -> None:
+        """Create the arrays of another run, with this run's capacity."""
+        documents: dict[str, Mapping[str, Any]] = {spec.path.partition("/")[0]: group_document({}) for spec in specs}
+        documents |= {spec.path: spec.with_rows(self._rows(spec.path)).document() for spec in specs}
+        self._write_metadata(documents)
+
+    def write(self, pieces: Sequence[Piece], *, expected: Sequence[StoredFile] | None = None) -> tuple[StoredFile, ...]:
+        """Write rows, safe from a power cut, and say what a record has to commit.
+
+        Args:
+            pieces: the rows.
+            expected: what a record commits already; then no other files are written.
+
+        Raises:
+            LayoutMismatch: a row does not fit the array that earlier iterations created.
+            FencedOut: a later session has begun.
+            DigestMismatch: the files would not be the expected ones.
+        """
+        self._create([piece for piece in pieces if not (self._files.data / piece.path / "zarr.json").exists()])
+        specs = [self._fitting_spec(piece) for piece in pieces]
+        encoded = [
+            encode_chunk(piece.data, compressed=spec.compressed) if spec.raw_bytes else ((), 0)
+            for piece, spec in zip(pieces, specs, strict=True)
+        ]
+        keys = [spec.chunk_key(piece.row) for piece, spec in zip(pieces, specs, strict=True)]
+        files = tuple(
+            StoredFile(f"data.zarr/{key}", sum(map(len, content)), crc, piece.path)
+            for piece, key, (content, crc) in zip(pieces, keys, encoded, strict=True)
+        )
+        if expected is not None and {*files} != {*expected}:
+            raise _other_bytes({*files} ^ {*expected})
+        self._place({f"data.zarr/{key}": content for key, (content, _) in zip(keys, encoded, strict=True) if content})
+        return files
+
+    def write_tables(self, tables: Mapping[str, bytes]) -> tuple[StoredFile, ...]:
+        """Write files by their path below the run's folder, and say what a record has to commit."""
+        make_folder(self._files.root / "tables")
+        for path in tables:
+            make_folder((self._files.root / path).parent)
+        self._place({path: (raw,) for path, raw in tables.items()})
+        return tuple(StoredFile(path, len(raw), crc32c(raw)) for path, raw in tables.items())
+
+    def _place(self, contents: Mapping[str, Content]) -> None:
+        parts = self._session.write_aside(contents.values())
+        self._session.replace(parts, [self._files.root / path for path in contents])
+
+    def _create(self, pieces: Sequence[Piece]) -> None:
+        groups = {piece.path.partition("/")[0] for piece in pieces}
+        documents: dict[str, Mapping[str, Any]] = {
+            group: group_document({}) for group in groups if not (self._files.data / group / "zarr.json").exists()
+        }
+        _check_cases(pieces, self._files.data)
+        documents |= {piece.path: ArraySpec.of(piece, self._rows(piece.path)).document() for piece in pieces}
+        self._write_metadata(documents)
+
+    def _write_metadata(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
+        for path in documents:  # groups come before their arrays
+            make_folder(self._files.data / path)
+        self._place(
+            {f"data.zarr/{path}/zarr.json": (render_metadata(document),) for path, document in documents.items()}
+        )
+
+    def _fitting_spec(self, piece: Piece) -> ArraySpec:
+        spec = self._files.spec(piece.path)
+        new = ArraySpec.of(piece, spec.rows)
+        if (spec.shape, spec.dtype) != (new.shape, new.dtype):
+            raise _mismatch(
+                spec, f"an entry of shape {new.shape}, dtype {new.dtype}", f"shape {spec.shape}, dtype {spec.dtype}"
+            )
+        for name, value in piece.attributes.items():
+            if _without_order(value) != _without_order(spec.attributes.get(name)):
+                raise _mismatch(spec, f"{name} {value!r}", f"{spec.attributes.get(name)!r}")
+        return spec
+
+    def _rows(self, path: str) -> int:
+        # The learner has a row more: what the last iteration leads to.
+        return self.capacity + path.startswith("learner/")
+
+
+def _without_order(attribute: object) -> object:
+    # The order of a mapping says nothing about its content; the first iteration's is kept.
+    if not isinstance(attribute, list):
+        return attribute
+    entries = cast(list[object], attribute)
+    return [{**cast(dict[str, object], e), "order": None} if isinstance(e, dict) else e for e in entries]
+
+
+def _check_cases(pieces: Sequence[Piece], data: Path) -> None:
+    seen: dict[str, str] = {}
+    for piece in pieces:
+        if seen.setdefault(piece.path.casefold(), piece.path) != piece.path:
+            raise StoreError(
+                data / piece.path,
+                found=f"names that differ only in case: {seen[piece.path.casefold()]} and {piece.path}",
+                required="names that are different on every file system",
+                action="Rename one of them",
+            )
+
+
+def _other_bytes(files: Collection[StoredFile]) -> DigestMismatch:
+    return DigestMismatch(
+        min(file.path for file in files),
+        found="equal arrays, but other bytes once they are compressed",
+        required="the bytes that the record commits",
+        action="Use the version of numcodecs that the record names",
+    )
+
+
+def _mismatch(spec: ArraySpec, found: str, required: str) -> LayoutMismatch:
+    return LayoutMismatch(
+        spec.path,
+        found=found,
+        required=f"{required}, as in the iterations already stored",
+        action="Start a new run for outputs of another form",
+    )

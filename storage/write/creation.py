@@ -1,0 +1,146 @@
+"""Make the folder of a new run."""
+
+import tempfile
+import uuid
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from metaloom.storage.errors import RunExists, system_errors
+from metaloom.storage.format.arrays import group_document, render_metadata
+from metaloom.storage.format.canonical import render, sealed
+from metaloom.storage.format.files import make_folder, sync_folder
+from metaloom.storage.format.provenance import system, utc, versions
+from metaloom.storage.format.records import SCHEMA
+from metaloom.storage.format.refs import LAST_STAGES
+from metaloom.storage.keep.thinning import KEEP_ALL, Retention
+from metaloom.storage.remote.log import follow
+from metaloom.storage.remote.places import folder_of, location
+from metaloom.storage.write.sessions import Session, begin_session
+from metaloom.storage.write.writer import WRITABLE, RunWriter, run_writer
+
+_SKELETON = {"_commits", "_sessions", "data.zarr", "writer.lock"}
+
+
+def create_run(
+    path: str | Path,
+    *,
+    config: Mapping[str, Any],
+    config_digest: str,
+    capacity: int,
+    environment: Mapping[str, Any],
+    last_stage: str = "meta_optimize",
+    retention: Retention = KEEP_ALL,
+) -> RunWriter:
+    """Create a run and open it for writing.
+
+    Args:
+        path: folder or URL of the run; must not exist, or be empty.
+        config: the settings, as plain JSON data.
+        config_digest: digest of those that decide the numbers.
+        capacity: iterations to make room for; `open_writer` can raise it later.
+        environment: what else decides the numbers or helps to find it again, as plain JSON data.
+        last_stage: the stage that ends an iteration: "meta_optimize", or "update" for a run that learns off policy.
+        retention: which iterations keep their arrays while this writer goes on.
+
+    Raises:
+        RunExists: there is something at the path.
+        RunLocked: another process is creating the same run.
+        StorageFailed: the system does not let us write there.
+    """
+    path = folder_of(path)
+    if last_stage not in LAST_STAGES:
+        raise ValueError(f"last_stage is {last_stage!r}; required one of {', '.join(LAST_STAGES)}")
+    if capacity < 1:
+        raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
+    with creating(path):
+        follow(path)
+        check_free(path)
+        path.mkdir(parents=True, exist_ok=True)
+        sync_folder(path.parent)
+        session = begin_session(path, take_over=False)
+        try:
+            check_free(path)
+            write_skeleton(path, session, capacity)
+            publish_info(path, session, new_info(config, config_digest, environment, last_stage))
+            return run_writer(path, session, None, repair=False, retention=retention)
+        except BaseException:
+            session.close()
+            raise
+
+
+def check_new_run(path: str | Path) -> None:
+    """Say now what would keep `create_run` from making a run at a path; leaves nothing there.
+
+    Raises:
+        RunExists: there is something at the path.
+        StorageFailed: the system does not let us write there.
+    """
+    path = folder_of(path)
+    with creating(path):
+        follow(path)
+        check_free(path)
+        folder = next(folder for folder in (path, *path.parents) if folder.exists())
+        with tempfile.TemporaryDirectory(prefix=".metaloom-", dir=folder):
+            pass
+
+
+def creating(path: Path) -> AbstractContextManager[None]:
+    """Tell what the system refuses while a run is made."""
+    action = "Free space, or choose a folder that can be written: export METALOOM_RUNS=/path/to/runs"
+    return system_errors(path, required=WRITABLE, action=action)
+
+
+def check_free(path: Path) -> None:
+    """Refuse a path where something is.
+
+    Raises:
+        RunExists: there is.
+    """
+    # A folder with nothing but the skeleton is a creation that was interrupted.
+    if not path.exists() and not path.is_symlink():
+        return
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
+    if names - _SKELETON:
+        raise RunExists(
+            location(path),
+            found="a run" if "run.json" in names else f"something else ({', '.join(sorted(names)[:3])})",
+            required="a path where nothing is",
+            action=f"`metaloom resume {path.name}` continues a run; choose another name for a new one",
+        )
+
+
+def write_skeleton(path: Path, session: Session, capacity: int) -> None:
+    """The folders of a run without outputs."""
+    for name in ("_commits", "data.zarr"):
+        make_folder(path / name)
+    parts = session.write_aside([(render_metadata(group_document({"capacity": capacity})),)])
+    session.replace(parts, [path / "data.zarr" / "zarr.json"])
+    sync_folder(path)
+
+
+def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
+    """Make a folder a run: write its run.json."""
+    session.publish(render(info, indented=True), path / "run.json")
+
+
+def new_info(
+    config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any], last_stage: str, **origin: Any
+) -> dict[str, Any]:
+    """The content of a new run's run.json; `origin` says from which run it was forked."""
+    if last_stage != "meta_optimize":  # what earlier versions do not know is said only where it matters
+        origin["last_stage"] = last_stage
+    return sealed(
+        {
+            "format": SCHEMA,
+            "id": str(uuid.uuid4()),
+            "config": dict(config),
+            "config_digest": config_digest,
+            "environment": dict(environment),
+            "system": system(),
+            "versions": versions(),
+            "created": utc(),
+            **origin,
+        }
+    )

@@ -1,0 +1,139 @@
+"""Turn a stage's output into files and publish its record. Runs in the writer's background thread."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from metaloom.pipeline.types import EpisodeBatch, Evaluation, TaskBatch, Update
+from metaloom.storage.errors import StageExists
+from metaloom.storage.format.codec import Piece, Value
+from metaloom.storage.format.digests import array_digests, output_digest
+from metaloom.storage.format.provenance import utc, versions
+from metaloom.storage.format.records import Input, StageRecord, StoredFile
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.read.ancestry import origin
+from metaloom.storage.read.committed import CommittedFiles, table_path
+from metaloom.storage.read.history import History
+from metaloom.storage.read.tables import EpisodeSummary, evaluation_file, iteration_tables, summarize
+from metaloom.storage.write.array_store import ArrayStore
+from metaloom.storage.write.sessions import Session
+
+
+@dataclass(frozen=True)
+class Output:
+    """A stage's output on its way to the disk."""
+
+    ref: StageRef
+    value: Value
+    pieces: tuple[Piece, ...]
+    inputs: tuple[StageRef, ...]
+    seed_position: tuple[int, ...]
+    started: float
+    seconds: float
+
+
+class Publisher:
+    """Publishes outputs one after the other.
+
+    Args:
+        files: of the run.
+        session: in whose name they are published.
+        arrays: where the data goes.
+        history: the records so far; published ones are added.
+        info: content of the run's run.json.
+    """
+
+    def __init__(
+        self, files: CommittedFiles, session: Session, arrays: ArrayStore, history: History, info: Mapping[str, Any]
+    ) -> None:
+        self._files = files
+        self._session = session
+        self._arrays = arrays
+        self._history = history
+        self._info = info
+        self._tasks: dict[int, TaskBatch] = {}
+        self._episodes: dict[StageRef, EpisodeSummary] = {}
+
+    def publish(self, output: Output) -> int:
+        """Make an output exist: data first, safe from a power cut, then the record. Returns the bytes it took.
+
+        Raises:
+            FencedOut: a later session has begun.
+            LayoutMismatch: the output does not fit the run's arrays.
+        """
+        self._remember(output)
+        chunks = self._arrays.write(output.pieces)
+        tables = self._write_tables(output)
+        record = self._record(output, chunks, tables)
+        try:
+            content = record.content()
+            self._session.publish(content, self._files.record_path(output.ref))
+        except FileExistsError:
+            raise StageExists(
+                self._files.record_path(output.ref),
+                found="a record that appeared while this writer held the run",
+                required="one writer at a time",
+                action="Stop all writers of the run, then resume it",
+            ) from None
+        self._session.share()
+        self._history.append(record)
+        return record.stored_bytes + len(content)
+
+    def _record(self, output: Output, chunks: tuple[StoredFile, ...], tables: tuple[StoredFile, ...]) -> StageRecord:
+        arrays = array_digests(output.value)
+        return StageRecord(
+            ref=output.ref,
+            sequence=self._history.next_sequence,
+            session=self._session.number,
+            token=self._session.token,
+            inputs=tuple(Input(ref, self._history.digests[ref]) for ref in output.inputs),
+            seed_position=output.seed_position,
+            config_digest=str(origin(self._info, output.ref)["config_digest"]),
+            chunks=chunks,
+            tables=tables,
+            arrays=arrays,
+            digest=output_digest({name: entry.sha256 for name, entry in arrays.items()}),
+            versions=versions(),
+            started=utc(output.started),
+            seconds=output.seconds,
+            previous=self._history.last_hash,
+        ).with_hash()
+
+    def _remember(self, output: Output) -> None:
+        if isinstance(output.value, TaskBatch):
+            self._tasks = {output.ref.iteration: output.value}
+        if isinstance(output.value, EpisodeBatch) and output.ref.stage == "collect_rollouts":
+            self._episodes[output.ref] = summarize(output.value)
+
+    def _write_tables(self, output: Output) -> tuple[StoredFile, ...]:
+        if isinstance(output.value, Evaluation):
+            raw = evaluation_file(output.ref.iteration, output.value)
+            return self._arrays.write_tables({table_path("evaluations", output.ref.iteration): raw})
+        if not output.ref.ends_iteration or not isinstance(output.value, Update):
+            return ()
+        iteration = output.ref.iteration
+        tables = iteration_tables(
+            iteration, self._tasks_of(iteration), self._rounds_of(iteration), output.value.metrics
+        )
+        self._episodes.clear()
+        return self._arrays.write_tables({table_path(name, iteration): raw for name, raw in tables.items()})
+
+    def _tasks_of(self, iteration: int) -> TaskBatch | None:
+        ref = StageRef(iteration, "sample_tasks")
+        if iteration not in self._tasks and ref in self._history.digests:
+            value = self._files.read_value(self._files.record(ref))
+            if isinstance(value, TaskBatch):
+                self._tasks = {iteration: value}
+        return self._tasks.get(iteration)
+
+    def _rounds_of(self, iteration: int) -> Mapping[int, EpisodeSummary]:
+        stored = [r for r in self._history.digests if r.iteration == iteration and r.stage == "collect_rollouts"]
+        return {ref.step: self._summary(ref) for ref in sorted(stored)}
+
+    def _summary(self, ref: StageRef) -> EpisodeSummary:
+        # An earlier session may have collected them; then only the disk has them.
+        if ref not in self._episodes:
+            names = ("rewards", "lengths", "terminated", "truncated")
+            stored = self._files.read_arrays(self._files.record(ref), names)[f"rollouts_{ref.step}"]
+            self._episodes[ref] = EpisodeSummary.of(*(stored[name][0] for name in names))
+        return self._episodes[ref]

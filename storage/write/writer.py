@@ -1,0 +1,319 @@
+"""Write a run: one writer, every output immutable, visible all at once or not at all."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from metaloom.storage.errors import LayoutMismatch, StageExists, StageMissing, StoreError, damaged, system_errors
+from metaloom.storage.format.codec import Value, encode, flatten
+from metaloom.storage.format.files import sync_folder
+from metaloom.storage.format.records import StageRecord
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.keep.thinner import Thinner
+from metaloom.storage.keep.thinning import KEEP_ALL, Retention, Thinned, thinnable
+from metaloom.storage.read.history import History, read_history
+from metaloom.storage.remote.log import follow
+from metaloom.storage.remote.places import folder_of
+from metaloom.storage.run import Run, open_run, read_info
+from metaloom.storage.write.array_store import ArrayStore
+from metaloom.storage.write.background import BackgroundQueue
+from metaloom.storage.write.budget import Budget
+from metaloom.storage.write.publisher import Output, Publisher
+from metaloom.storage.write.sessions import Session, begin_session
+
+WRITABLE = "room and permission to write the run"
+
+_LOG = logging.getLogger(__name__)
+_QUEUE_DEPTH = 2
+_RECENT_OUTPUTS = 16
+_RECENT_BYTES = 256 * 2**20
+
+
+class RunWriter:
+    """The one writer of a run, a context manager.
+
+    Outputs are written in a background thread; arrays that were given to `put` must not be changed afterwards.
+    An error there is raised by the next call, and nothing after it is stored.
+    """
+
+    def __init__(self, run: Run, session: Session, arrays: ArrayStore, history: History, retention: Retention) -> None:
+        self.run = run
+        self._session = session
+        self._arrays = arrays
+        self._history = history
+        self._publisher = Publisher(run.files, session, arrays, history, run.info)
+        self._thinner = Thinner(run.files, session, arrays)
+        self._retention = retention
+        self._whole = _whole_iterations(run, history) if retention.thins else set[int]()
+        held = run.files.num_bytes() if retention.max_bytes is not None else 0
+        self._budget = Budget(run.path, retention.max_bytes, held) if retention.max_bytes is not None else None
+        self._lock = threading.Lock()
+        self._pending: dict[StageRef, Value] = {}
+        self._recent = _RecentOutputs()
+        self._queue = BackgroundQueue(self._publish, _QUEUE_DEPTH)
+        self._closed = False
+
+    @property
+    def capacity(self) -> int:
+        """Iterations that the run has room for."""
+        return self._arrays.capacity
+
+    def contains(self, ref: StageRef) -> bool:
+        """Whether an output is stored or on its way to the disk."""
+        with self._lock:
+            return ref in self._pending or ref in self._history.digests
+
+    def put(
+        self,
+        ref: StageRef,
+        value: Value,
+        *,
+        inputs: Sequence[StageRef],
+        seed_position: Sequence[int],
+        started: float,
+        seconds: float,
+    ) -> None:
+        """Store a stage's output. Returns when it is queued; waits while two others are.
+
+        Args:
+            ref: the output's name.
+            value: the output; its arrays must not change any more.
+            inputs: the outputs it was computed from.
+            seed_position: what its random streams were derived from.
+            started: when the computation began, in seconds since 1970.
+            seconds: how long it took.
+
+        Raises:
+            StageExists: the output is stored already.
+            StageMissing: an input is not.
+            LayoutMismatch: the value is not what the stage yields, or lies beyond the run's capacity.
+            BudgetReached: the run would hold more bytes than it may.
+        """
+        self._queue.check()
+        self._check(ref, inputs)
+        output = Output(ref, value, tuple(encode(ref, value)), tuple(inputs), tuple(seed_position), started, seconds)
+        with self._lock:
+            if self._budget:
+                self._budget.reserve(ref, value)
+            self._pending[ref] = value
+        try:
+            self._queue.submit(output)
+        except BaseException:
+            with self._lock:
+                self._pending.pop(ref, None)
+            raise
+        with self._lock:
+            self._recent.add(ref, value)
+
+    def load(self, ref: StageRef) -> Value:
+        """A stage's output: from memory if it was put lately, else from the disk."""
+        with self._lock:
+            value = self._pending.get(ref)
+            if value is None:
+                value = self._recent.get(ref)
+        return self.run.load(ref) if value is None else value
+
+    def record(self, ref: StageRef) -> StageRecord:
+        """The record of an output; waits until it is published."""
+        if ref in self._pending:
+            self.flush()
+        return self.run.record(ref)
+
+    def thin(self, iterations: Iterable[int]) -> Thinned:
+        """Remove the arrays of iterations that can be computed again (`THINNABLE`); all else stays.
+
+        Raises:
+            StageMissing: one of them is not complete.
+        """
+        self.flush()
+        chosen = {*self.run.select([*iterations])}
+        with self._writing():
+            return self._thinner.thin(self._thinnable(chosen))
+
+    def restore(self, values: Mapping[StageRef, Value]) -> None:
+        """Put back the arrays of thinned outputs of one iteration, computed again.
+
+        Raises:
+            StageExists: one of them is not thinned.
+            DigestMismatch: one is not what it was; then none is put back.
+        """
+        self.flush()
+        with self._writing():
+            self._thinner.restore(values)
+
+    def flush(self) -> None:
+        """Return when everything that was put is published."""
+        self._queue.wait()
+
+    def close(self) -> None:
+        """Publish what is queued and let the next writer in. Raises what went wrong since the last call."""
+        if not self._closed:
+            self._closed = True
+            self._queue.stop()
+            with self._writing():
+                self._session.close()
+            self._queue.check()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException as own:
+            if error is None:
+                raise
+            # What already goes wrong in the block matters more than what comes on top of it.
+            if own is not error:
+                _LOG.warning("not everything could be stored: %s", own, exc_info=not isinstance(own, StoreError))
+
+    def _writing(self) -> AbstractContextManager[None]:
+        again = f"`metaloom resume {self.run.name}` goes on behind what was stored"
+        return system_errors(self.run.path, required=WRITABLE, action=f"Free space or mend the disk; then {again}")
+
+    def _publish(self, output: Output) -> None:
+        with self._writing():
+            written = self._publisher.publish(output)
+            freed = self._retire(output.ref.iteration) if output.ref.ends_iteration else 0
+        with self._lock:
+            self._pending.pop(output.ref, None)
+            if self._budget:
+                self._budget.release(output.ref, written - freed)
+
+    def _retire(self, iteration: int) -> int:
+        """Thin what need not be kept now that an iteration is complete; returns the bytes that went."""
+        if not self._retention.thins:
+            return 0
+        self._whole.add(iteration)
+        complete = max(self._whole) + 1
+        done = {i for i in self._whole if not self._retention.keeps(i, complete)}
+        self._whole -= done
+        return self._thinner.thin(self._thinnable(done)).num_bytes
+
+    def _thinnable(self, iterations: set[int]) -> list[StageRef]:
+        return thinnable(self._history.digests, iterations, self.run.last_stage)
+
+    def _check(self, ref: StageRef, inputs: Sequence[StageRef]) -> None:
+        if self._closed:
+            raise ValueError("this RunWriter is closed; open the run again to write")
+        if self.contains(ref):
+            raise StageExists(
+                self.run.path,
+                found=f"{ref} is stored already",
+                required="an output that is not",
+                action="Ask `contains` first",
+            )
+        if ref.ends_iteration and ref.stage != self.run.last_stage:
+            raise LayoutMismatch(
+                self.run.path,
+                found=str(ref),
+                required=f"{self.run.last_stage}, which ends the iterations of this run",
+                action="Create the run with the `last_stage` of its algorithm",
+            )
+        if ref.iteration >= self.capacity:
+            raise LayoutMismatch(
+                self.run.path,
+                found=str(ref),
+                required=f"an iteration below the capacity of {self.capacity}",
+                action="Open the run with a larger `capacity`",
+            )
+        for missing in (item for item in inputs if not self.contains(item)):
+            raise StageMissing(
+                self.run.path,
+                found=f"{missing}, an input of {ref}, is not stored",
+                required="all inputs stored",
+                action="Put the inputs first",
+            )
+
+
+def _whole_iterations(run: Run, history: History) -> set[int]:
+    complete = {ref.iteration for ref in history.digests if ref.ends_iteration}
+    return complete.difference(run.files.thinned_iterations())
+
+
+class _RecentOutputs:
+    """The outputs put last, within bounds of number and size."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[StageRef, tuple[Value, int]] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, ref: StageRef, value: Value) -> None:
+        size = sum(array.nbytes for array in flatten(value).values())
+        self._values[ref] = (value, size)
+        self._bytes += size
+        while len(self._values) > _RECENT_OUTPUTS or (self._bytes > _RECENT_BYTES and len(self._values) > 1):
+            _, (_, dropped) = self._values.popitem(last=False)
+            self._bytes -= dropped
+
+    def get(self, ref: StageRef) -> Value | None:
+        entry = self._values.get(ref)
+        return entry[0] if entry else None
+
+
+def open_writer(
+    path: str | Path,
+    *,
+    capacity: int | None = None,
+    take_over: bool = False,
+    repair: bool = False,
+    retention: Retention = KEEP_ALL,
+) -> RunWriter:
+    """Open a run to go on writing it.
+
+    Args:
+        path: folder or URL of the run.
+        capacity: make room for at least so many iterations.
+        take_over: end a writer that still holds the run, because its host is dead or it hangs.
+        repair: read every file and take damaged outputs out of the run, so that they can be put again.
+        retention: which iterations keep their arrays while this writer goes on.
+
+    Raises:
+        RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
+        RunLocked: another process writes it.
+        DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
+        StorageFailed: the system does not let us write there.
+    """
+    path = folder_of(path)
+    follow(path)
+    read_info(path)
+    with system_errors(path, required=WRITABLE, action="Free space, or check the folder's permissions and its disk"):
+        _refuse_links(path)
+        session = begin_session(path, take_over=take_over)
+        try:
+            return run_writer(path, session, capacity, repair=repair, retention=retention)
+        except BaseException:
+            session.close()
+            raise
+
+
+def _refuse_links(path: Path) -> None:
+    """Folders of a run that comes from elsewhere may be links, and to write through them would change what is there."""
+    for pattern in ("*", "data.zarr/*", "data.zarr/*/*", "tables/*"):
+        for entry in path.glob(pattern):
+            if entry.is_symlink():
+                raise damaged(entry, "is a symbolic link; a run consists of files and folders of its own")
+
+
+def run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:
+    """The writer of a run that a session has the right to write."""
+    run = open_run(path)
+    if repair and session.remote is not None:
+        session.remote.give_up_damaged()
+    # A session that was killed may have made folders that a power cut could still take away, with what is put there.
+    for folder in (path, *path.glob("data.zarr/"), *path.glob("data.zarr/*/"), *path.glob("tables/")):
+        sync_folder(folder)
+    history = read_history(run.files, run.info, repair=repair)
+    arrays = ArrayStore(run.files, session)
+    arrays.grow(capacity or 0)
+    session.describe({"lost": history.lost, "next_sequence": history.next_sequence})
+    session.remove(history.leftovers)
+    session.share_all()
+    return RunWriter(run, session, arrays, history, retention)
