@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
-from metaloom.pipeline.types import EpisodeBatch, Step, TaskParams
+from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Step, TaskParams
 from metaloom.stages.adapt import adapt
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize

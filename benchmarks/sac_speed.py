@@ -27,11 +27,10 @@ from sac_reference import BATCH_SIZE, MEMORY_SIZE, TimedSAC, reference_model
 from threadpoolctl import threadpool_limits
 
 from metaloom.flows.graph.replay_memory import ReplayMemory
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.off_policy.sac_learner import SACLearner
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.replay.columns import TransitionColumns
-from metaloom.pipeline.types import EpisodeBatch
+from metaloom.pipeline.types import EpisodeBatch, ParallelMap
 from metaloom.stages.sample_transitions import sample_transitions
 from metaloom.storage import StageRef
 

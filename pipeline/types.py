@@ -4,7 +4,7 @@ Axes: B tasks, E episodes per task, T steps (padded), O observation, A action, P
 The order [B, E, T, ...] never changes between stages. Padding is zero; `lengths` says where it starts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Params = dict[str, Array]
 Metrics = dict[str, float]
+
+ParallelMap = Callable[..., Iterable[Any]]
+"""The built-in `map` or an executor's `map`: calls may run in any order, results come in the order given."""
 
 
 class BatchError(ValueError):

@@ -1,9 +1,8 @@
 """One inner step of every task on its own samples."""
 
 from metaloom.pipeline.algorithms import Algorithm
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
-from metaloom.pipeline.types import LearnerState, Step, TaskParams
+from metaloom.pipeline.types import LearnerState, ParallelMap, Step, TaskParams
 
 
 def adapt(

@@ -7,12 +7,20 @@ from typing import NamedTuple
 import numpy as np
 
 from metaloom.pipeline.algorithms import Algorithm
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.baselines import Baseline
 from metaloom.pipeline.config.processing import ProcessingConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.seeding import seed_for
-from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, Step, TaskBatch, TaskParams
+from metaloom.pipeline.types import (
+    Array,
+    EpisodeBatch,
+    Evaluation,
+    LearnerState,
+    ParallelMap,
+    Step,
+    TaskBatch,
+    TaskParams,
+)
 from metaloom.stages.adapt import adapt
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.process_samples import process_samples

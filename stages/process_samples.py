@@ -10,11 +10,10 @@ import numpy as np
 
 from metaloom.pipeline.baselines import Baseline, BaselineError
 from metaloom.pipeline.estimation.returns import discounted_returns, discounted_rewards, gae, normalize, shift_positive
-from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Samples
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, ParallelMap, Samples
 
 if TYPE_CHECKING:
     from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
-    from metaloom.pipeline.algorithms.contract import ParallelMap
     from metaloom.pipeline.config.processing import ProcessingConfig
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.estimation.diagnostics import episode_metrics
-from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Minibatch, Update
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Minibatch, ParallelMap, Update
 from metaloom.stages.counters import counted
 
 

@@ -1,21 +1,175 @@
-"""What the stages ask of an algorithm."""
+"""The one contract of every algorithm: settings that name a learner, and the learner that the stages call.
+
+Settings are data and import no torch. A learner is built from them for one run; it holds sizes and options, and no
+state: all that lasts between iterations is in LearnerState, which the store keeps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
-from metaloom.pipeline.types import LearnerState, Metrics, Step, TaskParams
+from metaloom.pipeline.baselines.config import BaselineConfig
+from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
 
 if TYPE_CHECKING:
     from metaloom.pipeline.policies.gaussian import GaussianPolicy
 
-ParallelMap = Callable[..., Iterable[Any]]
-"""The built-in `map` or an executor's `map`: calls may run in any order, results come in the order given."""
+KernelName = Literal["torch", "fused"]
+
+Evidence = TypeVar("Evidence", contravariant=True)
+"""What one adaptation step learns from: a Step of samples, or the rounds of episodes that a task is inferred from."""
+Experience = TypeVar("Experience", contravariant=True)
+"""What an update learns from: the steps 0 ... K of an iteration, or minibatches of stored transitions."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a learner is built for: the sizes of a run's environment, and the sections of its settings.
+
+    Attributes:
+        observation_shape: of one observation as the environment gives it; batches hold it flattened, O numbers.
+        observation_scale: what observations are divided by before a network sees them; 255 for images of bytes.
+        action_size: A; 0 where actions are discrete.
+        num_actions: of which an action is one; 0 where actions are continuous.
+        env_name: for messages.
+        max_episode_steps: T.
+        policy: section of the settings.
+        baseline: section of the settings.
+        processing: section of the settings.
+        device: where torch computes updates: cpu, cuda or mps.
+        sparse_rewards: the rewards [...] of real steps as the environment's sparse variant would pay them.
+    """
+
+    observation_shape: tuple[int, ...]
+    observation_scale: float
+    action_size: int
+    num_actions: int
+    env_name: str
+    max_episode_steps: int
+    policy: PolicyConfig
+    baseline: BaselineConfig
+    processing: ProcessingConfig
+    device: str
+    sparse_rewards: Callable[[Array], Array]
+
+    @property
+    def observation_size(self) -> int:
+        """O."""
+        size = 1
+        for length in self.observation_shape:
+            size *= length
+        return size
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Which implementation computes a learner's updates, and why: `metaloom show` tells it.
+
+    Attributes:
+        name: torch is the definition; fused computes the same from hand-written derivatives, faster.
+        reason: half a sentence, such as "plain tanh network on the CPU".
+    """
+
+    name: KernelName
+    reason: str
+
+
+class Learner(ABC, Generic[Evidence, Experience]):
+    """What the stages ask of an algorithm. The defaults are those of an algorithm that does not adapt.
+
+    Attributes:
+        kernel: which implementation computes the updates.
+    """
+
+    kernel: Kernel = Kernel("torch", "the algorithm has no fused kernel")
+
+    @abstractmethod
+    def initialize(self, *, run_seed: int) -> LearnerState:
+        """The state before the first iteration."""
+
+    def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
+        """The state that an iteration acts and learns with, from the one stored before it; the same unless said."""
+        del run_seed
+        return state
+
+    def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
+        """What every task acts with before anything is known about it: the same parameters for all."""
+        return TaskParams.broadcast(state.params, num_tasks)
+
+    def process(
+        self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
+    ) -> Samples:
+        """Returns, values and advantages of a round of episodes; by the run's baseline unless said.
+
+        Args:
+            state: input of the iteration; an actor-critic values episodes with its critic.
+            episodes: [B, E, T].
+            seed: of what a baseline draws at random.
+            parallel: maps over tasks; the result does not depend on it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} learns from transitions, which are not processed")
+
+    def adapt(
+        self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map
+    ) -> TaskParams:
+        """What every task acts with after an adaptation step on its own evidence; unchanged unless said."""
+        del state, evidence, parallel
+        return params
+
+    def adapt_to_episodes(
+        self,
+        state: LearnerState,
+        params: TaskParams,
+        rounds: Sequence[EpisodeBatch],
+        *,
+        run_seed: int,
+        parallel: ParallelMap = map,
+    ) -> TaskParams:
+        """What every task acts with after the adaptation step that follows the last of some rounds of episodes.
+
+        This is how evaluations, and users of a trained policy, adapt; unchanged unless said.
+
+        Args:
+            state: of the learner.
+            params: what the last round acted with.
+            rounds: all rounds so far, the last one collected by `params`; adaptation step k follows round k.
+            run_seed: of what is drawn at random.
+            parallel: maps over tasks; the result does not depend on it.
+        """
+        del state, rounds, run_seed, parallel
+        return params
+
+    @abstractmethod
+    def update(
+        self,
+        state: LearnerState,
+        experience: Experience,
+        *,
+        run_seed: int,
+        iteration: int,
+        parallel: ParallelMap = map,
+    ) -> tuple[LearnerState, Metrics]:
+        """The state for the next iteration, and the numbers that describe this update.
+
+        Args:
+            state: input of the iteration, as `at_start` gave it; its arrays are left as they are.
+            experience: of this iteration.
+            run_seed: with the iteration, decides all that is drawn.
+            iteration: of the run.
+            parallel: maps over chunks of the work; the result does not depend on it.
+
+        Raises:
+            NumericalError: naming what is not finite.
+        """
 
 
 class Algorithm(Protocol):
-    """Hyper-parameters with the equations they belong to. All that lasts between iterations is in LearnerState."""
+    """The MAML family until it is a Learner: settings with their equations. All that lasts between iterations is in LearnerState."""
 
     @property
     def inner_steps(self) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.types import Array
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.types import Array, ParallelMap
 
 FitPredict = Callable[[Array, Array, Array], Array]
 """Observations [E, T, O], targets [E, T] and mask [E, T] of one task to predictions [E, T]."""

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from metaloom.pipeline.baselines.contract import BaselineError, fit_predict_by_task, require_finite
-from metaloom.pipeline.types import Array
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.types import Array, ParallelMap
 
 TIME_SCALE = 100.0
 MAX_FIT_ATTEMPTS = 5

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from metaloom.pipeline.baselines.contract import BaselineError, require_finite
 from metaloom.pipeline.baselines.linear import TIME_SCALE
 from metaloom.pipeline.nn.optimizers import Adam
-from metaloom.pipeline.types import Array, Params
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.types import Array, ParallelMap, Params
 
 TASKS_PER_CHUNK = 4
 EPSILON = 1e-8

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metaloom.pipeline.types import Array
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.algorithms.contract import ParallelMap
+from metaloom.pipeline.types import Array, ParallelMap
 
 
 @dataclass(frozen=True)

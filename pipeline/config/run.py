@@ -17,7 +17,7 @@ from metaloom.pipeline.config.sections import ReplayConfig, RetentionConfig, War
 from metaloom.pipeline.config.stopping import StoppingConfig
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.schema import Settings, later
 
 __all__ = [
     "ConfigError",
@@ -30,8 +30,6 @@ __all__ = [
     "load_config",
     "override",
 ]
-
-_LATER = ("min_steps", "min_rollouts", "init_from")
 
 
 class RunConfig(Settings):
@@ -50,16 +48,16 @@ class RunConfig(Settings):
     """Complete episodes per task in every round of rollouts."""
     max_episode_steps: int = Field(default=100, ge=1)
     """Steps after which an episode is truncated. Left out, gymnasium's limit for an environment of its own."""
-    min_steps: int | None = Field(default=None, ge=1)
+    min_steps: int | None = later(None, ge=1)
     """Sample a task's episodes one after the other only until they have this many steps, and at most
     episodes_per_task of them."""
-    min_rollouts: int | None = Field(default=None, ge=1)
+    min_rollouts: int | None = later(None, ge=1)
     """Sample until there are this many episodes; with min_steps, until both are reached."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     evaluation: EvaluationConfig = EvaluationConfig()
     retention: RetentionConfig = RetentionConfig()
     replay: ReplayConfig = ReplayConfig()
-    init_from: WarmStart | None = None
+    init_from: WarmStart | None = later(None)
     """A stored run whose parameters this one starts from: RUN, RUN@UPDATES, RUN@best or RUN@latest."""
     stop: StoppingConfig | None = None
     """When the run may end before its last iteration."""
@@ -208,9 +206,8 @@ class RunConfig(Settings):
         `iterations` and `stop` only say where a run stops, `evaluation` what is measured on the way, `retention` what
         is kept, and `replay` how it is read.
         """
-        settings = self.model_dump(mode="json", exclude={"iterations", "stop", "evaluation", "retention", "replay"})
-        # Settings that came later count where they are used, so that what runs were made with keeps its digest.
-        settings = {name: value for name, value in settings.items() if name not in _LATER or value is not None}
+        beside = ("iterations", "stop", "evaluation", "retention", "replay")
+        settings = {name: value for name, value in self.decisive().items() if name not in beside}
         return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

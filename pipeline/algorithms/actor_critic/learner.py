@@ -11,13 +11,12 @@ from metaloom.pipeline.algorithms.actor_critic.experience import Estimate, Exper
 from metaloom.pipeline.algorithms.actor_critic.particle import Minibatch, Particle, Policy, critic_of, initial_learner
 from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.maml.gradient_based import NUM_UPDATES
 from metaloom.pipeline.config.processing import ProcessingConfig
 from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, Samples, Step, TaskParams
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
 
 POLICY_PASS, CRITIC_PASS = 0, 1
 """Last number of the position from which the order of minibatches is drawn."""

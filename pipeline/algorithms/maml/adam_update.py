@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.maml.gradient_based import (
     GradientBased,
     euclidean_norm,
@@ -19,7 +18,7 @@ from metaloom.pipeline.algorithms.maml.gradient_based import (
 )
 from metaloom.pipeline.nn.optimizers import Adam
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import LearnerState, Metrics, Step
+from metaloom.pipeline.types import LearnerState, Metrics, ParallelMap, Step
 
 if TYPE_CHECKING:
     from metaloom.pipeline.algorithms.maml.meta_gradient import TaskValues

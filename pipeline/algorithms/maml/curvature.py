@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.finite_checks import require_finite
 from metaloom.pipeline.algorithms.maml.inner_loop import InnerLoss
 from metaloom.pipeline.algorithms.maml.meta_gradient import MetaProblem, Objective, meta_gradient, sum_in_order
@@ -27,7 +26,7 @@ from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows, minibatch_ro
 from metaloom.pipeline.kernels.linearization import PulledBack
 from metaloom.pipeline.nn.optimizers import dot
 from metaloom.pipeline.policies.gaussian import LOG_STD, GaussianPolicy
-from metaloom.pipeline.types import Array, Params
+from metaloom.pipeline.types import Array, ParallelMap, Params
 
 MAX_KEPT_BYTES = 1 << 30
 """What all chunks together may keep between products. The others compute it again: slower, the same bits."""

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.maml.losses import INNER_KL
 from metaloom.pipeline.schema import Settings
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, LearnerState, Metrics, Params, Step, TaskParams
+from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params, Step, TaskParams
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.finite_checks import require_finite
 from metaloom.pipeline.algorithms.maml.rows import TaskRows, chunk_bounds, task_rows, to_tensor
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
-from metaloom.pipeline.types import Array, Step, TaskParams
+from metaloom.pipeline.types import Array, ParallelMap, Step, TaskParams
 
 TensorParams = dict[str, Tensor]
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.finite_checks import require_finite
 from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR
 from metaloom.pipeline.algorithms.maml.inner_loop import (
@@ -26,7 +25,7 @@ from metaloom.pipeline.algorithms.maml.inner_loop import (
 from metaloom.pipeline.algorithms.maml.rows import Chunk, to_tensor
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
-from metaloom.pipeline.types import Array, Params
+from metaloom.pipeline.types import Array, ParallelMap, Params
 
 LOSS = "loss"
 

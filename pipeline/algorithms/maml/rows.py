@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.finite_checks import require_finite
 from metaloom.pipeline.nn.distributions import DiagGaussian
-from metaloom.pipeline.types import Array, Samples, Step
+from metaloom.pipeline.types import Array, ParallelMap, Samples, Step
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.maml.gradient_based import euclidean_norm, mean_over_tasks
 from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss
 from metaloom.pipeline.algorithms.maml.maml import MAML
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.nn.optimizers import LineSearch, backtracking_line_search, conjugate_gradient, dot
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, LearnerState, Metrics, Params, Step
+from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params, Step
 
 if TYPE_CHECKING:
     from torch import Tensor

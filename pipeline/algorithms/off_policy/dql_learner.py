@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.off_policy import progress
 from metaloom.pipeline.kernels.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
 from metaloom.pipeline.nn.mlp import initialize_mlp, layer_names
@@ -16,7 +15,7 @@ from metaloom.pipeline.nn.optimizers import RMSpropInPlace
 from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, TaskParams, Transitions
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, TaskParams, Transitions
 
 if TYPE_CHECKING:
     from metaloom.pipeline.algorithms.off_policy.dql import DQL

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.off_policy import progress
 from metaloom.pipeline.algorithms.off_policy.sac_update import ENT_COEFF, POLICY, Q, SACUpdate
 from metaloom.pipeline.algorithms.off_policy.twin_q import TwinQ
@@ -18,7 +17,7 @@ from metaloom.pipeline.nn.optimizers import AdamInPlace
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, TaskParams
+from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, TaskParams
 
 if TYPE_CHECKING:
     from metaloom.pipeline.algorithms.off_policy.sac import SAC

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.off_policy import progress
 from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import TanhGaussianSample
 from metaloom.pipeline.algorithms.off_policy.twin_q import NAMES, TwinQ
@@ -15,7 +14,7 @@ from metaloom.pipeline.kernels.flat_networks import FlatParams, Network, layer_p
 from metaloom.pipeline.nn.optimizers import AdamInPlace
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
-from metaloom.pipeline.types import Array, LearnerState, Metrics, Params, Transitions
+from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params, Transitions
 
 if TYPE_CHECKING:
     from metaloom.pipeline.algorithms.off_policy.sac import SAC

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.kernels.flat_networks import ALL, FlatParams, Network, layer_paths
 from metaloom.pipeline.nn.mlp import initialize_mlp
-from metaloom.pipeline.types import Array, Params
+from metaloom.pipeline.types import Array, ParallelMap, Params
 
 NAMES = ("q1", "q2")
 

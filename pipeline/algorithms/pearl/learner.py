@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.off_policy.progress import means
 from metaloom.pipeline.algorithms.pearl.networks import Activations
 from metaloom.pipeline.algorithms.pearl.part import context_features
@@ -18,7 +17,7 @@ from metaloom.pipeline.algorithms.pearl.state import PARAMS, initial_learner, ne
 from metaloom.pipeline.algorithms.pearl.update import METRICS, GradientSteps
 from metaloom.pipeline.policies.actors.belief import BELIEF_MEAN, BELIEF_VARIANCE
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, TaskParams, Transitions
+from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, TaskParams, Transitions
 
 if TYPE_CHECKING:
     from metaloom.pipeline.policies.off_policy import OffPolicyPolicy

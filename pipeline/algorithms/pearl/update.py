@@ -7,13 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import ParallelMap
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.off_policy.progress import num_updates
 from metaloom.pipeline.algorithms.pearl.part import Noise, Part
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TrainedName, learner_of, networks_of, optimizers_of
-from metaloom.pipeline.types import LearnerState, Metrics, Minibatch
+from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap
 
 MAX_PARTS = 4
 """Parts of equal size that a gradient step's tasks are dealt into. Fixed: the order of sums depends on it."""
