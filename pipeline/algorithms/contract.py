@@ -6,14 +6,16 @@ state: all that lasts between iterations is in LearnerState, which the store kee
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from metaloom.pipeline.baselines.config import BaselineConfig
 from metaloom.pipeline.config.processing import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.schema import Settings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
 
 if TYPE_CHECKING:
@@ -168,8 +170,71 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """
 
 
+class RunSettings(Protocol):
+    """The settings of a run that an algorithm may look at to say what does not fit it."""
+
+    @property
+    def policy(self) -> PolicyConfig: ...
+    @property
+    def baseline(self) -> BaselineConfig: ...
+    @property
+    def processing(self) -> ProcessingConfig: ...
+    @property
+    def num_tasks(self) -> int: ...
+    @property
+    def episodes_per_task(self) -> int: ...
+    @property
+    def max_episode_steps(self) -> int: ...
+    @property
+    def samples_until_enough(self) -> bool: ...
+    @property
+    def starts_warm(self) -> bool: ...
+
+
+class AlgorithmSettings(Settings):
+    """The settings of an algorithm: data only, so that reading a configuration imports no torch.
+
+    A subclass gives `name` a Literal of its own and says which graph its runs follow and which learner it builds.
+    """
+
+    graph: ClassVar[str]
+    """The table of stages that its runs follow: on_policy, off_policy, task_inference."""
+    learner: ClassVar[str]
+    """module:Class of its Learner, which takes these settings and a Setup."""
+
+    name: str
+    kernel: Literal["auto", "torch", "fused"] = later("auto")
+    """Which implementation computes updates: torch, the definition; fused, hand-written derivatives of plain networks
+    on the CPU; auto, fused where it can."""
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """What a run means by leaving a setting out; the value of a section is that of some of its fields."""
+        return {}
+
+    @property
+    def adaptation_steps(self) -> int:
+        """Adaptation steps of an iteration and, unless told otherwise, of an evaluation."""
+        return 0
+
+    def problems(self, run: RunSettings) -> Iterator[str]:
+        """Tell what of a run's other settings does not fit, in words that say what to do."""
+        del run
+        yield from ()
+
+    def build(self, setup: Setup) -> Learner[Any, Any]:
+        """Build the learner of a run.
+
+        Raises:
+            ConfigError: the algorithm is not for such an environment or network.
+        """
+        # Imported by name, here alone: settings are read in a tenth of the time that torch takes to import.
+        module, _, name = self.learner.partition(":")
+        return getattr(importlib.import_module(module), name)(self, setup)
+
+
 class Algorithm(Protocol):
-    """The MAML family until it is a Learner: settings with their equations. All that lasts between iterations is in LearnerState."""
+    """The MAML family until it is a Learner."""
 
     @property
     def inner_steps(self) -> int:
