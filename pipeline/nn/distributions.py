@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 LOG_2PI = math.log(2 * math.pi)
 KL_EPSILON = 1e-8
 """Added to 2σ² in the KL denominator, as in the original ProMP code."""
+
+Self = TypeVar("Self")
+
+
+class Distribution(Protocol):
+    """Distributions of actions, whose fields are named as what acting policies record."""
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Log-density or log-probability of actions: [...]."""
+        ...
+
+    def kl(self: Self, other: Self) -> Tensor:
+        """KL(self ‖ other) in nats: [...]."""
+        ...
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats."""
+        ...
 
 
 class DiagGaussian(NamedTuple):
@@ -43,6 +60,33 @@ class DiagGaussian(NamedTuple):
     def entropy(self) -> Tensor:
         """Entropy in nats, summed over the action dimensions; its leading axes are those of log_std."""
         return (self.log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
+
+
+class Categorical(NamedTuple):
+    """One of n actions.
+
+    Attributes:
+        log_probs: normalized, [..., n].
+    """
+
+    log_probs: Tensor
+
+    @classmethod
+    def of_logits(cls, logits: Tensor) -> Categorical:
+        """Actions with probabilities proportional to exp(logits) [..., n]."""
+        return cls(logits.log_softmax(-1))
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Log-probability of actions [...] int64."""
+        return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+    def kl(self, other: Categorical) -> Tensor:
+        """KL(self ‖ other): [...]."""
+        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats: [...]."""
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
 
 def likelihood_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
