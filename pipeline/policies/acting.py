@@ -7,22 +7,24 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.belief import latent_size
 from metaloom.pipeline.policies.actors.categorical import CategoricalActor
+from metaloom.pipeline.policies.actors.contract import network_spec
 from metaloom.pipeline.policies.actors.gaussian import GaussianActor
 from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK, QValuesActor
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK, TanhGaussianActor
 from metaloom.pipeline.policies.actors.uniform import UniformActor
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
-from metaloom.pipeline.policies.inference import LOGITS_NETWORK, check_network, check_params, check_shapes
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, check_network, check_shapes
 from metaloom.pipeline.types import Params
 
 
 def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
     """An actor before its first step."""
     makers: dict[ActorKind, Callable[[ActorSetup], Actor]] = {
-        "policy": CategoricalActor if setup.num_choices else GaussianActor,
+        "policy": CategoricalActor if setup.spaces.num_actions else GaussianActor,
         "uniform": UniformActor,
         "tanh_gaussian": TanhGaussianActor,
         "q_values": QValuesActor,
@@ -44,33 +46,37 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
     if kind == "uniform" and deterministic:
         raise ValueError("actor uniform: none of its actions is the most likely; required deterministic=False")
     if kind == "q_values" and not isinstance(actions, Discrete):
-        raise ValueError(f"actor q_values: found the action space {actions}; required choices (Discrete)")
+        raise ValueError(f"actor q_values: found the action space {actions}; required discrete actions (Discrete)")
     if kind == "tanh_gaussian" and not isinstance(actions, Box):
-        raise ValueError(f"actor tanh_gaussian: found the action space {actions}; required numbers (Box)")
+        raise ValueError(f"actor tanh_gaussian: found the action space {actions}; required continuous actions (Box)")
     if kind in ("tanh_gaussian", "uniform") and isinstance(actions, Box):
         _check_reach(kind, actions)
 
 
-def check_actor_params(
-    kind: ActorKind, config: PolicyConfig, params: Params, observation_size: int, action_size: int, num_choices: int
-) -> None:
-    """Refuse parameters [B, ...] that do not fit an environment with so many choices, or 0 and an action size.
+def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, spaces: Spaces) -> None:
+    """Refuse parameters [B, ...] that do not fit an environment.
 
     Raises:
         ValueError: naming the parameter, its shape and the one required.
+        ConfigError: the policy's network is not for such observations.
     """
+
+    def check(prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "relu") -> None:
+        spec = network_spec(config, spaces, output_size, extra_size=extra_size, activation=activation)
+        check_network(prefix, spec, params)
+
     match kind:
-        case "policy" if num_choices:
-            check_network(LOGITS_NETWORK, config, params, observation_size, num_choices)
+        case "policy" if spaces.num_actions:
+            check(LOGITS_NETWORK, spaces.num_actions, activation="tanh")
         case "policy":
-            check_params(config, params, observation_size, action_size)
+            check_shapes(params, {"log_std": (spaces.action_size,)})
+            check(MEAN_NETWORK, spaces.action_size, activation="tanh")
         case "uniform":
             pass  # has none
         case "tanh_gaussian":
-            inputs = observation_size + latent_size(params)
-            check_network(POLICY_NETWORK, config, params, inputs, 2 * action_size)
+            check(POLICY_NETWORK, 2 * spaces.action_size, extra_size=latent_size(params))
         case "q_values":
-            check_network(Q_NETWORK, config, params, observation_size, num_choices)
+            check(Q_NETWORK, spaces.num_actions)
             _check_epsilon(params)
 
 
