@@ -23,6 +23,11 @@ from metaloom.pipeline.types import Params
 
 def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
     """An actor before its first step."""
+    if kind == "policy" and setup.config.name is not None:
+        # Imported here: only a policy of the user's own needs torch whatever its network.
+        from metaloom.pipeline.policies.actors.own import OwnPolicyActor
+
+        return OwnPolicyActor(setup)
     makers: dict[ActorKind, Callable[[ActorSetup], Actor]] = {
         "policy": CategoricalActor if setup.spaces.num_actions else GaussianActor,
         "uniform": UniformActor,
@@ -66,6 +71,8 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
         check_network(prefix, spec, params)
 
     match kind:
+        case "policy" if config.name is not None:
+            _check_own_policy(config, params, spaces)
         case "policy" if spaces.num_actions:
             check(LOGITS_NETWORK, spaces.num_actions, activation="tanh")
         case "policy":
@@ -87,6 +94,13 @@ def _check_reach(kind: ActorKind, box: Box) -> None:
             f"actor {kind}: its actions lie in [-1, 1], but the environment takes {box} from the policy; "
             "required the same: set env.action_scale to 1, which maps [-1, 1] onto the environment's own box"
         )
+
+
+def _check_own_policy(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
+    from metaloom.pipeline.policies.build import build_own_policy  # as in make_actor
+
+    initial = build_own_policy(config, spaces).initialize(np.random.default_rng(0))
+    check_shapes(params, {name: value.shape for name, value in initial.items()})
 
 
 def _check_epsilon(params: Params) -> None:
