@@ -10,9 +10,9 @@ from metaloom.pipeline.config.processing import ProcessingConfig
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.nn.mlp import mlp
 from metaloom.pipeline.nn.optimizers import AdamInPlace, RMSpropInPlace
-from metaloom.pipeline.types import LearnerState, Step
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Step
 
-from .conftest import GAUSSIAN, POLICIES, PROCESSING, learner_of
+from .conftest import CATEGORICAL, GAUSSIAN, POLICIES, PROCESSING, learner_of
 
 ALL = {"a2c": A2C, "ppo": PPO, "ppo2": PPO2}
 
@@ -184,3 +184,58 @@ def test_without_normalization_advantages_are_those_of_gae(update, episodes_of):
 def test_an_update_that_diverges_is_refused(update):
     with np.errstate(all="ignore"), pytest.raises(NumericalError, match=r"of the policy are not finite.*learning_rate"):
         update(PPO(learning_rate=1e39))
+
+
+def test_what_is_not_learned_stays_under_weight_decay(update):
+    optimizer = {"name": "AdamW", "options": {"weight_decay": 0.5}}
+    for learn_std in (True, False):
+        policy = GAUSSIAN.model_copy(update={"learn_std": learn_std})
+        before, after, _ = update(PPO(optimizer=optimizer, learning_rate=0.1), policy)
+        assert np.array_equal(before.params["log_std"], after.params["log_std"]) == (not learn_std)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("name", ALL)
+def test_policies_and_critics_of_images_are_convolutional(name, policy):
+    cnn = policy.model_copy(update={"network": "cnn", "network_options": {"channels": [2, 3]}, "activation": "relu"})
+    num_actions = 3 if policy is CATEGORICAL else 0
+    learner = learner_of(
+        ALL[name](learning_rate=1e-2),
+        cnn,
+        observation_shape=(16, 16, 1),
+        observation_scale=255.0,
+        action_size=0 if num_actions else 2,
+        num_actions=num_actions,
+    )
+    assert learner.kernel.name == "torch"
+    assert "network is cnn" in learner.kernel.reason
+    episodes = _images(num_actions)
+    state = learner.initialize(run_seed=0)
+    assert state.params.keys() | state.extra.keys() >= {"critic.conv_0.kernel", "critic.output.kernel"}
+    for iteration in range(8):
+        step = Step(episodes, learner.process(state, episodes, seed=0), 0)
+        assert np.abs(step.samples.values).max() < 10  # pixels were scaled
+        state, metrics = learner.update(state, [step], run_seed=1, iteration=iteration)
+    assert metrics["value_loss_after"] < 0.2  # an episode's pixels tell its reward
+
+
+def _images(num_actions: int) -> EpisodeBatch:
+    """Episodes of one step, half of them in the dark; light is rewarded."""
+    rng = np.random.default_rng(0)
+    E = 64
+    light = rng.integers(2, size=(1, E))
+    observations = np.zeros((1, E, 2, 256), np.float32)
+    observations[:, :, 0] = 255 * light[..., None]
+    behavior = {"mean": np.zeros((1, E, 1, 2), np.float32), "log_std": np.zeros((1, 2), np.float32)}
+    choices = {"log_probs": np.full((1, E, 1, 3), np.log(1 / 3), np.float32)}
+    return EpisodeBatch(
+        observations=observations,
+        actions=rng.integers(3, size=(1, E, 1)) if num_actions else rng.normal(size=(1, E, 1, 2)).astype(np.float32),
+        rewards=light[..., None].astype(np.float32),
+        terminated=np.ones((1, E), bool),
+        truncated=np.zeros((1, E), bool),
+        lengths=np.ones((1, E), np.int32),
+        behavior=choices if num_actions else behavior,
+        reward_terms={},
+        initial_state=np.zeros((1, E, 0)),
+    )
