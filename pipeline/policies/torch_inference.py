@@ -51,7 +51,7 @@ class TorchInference:
 
     def outputs(self) -> Array:
         """See Inference."""
-        with one_thread(), torch.inference_mode():
+        with one_thread(), torch.no_grad():
             for b, (params, rows) in enumerate(self._rows):
                 self._outputs[b] = self._network(params, rows).numpy()[: len(self._outputs[b])]
         return self._outputs
