@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
 
@@ -106,9 +107,16 @@ def resolve(name: str, field: str, group: str, built_in: Sequence[str] = ()) -> 
         ) from problem
 
 
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    """Let torch's own generator begin at a seed, and afterwards go on where it was."""
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+        yield
+
+
 def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: Mapping[str, Any], seed: int) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return factory(shape, output_size, **options)
 
 
@@ -133,8 +141,7 @@ def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, 
             raise ConfigError(
                 f"policy.network: parameter {parameter} of {name} is {value.dtype}; required torch.float32"
             )
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
+    with seeded(0), torch.no_grad():
         _probe(module, name, torch.rand(4, *shape), output_size)
     return module
 
