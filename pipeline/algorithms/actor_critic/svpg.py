@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
 from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
 from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
-from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS, critic_problems
+from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 
 
@@ -61,7 +61,7 @@ class SVPG(AlgorithmSettings):
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Tell what does not fit particles with critics; see AlgorithmSettings."""
-        yield from critic_problems(self.name, run)
+        yield from self.particle.problems_of(self.name, run)
         if run.num_tasks != self.num_particles:
             yield (
                 f"num_tasks is {run.num_tasks} but algorithm.num_particles is {self.num_particles}, and particles take "
