@@ -129,9 +129,8 @@ class ActorCritic(AlgorithmSettings, LearningRate):
         try:
             self.critic_like(run.policy)
         except ValidationError as error:
-            yield from (
-                f"the critic's network: {problem['msg'].removeprefix('Value error, ')}" for problem in error.errors()
-            )
+            for problem in error.errors():
+                yield f"the critic's network: {problem['msg'].removeprefix('Value error, ')}"
 
 
 def _scaling_problems(run: RunSettings) -> Iterator[str]:
