@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from metaloom.pipeline.algorithms import Algorithm, AlgorithmConfig
+from metaloom.pipeline.algorithms import AlgorithmConfig
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.evaluation import EvaluationConfig
 from metaloom.pipeline.config.input import ConfigError, conversions, explain, load_config, override
@@ -189,7 +189,7 @@ class RunConfig(Settings):
         """Whether a task may have fewer than episodes_per_task episodes."""
         return self.min_steps is not None or self.min_rollouts is not None
 
-    def build_algorithm(self) -> Algorithm:
+    def build_algorithm(self) -> Any:
         """The algorithm as the stages use it: what one with a critic computes depends on the discount as well."""
         builds = self.has_critic or self.off_policy
         return self.algorithm.build(self.processing) if builds else self.algorithm  # pyright: ignore

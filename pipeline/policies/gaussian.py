@@ -8,12 +8,11 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from metaloom.pipeline.kernels.linearization import LinearizedMLP
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import MEAN_NETWORK
-from metaloom.pipeline.types import Array, Params
+from metaloom.pipeline.types import Params
 
 LOG_STD = "log_std"
 
@@ -66,7 +65,3 @@ class GaussianPolicy:
         """The actions' distribution from the network's output and the parameter log_std [..., A]."""
         # The reference clamps on some paths only (acting and per-task losses see the raw value); here it is one rule.
         return DiagGaussian(mean, log_std.clamp(min=math.log(self.config.min_std)).unsqueeze(-2))
-
-    def linearize(self, params: Mapping[str, Array], observations: Array) -> LinearizedMLP:
-        """Derivatives of the mean network, a plain tanh one, at params [b, ...] and observations [b, N, O]."""
-        return LinearizedMLP(MEAN_NETWORK, len(self.config.hidden_sizes), params, observations)

@@ -11,8 +11,8 @@ from metaloom.pipeline.algorithms.actor_critic.experience import Estimate, Exper
 from metaloom.pipeline.algorithms.actor_critic.particle import Minibatch, Particle, Policy, critic_of, initial_learner
 from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
-from metaloom.pipeline.algorithms.maml.gradient_based import NUM_UPDATES
 from metaloom.pipeline.config.processing import ProcessingConfig
 from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.seeding import generator

@@ -11,7 +11,7 @@ from metaloom.pipeline.algorithms.actor_critic.experience import Experience
 from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
 from metaloom.pipeline.algorithms.actor_critic.particle import Particle, Policy, initial_learner
 from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
-from metaloom.pipeline.algorithms.maml.gradient_based import NUM_UPDATES
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, Params, TaskParams
 
