@@ -11,14 +11,7 @@ from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
 from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
 from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
 from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
-from metaloom.pipeline.algorithms.contract import Algorithm
-from metaloom.pipeline.algorithms.maml.dice import DiceMAML
-from metaloom.pipeline.algorithms.maml.e_maml import EMAML
-from metaloom.pipeline.algorithms.maml.ppo import MAMLPPO
-from metaloom.pipeline.algorithms.maml.promp import ProMP
-from metaloom.pipeline.algorithms.maml.trpo import MAMLTRPO
-from metaloom.pipeline.algorithms.maml.vpg import MAMLVPG
-from metaloom.pipeline.algorithms.maml.vpg_dice import VPGDice
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, DiceMAML, ProMP, VPGDice
 from metaloom.pipeline.algorithms.off_policy.dql import DQL
 from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
@@ -50,7 +43,6 @@ __all__ = [
     "PPO2",
     "SAC",
     "SVPG",
-    "Algorithm",
     "AlgorithmConfig",
     "DiceMAML",
     "ProMP",

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from metaloom.pipeline.algorithms import Algorithm, AlgorithmConfig
-from metaloom.pipeline.algorithms.contract import AlgorithmSettings
+from metaloom.pipeline.algorithms import SVPG, AlgorithmConfig
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.evaluation import EvaluationConfig
 from metaloom.pipeline.config.input import ConfigError, conversions, explain, load_config, override
@@ -113,7 +113,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _settings_fit_each_other(self) -> "RunConfig":
-        if isinstance(self.algorithm, AlgorithmSettings) and (problem := next(self.algorithm.problems(self), None)):
+        if self.has_critic and (problem := next(self.algorithm.problems(self), None)):  # pyright: ignore
             raise ValueError(problem)
         return self
 
@@ -154,7 +154,7 @@ class RunConfig(Settings):
     @property
     def has_critic(self) -> bool:
         """Whether the algorithm is an actor-critic."""
-        return isinstance(self.algorithm, AlgorithmSettings)
+        return isinstance(self.algorithm, ActorCritic | SVPG)
 
     @property
     def off_policy(self) -> bool:
@@ -176,9 +176,9 @@ class RunConfig(Settings):
         """Whether the run starts from the learner of another one."""
         return self.init_from is not None
 
-    def build_algorithm(self) -> Algorithm:
+    def build_algorithm(self) -> Any:
         """The algorithm as the stages use it, where it is not a Learner."""
-        return self.algorithm.build(self.processing) if self.off_policy else self.algorithm  # pyright: ignore
+        return self.algorithm.build(self.processing)  # pyright: ignore
 
     @property
     def nominal_steps_per_iteration(self) -> int:

@@ -11,7 +11,7 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.on_policy import OnPolicyStages
+from metaloom.flows.graph.iteration_stages import build_learner
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
@@ -100,7 +100,7 @@ def test_a_horizon_starts_particles_afresh_in_the_iteration_behind_it(tmp_path):
     name = "logits_network.hidden_0.kernel"
     learners = [run.load(storage.learner_ref(updates)).learner.params[name] for updates in range(4)]
     config = config_of(run)
-    svpg = OnPolicyStages.build_algorithm(config, make_env(config.env)).learner
+    svpg = build_learner(config, make_env(config.env))
     for iteration in (1, 2):
         before = run.load(storage.learner_ref(iteration)).learner
         afresh = svpg.at_start(before, run_seed=config.seed).params[name]

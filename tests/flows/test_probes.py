@@ -132,7 +132,7 @@ def solve():
 
 def values_of(stages, learner, place):
     """The value of a place to every critic."""
-    algorithm, inputs = stages.algorithm.learner, np.array([[place]], np.float32)
+    algorithm, inputs = stages.algorithm, np.array([[place]], np.float32)
     return [algorithm.steps(part).values(inputs).item() for part in algorithm.split(learner)]
 
 
@@ -158,7 +158,7 @@ def test_critics_learn_values_that_are_known(solve, env, values, algorithm):
 @pytest.mark.parametrize("env", ["Acted", "Both"])
 def test_policies_learn_actions_that_are_known(solve, env, algorithm, choices):
     stages, learner = solve(env, algorithm, choices, iterations=80)
-    params: TaskParams = stages.algorithm.learner.acting_params(learner, stages.config.num_tasks)
+    params: TaskParams = stages.algorithm.acting_params(learner, stages.config.num_tasks)
     tasks = stages.compute(stages.order(1)[0], {}.__getitem__)
     episodes = stages.rollouts.collect(params, tasks, RolloutPosition(1, 1000, 0))
     wanted = episodes.observations[:, :, 0, 0] if env == "Both" else 1.0

@@ -7,7 +7,7 @@ import pytest
 
 from metaloom.flows.recipes import RECIPES, load_settings
 from metaloom.pipeline.algorithms import AlgorithmConfig
-from metaloom.pipeline.algorithms.maml.gradient_based import GradientBased
+from metaloom.pipeline.algorithms.maml.settings import GradientBased
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs import make_env

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
-from metaloom.pipeline.algorithms.maml.gradient_based import NUM_UPDATES
 from metaloom.pipeline.kernels.flat_networks import FlatParams
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Params, Transitions
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.maml.gradient_based import NUM_UPDATES
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES
 from metaloom.pipeline.algorithms.pearl.networks import Network, initialize_relu
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
