@@ -1,17 +1,16 @@
-"""Two Q-functions of observation and action, the smaller of which is believed.
+"""Two Q-functions of observation and action, the smaller of which is believed, with derivatives written down.
 
 Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from metaloom.pipeline.kernels.flat_networks import ALL, FlatParams, Network, layer_paths
-from metaloom.pipeline.nn.mlp import initialize_mlp
-from metaloom.pipeline.types import Array, ParallelMap, Params
+from metaloom.pipeline.kernels.flat_networks import ALL, Activation, FlatNetwork, FlatParams, layer_paths
+from metaloom.pipeline.types import Array, ParallelMap
 
 NAMES = ("q1", "q2")
 
@@ -23,22 +22,18 @@ class TwinQ:
         flat: the parameters and their gradient.
     """
 
-    def __init__(self, params: Mapping[str, Array], num_hidden: int, *, parallel: ParallelMap = map) -> None:
+    def __init__(
+        self, params: Mapping[str, Array], num_hidden: int, activation: Activation, *, parallel: ParallelMap = map
+    ) -> None:
         """From parameters q1.* and q2.*, which are copied; `parallel` maps over the two networks."""
         self.flat = FlatParams(params)
-        self._networks = [Network(self.flat, layer_paths(name, num_hidden), "relu") for name in NAMES]
+        self._networks = [FlatNetwork(self.flat, layer_paths(name, num_hidden), activation) for name in NAMES]
         self._parallel = parallel
-
-    @staticmethod
-    def initial(input_size: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
-        """Parameters of two networks that are drawn independently."""
-        first, second = (initialize_mlp(name, input_size, hidden_sizes, 1, rng) for name in NAMES)
-        return first | second
 
     def values(self, inputs: Array) -> Array:
         """[2, n] of inputs [n, O + A]; the next derivatives are about them."""
 
-        def work(network: Network) -> Array:
+        def work(network: FlatNetwork) -> Array:
             return network.forward(inputs)[:, 0]
 
         return np.stack(list(self._parallel(work, self._networks)))
@@ -46,7 +41,7 @@ class TwinQ:
     def backward(self, value_gradient: Array) -> None:
         """Write the gradient with respect to the parameters of a loss from that to the values, [2, n]."""
 
-        def work(network: Network, slopes: Array) -> None:
+        def work(network: FlatNetwork, slopes: Array) -> None:
             network.backward(slopes[:, None])
 
         list(self._parallel(work, self._networks, value_gradient))
@@ -59,13 +54,13 @@ class TwinQ:
             columns: of the inputs.
         """
         first = values[0] <= values[1]
-        choices = [np.nonzero(first)[0], np.nonzero(~first)[0]]
+        by_network = [np.nonzero(first)[0], np.nonzero(~first)[0]]
 
-        def work(network: Network, rows: Array) -> Array:
-            return network.input_gradient(np.ones((len(rows), 1), np.float32), columns, rows)
+        def work(network: FlatNetwork, rows: Array) -> Array:
+            return network.input_gradient(np.ones((len(rows), 1), values.dtype), columns, rows)
 
-        parts = list(self._parallel(work, self._networks, choices))
-        gradient = np.empty((values.shape[1], parts[0].shape[1]), np.float32)
-        for rows, part in zip(choices, parts, strict=True):
+        parts = list(self._parallel(work, self._networks, by_network))
+        gradient = np.empty((values.shape[1], parts[0].shape[1]), values.dtype)
+        for rows, part in zip(by_network, parts, strict=True):
             gradient[rows] = part
         return gradient
