@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from metaloom.pipeline.algorithms.learning_rate import LearningRate
+from metaloom.pipeline.nn.optimization import LearningRate
 from metaloom.pipeline.types import Array
 
 if TYPE_CHECKING:
