@@ -1,16 +1,44 @@
-"""An iteration's steps as a critic and a policy learn from them: rows of real steps, ends credited with values."""
+"""An iteration's steps as an actor-critic learns from them: rows of real steps, ends credited with values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.actor_critic.heads import gaussian_log_prob
 from metaloom.pipeline.estimation.returns import discounted_returns, gae_to_next
 from metaloom.pipeline.types import Array, EpisodeBatch, Params
+
+Values = TypeVar("Values")
+"""NumPy arrays, or tensors where torch computes."""
+Other = TypeVar("Other")
+
+
+@dataclass(frozen=True)
+class Rows(Generic[Values]):
+    """Steps that a policy and its critic learn from: observations [n, O], actions, and n numbers each of the others.
+
+    Attributes:
+        observations: [n, O].
+        actions: [n, A], or [n] int64.
+        old_log_prob: [n], under the policy that acted.
+        advantages: [n].
+        old_values: [n], by the critic before the update.
+        targets: [n], for the critic.
+    """
+
+    observations: Values
+    actions: Values
+    old_log_prob: Values
+    advantages: Values
+    old_values: Values
+    targets: Values
+
+    def map(self, change: Callable[[Values], Other]) -> Rows[Other]:
+        """The same fields, each changed."""
+        return Rows(*(change(getattr(self, field.name)) for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -29,7 +57,7 @@ class Estimate:
 
 
 class Experience:
-    """The episodes of one particle.
+    """Episodes that one policy and its critic learn from.
 
     An episode that its step limit ends has not come to its end: its last step is credited with the value of the state
     that was reached. One that the task ends is credited with nothing.
@@ -39,7 +67,6 @@ class Experience:
         observations: [N, O], of all real steps, in the order task, episode, step.
         actions: [N, A] or [N].
         behavior: name -> [N, ...] for what changes by step, [b, ...] repeated to [N, ...] for what does not.
-        log_prob: [N], of the actions under the policy that acted.
     """
 
     def __init__(self, episodes: EpisodeBatch, tasks: slice) -> None:
@@ -52,7 +79,6 @@ class Experience:
         self._last_steps = (*self._cut, ends - 1)
         self._last_observations = episodes.observations[tasks][(*self._cut, ends)]
         self.behavior = self._behavior_rows(episodes, tasks)
-        self.log_prob = self._behavior_log_prob()
 
     def rows(self, values: Array) -> Array:
         """The real entries [N] of [b, E, T], in float32."""
@@ -65,12 +91,12 @@ class Experience:
         gae_lambda: float,
         target: Literal["td_lambda", "empirical"],
     ) -> Estimate:
-        """Values, advantages and targets by a critic, [n, O] -> [n, 1]."""
+        """Values, advantages and targets by a critic, [n, O] -> [n]."""
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
-        values[self.mask] = critic(self.observations)[:, 0]
+        values[self.mask] = critic(self.observations)
         next_values[..., :-1] = values[..., 1:]
         if len(self._last_observations):
-            next_values[self._last_steps] = critic(self._last_observations)[:, 0]
+            next_values[self._last_steps] = critic(self._last_observations)
         advantages = gae_to_next(rewards, values, next_values, discount, gae_lambda)
         if target == "td_lambda":
             return Estimate(values, advantages, values + advantages)
@@ -85,9 +111,3 @@ class Experience:
             name: value[tasks][self.mask] if value.shape[1:3] == by_step else value[tasks][task_of_row]
             for name, value in episodes.behavior.items()
         }
-
-    def _behavior_log_prob(self) -> Array:
-        if "log_probs" in self.behavior:
-            return self.behavior["log_probs"][np.arange(len(self.actions)), self.actions]
-        log_std = self.behavior["log_std"]
-        return gaussian_log_prob((self.actions - self.behavior["mean"]) * np.exp(-log_std), log_std)
