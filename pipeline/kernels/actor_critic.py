@@ -299,7 +299,7 @@ def _head(policy: FlatParams, min_std: float, learn_std: bool) -> Head:
 
 
 def _surrogates(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float) -> tuple[Array, Array]:
-    """r A and clip(r, 1 ± ε) A."""
+    """R A and clip(r, 1 ± ε) A."""
     ratio = np.exp(log_prob - old_log_prob)
     return ratio * advantages, np.clip(ratio, 1 - clip_eps, 1 + clip_eps) * advantages
 

@@ -9,35 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
+from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON
+from metaloom.pipeline.algorithms.pearl.noise import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import (
-    TrainedName,
-    joined_state,
-    optimizer_state,
-    params_by_network,
-)
+from metaloom.pipeline.algorithms.pearl.state import PEARLArrays, TrainedName
 from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams
-from metaloom.pipeline.kernels.pearl_part import Noise, Part, context_features
+from metaloom.pipeline.kernels.pearl_part import Part, context_features
 from metaloom.pipeline.kernels.posterior import Posterior, inference
-from metaloom.pipeline.nn.mlp import layer_names
+from metaloom.pipeline.nn.optimizers import IN_PLACE
+from metaloom.pipeline.nn.spec import layer_names
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Params, Transitions
 
 MAX_PARTS = 4
 """Parts of equal size that a gradient step's tasks are dealt into. Fixed: the order of sums depends on it."""
 PARTS = ("kernel", "bias")
-
-
-class Optimizer(Protocol):
-    """Changes a vector of parameters in place."""
-
-    @property
-    def state(self) -> Params: ...
-
-    def step(self, params: Array, gradient: Array, learning_rate: float) -> None: ...
 
 
 class PEARLKernel:
@@ -50,18 +38,21 @@ class PEARLKernel:
     def __init__(
         self,
         settings: PEARL,
-        discount: float,
         state: LearnerState,
-        optimizers: Mapping[TrainedName, Optimizer],
-        learning_rates: Mapping[TrainedName, float],
         *,
+        discount: float,
+        learning_rates: Mapping[TrainedName, float],
         parallel: ParallelMap = map,
     ) -> None:
         self._settings, self._discount, self._parallel = settings, discount, parallel
-        self._optimizers, self._learning_rates = optimizers, learning_rates
-        by_network = params_by_network(state)
-        self._layers = {name: layers_of(params) for name, params in by_network.items()}
-        self.params = {name: in_layer_order(params) for name, params in by_network.items()}
+        self._learning_rates, arrays = learning_rates, PEARLArrays.of(state)
+        self._num_updates = arrays.num_updates
+        self._layers = {name: layers_of(params) for name, params in arrays.params.items()}
+        self.params = {name: in_layer_order(params) for name, params in arrays.params.items()}
+        optimizer = IN_PLACE[settings.optimizer.name]
+        self._optimizers = {name: optimizer.of(kept) for name, kept in arrays.optimizers.items()}
+        for of in self._optimizers.values():
+            of.epsilon = ADAM_EPSILON
         self._parts: list[Part] = []
         self._shape: tuple[int, ...] = ()
 
@@ -79,10 +70,11 @@ class PEARLKernel:
         K, N, _ = self._shape
         return {name: value / (K if name in ("kl", "latent_std") else K * N) for name, value in sums.items()}
 
-    def state(self, num_updates: int) -> LearnerState:
-        """The state after the steps so far."""
+    def state(self) -> LearnerState:
+        """See GradientSteps."""
+        params = {name: flat.copies() for name, flat in self.params.items()}
         optimizers = {name: optimizer.state for name, optimizer in self._optimizers.items()}
-        return joined_state({name: flat.copies() for name, flat in self.params.items()}, optimizers, num_updates)
+        return PEARLArrays(params, optimizers, self._num_updates + 1).state()
 
     def _prepare(self, minibatch: Minibatch) -> None:
         assert minibatch.context is not None

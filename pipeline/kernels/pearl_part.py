@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 
+from metaloom.pipeline.algorithms.pearl.noise import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TRAINED
 from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams
 from metaloom.pipeline.kernels.posterior import Posterior, inference
 from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianSample
 from metaloom.pipeline.types import Array, Metrics, Minibatch, Transitions
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Standard normal noise of one gradient step.
-
-    Attributes:
-        latent: [K, Z], of the latent variables.
-        actions: [K, N, A], of the policy's actions.
-    """
-
-    latent: Array
-    actions: Array
 
 
 class Part:

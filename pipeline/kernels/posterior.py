@@ -1,4 +1,4 @@
-"""The posterior over a task's latent variable given its context, with derivatives written down: PEARL's fused kernel."""
+"""The posterior over a task's latent variable given its context, with derivatives written down, for PEARL's kernel."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from metaloom.pipeline.kernels.flat_networks import ALL, Activation, FlatNetwork, FlatParams, layer_paths
+from metaloom.pipeline.algorithms.off_policy.sac_state import TWINS
+from metaloom.pipeline.kernels.flat_networks import ALL, FlatNetwork, FlatParams
+from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.types import Array, ParallelMap
-
-NAMES = ("q1", "q2")
 
 
 class TwinQ:
@@ -22,16 +22,15 @@ class TwinQ:
         flat: the parameters and their gradient.
     """
 
-    def __init__(
-        self, params: Mapping[str, Array], num_hidden: int, activation: Activation, *, parallel: ParallelMap = map
-    ) -> None:
+    def __init__(self, params: Mapping[str, Array], spec: NetworkSpec, *, parallel: ParallelMap = map) -> None:
         """From parameters q1.* and q2.*, which are copied; `parallel` maps over the two networks."""
         self.flat = FlatParams(params)
-        self._networks = [FlatNetwork(self.flat, layer_paths(name, num_hidden), activation) for name in NAMES]
+        self._networks = [FlatNetwork.of(name, spec, self.flat) for name in TWINS]
         self._parallel = parallel
 
-    def values(self, inputs: Array) -> Array:
-        """[2, n] of inputs [n, O + A]; the next derivatives are about them."""
+    def values(self, observations: Array, actions: Array) -> Array:
+        """[2, n] of observations [n, O] and actions [n, A]; the next derivatives are about them."""
+        inputs = np.concatenate([observations, actions], axis=1)
 
         def work(network: FlatNetwork) -> Array:
             return network.forward(inputs)[:, 0]
