@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from metaloom.pipeline.algorithms import Algorithm, AlgorithmConfig
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.evaluation import EvaluationConfig
 from metaloom.pipeline.config.input import ConfigError, conversions, explain, load_config, override
@@ -111,28 +112,9 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _critic_takes_the_place_of_a_baseline(self) -> "RunConfig":
-        if self.has_critic and self.baseline.name != "zero":
-            raise ValueError(
-                f"baseline is {self.baseline.name} but {self.algorithm.name} has a critic instead; leave baseline out"
-            )
-        if getattr(self.algorithm, "advantage_scaling", "batch") == "running":
-            if not self.processing.normalize_advantages:
-                raise ValueError(
-                    "algorithm.advantage_scaling is running but processing.normalize_advantages is off, so nothing is "
-                    "scaled; leave one of them out"
-                )
-            if self.processing.adv_norm != "std":
-                raise ValueError(
-                    f"processing.adv_norm is {self.processing.adv_norm} but algorithm.advantage_scaling is running, "
-                    "which divides by the standard deviation; leave one of them out"
-                )
-        particles = getattr(self.algorithm, "num_particles", 1)
-        if self.algorithm.name == "svpg" and self.num_tasks != particles:
-            raise ValueError(
-                f"num_tasks is {self.num_tasks} but algorithm.num_particles is {particles}, and particles take the "
-                "places of tasks; leave num_tasks out"
-            )
+    def _settings_fit_each_other(self) -> "RunConfig":
+        if isinstance(self.algorithm, AlgorithmSettings) and (problem := next(self.algorithm.problems(self), None)):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -172,7 +154,7 @@ class RunConfig(Settings):
     @property
     def has_critic(self) -> bool:
         """Whether the algorithm is an actor-critic."""
-        return getattr(self.algorithm, "has_critic", False)
+        return isinstance(self.algorithm, AlgorithmSettings)
 
     @property
     def off_policy(self) -> bool:
@@ -189,10 +171,14 @@ class RunConfig(Settings):
         """Whether a task may have fewer than episodes_per_task episodes."""
         return self.min_steps is not None or self.min_rollouts is not None
 
+    @property
+    def starts_warm(self) -> bool:
+        """Whether the run starts from the learner of another one."""
+        return self.init_from is not None
+
     def build_algorithm(self) -> Algorithm:
-        """The algorithm as the stages use it: what one with a critic computes depends on the discount as well."""
-        builds = self.has_critic or self.off_policy
-        return self.algorithm.build(self.processing) if builds else self.algorithm  # pyright: ignore
+        """The algorithm as the stages use it, where it is not a Learner."""
+        return self.algorithm.build(self.processing) if self.off_policy else self.algorithm  # pyright: ignore
 
     @property
     def nominal_steps_per_iteration(self) -> int:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Generic, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from metaloom.pipeline.estimation.returns import discounted_returns, gae_to_next
 from metaloom.pipeline.types import Array, EpisodeBatch, Params
 
-Values = TypeVar("Values")
-"""NumPy arrays, or tensors where torch computes."""
-Other = TypeVar("Other")
-
 
 @dataclass(frozen=True)
-class Rows(Generic[Values]):
-    """Steps that a policy and its critic learn from: observations [n, O], actions, and n numbers each of the others.
+class Rows:
+    """Steps that a policy and its critic learn from.
 
     Attributes:
         observations: [n, O].
@@ -29,16 +25,19 @@ class Rows(Generic[Values]):
         targets: [n], for the critic.
     """
 
-    observations: Values
-    actions: Values
-    old_log_prob: Values
-    advantages: Values
-    old_values: Values
-    targets: Values
+    observations: Array
+    actions: Array
+    old_log_prob: Array
+    advantages: Array
+    old_values: Array
+    targets: Array
 
-    def map(self, change: Callable[[Values], Other]) -> Rows[Other]:
-        """The same fields, each changed."""
-        return Rows(*(change(getattr(self, field.name)) for field in fields(self)))
+    def __getitem__(self, which: Array | slice) -> Rows:
+        """Some of the rows, or all in another order."""
+        return Rows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+
+    def __len__(self) -> int:
+        return len(self.actions)
 
 
 @dataclass(frozen=True)

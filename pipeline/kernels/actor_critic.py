@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from metaloom.pipeline.estimation.experience import Experience, Rows
-from metaloom.pipeline.kernels.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
+from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams, layer_paths, prefixed, unprefixed
 from metaloom.pipeline.nn.distributions import LOG_2PI
 from metaloom.pipeline.nn.optimizers import IN_PLACE
 from metaloom.pipeline.nn.spec import NetworkSpec
@@ -227,10 +227,6 @@ class FusedSteps:
         """Of the policy's last loss, [D]."""
         return self._policy.gradient
 
-    def load(self, rows: Rows[Array]) -> Rows[Array]:
-        """The rows as they are."""
-        return rows
-
     def values(self, observations: Array) -> Array:
         """V [n] of observations [n, O]."""
         return self._critic_network.forward(observations)[:, 0]
@@ -239,7 +235,7 @@ class FusedSteps:
         """Log-probabilities [N] of the actions under the policy that acted."""
         return self._head.old_log_prob(experience.behavior, experience.actions)
 
-    def policy_gradient(self, rows: Rows[Array]) -> float:
+    def policy_gradient(self, rows: Rows) -> float:
         """Put the gradient of the policy's loss in place, shortened; returns its norm before."""
         objective = self._objective
         outputs = self._policy_network.forward(rows.observations)
@@ -248,7 +244,7 @@ class FusedSteps:
         self._policy_network.backward(self._head.backward(slopes, objective.entropy_coeff))
         return self._policy.clip_gradient(objective.max_grad_norm)
 
-    def critic_gradient(self, rows: Rows[Array], weight: float, max_norm: float | None = None) -> None:
+    def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
         """Put the gradient of `weight` times the critic's loss in place, shortened."""
         slopes = value_slopes(self.values(rows.observations), rows.old_values, rows.targets, self._objective.value_clip)
         self._critic_network.backward(weight * slopes[:, None])
@@ -263,7 +259,7 @@ class FusedSteps:
         """Move the critic against its gradient."""
         self._optimizers[1].step(self._critic.vector, self._critic.gradient, learning_rate)
 
-    def describe(self, rows: Rows[Array], behavior: Mapping[str, Array]) -> dict[str, float]:
+    def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
         """Losses, KL and entropy on all rows, by name."""
         clip_eps = self._objective.policy_clip
         outputs = self._policy_network.forward(rows.observations)
@@ -288,8 +284,8 @@ class FusedSteps:
         return LearnerState(self._policy.copies(), optimizer, self._critic.copies())
 
 
-def _network(flat: FlatParams, prefix: str, spec: NetworkSpec) -> Network:
-    return Network(flat, layer_paths(prefix, len(spec.hidden_sizes)), spec.activation)  # pyright: ignore
+def _network(flat: FlatParams, prefix: str, spec: NetworkSpec) -> FlatNetwork:
+    return FlatNetwork(flat, layer_paths(prefix, len(spec.hidden_sizes)), spec.activation)  # pyright: ignore
 
 
 def _head(policy: FlatParams, min_std: float, learn_std: bool) -> Head:
@@ -299,7 +295,7 @@ def _head(policy: FlatParams, min_std: float, learn_std: bool) -> Head:
 
 
 def _surrogates(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float) -> tuple[Array, Array]:
-    """R A and clip(r, 1 ± ε) A."""
+    """Return r A and clip(r, 1 ± ε) A."""
     ratio = np.exp(log_prob - old_log_prob)
     return ratio * advantages, np.clip(ratio, 1 - clip_eps, 1 + clip_eps) * advantages
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, SupportsFloat, TypeVar
+from typing import Protocol, SupportsFloat
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,18 +16,14 @@ from metaloom.pipeline.nn.distributions import Distribution, likelihood_ratio
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.nn.vector_optimizers import vector_optimizer
-from metaloom.pipeline.types import Array, LearnerState, Params
+from metaloom.pipeline.types import Array, LearnerState
 
 POLICY, CRITIC = "policy", "critic"
 """Prefixes of what a learner's state holds of each."""
 
-Values = TypeVar("Values")
-
 
 class Policy(Protocol):
     """Distributions of actions as functions of explicit parameters."""
-
-    def initialize(self, rng: np.random.Generator) -> Params: ...
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]: ...
 
@@ -37,7 +32,7 @@ class Policy(Protocol):
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution: ...
 
 
-class GradientSteps(Protocol[Values]):
+class GradientSteps(Protocol):
     """Working copies of a policy, its critic and their optimizers, whichever implementation changes them.
 
     Attributes:
@@ -56,10 +51,6 @@ class GradientSteps(Protocol[Values]):
         """Of the policy's last loss, [D]."""
         ...
 
-    def load(self, rows: Rows[Array]) -> Rows[Values]:
-        """Bring rows to where the steps are computed."""
-        ...
-
     def values(self, observations: Array) -> Array:
         """V [n] of observations [n, O]."""
         ...
@@ -68,11 +59,11 @@ class GradientSteps(Protocol[Values]):
         """Log-probabilities [N] of the actions under the policy that acted."""
         ...
 
-    def policy_gradient(self, rows: Rows[Values]) -> SupportsFloat:
+    def policy_gradient(self, rows: Rows) -> SupportsFloat:
         """Put the gradient of the policy's loss in place, shortened; returns its norm before."""
         ...
 
-    def critic_gradient(self, rows: Rows[Values], weight: float, max_norm: float | None = None) -> None:
+    def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
         """Put the gradient of `weight` times the critic's loss in place, shortened."""
         ...
 
@@ -84,7 +75,7 @@ class GradientSteps(Protocol[Values]):
         """Move the critic against its gradient."""
         ...
 
-    def describe(self, rows: Rows[Array], behavior: Mapping[str, Array]) -> dict[str, float]:
+    def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
         """Losses, KL and entropy on all rows, by name."""
         ...
 
@@ -120,36 +111,31 @@ class TorchSteps:
         """See GradientSteps."""
         return self._policy_params.gradient.cpu().numpy()
 
-    def load(self, rows: Rows[Array]) -> Rows[Tensor]:
-        """See GradientSteps."""
-        return rows.map(self._tensor)
-
     def values(self, observations: Array) -> Array:
         """See GradientSteps."""
         with torch.no_grad():
-            return self._values(self._tensor(observations)).cpu().numpy()
+            return self._values(observations).cpu().numpy()
 
     def old_log_prob(self, experience: Experience) -> Array:
         """See GradientSteps."""
-        behavior = {name: self._tensor(value) for name, value in experience.behavior.items()}
-        return self._policy.recorded(behavior).log_prob(self._tensor(experience.actions)).cpu().numpy()
+        acted = self._recorded(experience.behavior)
+        return acted.log_prob(self._tensor(experience.actions)).cpu().numpy()
 
-    def policy_gradient(self, rows: Rows[Tensor]) -> Tensor:
+    def policy_gradient(self, rows: Rows) -> Tensor:
         """L = policy loss - c H, with the entropy H and its weight c; see GradientSteps."""
         settings = self._settings
         now = self._distribution(rows.observations)
-        log_prob = now.log_prob(rows.actions)
-        loss = policy_loss(log_prob, rows.old_log_prob, rows.advantages, settings.policy_clip)
+        loss = self._policy_loss(now.log_prob(self._tensor(rows.actions)), rows)
         if settings.entropy_coeff:
             loss = loss - settings.entropy_coeff * now.entropy().mean()
         self._policy_params.backward(loss)
         return self._policy_params.clip_gradient(settings.max_grad_norm)
 
-    def critic_gradient(self, rows: Rows[Tensor], weight: float, max_norm: float | None = None) -> None:
+    def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
         """See GradientSteps."""
-        values = self._values(rows.observations)
-        loss = weight * value_loss(values, rows.old_values, rows.targets, self._settings.value_clip)
-        self._critic_params.backward(loss)
+        values, old_values = self._values(rows.observations), self._tensor(rows.old_values)
+        loss = value_loss(values, old_values, self._tensor(rows.targets), self._settings.value_clip)
+        self._critic_params.backward(weight * loss)
         self._critic_params.clip_gradient(max_norm)
 
     def step_policy(self, learning_rate: float, direction: Array | None = None) -> None:
@@ -166,20 +152,19 @@ class TorchSteps:
         self._critic_optimizer.step(self._critic_params.gradient, learning_rate)
 
     @torch.no_grad()
-    def describe(self, rows: Rows[Array], behavior: Mapping[str, Array]) -> dict[str, float]:
+    def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
         """See GradientSteps."""
-        loaded, clip_eps = self.load(rows), self._settings.policy_clip
-        now = self._distribution(loaded.observations)
-        acted = self._policy.recorded({name: self._tensor(value) for name, value in behavior.items()})
-        log_prob = now.log_prob(loaded.actions)
+        now = self._distribution(rows.observations)
+        values, targets = self._values(rows.observations), self._tensor(rows.targets)
+        log_prob = now.log_prob(self._tensor(rows.actions))
         described = {
-            "loss": policy_loss(log_prob, loaded.old_log_prob, loaded.advantages, clip_eps),
-            "value_loss": value_loss(self._values(loaded.observations), loaded.old_values, loaded.targets, None),
-            "kl": acted.kl(now).mean(),
+            "loss": self._policy_loss(log_prob, rows),
+            "value_loss": value_loss(values, values, targets, None),
+            "kl": self._recorded(behavior).kl(now).mean(),
             "entropy": now.entropy().mean(),
         }
-        if clip_eps is not None:
-            outside = (likelihood_ratio(log_prob, loaded.old_log_prob) - 1).abs() > clip_eps
+        if (clip_eps := self._settings.policy_clip) is not None:
+            outside = (likelihood_ratio(log_prob, self._tensor(rows.old_log_prob)) - 1).abs() > clip_eps
             described["clip_fraction"] = outside.double().mean()
         return {name: float(value) for name, value in described.items()}
 
@@ -188,12 +173,18 @@ class TorchSteps:
         optimizer = prefixed(self._policy_optimizer.state, POLICY) | prefixed(self._critic_optimizer.state, CRITIC)
         return LearnerState(self._policy_params.copies(), optimizer, self._critic_params.copies())
 
-    def _distribution(self, observations: Tensor) -> Distribution:
-        return self._policy.distribution(self._policy_params.params, observations)
+    def _policy_loss(self, log_prob: Tensor, rows: Rows) -> Tensor:
+        old_log_prob, advantages = self._tensor(rows.old_log_prob), self._tensor(rows.advantages)
+        return policy_loss(log_prob, old_log_prob, advantages, self._settings.policy_clip)
 
-    def _values(self, observations: Tensor) -> Tensor:
-        return self._critic(self._critic_params.params, observations).squeeze(-1)
+    def _distribution(self, observations: Array) -> Distribution:
+        return self._policy.distribution(self._policy_params.params, self._tensor(observations))
+
+    def _recorded(self, behavior: Mapping[str, Array]) -> Distribution:
+        return self._policy.recorded({name: self._tensor(value) for name, value in behavior.items()})
+
+    def _values(self, observations: Array) -> Tensor:
+        return self._critic(self._critic_params.params, self._tensor(observations)).squeeze(-1)
 
     def _tensor(self, array: Array) -> Tensor:
-        # Stored arrays may be read-only, which torch warns of; nothing here writes to them.
-        return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self._device)
+        return torch.from_numpy(array).to(self._device)

@@ -2,25 +2,210 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, GradientSteps, Policy, TorchSteps
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, GradientSteps, TorchSteps
 from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
-from metaloom.pipeline.algorithms.actor_critic.update import Update, position_of
+from metaloom.pipeline.algorithms.actor_critic.update import Update, estimated
 from metaloom.pipeline.algorithms.contract import Learner, Setup
-from metaloom.pipeline.algorithms.maml.gradient_based import NUM_UPDATES
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.estimation.experience import Estimate, Experience
+from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.kernels.actor_critic import FusedSteps
-from metaloom.pipeline.kernels.choice import choose_kernel
-from metaloom.pipeline.nn.device import use_device
+from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
+from metaloom.pipeline.kernels.flat_networks import prefixed
+from metaloom.pipeline.nn.device import DeviceName, use_device
 from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state, is_customary
 from metaloom.pipeline.policies.categorical import CategoricalPolicy
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step
+
+NUM_UPDATES = "num_updates"
+"""Name of the count of updates so far."""
+
+
+class ActorCriticLearner(Learner[Step, Sequence[Step]]):
+    """A policy and its critic; see Learner.
+
+    Attributes:
+        settings: of the algorithm.
+        policy: what acts.
+        critic: the network of the values.
+    """
+
+    def __init__(self, settings: ActorCritic, setup: Setup) -> None:
+        self.settings, self._setup, self._processing = settings, setup, setup.processing
+        self._device = use_device(cast(DeviceName, setup.device))
+        self._lr_factor = lr_factor(settings, settings.learning_rate)
+        self.policy = _policy(setup)
+        self.critic = build_network(
+            CRITIC,
+            setup.policy.critic_spec(
+                setup.observation_shape,
+                hidden_sizes=settings.critic_hidden_sizes,
+                observation_scale=setup.observation_scale,
+            ),
+        )
+        self.kernel = choose_kernel(
+            settings.kernel,
+            blockers=list(self._blockers()),
+            fused="plain networks on the CPU",
+        )
+
+    def initialize(self, *, run_seed: int) -> LearnerState:
+        """Return a policy and a critic that have learned nothing; see Learner."""
+        state = self.fresh(generator(run_seed, "initialize"))
+        moments = Moments() if self.settings.advantage_scaling == "running" else None
+        return self._counted(state, 0, moments)
+
+    def process(
+        self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
+    ) -> Samples:
+        """Estimate by the critic as it is before it learns from these episodes; see Learner."""
+        del seed, parallel
+        mask = episodes.mask
+        parts = zip(self.experiences(episodes), self.split(state), strict=True)
+        estimates = [estimated(e, self.steps(part), self.settings, self._processing) for e, part in parts]
+        raw = np.concatenate([estimate.advantages for estimate in estimates])
+        before = Moments.of(state)
+        moments = None if before is None else before.merged(raw[mask != 0])
+        return Samples(
+            returns=discounted_returns(episodes.rewards * mask, self._processing.discount).astype(np.float32),
+            values=np.concatenate([estimate.values for estimate in estimates]).astype(np.float32),
+            advantages=scaled(raw, mask, self._processing, moments).astype(np.float32),
+            mask=mask,
+        )
+
+    def update(
+        self,
+        state: LearnerState,
+        experience: Sequence[Step],
+        *,
+        run_seed: int,
+        iteration: int,
+        parallel: ParallelMap = map,
+    ) -> tuple[LearnerState, Metrics]:
+        """Run the critic's epochs, if it has some of its own, and the policy's; see Learner."""
+        del parallel
+        (step,) = experience
+        num_updates = int(state.extra[NUM_UPDATES])
+        steps = [self.steps(part) for part in self.split(state)]
+        update = Update(
+            self.settings,
+            self._processing,
+            steps,
+            self.experiences(step.episodes),
+            step.episodes.mask,
+            moments=Moments.of(state),
+            lr_factor=self._lr_factor(num_updates),
+            position=(run_seed, iteration),
+        )
+        update.take_samples(step.samples)
+        before = update.describe()
+        if (fit := self.settings.critic_fit) is not None:
+            update.fit_critics(fit)
+            update.reestimate()
+        described = update.train(lambda steps: self.directions(steps, num_updates))
+        after = update.describe()
+        updated = [of.state() for of in steps]
+        self._require_finite(updated)
+        metrics = {
+            "loss_before": before.pop("loss"),
+            "loss_after": after.pop("loss"),
+            "value_loss_before": before["value_loss"],
+            "value_loss_after": after.pop("value_loss"),
+            "entropy_after": after.pop("entropy"),
+            **after,
+            **described,
+        }
+        joined = self.joined(updated)
+        kept = LearnerState(joined.params, joined.optimizer, state.extra | joined.extra)
+        return self._counted(kept, num_updates + 1, update.moments), metrics
+
+    def fresh(self, rng: np.random.Generator) -> LearnerState:
+        """Return a policy and a critic that have learned nothing, without counters."""
+        params = self.policy.initialize(rng)
+        # The output layer is the last one with a matrix.
+        matrices = [name for name, shape in self.policy.network.shapes.items() if len(shape) > 1]
+        for name in matrices[-1:]:
+            params[name] *= np.float32(self.settings.initial_output_scale)
+        critic = self.critic.initialize(rng)
+        optimizer = self.settings.optimizer
+        states = prefixed(initial_state(optimizer, params), POLICY) | prefixed(initial_state(optimizer, critic), CRITIC)
+        return LearnerState(params, states, critic)
+
+    def steps(self, state: LearnerState) -> GradientSteps:
+        """Return working copies of a policy and its critic."""
+        if self.kernel.name == "torch":
+            return TorchSteps(self.settings, self.policy, self.critic, state, self._device)
+        policy, config = self.policy.network, self._setup.policy
+        return FusedSteps(
+            self.settings,
+            ((policy.prefix, policy.spec), (self.critic.prefix, self.critic.spec)),
+            self.settings.optimizer.name,
+            state,
+            min_std=config.min_std,
+            learn_std=config.learn_std,
+        )
+
+    def split(self, state: LearnerState) -> list[LearnerState]:
+        """Return the state of every policy: one learns from all tasks together."""
+        return [state]
+
+    def joined(self, states: Sequence[LearnerState]) -> LearnerState:
+        """Return one state of all policies."""
+        (state,) = states
+        return state
+
+    def experiences(self, episodes: EpisodeBatch) -> list[Experience]:
+        """Return what every policy learns from."""
+        return [Experience(episodes, slice(None))]
+
+    def directions(self, steps: Sequence[GradientSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
+        """Return what each policy's optimizer descends, None for its gradient, and what describes it."""
+        del num_updates
+        return [None] * len(steps), {}
+
+    def called(self, j: int) -> str:
+        """Return what follows the name of a part of policy j in a message."""
+        del j
+        return ""
+
+    def _counted(self, state: LearnerState, num_updates: int, moments: Moments | None) -> LearnerState:
+        counters = {NUM_UPDATES: np.array(num_updates, np.int64)} | (moments.stored() if moments else {})
+        return LearnerState(state.params, state.optimizer, state.extra | counters)
+
+    def _blockers(self) -> Iterator[str]:
+        yield from network_blockers(self.policy.network.spec, self.critic.spec, device=self._setup.device)
+        if not is_customary(self.settings.optimizer):
+            optimizer = self.settings.optimizer
+            yield f"optimizer is {optimizer.name}" + (f" with {optimizer.options}" if optimizer.options else "")
+
+    def _require_finite(self, states: Sequence[LearnerState]) -> None:
+        for j, state in enumerate(states):
+            for name, params in ((POLICY, state.params), (CRITIC, state.extra)):
+                if not all(np.isfinite(value).all() for value in params.values()):
+                    raise NumericalError(
+                        f"meta_optimize: parameters of the {name}{self.called(j)} are not finite after the update; "
+                        "required finite numbers. Lower algorithm.learning_rate or set algorithm.max_grad_norm"
+                    )
+
+
+def _policy(setup: Setup) -> GaussianPolicy | CategoricalPolicy:
+    config, shape, scale = setup.policy, setup.observation_shape, setup.observation_scale
+    if not setup.num_actions:
+        return GaussianPolicy(setup.observation_size, setup.action_size, config, shape, scale)
+    if options := config.std_options:
+        raise ConfigError(
+            f"policy: {options} is about a standard deviation, but the actions are Discrete({setup.num_actions}); "
+            "leave it out"
+        )
+    return CategoricalPolicy(setup.observation_size, setup.num_actions, config, shape, scale)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
+from metaloom.pipeline.config.processing import processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.schema import later
 
@@ -38,6 +39,7 @@ class ActorCritic(AlgorithmSettings, LearningRate):
 
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
+    inner_steps: ClassVar[int] = 0  # until all ask for adaptation_steps
 
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the samples of an iteration."""
@@ -85,10 +87,17 @@ class ActorCritic(AlgorithmSettings, LearningRate):
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Tell what does not fit an algorithm with a critic; see AlgorithmSettings."""
-        if run.baseline.name != "zero":
-            yield f"baseline is {run.baseline.name} but {self.name} has a critic instead; leave baseline out"
+        yield from critic_problems(self.name, run)
         if self.advantage_scaling == "running":
             yield from _scaling_problems(run)
+
+
+def critic_problems(name: str, run: RunSettings) -> Iterator[str]:
+    """Tell what a run with a critic has no use for."""
+    if run.baseline.name != "zero":
+        yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
+    for problem in processing_problems(run.processing, ("advantages",)):
+        yield f"{problem} (algorithm.name is {name})"
 
 
 def _scaling_problems(run: RunSettings) -> Iterator[str]:
