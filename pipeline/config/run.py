@@ -12,7 +12,6 @@ from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.evaluation import EvaluationConfig
 from metaloom.pipeline.config.input import ConfigError, conversions, explain, load_config, override
-from metaloom.pipeline.config.off_policy import off_policy_problems
 from metaloom.pipeline.config.processing import ProcessingConfig, processing_problems
 from metaloom.pipeline.config.sections import ReplayConfig, RetentionConfig, WarmStart
 from metaloom.pipeline.config.stopping import StoppingConfig
@@ -106,12 +105,6 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _off_policy_leaves_out_what_it_has_no_use_for(self) -> "RunConfig":
-        if self.off_policy and (problem := next(off_policy_problems(self), None)):
-            raise ValueError(problem)
-        return self
-
-    @model_validator(mode="after")
     def _settings_fit_each_other(self) -> "RunConfig":
         if isinstance(self.algorithm, AlgorithmSettings) and (problem := next(self.algorithm.problems(self), None)):
             raise ValueError(problem)
@@ -154,7 +147,7 @@ class RunConfig(Settings):
     @property
     def has_critic(self) -> bool:
         """Whether the algorithm is an actor-critic."""
-        return isinstance(self.algorithm, AlgorithmSettings)
+        return isinstance(self.algorithm, AlgorithmSettings) and self.algorithm.graph == "on_policy"
 
     @property
     def off_policy(self) -> bool:
