@@ -15,7 +15,7 @@ import numpy as np
 from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON
 from metaloom.pipeline.algorithms.pearl.noise import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import PEARLArrays, TrainedName
+from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays, TrainedName
 from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams
 from metaloom.pipeline.kernels.pearl_part import Part, context_features
 from metaloom.pipeline.kernels.posterior import Posterior, inference
@@ -75,6 +75,11 @@ class PEARLKernel:
         params = {name: flat.copies() for name, flat in self.params.items()}
         optimizers = {name: optimizer.state for name, optimizer in self._optimizers.items()}
         return PEARLArrays(params, optimizers, self._num_updates + 1).state()
+
+    @property
+    def gradients(self) -> dict[TrainedName, Array]:
+        """Of the last step by network, as vectors."""
+        return {name: self.params[name].gradient for name in TRAINED}
 
     def _prepare(self, minibatch: Minibatch) -> None:
         assert minibatch.context is not None

@@ -159,8 +159,7 @@ class PEARLDefinition:
             next_values = self._value("target_v", batch.next_observations, z)
         targets = td_targets(settings, batch, self._discount, next_values)
         loss_q = critic_loss(self._q(batch.observations, batch.actions, z, learn=True), targets)
-        self._flat["encoder"].gradient.zero_()
-        self._q.flat.backward(loss_q + settings.kl_weight * kl.sum())
+        self._q.backward(loss_q + settings.kl_weight * kl.sum(), self._flat["encoder"])
         self._descend("q1", "q2", "encoder")
 
         z = z.detach()
@@ -182,7 +181,7 @@ class PEARLDefinition:
     def state(self) -> LearnerState:
         """See GradientSteps."""
         params = {name: unprefixed(self._flat[name].copies(), prefix) for name, prefix in self._prefixes.items()}
-        twins = self._q.flat.copies()
+        twins = self._q.copies()
         params |= {name: unprefixed(twins, name) for name in TWINS}
         optimizers = {name: optimizer.state for name, optimizer in self._optimizers.items()}
         return PEARLArrays(params, optimizers, self._num_updates + 1).state()
@@ -195,6 +194,6 @@ class PEARLDefinition:
             self._optimizers[name].step(self.gradients[name], self._learning_rates[name])
 
     def _by_network(self, part: Literal["vector", "gradient"]) -> dict[TrainedName, Tensor]:
-        first, second = getattr(self._q.flat, part).chunk(2)
+        first, second = getattr(self._q, part).chunk(2)
         own: dict[TrainedName, Tensor] = {name: getattr(self._flat[name], part) for name in ("policy", "encoder", "v")}
         return own | {"q1": first, "q2": second}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -50,6 +50,7 @@ class PEARLLearner(OffPolicyLearner[Context, Noise]):
     """
 
     metrics = METRICS
+    lower = "algorithm.reward_scale or the learning rates of algorithm"
 
     def __init__(self, settings: PEARL, setup: Setup) -> None:
         self.settings, self._setup, self._device = settings, setup, use_device(setup.device)
@@ -142,6 +143,10 @@ class PEARLLearner(OffPolicyLearner[Context, Noise]):
         shape = minibatch.transitions.actions.shape
         latent = rng.standard_normal((shape[0], self.settings.latent_size), np.float32)
         return Noise(latent, rng.standard_normal(shape, np.float32))
+
+    def networks_of(self, state: LearnerState) -> Mapping[NetworkName, Params]:
+        """See OffPolicyLearner."""
+        return PEARLArrays.of(state).params
 
     def update(
         self,
