@@ -18,7 +18,7 @@ from metaloom.pipeline.algorithms.off_policy.twin_q import TwinQ
 from metaloom.pipeline.algorithms.pearl.networks import PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.noise import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import TRAINED, TWINS, NetworkName, PEARLArrays, TrainedName
+from metaloom.pipeline.algorithms.pearl.state import TRAINED, TWINS, PEARLArrays
 from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
@@ -110,14 +110,14 @@ class PEARLDefinition:
         state: LearnerState,
         *,
         discount: float,
-        learning_rates: Mapping[TrainedName, float],
+        learning_rates: Mapping[str, float],
         device: torch.device,
     ) -> None:
         self._settings, self._discount, self._networks = settings, discount, networks
         self._learning_rates, arrays = learning_rates, PEARLArrays.of(state)
         self._num_updates = arrays.num_updates
         # The target V has the names of V, so that the same network evaluates it.
-        self._prefixes: dict[NetworkName, str] = {
+        self._prefixes: dict[str, str] = {
             "policy": networks.policy.prefix,
             "encoder": networks.encoder.prefix,
             "v": networks.v.prefix,
@@ -189,11 +189,11 @@ class PEARLDefinition:
     def _value(self, name: Literal["v", "target_v"], observations: Tensor, z: Tensor) -> Tensor:
         return self._networks.v(self._flat[name].params, torch.cat([observations, z], -1))[:, 0]
 
-    def _descend(self, *names: TrainedName) -> None:
+    def _descend(self, *names: str) -> None:
         for name in names:
             self._optimizers[name].step(self.gradients[name], self._learning_rates[name])
 
-    def _by_network(self, part: Literal["vector", "gradient"]) -> dict[TrainedName, Tensor]:
+    def _by_network(self, part: Literal["vector", "gradient"]) -> dict[str, Tensor]:
         first, second = getattr(self._q, part).chunk(2)
-        own: dict[TrainedName, Tensor] = {name: getattr(self._flat[name], part) for name in ("policy", "encoder", "v")}
+        own: dict[str, Tensor] = {name: getattr(self._flat[name], part) for name in ("policy", "encoder", "v")}
         return own | {"q1": first, "q2": second}

@@ -18,7 +18,7 @@ from metaloom.pipeline.algorithms.pearl.definition import METRICS, PEARLDefiniti
 from metaloom.pipeline.algorithms.pearl.networks import POLICY_OUTPUT_LIMIT, PEARLNetworks, initialize
 from metaloom.pipeline.algorithms.pearl.noise import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import TRAINED, NetworkName, PEARLArrays, TrainedName
+from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
 from metaloom.pipeline.kernels import pearl as kernel
 from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
 from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
@@ -74,7 +74,7 @@ class PEARLLearner(OffPolicyLearner[Context, Noise]):
         rng, networks = generator(run_seed, "initialize"), self.networks
         policy = initialize(networks.policy, rng, output_limit=POLICY_OUTPUT_LIMIT)
         encoder, q1, q2, v = (initialize(of, rng) for of in (networks.encoder, networks.q, networks.q, networks.v))
-        params: dict[NetworkName, Params] = {
+        params: dict[str, Params] = {
             "policy": unprefixed(policy, networks.policy.prefix),
             "encoder": unprefixed(encoder, networks.encoder.prefix),
             "q1": unprefixed(q1, networks.q.prefix),
@@ -129,9 +129,7 @@ class PEARLLearner(OffPolicyLearner[Context, Noise]):
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Noise]:
         """See OffPolicyLearner."""
         num_updates, discount = PEARLArrays.of(state).num_updates, self._setup.processing.discount
-        rates: dict[TrainedName, float] = {
-            name: self._rates[name] * self._lr_factors[name](num_updates) for name in TRAINED
-        }
+        rates: dict[str, float] = {name: self._rates[name] * self._lr_factors[name](num_updates) for name in TRAINED}
         if self.kernel.name == "fused":
             return kernel.PEARLKernel(self.settings, state, discount=discount, learning_rates=rates, parallel=parallel)
         return PEARLDefinition(
@@ -144,7 +142,7 @@ class PEARLLearner(OffPolicyLearner[Context, Noise]):
         latent = rng.standard_normal((shape[0], self.settings.latent_size), np.float32)
         return Noise(latent, rng.standard_normal(shape, np.float32))
 
-    def networks_of(self, state: LearnerState) -> Mapping[NetworkName, Params]:
+    def networks_of(self, state: LearnerState) -> Mapping[str, Params]:
         """See OffPolicyLearner."""
         return PEARLArrays.of(state).params
 
