@@ -102,7 +102,8 @@ class Point:
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
         """[K, C, Z]; see Inference."""
         del noise, kl_weight
-        return np.broadcast_to((latent_errors / self._shape[1])[:, None], self._shape)
+        errors: Array = latent_errors / self._shape[1]
+        return np.broadcast_to(errors[:, None], self._shape)
 
 
 def inference(use_information_bottleneck: bool) -> Inference:

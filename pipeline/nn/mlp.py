@@ -14,7 +14,7 @@ from torch import Tensor
 from metaloom.pipeline.nn.spec import MLP, NetworkSpec, Shapes, layer_names, parameter_shapes
 from metaloom.pipeline.types import Params
 
-__all__ = ["activation", "affine", "initialize_mlp", "initialize_shapes", "layer_names", "mlp"]
+__all__ = ["activation", "affine", "initialize_mlp", "initialize_shapes", "layer_names", "mlp", "scaled"]
 
 
 def initialize_mlp(
@@ -71,6 +71,14 @@ def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
     return torch.baddbmm(bias.unsqueeze(1), inputs, kernel)
 
 
+def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
+    """Inputs with their observations divided by the scale; what is behind them stays as it is."""
+    if spec.input_scale == 1:
+        return inputs
+    observations, extra = inputs[..., : spec.observation_size], inputs[..., spec.observation_size :]
+    return torch.cat([observations / spec.input_scale, extra], -1)
+
+
 @cache
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """An activation by one of the names in ACTIVATIONS; it may change what it is given."""
@@ -79,12 +87,14 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _tanh(values: Tensor) -> Tensor:
-    # In place: the product before it keeps its factors, not its result, so autograd needs no second buffer.
-    return cast(Tensor, _InPlaceTanh.apply(values)) if values.device.type == "cpu" else torch.tanh(values)
+    # Of many tasks in place: the product before it keeps its factors, not its result, so autograd needs no second
+    # buffer. A minibatch without a task axis is over sooner than the call of a function that is written in Python.
+    in_place = values.dim() == 3 and values.device.type == "cpu"
+    return cast(Tensor, _InPlaceTanh.apply(values)) if in_place else torch.tanh(values)
 
 
 class _InPlaceTanh(torch.autograd.Function):
-    """NumPy's tanh, which acting policies use too and which is many times as fast as torch's on one core."""
+    """NumPy's tanh, which acting policies use too."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:

@@ -24,7 +24,8 @@ class TransitionTensors(NamedTuple):
 def tensor_like(like: Tensor, array: Array) -> Tensor:
     """A copy of an array on the device of a tensor, and in its precision unless it holds integers."""
     dtype = torch.int64 if array.dtype == np.int64 else like.dtype
-    return torch.from_numpy(array).to(like.device, dtype)
+    tensor: Tensor = torch.from_numpy(array)
+    return tensor.to(like.device, dtype)
 
 
 def transitions_like(like: Tensor, transitions: Transitions) -> TransitionTensors:

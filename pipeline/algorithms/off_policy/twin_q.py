@@ -41,10 +41,13 @@ class TwinQ(FlatTensors):
 
     def backward(self, loss: Tensor, *others: FlatTensors) -> None:
         """Put the gradient of a loss into `gradient`, and into those of others that it depends on."""
-        pairs = [*zip(self._leaves.values(), self._gradients.values(), strict=True)]
-        pairs += [(leaf, leaf.grad) for other in others for leaf in other.params.values() if leaf.grad is not None]
-        leaves, gradients = zip(*pairs, strict=True)
-        torch._foreach_copy_(gradients, torch.autograd.grad(loss, leaves))
+        leaves, gradients = [*self._leaves.values()], [*self._gradients.values()]
+        for other in others:
+            leaves += other.params.values()
+            gradients += (leaf.grad for leaf in other.params.values() if leaf.grad is not None)
+        # Not by autograd's own adding up: it warns of leaves [2, ...] that do not lie close together.
+        for gradient, value in zip(gradients, torch.autograd.grad(loss, leaves, materialize_grads=True), strict=True):
+            gradient.copy_(value)
 
     def _stacked(self, vector: Tensor) -> dict[str, Tensor]:
         """Views [2, ...] of a vector, by the names of the first network."""

@@ -92,7 +92,8 @@ def infer(settings: PEARL, encoder: Network, params: Mapping[str, Tensor], conte
     features = [context.observations, context.actions, context.rewards[..., None]]
     if settings.use_next_obs_in_context:
         features.append(context.next_observations)
-    outputs = encoder(params, torch.cat(features, -1).flatten(0, 1)).unflatten(0, context.rewards.shape)
+    K, C = context.rewards.shape
+    outputs = encoder(params, torch.cat(features, -1).flatten(0, 1)).view(K, C, -1)
     return posterior(outputs) if settings.use_information_bottleneck else point(outputs)
 
 
