@@ -5,8 +5,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from metaloom.flows.graph.iteration_stages import Load
+
 from metaloom.flows.graph.replay_memory import ReplayMemory
 from metaloom.pipeline.replay.columns import TransitionColumns
 from metaloom.pipeline.replay.index import MemoryView

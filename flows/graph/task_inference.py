@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import cast
 
 import numpy as np
-
 from metaloom.flows.graph.iteration_stages import Load, StageOutput, evaluation_refs
+
 from metaloom.flows.graph.off_policy import BEFORE_ITERATIONS, FILL_MEMORY, INITIALIZE, OffPolicyStages
 from metaloom.pipeline.algorithms.pearl.rounds import Round
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
