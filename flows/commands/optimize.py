@@ -173,7 +173,7 @@ def sweep(
     points = [tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True)) for point in _product(grid)]
     variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]
     with stages_of(config, Backend(workers=0)) as stages:
-        again = _Again(run, stages, _stage_ref(stages, iteration, stage or run.last_stage, step))
+        again = _Again(run, stages, _stage_ref(stages, iteration, stage or run.stages.last, step))
         for words, changed in variants:
             again.check(changed, words)
         stored = again.outcome(config, ())

@@ -104,7 +104,7 @@ def train(
             capacity=config.iterations,
             environment=environment(stages),
             retention=retention_of(config),
-            last_stage=stages.graph.table.last,
+            stages=stages.graph.table,
         ) as writer,
     ):
         return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
@@ -246,7 +246,7 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
         writer.put(
             ref,
             value,
-            inputs=stages.listed_inputs(ref),
+            inputs=stages.inputs(ref),
             seed_position=stages.seed_position(ref),
             started=started,
             seconds=took,

@@ -23,6 +23,7 @@ class Context:
 
     Attributes:
         config: the run's settings.
+        setup: what the learner was built for.
         learner: the algorithm, built for the run.
         env: one environment of the run, for its spaces and tasks.
         rollouts: where episodes are collected.
@@ -30,6 +31,7 @@ class Context:
     """
 
     config: RunConfig
+    setup: Setup
     learner: Learner[Any, Any]
     env: MetaEnv
     rollouts: RolloutWorkers
@@ -43,11 +45,15 @@ class Context:
         Raises:
             ConfigError: the algorithm or an option is not for such an environment.
         """
-        return cls(config, learner_of(config), make_env(config.env), rollouts, parallel)
+        # Which actions there are is told before a scale of them is asked for, which discrete ones do not have.
+        setup = setup_of(config, make_env(config.env.model_copy(update={"action_scale": None})))
+        learner = build_learner(config, setup)
+        return cls(config, setup, learner, make_env(config.env), rollouts, parallel)
 
     def under(self, config: RunConfig) -> Self:
         """The same under settings that leave the environment as it is."""
-        return replace(self, config=config, learner=learner_of(config), _kept={})
+        setup = setup_of(config, self.env)
+        return replace(self, config=config, setup=setup, learner=build_learner(config, setup), _kept={})
 
     def start(self, update: Update) -> LearnerState:
         """A stored learner as the iteration behind it acts and learns with it."""
@@ -58,16 +64,6 @@ class Context:
         if name not in self._kept:
             self._kept[name] = build()
         return cast(T, self._kept[name])
-
-
-def learner_of(config: RunConfig) -> Learner[Any, Any]:
-    """The algorithm of a run, built for its environment.
-
-    Raises:
-        ConfigError: the algorithm or an option is not for such an environment.
-    """
-    # Which actions there are is told before a scale of them is asked for, which discrete ones do not have.
-    return build_learner(config, setup_of(config, make_env(config.env.model_copy(update={"action_scale": None}))))
 
 
 def setup_of(config: RunConfig, env: MetaEnv) -> Setup:

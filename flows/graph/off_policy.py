@@ -1,5 +1,194 @@
 """Off-policy runs: an update learns from transitions of all iterations so far, so the store is the replay buffer.
 
 What a stage reads of earlier iterations is a Span: `sample_transitions` reads the lengths of episodes, `update` the
-batches that hold the rows drawn. What of them is in memory already is not read again, which changes no bit.
+batches that hold the rows that were drawn. What of them is in memory is not read again, which changes no bit.
 """
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+from metaloom.pipeline.replay.buffer import ReplayBuffer
+
+from metaloom.flows.graph.common import INITIALIZE, SAMPLE_TASKS, evaluated, evaluation, position, state_before
+from metaloom.flows.graph.context import Context
+from metaloom.flows.graph.legacy_learners import OffPolicyLearner, OffPolicyPlan, off_policy_plan
+from metaloom.flows.graph.outputs import SpanOutputs
+from metaloom.flows.graph.replay import BEFORE_ITERATIONS, Collected, StoredReplay
+from metaloom.flows.graph.stage import ITERATION, ONCE, Graph, Input, Stage
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.types import Array, EpisodeBatch, Minibatches, TaskBatch, TaskParams, Update
+from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.stages.sample_transitions import sample_transitions
+from metaloom.stages.update import update
+from metaloom.storage import Span, StageRef
+
+MIB = 2**20
+
+
+def plan_of(config: RunConfig) -> OffPolicyPlan:
+    """What a run collects, and what its gradient steps draw."""
+    return off_policy_plan(config)
+
+
+def replay_of(context: Context, num_buffers: int, context_rewards: Callable[[Array], Array] | None) -> StoredReplay:
+    """A run's replay buffer, which lasts as long as the context.
+
+    Args:
+        context: of the run.
+        num_buffers: tasks with a replay buffer of their own.
+        context_rewards: what a task is inferred from shows these rewards in place of the stored ones.
+    """
+    config, setup = context.config, context.setup
+    most_rows = plan_of(config).most_transitions(
+        iterations=config.iterations,
+        num_tasks=config.num_tasks,
+        all_tasks=num_buffers,
+        max_episode_steps=config.max_episode_steps,
+    )
+    build = lambda: StoredReplay(  # noqa: E731
+        ReplayBuffer(
+            TransitionColumns(setup.observation_size, setup.action_size),
+            cache_bytes=config.replay.cache_mib * MIB,
+            max_rows=most_rows,
+            context_rewards=context_rewards,
+        )
+    )
+    return context.keep("replay", build)
+
+
+def draw_transitions(
+    context: Context,
+    replay: StoredReplay,
+    rounds: SpanOutputs,
+    collected: Callable[[StageRef, int], Collected],
+    *,
+    num_env_steps: int,
+    task_ids: Sequence[int],
+) -> Minibatches:
+    """Rows for the gradient steps of the last iteration of a span of rounds, which had so many environment steps."""
+    config, plan = context.config, plan_of(context.config)
+    return sample_transitions(
+        replay.view(rounds, collected),
+        num_updates=plan.gradient_steps(num_env_steps),
+        max_updates=plan.gradient_steps(config.episodes_per_task * config.max_episode_steps),
+        task_ids=task_ids,
+        num_tasks=plan.tasks_per_gradient_step,
+        batch_size=plan.batch_size,
+        context_size=plan.context_size,
+        buffer_size=plan.memory_size,
+        run_seed=config.seed,
+        iteration=rounds.span.last,
+    )
+
+
+def _state(i: int) -> Mapping[str, Input]:
+    return state_before(UPDATE, i)
+
+
+def _rounds(i: int) -> Mapping[str, Input]:
+    """All that was collected so far."""
+    return {"rounds": Span((FILL_MEMORY.name, COLLECT_ROLLOUTS.name), 0, i)}
+
+
+def _own(i: int) -> Mapping[str, Input]:
+    """What an iteration itself collected, which its metrics describe; before the first also what filled the buffer."""
+    return {"episodes": COLLECT_ROLLOUTS.at(i)} | ({} if i else {"fill": FILL_MEMORY.at(0)})
+
+
+def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeBatch:
+    """Episodes by actions drawn uniformly, or by a policy that was trained before."""
+    config, filling = context.config, plan_of(context.config).filling
+    tasks = sample_tasks(context.env, num_tasks=config.num_tasks, run_seed=config.seed, iteration=i)
+    learner = cast(OffPolicyLearner, context.learner)
+    params = TaskParams({}) if filling.actor == "uniform" else learner.filling_params(state.learner, len(tasks))
+    assert filling.steps is not None, "the buffer of a single task is filled by steps"
+    rollouts = context.rollouts.filling(filling.steps, actor=filling.actor)
+    return rollouts.collect(params, tasks, position(config, BEFORE_ITERATIONS, k))
+
+
+def _collect_rollouts(context: Context, i: int, k: int, *, state: Update, tasks: TaskBatch) -> EpisodeBatch:
+    params = context.learner.acting_params(context.start(state), len(tasks))
+    return context.rollouts.collect(params, tasks, position(context.config, i, k))
+
+
+def _sample_transitions(context: Context, i: int, k: int, *, rounds: SpanOutputs) -> Minibatches:
+    num_env_steps = int(rounds.lengths(COLLECT_ROLLOUTS.at(i, k)).sum())
+    return draw_transitions(context, _replay(context), rounds, _collected, num_env_steps=num_env_steps, task_ids=[0])
+
+
+def _collected(ref: StageRef, num_tasks: int) -> Collected:
+    iteration = BEFORE_ITERATIONS if ref.stage == FILL_MEMORY.name else ref.iteration
+    return Collected(iteration, np.zeros(num_tasks, np.int64), in_context=False)
+
+
+def _update(
+    context: Context,
+    i: int,
+    k: int,
+    *,
+    state: Update,
+    rounds: SpanOutputs,
+    drawn: Minibatches,
+    episodes: EpisodeBatch,
+    fill: EpisodeBatch | None = None,
+) -> Update:
+    del k
+    return update(
+        context.learner,
+        context.start(state),
+        _replay(context).minibatches(rounds, drawn),
+        {0: [episodes]},
+        fill=[] if fill is None else [fill],
+        run_seed=context.config.seed,
+        iteration=i,
+        parallel=context.parallel,
+    )
+
+
+def _replay(context: Context) -> StoredReplay:
+    return replay_of(context, 1, None)
+
+
+FILL_MEMORY = Stage(
+    "fill_memory",
+    ONCE,
+    lambda config, i, k: {"state": INITIALIZE.at(0)},
+    EpisodeBatch,
+    _fill_memory,
+    group="memory_fill",
+    samples=True,
+)
+COLLECT_ROLLOUTS = Stage(
+    "collect_rollouts",
+    ITERATION,
+    lambda config, i, k: {**_state(i), "tasks": SAMPLE_TASKS.at(i)},
+    EpisodeBatch,
+    _collect_rollouts,
+    group="rollouts_{step}",
+    samples=True,
+)
+SAMPLE_TRANSITIONS = Stage(
+    "sample_transitions",
+    ITERATION,
+    lambda config, i, k: _rounds(i),
+    Minibatches,
+    _sample_transitions,
+    group="minibatches",
+    thinnable=True,
+)
+UPDATE = Stage(
+    "update",
+    ITERATION,
+    lambda config, i, k: {**_state(i), **_rounds(i), "drawn": SAMPLE_TRANSITIONS.at(i), **_own(i)},
+    Update,
+    _update,
+    group="learner",
+    ends_iteration=True,
+)
+OFF_POLICY = Graph(
+    "off_policy",
+    (INITIALIZE, FILL_MEMORY, SAMPLE_TASKS, COLLECT_ROLLOUTS, SAMPLE_TRANSITIONS, UPDATE, evaluation(UPDATE)),
+    evaluated,
+)

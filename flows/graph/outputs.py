@@ -1,6 +1,5 @@
 """Where stages find what other stages gave."""
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from metaloom.flows.graph.stage import Graph
@@ -39,9 +38,9 @@ class SpanOutputs:
         self.span = span
         self._graph, self._config, self._outputs = graph, config, outputs
 
-    def refs(self, first: int = 0) -> Iterator[StageRef]:
-        """Go through the outputs from an iteration on, in the order in which they were computed."""
-        return self._graph.within(self._config, self.span, first)
+    def refs(self, iteration: int) -> list[StageRef]:
+        """Return the outputs of an iteration, in the order in which they were computed."""
+        return self._graph.within(self._config, self.span, iteration)
 
     def load(self, ref: StageRef) -> Any:
         """Return one of the outputs; of each of these three, ValueError where it is not in the span."""

@@ -63,18 +63,12 @@ class Runner:
         inputs = self.graph.inputs(self.config, ref).values()
         return [one for wanted in inputs for one in (wanted if isinstance(wanted, tuple) else (wanted,))]
 
-    def listed_inputs(self, ref: StageRef) -> list[StageRef]:
-        """Until records hold spans."""
-        return [
-            one
-            for o in self.inputs(ref)
-            for one in (self.graph.within(self.config, o) if isinstance(o, Span) else (o,))
-        ]
-
     def upstream(self, ref: StageRef) -> list[StageRef]:
-        """The stages of a stage's inputs, of a span those of its last iteration: the ones before are known to be done."""
-        newest = [Span(o.stages, o.last, o.last) if isinstance(o, Span) else o for o in self.inputs(ref)]
-        return [one for o in newest for one in (self.graph.within(self.config, o) if isinstance(o, Span) else (o,))]
+        """The stages of a stage's inputs; of a span those of its last iteration, since what came before is done."""
+        found: list[StageRef] = []
+        for wanted in self.inputs(ref):
+            found += self.graph.within(self.config, wanted, wanted.last) if isinstance(wanted, Span) else [wanted]
+        return list(dict.fromkeys(found))
 
     def seed_position(self, ref: StageRef) -> tuple[int, ...]:
         """Where in the run's random streams a stage draws."""

@@ -4,7 +4,7 @@ What else must know about stages reads it from here: the order of an iteration, 
 what replaying and thinning need, the debugger's variables, the store's groups, choices on the command line, diagrams.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -150,7 +150,6 @@ class Graph:
         """What a stage reads, by the name that it gets it under."""
         return self[ref.stage].inputs(config, ref.iteration, ref.step)
 
-    def within(self, config: RunConfig, span: Span, first: int = 0) -> Iterator[StageRef]:
-        """The outputs of a span in the order in which they are computed, from an iteration on."""
-        for i in range(max(span.first, first), span.last + 1):
-            yield from span.of(self.order(config, i))
+    def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:
+        """The outputs of a span that are of an iteration, in the order in which they are computed."""
+        return span.of(self.order(config, iteration))

@@ -1,6 +1,7 @@
 """The stages of a run as the store knows them: data that run.json keeps, so that any table of stages can be stored."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,9 @@ from metaloom.storage.format.refs import StageRef
 
 LEARNER = "learner"
 """The group of what an update learned; the learner that iteration i starts from is its row i."""
+
+METRICS_GROUP = "metrics"
+"""The group of the metrics of an iteration, which are written with its update."""
 
 STEP = "{step}"
 """Stands for the inner step in the name of a group."""
@@ -86,10 +90,20 @@ class StageTable:
         """The stage whose output ends an iteration, stored or not."""
         return StageRef(iteration, self.last)
 
-    def named(self, group: str) -> str | None:
-        """The stage whose outputs a group holds, None if there is none; "rollouts" stands for "rollouts_{step}"."""
+    def writing(self, group: str) -> StoredStage | None:
+        """The stage whose outputs are in a group below `data.zarr`, such as rollouts_0; one of them for the learner."""
+        pattern = re.sub(r"_\d{1,4}$", f"_{STEP}", group)
+        return next((stage for stage in self.stages if stage.group in (group, pattern)), None)
+
+    def named(self, group: str) -> str:
+        """The stage whose outputs a group holds, "" if there is none; "rollouts" stands for "rollouts_{step}"."""
         found = (stage.name for stage in self.stages if stage.group in (group, f"{group}_{STEP}"))
-        return next(found, None)
+        return next(found, "")
+
+    def in_group(self, group: str, iteration: int, step: int = 0) -> StageRef | None:
+        """The output that a group holds of an iteration and inner step, stored or not; None as for `named`."""
+        name = self.named(group)
+        return StageRef(iteration, name, step) if name else None
 
     def yielding(self, output: str) -> tuple[str, ...]:
         """The stages whose outputs are of a type, by its name."""
@@ -135,26 +149,38 @@ class StageTable:
         return n
 
 
-def _earlier(last_stage: str, thinnable: Sequence[str]) -> StageTable:
-    about = {
-        "initialize": (LEARNER, "Update"),
-        "fill_memory": ("memory_fill", "EpisodeBatch"),
-        "sample_tasks": ("tasks", "TaskBatch"),
-        "collect_rollouts": ("rollouts_{step}", "EpisodeBatch"),
-        "process_samples": ("samples_{step}", "Samples"),
-        "adapt": ("adapted_{step}", "TaskParams"),
-        "sample_transitions": ("minibatches", "Minibatches"),
-        last_stage: (LEARNER, "Update"),
-        "evaluate": ("evaluation", "Evaluation"),
-    }
-    return StageTable(
-        StoredStage(name, group, output, name in thinnable, name == last_stage)
-        for name, (group, output) in about.items()
-    )
+def _learner(name: str, *, ends_iteration: bool) -> StoredStage:
+    return StoredStage(name, LEARNER, "Update", ends_iteration=ends_iteration)
 
+
+_FIRST = _learner("initialize", ends_iteration=False)
+_TASKS = StoredStage("sample_tasks", "tasks", "TaskBatch")
+_ADAPT = StoredStage("adapt", "adapted_{step}", "TaskParams", thinnable=True)
+_EVALUATE = StoredStage("evaluate", "evaluation", "Evaluation")
 
 EARLIER = {
-    "meta_optimize": _earlier("meta_optimize", ("collect_rollouts", "process_samples", "adapt")),
-    "update": _earlier("update", ("adapt", "sample_transitions")),
+    "meta_optimize": StageTable(
+        (
+            _FIRST,
+            _TASKS,
+            StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch", thinnable=True),
+            StoredStage("process_samples", "samples_{step}", "Samples", thinnable=True),
+            _ADAPT,
+            _learner("meta_optimize", ends_iteration=True),
+            _EVALUATE,
+        )
+    ),
+    "update": StageTable(
+        (
+            _FIRST,
+            StoredStage("fill_memory", "memory_fill", "EpisodeBatch"),
+            _TASKS,
+            StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch"),
+            _ADAPT,
+            StoredStage("sample_transitions", "minibatches", "Minibatches", thinnable=True),
+            _learner("update", ends_iteration=True),
+            _EVALUATE,
+        )
+    ),
 }
 """The tables of runs of format metaloom/1 whose run.json does not hold theirs, by the stage that ends iterations."""

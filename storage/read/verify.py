@@ -12,6 +12,7 @@ from metaloom.storage.format.arrays import read_metadata
 from metaloom.storage.format.digests import array_digests, output_digest
 from metaloom.storage.format.records import StageRecord
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.stages import EARLIER, StageTable
 from metaloom.storage.keep.thinning import FOLDER as THINNED
 from metaloom.storage.keep.thinning import marked_iteration, marker_path
 from metaloom.storage.read.ancestry import boundaries
@@ -20,11 +21,12 @@ from metaloom.storage.read.history import chain_problems
 from metaloom.storage.remote.checks import problems
 from metaloom.storage.remote.log import RemoteLog, follow
 from metaloom.storage.remote.places import folder_of
-from metaloom.storage.run import last_stage_of, read_info
+from metaloom.storage.run import read_info
 from metaloom.storage.write.sessions import PART_NAME, SESSION_NAME, read_session
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
 _CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
+_EARLIEST = next(iter(EARLIER.values()))
 _TABLE_NAME = re.compile(r"\d{8}\.parquet")
 
 
@@ -71,7 +73,7 @@ class _Verification:
         _require_run(root)
         self.root = root
         self.remote = remote
-        self.files = CommittedFiles(root, remote)
+        self.files = CommittedFiles(root, _EARLIEST, remote)
         self.records: dict[StageRef, StageRecord] = {}
         self.unreadable: set[StageRef] = set()
         self.thinned: dict[StageRef, str] = {}
@@ -79,8 +81,8 @@ class _Verification:
 
     def damage(self) -> Iterator[Damage]:
         info = yield from self._info()
+        self.files = CommittedFiles(self.root, self._stages(info), self.remote)
         yield from self._read_records()
-        self.files = CommittedFiles(self.root, self.remote, last_stage=self._last_stage(info))
         yield from self._objects()
         lost = yield from self._sessions()
         yield from self._history(info, lost)
@@ -101,11 +103,13 @@ class _Verification:
             yield self._damage(self.root / "run.json", error.found)
             return None
 
-    def _last_stage(self, info: Mapping[str, Any] | None) -> str:
-        """The stage that ends the run's iterations; its records tell where its run.json is damaged."""
+    def _stages(self, info: Mapping[str, Any] | None) -> StageTable:
+        """The run's stages; the names of its records tell which kind it is where its run.json is damaged."""
         if info is not None:
-            return last_stage_of(info)
-        return "update" if any(ref.stage == "update" for ref in self.records) else "meta_optimize"
+            return StageTable.of(info)
+        names = os.listdir(self.root / "_commits") if (self.root / "_commits").is_dir() else []
+        found = {ref.stage for name in names if (ref := StageRef.from_file_name(name)) is not None}
+        return next((table for table in EARLIER.values() if table.last in found), _EARLIEST)
 
     def _names(self, folder: str) -> Generator[Damage, None, list[str]]:
         try:
@@ -116,7 +120,8 @@ class _Verification:
 
     def _read_records(self) -> Iterator[Damage]:
         names = yield from self._names("_commits")
-        for ref in sorted(ref for name in names if (ref := StageRef.from_file_name(name)) is not None):
+        refs = (ref for name in names if (ref := StageRef.from_file_name(name)) is not None)
+        for ref in self.files.stages.sort(ref for ref in refs if ref.stage in self.files.stages):
             try:
                 self.records[ref] = self.files.record(ref)
             except (StoreError, OSError) as error:
@@ -239,7 +244,7 @@ class _Verification:
                 relative = path.relative_to(self.root).as_posix()
                 if path.is_symlink():
                     yield self._damage(path, "is a symbolic link; a run consists of files")
-                elif relative not in committed and not _belongs(relative):
+                elif relative not in committed and not _belongs(relative, self.files.stages):
                     yield self._damage(path, "does not belong to the run")
 
     def _damage(self, file: Path | str, problem: str, ref: StageRef | None = None, array: str | None = None) -> Damage:
@@ -281,7 +286,7 @@ def _walk(root: Path) -> Iterator[tuple[Path, Iterable[str]]]:
         yield Path(folder), sorted([*names, *links])
 
 
-def _belongs(relative: str) -> bool:
+def _belongs(relative: str, stages: StageTable) -> bool:
     """Whether a file that no record commits may lie at a path: metadata, or what an interruption leaves."""
     match relative.split("/"):
         case (
@@ -293,7 +298,8 @@ def _belongs(relative: str) -> bool:
         case [name]:
             return _LOCK_NAME.fullmatch(name) is not None
         case ["_commits", name]:
-            return StageRef.from_file_name(name) is not None
+            ref = StageRef.from_file_name(name)
+            return ref is not None and ref.stage in stages
         case [folder, name] if folder == THINNED:
             return marked_iteration(name) is not None
         case ["_sessions", session, name]:

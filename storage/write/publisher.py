@@ -102,14 +102,14 @@ class Publisher:
     def _remember(self, output: Output) -> None:
         if isinstance(output.value, TaskBatch):
             self._tasks = {output.ref.iteration: output.value}
-        if isinstance(output.value, EpisodeBatch) and output.ref.stage == "collect_rollouts":
+        if isinstance(output.value, EpisodeBatch) and output.ref.stage == self._files.stages.named("rollouts"):
             self._episodes[output.ref] = summarize(output.value)
 
     def _write_tables(self, output: Output) -> tuple[StoredFile, ...]:
         if isinstance(output.value, Evaluation):
             raw = evaluation_file(output.ref.iteration, output.value)
             return self._arrays.write_tables({table_path("evaluations", output.ref.iteration): raw})
-        if not output.ref.ends_iteration or not isinstance(output.value, Update):
+        if output.ref.stage != self._files.stages.last or not isinstance(output.value, Update):
             return ()
         iteration = output.ref.iteration
         tables = iteration_tables(
@@ -119,21 +119,23 @@ class Publisher:
         return self._arrays.write_tables({table_path(name, iteration): raw for name, raw in tables.items()})
 
     def _tasks_of(self, iteration: int) -> TaskBatch | None:
-        ref = StageRef(iteration, "sample_tasks")
-        if iteration not in self._tasks and ref in self._history.digests:
+        ref = self._files.stages.in_group("tasks", iteration)
+        if ref is not None and iteration not in self._tasks and ref in self._history.digests:
             value = self._files.read_value(self._files.record(ref))
             if isinstance(value, TaskBatch):
                 self._tasks = {iteration: value}
         return self._tasks.get(iteration)
 
     def _rounds_of(self, iteration: int) -> Mapping[int, EpisodeSummary]:
-        stored = [r for r in self._history.digests if r.iteration == iteration and r.stage == "collect_rollouts"]
-        return {ref.step: self._summary(ref) for ref in sorted(stored)}
+        stages = self._files.stages
+        name = stages.named("rollouts")
+        stored = [ref for ref in self._history.digests if ref.iteration == iteration and ref.stage == name]
+        return {ref.step: self._summary(ref) for ref in stages.sort(stored)}
 
     def _summary(self, ref: StageRef) -> EpisodeSummary:
         # An earlier session may have collected them; then only the disk has them.
         if ref not in self._episodes:
             names = ("rewards", "lengths", "terminated", "truncated")
-            stored = self._files.read_arrays(self._files.record(ref), names)[f"rollouts_{ref.step}"]
+            stored = self._files.read_arrays(self._files.record(ref), names)[self._files.stages.group_of(ref)]
             self._episodes[ref] = EpisodeSummary.of(*(stored[name][0] for name in names))
         return self._episodes[ref]

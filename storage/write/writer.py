@@ -96,7 +96,15 @@ class RunWriter:
         """
         self._queue.check()
         self._check(ref, inputs)
-        output = Output(ref, value, tuple(encode(ref, value)), tuple(inputs), tuple(seed_position), started, seconds)
+        output = Output(
+            ref,
+            value,
+            tuple(encode(self.run.stages, ref, value)),
+            tuple(inputs),
+            tuple(seed_position),
+            started,
+            seconds,
+        )
         with self._lock:
             if self._budget:
                 self._budget.reserve(ref, value)
@@ -125,7 +133,7 @@ class RunWriter:
         return self.run.record(ref)
 
     def thin(self, iterations: Iterable[int]) -> Thinned:
-        """Remove the arrays of iterations that can be computed again (`THINNABLE`); all else stays.
+        """Remove the arrays of iterations that can be computed again (`StoredStage.thinnable`); all else stays.
 
         Raises:
             StageMissing: one of them is not complete.
@@ -181,7 +189,7 @@ class RunWriter:
     def _publish(self, output: Output) -> None:
         with self._writing():
             written = self._publisher.publish(output)
-            freed = self._retire(output.ref.iteration) if output.ref.ends_iteration else 0
+            freed = self._retire(output.ref.iteration) if output.ref.stage == self.run.stages.last else 0
         with self._lock:
             self._pending.pop(output.ref, None)
             if self._budget:
@@ -198,7 +206,7 @@ class RunWriter:
         return self._thinner.thin(self._thinnable(done)).num_bytes
 
     def _thinnable(self, iterations: set[int]) -> list[StageRef]:
-        return thinnable(self._history.digests, iterations, self.run.last_stage)
+        return thinnable(self._history.digests, iterations, self.run.stages)
 
     def _check(self, ref: StageRef, inputs: Sequence[StageRef]) -> None:
         if self._closed:
@@ -210,12 +218,12 @@ class RunWriter:
                 required="an output that is not",
                 action="Ask `contains` first",
             )
-        if ref.ends_iteration and ref.stage != self.run.last_stage:
+        if ref.stage not in self.run.stages:
             raise LayoutMismatch(
                 self.run.path,
                 found=str(ref),
-                required=f"{self.run.last_stage}, which ends the iterations of this run",
-                action="Create the run with the `last_stage` of its algorithm",
+                required=f"a stage of the run: {', '.join(stage.name for stage in self.run.stages.stages)}",
+                action="Create the run with the table of stages of its algorithm",
             )
         if ref.iteration >= self.capacity:
             raise LayoutMismatch(
@@ -234,7 +242,7 @@ class RunWriter:
 
 
 def _whole_iterations(run: Run, history: History) -> set[int]:
-    complete = {ref.iteration for ref in history.digests if ref.ends_iteration}
+    complete = {ref.iteration for ref in history.digests if ref.stage == run.stages.last}
     return complete.difference(run.files.thinned_iterations())
 
 
