@@ -28,7 +28,7 @@ from metaloom.storage.errors import (
 from metaloom.storage.format.digests import digest, output_digest
 from metaloom.storage.format.paths import check_run_name, run_path
 from metaloom.storage.format.records import StageRecord, read_record
-from metaloom.storage.format.refs import LAST_STAGES, STAGES, StageRef, learner_ref
+from metaloom.storage.format.refs import LAST_STAGES, STAGES, Span, StageRef, learner_ref
 from metaloom.storage.iteration import Iteration
 from metaloom.storage.keep.fork import Fork, fork_run
 from metaloom.storage.keep.quarantine import Quarantined, put_in_quarantine, read_quarantine
@@ -62,6 +62,7 @@ __all__ = [
     "RunLocked",
     "RunNotFound",
     "RunWriter",
+    "Span",
     "StageExists",
     "StageMissing",
     "StageRecord",

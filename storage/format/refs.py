@@ -1,6 +1,7 @@
 """References to stage outputs: what flows pass around instead of arrays."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 STAGES = (
@@ -96,3 +97,37 @@ def learner_ref(iteration: int, last_stage: str = "meta_optimize") -> StageRef:
         last_stage: the stage that ends the run's iterations; `Run.learner_ref` knows it.
     """
     return StageRef(0, "initialize") if iteration == 0 else StageRef(iteration - 1, last_stage)
+
+
+@dataclass(frozen=True)
+class Span:
+    """All outputs of some stages over consecutive iterations: one input that a stage reads what it needs of.
+
+    Such as everything that was collected so far, which a record can name without a list that grows with the run.
+
+    Attributes:
+        stages: their names; all inner steps of each count, and an iteration need not have every stage.
+        first: the first iteration.
+        last: the last iteration, which is included.
+    """
+
+    stages: tuple[str, ...]
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if not self.stages or not 0 <= self.first <= self.last:
+            raise ValueError(
+                f"Span has the stages {self.stages} and iterations {self.first} to {self.last}; required one stage or "
+                "more, and iterations in order"
+            )
+
+    def __str__(self) -> str:
+        return f"{'|'.join(self.stages)}(i={self.first}..{self.last})"
+
+    def __contains__(self, ref: StageRef) -> bool:
+        return ref.stage in self.stages and self.first <= ref.iteration <= self.last
+
+    def of(self, refs: Iterable[StageRef]) -> list[StageRef]:
+        """Those of some references that are in the span, in their order."""
+        return [ref for ref in refs if ref in self]
