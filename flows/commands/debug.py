@@ -78,7 +78,7 @@ def debug_stage(
         require_known(all_stages.order(iteration), stage, step)
         ref = StageRef(iteration, stage, step)
         stages, load = all_stages.of(ref), Recomputed(run, all_stages)
-        inputs = {f"{i.stage}.{i.step}": load(i) for i in stages.inputs(ref)}
+        inputs = {f"{i.stage}.{i.step}": load(i) for i in stages.newest_inputs(ref)}
         try:
             value = compute_checked(stages, ref, load)
         except Exception as fault:

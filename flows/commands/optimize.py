@@ -220,9 +220,8 @@ class _Again:
         """The stage under some settings."""
         stages = self.stages.under(config)
         load = self._loader(stages)
-        for ref in stages.inputs(self.ref):
-            if ref.stage != self.ref.stage:  # the row numbers before are lineage, and not read
-                load(ref)  # so that the time is that of the stage alone
+        for ref in stages.newest_inputs(self.ref):
+            load(ref)  # so that the time is that of the stage alone
         began = time.perf_counter()
         value = compute_checked(stages, self.ref, load)
         seconds = time.perf_counter() - began
@@ -234,7 +233,7 @@ class _Again:
         """Refuse settings whose algorithm needs rounds or a learner that are not stored."""
         stages = self.stages.under(config)
         asked = " ".join(settings) or "the settings of the run"
-        for ref in stages.inputs(self.ref):
+        for ref in stages.newest_inputs(self.ref):
             if ref.stage == "collect_rollouts" and not self.run.contains(ref):
                 raise UsageError(
                     f"{asked}: {self.ref} reads the episodes of round {ref.step}, which are not stored; "
@@ -262,7 +261,7 @@ class _Again:
             if ref in known:
                 return known[ref]
             value = self._load(stages, ref, load)
-            # Older rounds are for the replay memory to keep, within its bounds.
+            # Older rounds are for the replay buffer to keep, within its bounds.
             if ref.stage != "collect_rollouts" or ref.iteration == self.ref.iteration:
                 known[ref] = value
             return value

@@ -212,7 +212,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 return TrainResult(path, iteration, stopped=True)
             observer.stage_started(ref)
             stages = plan.stages_for(ref)
-            call(ref, stages.inputs(ref), partial(run_once, stages, writer, ref, seconds))
+            call(ref, stages.newest_inputs(ref), partial(run_once, stages, writer, ref, seconds))
             # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
             steps += _num_steps(writer, ref)
         update = _update(writer, iteration)

@@ -6,7 +6,7 @@ only in where inputs come from and what is done with the output.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -27,7 +27,7 @@ from metaloom.pipeline.types import (
 )
 from metaloom.stages.evaluate import Tested, by_inner_steps, evaluate, unseen
 from metaloom.stages.initialize import initialize
-from metaloom.storage import Run, StageRef, learner_ref
+from metaloom.storage import Run, Span, StageRef, learner_ref
 
 Load = Callable[[StageRef], Any]
 StageOutput = TaskBatch | EpisodeBatch | Samples | TaskParams | Minibatches | Update | Evaluation
@@ -88,8 +88,15 @@ class IterationStages(ABC):
         """The stages of an iteration in the order in which they run."""
 
     @abstractmethod
-    def inputs(self, ref: StageRef) -> list[StageRef]:
+    def inputs(self, ref: StageRef) -> Sequence[StageRef | Span]:
         """The stages whose outputs a stage reads."""
+
+    def newest_inputs(self, ref: StageRef) -> list[StageRef]:
+        """The same with the outputs of its last iteration in place of a span."""
+        found: list[StageRef] = []
+        for item in self.inputs(ref):
+            found += item.of(self.order(item.last)) if isinstance(item, Span) else [item]
+        return list(dict.fromkeys(found))
 
     @abstractmethod
     def compute(self, ref: StageRef, load: Load) -> StageOutput:

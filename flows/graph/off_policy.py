@@ -1,4 +1,4 @@
-"""The stages of an off-policy run: the store is the replay memory.
+"""The stages of an off-policy run: the store is the replay buffer.
 
     fill_memory (once)
          |
@@ -16,25 +16,26 @@ from typing import Any, ClassVar, Self, cast
 from gymnasium.spaces import Discrete
 
 from metaloom.flows.graph.iteration_stages import IterationStages, Load, StageOutput, evaluation_refs, observation_size
-from metaloom.flows.graph.run_memory import CollectedRound, RunMemory
+from metaloom.flows.graph.replay import BEFORE_ITERATIONS, SpanOutputs, StoredReplay
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.algorithms.off_policy.settings import OffPolicy
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs import MetaEnv, make_env
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.replay.buffer import ReplayBuffer
 from metaloom.pipeline.replay.columns import TransitionColumns
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Minibatches, TaskBatch, TaskParams, Update
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.sample_tasks import sample_tasks
 from metaloom.stages.sample_transitions import sample_transitions
 from metaloom.stages.update import update
-from metaloom.storage import Run, StageRef
+from metaloom.storage import Run, Span, StageRef
 
 MIB = 2**20
 
-BEFORE_ITERATIONS = -1
-"""What stands for the iteration in the positions of the episodes that fill the memory."""
+ROUNDS = ("fill_memory", "collect_rollouts")
+"""The stages that collect what is learned from."""
 
 INITIALIZE, FILL_MEMORY = StageRef(0, "initialize"), StageRef(0, "fill_memory")
 
@@ -78,12 +79,8 @@ class OffPolicyStages(IterationStages):
         names = ("sample_tasks", "collect_rollouts", "sample_transitions", "update")
         return [*before, *(StageRef(iteration, name) for name in names), *evaluation_refs(config, iteration)]
 
-    def inputs(self, ref: StageRef) -> list[StageRef]:
-        """The stages whose outputs a stage reads.
-
-        Row numbers are over all iterations so far. Their record names the rounds of its own iteration and the row
-        numbers before it, so the lineage of every row is there without a list that grows with the run.
-        """
+    def inputs(self, ref: StageRef) -> list[StageRef | Span]:
+        """The stages whose outputs a stage reads; of a span it reads lengths, or the rows that were drawn."""
         i = ref.iteration
         match ref.stage:
             case "initialize" | "sample_tasks":
@@ -93,11 +90,11 @@ class OffPolicyStages(IterationStages):
             case "collect_rollouts":
                 return [self.learner_ref(i), StageRef(i, "sample_tasks")]
             case "sample_transitions":
-                before = StageRef(i - 1, "sample_transitions") if i else FILL_MEMORY
-                return [before, StageRef(i, "sample_tasks"), *self.round_refs(i)]
+                return [Span(ROUNDS, 0, i)]
             case "update":
                 fill = [] if i else [FILL_MEMORY]
-                return [self.learner_ref(i), *fill, *self.round_refs(i), StageRef(i, "sample_transitions")]
+                collected = [*fill, *self.round_refs(i)]
+                return [self.learner_ref(i), *collected, StageRef(i, "sample_transitions"), Span(ROUNDS, 0, i)]
             case "evaluate":
                 return [StageRef(i, "update")]
             case _:
@@ -153,16 +150,16 @@ class OffPolicyStages(IterationStages):
         """Rows for the gradient steps of an iteration."""
         settings = self._settings
         steps = self.config.episodes_per_task * self.config.max_episode_steps
-        collected = sum(load(ref).num_steps for ref in self.round_refs(iteration))
+        rounds = self.outputs(Span(ROUNDS, 0, iteration), load)
         return sample_transitions(
-            self.memory.view(iteration, load),
-            num_updates=settings.gradient_steps(collected),
-            num_places=settings.gradient_steps(steps),
+            self.replay.view(rounds, None),
+            num_updates=settings.gradient_steps(rounds.num_steps(iteration)),
+            max_updates=settings.gradient_steps(steps),
             task_ids=[0],
             num_tasks=1,
             batch_size=settings.batch_size,
             context_size=0,
-            memory_size=settings.memory_size,
+            buffer_size=settings.memory_size,
             run_seed=self.config.seed,
             iteration=iteration,
         )
@@ -186,26 +183,41 @@ class OffPolicyStages(IterationStages):
         return None
 
     @cached_property
-    def memory(self) -> RunMemory:
-        """The replay memory. What it has read is kept as long as these stages are."""
-        return RunMemory(
+    def replay(self) -> StoredReplay:
+        """The replay buffer. What it has read is kept as long as these stages are."""
+        buffer = ReplayBuffer(
             TransitionColumns(self.policy.observation_size, self.policy.action_size),
-            self._memory_rounds,
-            run=self.run,
-            by_task=self.config.infers_tasks,
             cache_bytes=self.config.replay.cache_mib * MIB,
             max_rows=self._most_rows(),
             context_rewards=self.context_rewards,
         )
+        return StoredReplay(buffer, self.in_context)
+
+    def outputs(self, span: Span, load: Load) -> SpanOutputs:
+        """What a stage reads of a span."""
+        stored, run = self._stored, self.run
+
+        def lengths(ref: StageRef) -> Array:
+            return run.lengths(ref) if run is not None and ref in stored else load(ref).lengths
+
+        def experience(ref: StageRef) -> EpisodeBatch:
+            return run.experience(ref) if run is not None and ref in stored else load(ref)
+
+        return SpanOutputs(span, self.order, load, lengths, experience)
+
+    @cached_property
+    def _stored(self) -> frozenset[StageRef]:
+        """What was stored before; of what is computed since, most is in memory."""
+        return frozenset() if self.run is None else frozenset(self.run.refs())
 
     @property
     def _settings(self) -> OffPolicy:
         return cast(OffPolicy, self.config.algorithm)
 
     def _most_rows(self) -> int:
-        """Transitions that can ever be drawn from: no more than are remembered, and than the run makes."""
+        """Transitions that can ever be drawn from: no more than the replay buffer holds, and than the run makes."""
         config, settings = self.config, self._settings
-        # The last episodes that fill the memory are side by side, and may bring as many steps again as were asked for.
+        # The last episodes of the fill are side by side, and may bring as many steps again as were asked for.
         filled = 2 * settings.init_memory_steps + config.max_episode_steps
         collected = config.iterations * config.episodes_per_task * config.max_episode_steps
         return min(settings.memory_size, filled + collected)
@@ -214,16 +226,14 @@ class OffPolicyStages(IterationStages):
         """Where the episodes of a round draw."""
         return RolloutPosition(self.config.seed, ref.iteration, ref.step)
 
-    def _memory_rounds(self, iteration: int) -> list[CollectedRound]:
-        refs = [*([] if iteration else [FILL_MEMORY]), *self.round_refs(iteration)]
-        return [CollectedRound(ref, self.in_context(ref)) for ref in refs]
-
     def _update(self, iteration: int, load: Load) -> Update:
         return update(
             self.policy,
             self.algorithm,
             load(self.learner_ref(iteration)).learner,
-            self.memory.minibatches(iteration, load(StageRef(iteration, "sample_transitions")), load),
+            self.replay.minibatches(
+                self.outputs(Span(ROUNDS, 0, iteration), load), load(StageRef(iteration, "sample_transitions"))
+            ),
             self.collected(iteration, load),
             fill=[] if iteration else [load(FILL_MEMORY)],
             run_seed=self.config.seed,

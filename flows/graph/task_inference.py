@@ -17,7 +17,8 @@ from typing import cast
 import numpy as np
 
 from metaloom.flows.graph.iteration_stages import Load, StageOutput, evaluation_refs
-from metaloom.flows.graph.off_policy import BEFORE_ITERATIONS, FILL_MEMORY, INITIALIZE, OffPolicyStages
+from metaloom.flows.graph.off_policy import FILL_MEMORY, INITIALIZE, ROUNDS, OffPolicyStages
+from metaloom.flows.graph.replay import BEFORE_ITERATIONS
 from metaloom.pipeline.algorithms.pearl.rounds import Round
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.input import ConfigError
@@ -32,7 +33,7 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.evaluate import Tested, evaluate, unseen
 from metaloom.stages.infer_task import by_inference, infer_tasks
 from metaloom.stages.sample_transitions import sample_transitions
-from metaloom.storage import StageRef
+from metaloom.storage import Span, StageRef
 
 
 class TaskInferenceStages(OffPolicyStages):
@@ -70,8 +71,10 @@ class TaskInferenceStages(OffPolicyStages):
         refs += [StageRef(iteration, "sample_transitions"), StageRef(iteration, "update")]
         return refs + evaluation_refs(config, iteration)
 
-    def inputs(self, ref: StageRef) -> list[StageRef]:
+    def inputs(self, ref: StageRef) -> list[StageRef | Span]:
         """The stages whose outputs a stage reads; see OffPolicyStages."""
+        if ref.stage == "sample_transitions":
+            return [Span(("sample_tasks",), 0, ref.iteration), Span(ROUNDS, 0, ref.iteration)]
         if ref.stage == "adapt":
             return [self.learner_ref(ref.iteration), *self._context_refs(ref)]
         inputs = super().inputs(ref)
@@ -146,15 +149,16 @@ class TaskInferenceStages(OffPolicyStages):
     def sample_transitions(self, iteration: int, load: Load) -> Minibatches:
         """Rows for the gradient steps of an iteration, and the context of each of their tasks."""
         settings = self._pearl
+        rounds, tasks = (self.outputs(Span(names, 0, iteration), load) for names in (ROUNDS, ("sample_tasks",)))
         return sample_transitions(
-            self.memory.view(iteration, load),
+            self.replay.view(rounds, tasks),
             num_updates=settings.num_updates,
-            num_places=settings.num_updates,
+            max_updates=settings.num_updates,
             task_ids=range(len(self._train_tasks)),
             num_tasks=settings.meta_batch_size,
             batch_size=settings.batch_size,
             context_size=settings.embedding_batch_size,
-            memory_size=settings.memory_size,
+            buffer_size=settings.memory_size,
             run_seed=self.config.seed,
             iteration=iteration,
         )
