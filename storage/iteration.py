@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from metaloom.pipeline.types import (
+    Array,
     EpisodeBatch,
     Evaluation,
     LearnerState,
@@ -43,6 +44,10 @@ class Outputs(Protocol):
     def record(self, ref: StageRef) -> "StageRecord": ...
 
     def load(self, ref: StageRef) -> Value: ...
+
+    def lengths(self, ref: StageRef) -> Array: ...
+
+    def experience(self, ref: StageRef) -> EpisodeBatch: ...
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageMissing, system_errors
 from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS, Value
@@ -127,6 +127,20 @@ class Run:
             DamagedRun: a file of it is missing or changed.
         """
         return self.files.read_value(self.record(ref))
+
+    def lengths(self, ref: StageRef) -> Array:
+        """How many steps each episode of a stored batch has, [B, E] int32; nothing else of it is read.
+
+        Raises:
+            StageMissing: it is not stored.
+            StageThinned: its arrays were removed.
+            DamagedRun: it is not what was committed, or no batch of episodes.
+        """
+        return self.files.read_lengths(self.record(ref))
+
+    def experience(self, ref: StageRef) -> EpisodeBatch:
+        """A stored batch of episodes without behavior and reward terms, which are not read; raises as `lengths`."""
+        return self.files.read_experience(self.record(ref))
 
     def __getitem__(self, iteration: int) -> Iteration:
         """One iteration, complete or not; a negative number counts from the last complete one."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
-from metaloom.pipeline.replay.buffer import ReplayBuffer
 
 from metaloom.flows.graph.common import INITIALIZE, SAMPLE_TASKS, evaluated, evaluation, position, state_before
 from metaloom.flows.graph.context import Context
@@ -17,6 +16,7 @@ from metaloom.flows.graph.outputs import SpanOutputs
 from metaloom.flows.graph.replay import BEFORE_ITERATIONS, Collected, StoredReplay
 from metaloom.flows.graph.stage import ITERATION, ONCE, Graph, Input, Stage
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.replay.buffer import ReplayBuffer
 from metaloom.pipeline.replay.columns import TransitionColumns
 from metaloom.pipeline.types import Array, EpisodeBatch, Minibatches, TaskBatch, TaskParams, Update
 from metaloom.stages.sample_tasks import sample_tasks

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from metaloom.pipeline.replay.buffer import ReplayBuffer
-
 from metaloom.flows.graph.outputs import SpanOutputs
+from metaloom.pipeline.replay.buffer import ReplayBuffer
 from metaloom.pipeline.replay.index import ReplayView, TaskIndex
 from metaloom.pipeline.types import Array, Minibatch, Minibatches
 from metaloom.storage import StageRef

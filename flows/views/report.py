@@ -26,7 +26,7 @@ from metaloom.flows.views.formatting import (
 from metaloom.flows.views.page import Page, Picture
 from metaloom.flows.views.run_info import planned_iterations
 from metaloom.pipeline.types import Array
-from metaloom.storage import Run
+from metaloom.storage import Run, StageRef, StageTable
 
 BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
 

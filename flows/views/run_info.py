@@ -108,6 +108,7 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
                     {"iteration": i.ref.iteration, "stage": i.ref.stage, "step": i.ref.step, "digest": i.digest}
                     for i in record.inputs
                 ],
+                "spans": [item.as_dict() for item in record.spans],
             }
             for record in records
         ],

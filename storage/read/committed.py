@@ -3,12 +3,13 @@
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.arrays import ArraySpec, read_spec
 from metaloom.storage.format.chunks import check_chunk, crc32c, decode_chunk, largest_chunk
@@ -177,6 +178,34 @@ class CommittedFiles:
             if names is None or name in names:
                 groups.setdefault(group, {})[name] = self.read_row(record, chunk)
         return {**groups}
+
+    def read_lengths(self, record: StageRecord) -> Array:
+        """Read how many steps each episode of a batch has, and nothing else of it: [B, E] int32.
+
+        Raises:
+            DamagedRun: it is not what was committed, or no batch of episodes.
+        """
+        group = self.stages.group_of(record.ref)
+        arrays = self.read_arrays(record, ("lengths",)).get(group, {})
+        if "lengths" not in arrays:
+            raise damaged(self.record_path(record.ref), "commits no episodes")
+        lengths = arrays["lengths"][0]
+        T = self.spec(f"{group}/rewards").shape[2]
+        if not (lengths.ndim == 2 and lengths.any() and lengths.min() >= 0 and lengths.max() <= T):
+            raise damaged(self.record_path(record.ref), f"its lengths are not those of episodes of at most {T} steps")
+        return lengths
+
+    def read_experience(self, record: StageRecord) -> EpisodeBatch:
+        """Read a batch of episodes without behavior and reward terms: all that transitions are made of.
+
+        Raises:
+            DamagedRun: it is not what was committed, or no batch of episodes.
+        """
+        names = [field.name for field in fields(EpisodeBatch)]
+        value = self.decode(record, self.read_arrays(record, names))
+        if not isinstance(value, EpisodeBatch):
+            raise damaged(self.record_path(record.ref), "commits no episodes")
+        return value
 
     def read_bytes(self, record: StageRecord, file: StoredFile) -> bytes:
         """The bytes of a file that a record commits, checked.

@@ -271,26 +271,22 @@ def _nothing(files: CommittedFiles, found: str) -> StageMissing:
     )
 
 
+_REF = [("iteration", pa.int32()), ("stage", pa.string()), ("step", pa.int32())]
+_SPAN = [
+    ("stages", pa.list_(pa.string())),
+    ("first", pa.struct(_REF)),
+    ("last", pa.struct(_REF)),
+    ("outputs", pa.int64()),
+    ("steps", pa.int64()),
+    ("digest", pa.string()),
+]
 _LINEAGE = pa.schema(
     [
         ("sequence", pa.int64()),
-        ("iteration", pa.int32()),
-        ("stage", pa.string()),
-        ("step", pa.int32()),
+        *_REF,
         ("digest", pa.string()),
-        (
-            "inputs",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("iteration", pa.int32()),
-                        ("stage", pa.string()),
-                        ("step", pa.int32()),
-                        ("digest", pa.string()),
-                    ]
-                )
-            ),
-        ),
+        ("inputs", pa.list_(pa.struct([*_REF, ("digest", pa.string())]))),
+        ("spans", pa.list_(pa.struct(_SPAN))),
         ("seed_position", pa.list_(pa.int64())),
         ("config_digest", pa.string()),
         ("started", pa.timestamp("us", "UTC")),
@@ -315,6 +311,7 @@ def _lineage_row(record: StageRecord) -> dict[str, object]:
         "step": record.ref.step,
         "digest": record.digest,
         "inputs": inputs,
+        "spans": [item.as_dict() for item in record.spans],
         "seed_position": list(record.seed_position),
         "config_digest": record.config_digest,
         "started": datetime.fromisoformat(record.started),

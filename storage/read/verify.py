@@ -3,14 +3,15 @@
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from metaloom.pipeline.types import EpisodeBatch
 from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageThinned, StoreError, damaged
 from metaloom.storage.format.arrays import read_metadata
 from metaloom.storage.format.digests import array_digests, output_digest
-from metaloom.storage.format.records import StageRecord
+from metaloom.storage.format.records import SpanInput, StageRecord
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.stages import EARLIER, StageTable
 from metaloom.storage.keep.thinning import FOLDER as THINNED
@@ -18,6 +19,7 @@ from metaloom.storage.keep.thinning import marked_iteration, marker_path
 from metaloom.storage.read.ancestry import boundaries
 from metaloom.storage.read.committed import TABLES, CommittedFiles
 from metaloom.storage.read.history import chain_problems
+from metaloom.storage.read.spans import SpanSums
 from metaloom.storage.remote.checks import problems
 from metaloom.storage.remote.log import RemoteLog, follow
 from metaloom.storage.remote.places import folder_of
@@ -77,6 +79,7 @@ class _Verification:
         self.records: dict[StageRef, StageRecord] = {}
         self.unreadable: set[StageRef] = set()
         self.thinned: dict[StageRef, str] = {}
+        self.steps: dict[StageRef, int] = {}
         self.reported: set[str] = set()
 
     def damage(self) -> Iterator[Damage]:
@@ -92,6 +95,7 @@ class _Verification:
             yield from self._inputs(record)
             if self.thinned.get(record.ref) != record.sha256:
                 yield from self._output(record)
+        yield from self._spans()
         yield from self._foreign()
 
     def _info(self) -> Generator[Damage, None, dict[str, Any] | None]:
@@ -200,6 +204,26 @@ class _Verification:
             elif self.records[item.ref].digest != item.digest:
                 yield self._damage(file, f"was computed from another {item.ref} than the one stored", record.ref)
 
+    def _spans(self) -> Iterator[Damage]:
+        """Damage of inputs that records name as a span; after all outputs were read."""
+        sums = SpanSums(lambda ref: self.steps.get(ref, 0))
+        for ref, record in self.records.items():
+            sums.add(ref, record.digest)
+        # Thinned, or damaged, which is told once and not again for what was computed from it.
+        uncounted = [
+            ref for ref, record in self.records.items() if "lengths" in record.arrays and ref not in self.steps
+        ]
+        for record in sorted(self.records.values(), key=lambda record: self.files.stages.position(record.ref)):
+            for item in record.spans:
+                if any(ref in item.span for ref in self.unreadable):
+                    continue
+                found = sums.of(item.span)
+                if found is not None and any(ref in item.span for ref in uncounted):
+                    found = replace(found, steps=item.steps)
+                if found != item:
+                    problem = f"was computed from {_summary(item)}, but stored are {_summary(found)}"
+                    yield self._damage(self.files.record_path(record.ref), problem, record.ref)
+
     def _output(self, record: StageRecord) -> Iterator[Damage]:
         arrays: dict[str, dict[str, Any]] = {}
         whole = True
@@ -226,10 +250,13 @@ class _Verification:
     def _digests(self, record: StageRecord, arrays: Mapping[str, Any]) -> Iterator[Damage]:
         file = self.files.record_path(record.ref)
         try:
-            found = array_digests(self.files.decode(record, arrays))
+            value = self.files.decode(record, arrays)
         except StoreError as error:
             yield self._damage(file, _problem(error), record.ref)
             return
+        if isinstance(value, EpisodeBatch):
+            self.steps[record.ref] = value.num_steps
+        found = array_digests(value)
         for name in sorted({*found, *record.arrays}):
             if found.get(name) != record.arrays.get(name):
                 yield self._damage(file, "the stored array does not have the recorded digest", record.ref, name)
@@ -267,6 +294,12 @@ def _require_run(root: Path) -> None:
         raise
     except StoreError:
         return
+
+
+def _summary(item: SpanInput | None) -> str:
+    if item is None:
+        return "none of them"
+    return f"{item.outputs} outputs {item.span} with {item.steps} steps and the digest {item.digest[:12]}"
 
 
 def _check_group(file: Path) -> None:
