@@ -117,7 +117,7 @@ def _iteration(
 ) -> None:
     seconds: dict[str, float] = {}
     for ref in stages.order(iteration):
-        call(ref, stages.inputs(ref), partial(run_once, stages, writer, ref, seconds))
+        call(ref, stages.newest_inputs(ref), partial(run_once, stages, writer, ref, seconds))
     for stage, took in seconds.items():
         by_stage[stage].append(took)
 

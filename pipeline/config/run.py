@@ -171,7 +171,7 @@ class RunConfig(Settings):
 
     def build_algorithm(self) -> Algorithm:
         """The algorithm as the stages use it, where it is not a Learner."""
-        return self.algorithm.build(self.processing) if self.off_policy else self.algorithm  # pyright: ignore
+        return self.algorithm  # pyright: ignore
 
     @property
     def nominal_steps_per_iteration(self) -> int:
