@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from metaloom.stages.infer_task import by_inference, infer_tasks
 
 from metaloom.pipeline.algorithms import PEARL
 from metaloom.pipeline.config.processing import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, TaskParams, Transitions
-from metaloom.stages.infer_task import by_inference, infer_tasks
 
 NOTHING = LearnerState({}, {}, {})
 
