@@ -13,13 +13,13 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from metaloom.stages.adapt import adapt
 from threadpoolctl import threadpool_limits
 
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Step, TaskParams
-from metaloom.stages.adapt import adapt
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize
 from metaloom.stages.process_samples import process_samples

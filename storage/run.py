@@ -16,7 +16,7 @@ from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS, Value
 from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.refs import StageRef
-from metaloom.storage.format.stages import EARLIER, StageTable
+from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.iteration import Iteration
 from metaloom.storage.keep.thinning import thinnable
 from metaloom.storage.read.ancestry import origin
@@ -296,7 +296,7 @@ def read_info(path: Path) -> dict[str, Any]:
 def _require_known(info: Mapping[str, Any], where: Path) -> None:
     if info.get("format") != SCHEMA:
         raise _incompatible(where, f"format {info.get('format')!r}", SCHEMA)
-    if "stages" not in info and (last := info.get("last_stage", "meta_optimize")) not in EARLIER:
+    if "stages" not in info and (last := info.get("last_stage", ON_POLICY.last)) not in EARLIER:
         raise _incompatible(where, f"last_stage {last!r}", " or ".join(EARLIER))
     try:
         unknown = {stage.output for stage in StageTable.of(info).stages} - {*KINDS}

@@ -17,6 +17,9 @@ STEP = "{step}"
 """Stands for the inner step in the name of a group."""
 
 
+_GROUP = re.compile(r"[a-z][a-z0-9_]{0,60}?(_\{step\})?")
+
+
 @dataclass(frozen=True)
 class StoredStage:
     """What the store has to know of a stage.
@@ -48,12 +51,16 @@ class StageTable:
         stages: one of them ends iterations; one that comes before has the first learner as its output.
 
     Raises:
-        ValueError: two have one name, or none or several of them end an iteration.
+        ValueError: two have one name, a group has none that a folder can have, or none or several end an iteration.
     """
 
     def __init__(self, stages: Iterable[StoredStage]) -> None:
         self.stages = tuple(stages)
         self._by_name = {stage.name: stage for stage in self.stages}
+        if wrong := [stage.group for stage in self.stages if not _GROUP.fullmatch(stage.group)]:
+            raise ValueError(
+                f"found the group {wrong[0]!r}; required small letters, digits and _, with {STEP} at the end"
+            )
         ends = [stage.name for stage in self.stages if stage.ends_iteration]
         starts = [stage.name for stage in self.stages if stage.group == LEARNER and not stage.ends_iteration]
         if len(ends) != 1 or len(starts) != 1 or len(self._by_name) != len(self.stages):
@@ -140,7 +147,7 @@ class StageTable:
         """
         if "stages" in info:
             return cls(StoredStage(**stage) for stage in info["stages"])
-        return EARLIER[info.get("last_stage", "meta_optimize")]
+        return EARLIER[info.get("last_stage", ON_POLICY.last)]
 
     def _block(self, n: int) -> int:
         """Where the stepped stages begin that stage n is among; n itself if it is not stepped."""
@@ -158,29 +165,28 @@ _TASKS = StoredStage("sample_tasks", "tasks", "TaskBatch")
 _ADAPT = StoredStage("adapt", "adapted_{step}", "TaskParams", thinnable=True)
 _EVALUATE = StoredStage("evaluate", "evaluation", "Evaluation")
 
-EARLIER = {
-    "meta_optimize": StageTable(
-        (
-            _FIRST,
-            _TASKS,
-            StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch", thinnable=True),
-            StoredStage("process_samples", "samples_{step}", "Samples", thinnable=True),
-            _ADAPT,
-            _learner("meta_optimize", ends_iteration=True),
-            _EVALUATE,
-        )
-    ),
-    "update": StageTable(
-        (
-            _FIRST,
-            StoredStage("fill_memory", "memory_fill", "EpisodeBatch"),
-            _TASKS,
-            StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch"),
-            _ADAPT,
-            StoredStage("sample_transitions", "minibatches", "Minibatches", thinnable=True),
-            _learner("update", ends_iteration=True),
-            _EVALUATE,
-        )
-    ),
-}
+ON_POLICY = StageTable(
+    (
+        _FIRST,
+        _TASKS,
+        StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch", thinnable=True),
+        StoredStage("process_samples", "samples_{step}", "Samples", thinnable=True),
+        _ADAPT,
+        _learner("meta_optimize", ends_iteration=True),
+        _EVALUATE,
+    )
+)
+OFF_POLICY = StageTable(
+    (
+        _FIRST,
+        StoredStage("fill_memory", "memory_fill", "EpisodeBatch"),
+        _TASKS,
+        StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch"),
+        _ADAPT,
+        StoredStage("sample_transitions", "minibatches", "Minibatches", thinnable=True),
+        _learner("update", ends_iteration=True),
+        _EVALUATE,
+    )
+)
+EARLIER = {table.last: table for table in (ON_POLICY, OFF_POLICY)}
 """The tables of runs of format metaloom/1 whose run.json does not hold theirs, by the stage that ends iterations."""

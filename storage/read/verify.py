@@ -13,7 +13,7 @@ from metaloom.storage.format.arrays import read_metadata
 from metaloom.storage.format.digests import array_digests, output_digest
 from metaloom.storage.format.records import SpanInput, StageRecord
 from metaloom.storage.format.refs import StageRef
-from metaloom.storage.format.stages import EARLIER, StageTable
+from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.keep.thinning import FOLDER as THINNED
 from metaloom.storage.keep.thinning import marked_iteration, marker_path
 from metaloom.storage.read.ancestry import boundaries
@@ -28,7 +28,6 @@ from metaloom.storage.write.sessions import PART_NAME, SESSION_NAME, read_sessio
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
 _CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
-_EARLIEST = next(iter(EARLIER.values()))
 _TABLE_NAME = re.compile(r"\d{8}\.parquet")
 
 
@@ -75,7 +74,7 @@ class _Verification:
         _require_run(root)
         self.root = root
         self.remote = remote
-        self.files = CommittedFiles(root, _EARLIEST, remote)
+        self.files = CommittedFiles(root, ON_POLICY, remote)
         self.records: dict[StageRef, StageRecord] = {}
         self.unreadable: set[StageRef] = set()
         self.thinned: dict[StageRef, str] = {}
@@ -113,7 +112,7 @@ class _Verification:
             return StageTable.of(info)
         names = os.listdir(self.root / "_commits") if (self.root / "_commits").is_dir() else []
         found = {ref.stage for name in names if (ref := StageRef.from_file_name(name)) is not None}
-        return next((table for table in EARLIER.values() if table.last in found), _EARLIEST)
+        return next((table for table in EARLIER.values() if table.last in found), ON_POLICY)
 
     def _names(self, folder: str) -> Generator[Damage, None, list[str]]:
         try:

@@ -13,7 +13,7 @@ from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.files import make_folder, sync_folder
 from metaloom.storage.format.provenance import system, utc, versions
 from metaloom.storage.format.records import SCHEMA
-from metaloom.storage.format.stages import EARLIER, StageTable
+from metaloom.storage.format.stages import ON_POLICY, StageTable
 from metaloom.storage.keep.thinning import KEEP_ALL, Retention
 from metaloom.storage.remote.log import follow
 from metaloom.storage.remote.places import folder_of, location
@@ -30,7 +30,7 @@ def create_run(
     config_digest: str,
     capacity: int,
     environment: Mapping[str, Any],
-    stages: StageTable,
+    stages: StageTable = ON_POLICY,
     retention: Retention = KEEP_ALL,
 ) -> RunWriter:
     """Create a run and open it for writing.
@@ -41,7 +41,7 @@ def create_run(
         config_digest: digest of those that decide the numbers.
         capacity: iterations to make room for; `open_writer` can raise it later.
         environment: what else decides the numbers or helps to find it again, as plain JSON data.
-        stages: what the run consists of.
+        stages: what the run consists of; those of on-policy runs unless given.
         retention: which iterations keep their arrays while this writer goes on.
 
     Raises:
@@ -136,7 +136,7 @@ def new_info(
             "environment": dict(environment),
             "stages": stages.document(),
             # Earlier versions read this, and take a run without it for an on-policy one.
-            **({} if stages.last == next(iter(EARLIER)) else {"last_stage": stages.last}),
+            **({} if stages.last == ON_POLICY.last else {"last_stage": stages.last}),
             "system": system(),
             "versions": versions(),
             "created": utc(),

@@ -22,6 +22,7 @@ from metaloom.pipeline.types import (
 )
 from metaloom.storage import RunWriter, Span, StageRef
 from metaloom.storage.format.codec import Value
+from metaloom.storage.format.stages import OFF_POLICY, ON_POLICY
 
 Output = tuple[StageRef, Value, list[StageRef | Span]]
 Outputs = list[Output]
@@ -107,12 +108,12 @@ class Batches:
         for k in range(rounds):
             rollouts = StageRef(i, "collect_rollouts", k)
             episodes = self.episodes()
-            outputs.append((rollouts, episodes, [storage.learner_ref(i), StageRef(i, "sample_tasks")]))
+            outputs.append((rollouts, episodes, [ON_POLICY.learner_ref(i), StageRef(i, "sample_tasks")]))
             outputs.append((StageRef(i, "process_samples", k), self.samples(episodes), [rollouts]))
             if k < rounds - 1:
                 outputs.append((StageRef(i, "adapt", k), self.adapted(), [StageRef(i, "process_samples", k)]))
         processed = [StageRef(i, "process_samples", k) for k in range(rounds)]
-        outputs.append((StageRef(i, "meta_optimize"), self.update(), [storage.learner_ref(i), *processed]))
+        outputs.append((StageRef(i, "meta_optimize"), self.update(), [ON_POLICY.learner_ref(i), *processed]))
         return outputs
 
     def fill(self) -> EpisodeBatch:
@@ -140,7 +141,7 @@ class Batches:
         """The outputs of an iteration that learns from stored transitions, in the order of the stages."""
         begin, fill = StageRef(0, "initialize"), StageRef(0, "fill_memory")
         learner, tasks, drawn = (
-            storage.learner_ref(i, "update"),
+            OFF_POLICY.learner_ref(i),
             StageRef(i, "sample_tasks"),
             StageRef(i, "sample_transitions"),
         )
@@ -207,7 +208,7 @@ def make_off_policy_run(tmp_path: Path) -> Callable[..., Path]:
 
     def make(iterations: int = 2, name: str = "run", capacity: int | None = None, **about: Any) -> Path:
         batches, capacity = Batches(), capacity or iterations
-        with storage.create_run(tmp_path / name, capacity=capacity, last_stage="update", **CREATION, **about) as writer:
+        with storage.create_run(tmp_path / name, capacity=capacity, stages=OFF_POLICY, **CREATION, **about) as writer:
             for i in range(iterations):
                 put_all(writer, batches.off_policy_iteration(i))
         return tmp_path / name

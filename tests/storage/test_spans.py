@@ -9,6 +9,7 @@ import pytest
 from metaloom import storage
 from metaloom.storage import Retention, Span, StageRef
 from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.stages import OFF_POLICY
 
 ROUNDS = ("fill_memory", "collect_rollouts")
 
@@ -76,7 +77,7 @@ def test_a_writer_that_resumes_sums_up_like_one_that_went_on(path, tmp_path, cre
     single = tmp_path / "single"
     batches = make_batches()
     outputs = [output for i in range(3) for output in batches.off_policy_iteration(i)]
-    storage.create_run(single, capacity=3, last_stage="update", **creation).close()
+    storage.create_run(single, capacity=3, stages=OFF_POLICY, **creation).close()
     for output in outputs:
         with storage.open_writer(single) as writer:
             put(writer, [output])
