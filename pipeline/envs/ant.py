@@ -209,7 +209,7 @@ class PearlAntDir(AntDir2D):
         if forward_backward:
             if (num_train_tasks, num_test_tasks) != (100, 30):
                 raise EnvError(
-                    f"{type(self).__name__}: num_train_tasks or num_test_tasks is set but forward_backward is on, under "
+                    f"{type(self).__name__}: num_train_tasks or num_test_tasks is set but forward_backward is on, with "
                     "which there are two tasks; leave one of them out"
                 )
             self.task_set, self.test_task_set = ((-1.0, 0.0), (1.0, 0.0)), None
