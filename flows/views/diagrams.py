@@ -53,7 +53,8 @@ def diagram_of(config: RunConfig) -> Diagram:
     iterations = {0, 1, (config.evaluation.every or 1) - 1}
     refs = graph.table.sort(ref for i in iterations for ref in graph.order(config, i))
     edges = dict.fromkeys(edge for ref in refs for edge in _edges(graph, config, ref))
-    return Diagram(tuple(stage for stage in graph.stages if any(ref.stage == stage.name for ref in refs)), tuple(edges))
+    reached = {ref.stage for ref in refs}
+    return Diagram(tuple(stage for stage in graph.stages if stage.name in reached), tuple(edges))
 
 
 def as_text(diagram: Diagram) -> str:
