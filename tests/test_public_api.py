@@ -17,7 +17,7 @@ def test_every_name_of_the_package_leads_to_a_documented_object(name):
 
 def test_a_name_it_does_not_have_is_an_attribute_error_with_those_it_has():
     with pytest.raises(AttributeError, match=r"no attribute 'opne_run'; it has .*open_run"):
-        metaloom.opne_run
+        _ = metaloom.opne_run
 
 
 def test_its_version_is_the_installed_one():

@@ -55,6 +55,9 @@ def main() -> None:
 
 def run(tokens: Sequence[str]) -> int:
     """Run one command and return its exit code."""
+    if [*tokens] in ([], ["-h"], ["--help"]):
+        for name in COMMANDS:  # what a command does is told by its docstring, which is in its module
+            app[name]
     try:
         return app(tokens, exit_on_error=False, result_action="return_value") or 0
     except CycloptsError:
