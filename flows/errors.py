@@ -28,7 +28,7 @@ EXIT_CODES = {
     "metaloom.storage.errors.NotARun": USAGE,
     "metaloom.storage.errors.RunExists": USAGE,
     "metaloom.storage.errors.RunNotFound": USAGE,
-    "metaloom.storage.export.target.ExportExists": USAGE,
+    "metaloom.storage.export.ExportExists": USAGE,
     "metaloom.storage.errors.StoreError": FAILURE,
     "metaloom.pipeline.algorithms.finite_checks.NumericalError": FAILURE,
     "metaloom.pipeline.baselines.contract.BaselineError": FAILURE,

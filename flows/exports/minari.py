@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 
 from metaloom.flows.errors import ExtraMissing
+from metaloom.flows.exports import ExportFormat
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs import make_env
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch
@@ -98,3 +99,6 @@ def _round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -> 
         }
         place = {"iteration": iteration, "step": k, "task": b, "episode": e, "task_id": int(tasks.ids[b])}
         yield EpisodeBuffer(options={**place, **fields}, **arrays)
+
+
+FORMAT = ExportFormat(export_minari, holds_episodes=True)

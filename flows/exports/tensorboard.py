@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from metaloom.flows.errors import ExtraMissing
+from metaloom.flows.exports import ExportFormat
 from metaloom.storage import Run
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.run import Iterations
@@ -47,3 +48,6 @@ def _tag(metric: str) -> str:
     """TensorBoard groups tags by what comes before the slash: metrics of a round go together."""
     group, dot, name = metric.partition(".")
     return f"{group}/{name}" if dot else f"update/{metric}"
+
+
+FORMAT = ExportFormat(export_tensorboard)

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from metaloom.storage.export.target import Export, export_folder
+from metaloom.flows.exports import ExportFormat
+from metaloom.storage.export import Export, export_folder
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.run import Iterations, Run
 
@@ -76,3 +77,6 @@ def _write_table(
             if steps is not None:
                 table = table.filter(pc.field("step").isin(list(steps)))
             writer.write_table(table, row_group_size=ROW_GROUP)
+
+
+FORMAT = ExportFormat(export_parquet)

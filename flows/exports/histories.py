@@ -15,18 +15,17 @@ A history is what one task saw of the learner. Which episodes belong together de
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from metaloom.flows.exports import By, ExportFormat
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
-from metaloom.storage.export.target import Export, export_folder
+from metaloom.storage.export import Export, export_folder
 from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.run import Iterations, Run
 
-By = Literal["task", "position"]
 _OPEN_FILES = 128
 """Files written side by side; more histories than that are written in several passes over the run."""
 
@@ -163,3 +162,6 @@ class _Files:
     def __exit__(self, *error: object) -> None:
         for writer in self.writers.values():
             writer.close()
+
+
+FORMAT = ExportFormat(export_histories, holds_episodes=True)
