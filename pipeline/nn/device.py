@@ -1,0 +1,65 @@
+"""Where torch computes updates, and how exactly it can compute them again there."""
+
+import os
+from typing import Literal
+
+import torch
+
+from metaloom.pipeline.config.input import ConfigError
+
+DeviceName = Literal["cpu", "cuda", "mps"]
+
+EqualityClass = Literal["bits", "bits on this device", "stored"]
+"""How equal a computation is when it is repeated: everywhere on the CPU with the same versions; on a device of the same
+model with the same versions; or, where there is no deterministic algorithm, only given what is stored before it."""
+
+_IS_AVAILABLE = {
+    "cpu": lambda: True,
+    "cuda": torch.cuda.is_available,
+    "mps": torch.backends.mps.is_available,
+}
+
+
+def use_device(name: DeviceName) -> torch.device:
+    """Prepare to compute on a device, by deterministic algorithms only.
+
+    Raises:
+        ConfigError: this machine, or this build of torch, has no such device.
+    """
+    if not _IS_AVAILABLE[name]():
+        found = ", ".join(known for known, available in _IS_AVAILABLE.items() if available())
+        raise ConfigError(
+            f"device is {name}, but torch {torch.__version__} finds none here; required one of {found}. On another "
+            "device it is another run: `metaloom fork RUN --run NEW --set device=cpu` goes on from a stored one"
+        )
+    if name == "cuda":
+        # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first call.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if name != "cpu":
+        torch.use_deterministic_algorithms(True)
+        # TF32 would round the factors of matrix products to 10 bits.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
+    return torch.device(name)
+
+
+def equality_class(name: DeviceName) -> EqualityClass:
+    """Return how equal updates on this device are when they are computed again.
+
+    Metal has no deterministic variants of its kernels, so there later stages repeat from stored batches only.
+    """
+    classes: dict[DeviceName, EqualityClass] = {"cpu": "bits", "cuda": "bits on this device", "mps": "stored"}
+    return classes[name]
+
+
+def device_facts(name: DeviceName) -> dict[str, str]:
+    """Return what decides a device's bits besides torch's version: its model and its libraries; nothing for the CPU."""
+    if name == "cuda":
+        return {
+            "model": torch.cuda.get_device_name(),
+            "capability": ".".join(map(str, torch.cuda.get_device_capability())),
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+        }
+    return {"model": "Metal"} if name == "mps" else {}

@@ -1,0 +1,32 @@
+import pytest
+import torch
+
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.nn.device import device_facts, equality_class, use_device
+
+
+def test_the_cpu_is_always_there_and_repeats_bits_everywhere():
+    assert use_device("cpu") == torch.device("cpu")
+    assert equality_class("cpu") == "bits"
+    assert device_facts("cpu") == {}
+
+
+@pytest.mark.parametrize("name", ["cuda", "mps"])
+def test_no_device_but_the_cpu_claims_equal_bits_elsewhere(name):
+    assert equality_class(name) != "bits"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(ConfigError, match=r"device is cuda, but torch .* finds none here; required one of cpu"):
+        use_device("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_is_told_to_be_deterministic_and_recorded():
+    use_device("cuda")
+    try:
+        assert torch.are_deterministic_algorithms_enabled()
+        assert device_facts("cuda").keys() == {"model", "capability", "cuda", "cudnn"}
+    finally:
+        torch.use_deterministic_algorithms(False)
