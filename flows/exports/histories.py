@@ -24,6 +24,7 @@ from metaloom.flows.exports import By, ExportFormat
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.format.columns import column, column_type
+from metaloom.storage.read.tables import summarize
 from metaloom.storage.run import Iterations, Run
 
 _OPEN_FILES = 128
@@ -111,10 +112,7 @@ def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, plac
         "step": column(np.full(len(b), k, np.int32)),
         "task": column(b.astype(np.int32)),
         "episode": column(e.astype(np.int32)),
-        "return": column(episodes.rewards[b, e].sum(axis=1, dtype=np.float64)),
-        "length": column(lengths),
-        "terminated": column(episodes.terminated[b, e]),
-        "truncated": column(episodes.truncated[b, e]),
+        **{name: column(values[b, e]) for name, values in summarize(episodes).columns.items()},
         "task_id": column(tasks.ids[b]),
     }
     for p, name in enumerate(tasks.names):

@@ -20,6 +20,9 @@ from metaloom.storage import Run
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.run import Iterations
 
+_IN_STEPS = ("lengths", "terminated", "truncated")
+"""Arrays of episodes that Minari's own arrays of steps tell."""
+
 
 def export_minari(run: Run, out: Path, *, iterations: Iterations = None, steps: Sequence[int] | None = None) -> Export:
     """Write the episodes, in the order in which they were sampled, as the dataset `NAME-v0` below `out`.
@@ -98,7 +101,8 @@ def _round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -> 
             "truncations": last & bool(episodes.truncated[b, e]),
         }
         place = {"iteration": iteration, "step": k, "task": b, "episode": e, "task_id": int(tasks.ids[b])}
-        yield EpisodeBuffer(options={**place, **fields}, **arrays)
+        others = {name: values[b, e].item() for name, values in episodes.each_episode.items() if name not in _IN_STEPS}
+        yield EpisodeBuffer(options={**place, **fields, **others}, **arrays)
 
 
 FORMAT = ExportFormat(export_minari, holds_episodes=True)
