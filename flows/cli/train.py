@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli import report
 from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument
 from metaloom.flows.cli.output import say, unless_closed
-from metaloom.flows.runs import new_run_name, report_folder, run_folder
-from metaloom.storage import location, open_run
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.train import Observer, TrainResult
@@ -36,13 +33,17 @@ def train(
         recipe: A recipe (`metaloom recipes` lists them), or a YAML or JSON file of settings.
         run: Name of the run under the runs folder, or a path; made from recipe and time when left out.
     """
+    # In this order, so that what is refused is refused before the next import: the last one takes seconds.
     from metaloom.flows.recipes import load_settings
+
+    settings = load_settings(recipe)
     from metaloom.pipeline.config.input import override
     from metaloom.pipeline.config.run import build_config
 
-    # Settings are refused before numerics are imported, which takes seconds.
-    config = build_config(override(load_settings(recipe), overrides))
+    config = build_config(override(settings, overrides))
     backend = where.backend()
+    from metaloom.flows.runs import new_run_name, run_folder
+
     folder = run_folder(run if run is not None else new_run_name(Path(recipe).stem))
     from metaloom.flows.commands.train import train as train_run
 
@@ -71,6 +72,8 @@ def resume(
         take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
         repair: Drop the outputs that `metaloom verify` finds damaged, and compute them again.
     """
+    from metaloom.flows.runs import run_folder
+
     folder, backend = run_folder(run), where.backend()
     from metaloom.flows.commands.train import resume as resume_run
 
@@ -91,6 +94,7 @@ def resume(
 def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bool) -> int:
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
     from metaloom.flows.views.progress import progress
+    from metaloom.storage import location
 
     with (
         stop_on_interrupt() as should_stop,
@@ -107,7 +111,11 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bo
 
 
 def _next_steps(folder: Path) -> str:
-    files = report.write(open_run(folder), report_folder(folder))
+    from metaloom.flows.cli.report import write
+    from metaloom.flows.runs import report_folder, run_folder
+    from metaloom.storage import location, open_run
+
+    files = write(open_run(folder), report_folder(folder))
     place = location(folder)
     name = folder.name if run_folder(folder.name) == folder else place
     question = f"import metaloom; print(metaloom.open_run({place!r}).episodes().to_pandas())"
