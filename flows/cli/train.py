@@ -133,7 +133,7 @@ def _next_steps(folder: Path) -> str:
 
 
 def _program(name: str) -> str:
-    """How to call a program of this environment: by its name where that finds it, else by its path."""
+    """Return how to call a program of this environment: by its name where that finds it, else by its path."""
     ours = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     if not ours.exists() or (found and Path(found).parent == ours.parent):

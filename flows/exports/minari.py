@@ -61,7 +61,7 @@ def export_minari(run: Run, out: Path, *, iterations: Iterations = None, steps: 
 
 
 def dataset_id(run: Run) -> str:
-    """The dataset's name: the run's, with what Minari does not allow replaced."""
+    """Name of the dataset: the run's, with the characters that Minari does not allow replaced."""
     return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
 
 
@@ -76,15 +76,15 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
 
 
 def _episodes(run: Run, export: Export, iterations: Iterations, steps: Sequence[int] | None) -> Iterator[Any]:
-    for i, rounds in export.available(run, iterations, steps):
+    for i, inner_steps in export.available(run, iterations, steps):
         tasks = run[i].tasks()
-        for k in rounds:
-            for buffer in _round(i, k, tasks, run[i].rollouts(k)):
+        for k in inner_steps:
+            for buffer in _buffers(i, k, tasks, run[i].rollouts(k)):
                 export.rows += 1
                 yield buffer
 
 
-def _round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -> Iterable[Any]:
+def _buffers(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -> Iterable[Any]:
     from minari.data_collector import EpisodeBuffer
 
     for b, e in np.ndindex(episodes.lengths.shape):

@@ -45,7 +45,7 @@ def export_tensorboard(run: Run, out: Path, *, iterations: Iterations = None) ->
 
 
 def _tag(metric: str) -> str:
-    """TensorBoard groups tags by what comes before the slash: metrics of a round go together."""
+    """Put a slash after the prefix, by which TensorBoard groups tags: metrics of an inner step go together."""
     group, dot, name = metric.partition(".")
     return f"{group}/{name}" if dot else f"update/{metric}"
 
