@@ -380,7 +380,7 @@ class Evaluation:
 
     @property
     def adaptation_steps(self) -> int:
-        """K."""
+        """The number of adaptation steps, K."""
         return self.test_returns.shape[1] - 1
 
     @property

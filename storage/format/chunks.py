@@ -1,4 +1,4 @@
-"""The bytes of one chunk: what goes to the disk, and what is let near a decoder."""
+"""Chunks as bytes: what goes to the disk, and what is let near a decoder."""
 
 import struct
 from functools import cache
@@ -37,7 +37,7 @@ def _blosc() -> _Codec:
 
 
 def encode_chunk(data: Array, *, compressed: bool) -> tuple[Content, int]:
-    """The bytes of a row's chunk, and the CRC-32C of all but their last four (which hold it)."""
+    """Encode a row as a chunk: its bytes, and the CRC-32C of all but their last four (which hold it)."""
     raw = np.ascontiguousarray(data).reshape(-1)
     payload = _blosc().encode(raw) if compressed else raw.tobytes()
     crc = crc32c(payload)
@@ -59,7 +59,7 @@ def check_chunk(raw: bytes, where: Path, *, size: int, crc: int) -> None:
 
 
 def decode_chunk(raw: bytes, spec: ArraySpec, where: Path) -> Array:
-    """The row that a checked chunk holds, writable.
+    """Decode the row that a checked chunk holds, writable.
 
     Raises:
         DamagedRun: the chunk does not decode to a row of the array.
@@ -79,7 +79,7 @@ def decode_chunk(raw: bytes, spec: ArraySpec, where: Path) -> Array:
 
 
 def largest_chunk(spec: ArraySpec) -> int:
-    """No chunk of the array is larger than this."""
+    """Largest size that a chunk of the array can have."""
     return spec.raw_bytes + 1024
 
 

@@ -87,7 +87,7 @@ def test_iterations_whose_episodes_are_gone_are_left_out_and_named(run, tmp_path
         (run.path / "_commits" / StageRef(1, "collect_rollouts", k).file_name).unlink()
     result = export(run, tmp_path / "out")
     assert result.iterations == 2
-    assert result.skipped == [(1, "no episodes of these rounds are stored")]
+    assert result.skipped == [(1, "no episodes of these inner steps are stored")]
 
 
 @pytest.mark.parametrize("export", [export_parquet, export_histories])
