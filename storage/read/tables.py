@@ -32,9 +32,14 @@ class EpisodeSummary:
         return cls(arrays["rewards"].sum(axis=2, dtype=np.float64), others)
 
     @property
+    def lengths(self) -> Array:
+        """Steps in each episode."""
+        return self.others["lengths"]
+
+    @property
     def columns(self) -> dict[str, Array]:
         """The arrays under the names of their columns."""
-        named = {"return": self.returns, "length": self.others["lengths"], **self.others}
+        named = {"return": self.returns, "length": self.lengths, **self.others}
         return {name: array for name, array in named.items() if name != "lengths"}
 
 
