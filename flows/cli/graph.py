@@ -28,7 +28,9 @@ def graph(
     from metaloom.pipeline.config.run import build_config
     from metaloom.storage import open_run, run_exists
 
-    stored = recipe not in RECIPES and not recipe.endswith((".yaml", ".yml", ".json")) and run_exists(run_folder(recipe))
+    stored = (
+        recipe not in RECIPES and not recipe.endswith((".yaml", ".yml", ".json")) and run_exists(run_folder(recipe))
+    )
     settings = config_of(open_run(run_folder(recipe))).model_dump(mode="json") if stored else load_settings(recipe)
-    print(FORMATS[form](diagram_of(build_config(override(settings, overrides)))), end="")  # noqa: T201
+    print(FORMATS[form](diagram_of(build_config(override(settings, overrides)))), end="")
     return 0
