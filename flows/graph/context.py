@@ -47,8 +47,7 @@ class Context:
         """
         # Which actions there are is told before a scale of them is asked for, which discrete ones do not have.
         setup = setup_of(config, make_env(config.env.model_copy(update={"action_scale": None})))
-        learner = build_learner(config, setup)
-        return cls(config, setup, learner, make_env(config.env), rollouts, parallel)
+        return cls(config, setup, build_learner(config, setup), make_env(config.env), rollouts, parallel)
 
     def under(self, config: RunConfig) -> Self:
         """The same under settings that leave the environment as it is."""
@@ -64,6 +63,11 @@ class Context:
         if name not in self._kept:
             self._kept[name] = build()
         return cast(T, self._kept[name])
+
+
+def learner_of(config: RunConfig) -> Learner[Any, Any]:
+    """The algorithm of a run, built for its environment."""
+    return build_learner(config, setup_of(config, make_env(config.env)))
 
 
 def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
