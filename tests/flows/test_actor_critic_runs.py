@@ -11,7 +11,7 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.on_policy import OnPolicyStages
+from metaloom.flows.graph.context import setup_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
@@ -99,20 +99,12 @@ def test_a_horizon_starts_particles_afresh_in_the_iteration_behind_it(tmp_path):
     train(tiny("svpg", "algorithm.num_particles=2", "algorithm.horizon=1"), tmp_path / "run", backend=HERE)
     run = storage.open_run(tmp_path / "run")
     name = "logits_network.hidden_0.kernel"
-<<<<<<< HEAD
-    learners = [run.load(storage.learner_ref(updates)).learner.params[name] for updates in range(4)]
-    config = config_of(run)
-    svpg = OnPolicyStages.build_algorithm(config, make_env(config.env)).learner
-    for iteration in (1, 2):
-        before = run.load(storage.learner_ref(iteration)).learner
-        afresh = svpg.at_start(before, run_seed=config.seed).params[name]
-=======
     learners = [run.load(ON_POLICY.learner_ref(updates)).learner.params[name] for updates in range(4)]
-    (svpg, policy) = (config_of(run).build_algorithm(), CategoricalPolicy(4, 2, config_of(run).policy))
+    config = config_of(run)
+    svpg = config.algorithm.build(setup_of(config, make_env(config.env)))
     for iteration in (1, 2):
         before = run.load(ON_POLICY.learner_ref(iteration)).learner
-        afresh = svpg.begun(policy, before, run_seed=config_of(run).seed).params[name]
->>>>>>> graph
+        afresh = svpg.at_start(before, run_seed=config.seed).params[name]
         # An update is a short step from where its iteration began.
         assert np.abs(learners[iteration + 1] - afresh).max() < 0.2 < np.abs(afresh - learners[iteration]).max()
         log_probs = run[iteration].rollouts(0).behavior["log_probs"][0, 0, 0]
