@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
-from metaloom.pipeline.baselines.config import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.baselines.config import BaselineSettings
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.schema import Settings, later
+from metaloom.pipeline.schema import PluginSettings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Setup:
     env_name: str
     max_episode_steps: int
     policy: PolicyConfig
-    baseline: BaselineConfig
+    baseline: BaselineSettings
     processing: ProcessingConfig
     device: str
     sparse_rewards: Callable[[Array], Array]
@@ -176,7 +176,7 @@ class RunSettings(Protocol):
     @property
     def policy(self) -> PolicyConfig: ...
     @property
-    def baseline(self) -> BaselineConfig: ...
+    def baseline(self) -> BaselineSettings: ...
     @property
     def processing(self) -> ProcessingConfig: ...
     @property
@@ -191,10 +191,10 @@ class RunSettings(Protocol):
     def starts_warm(self) -> bool: ...
 
 
-class AlgorithmSettings(Settings):
+class AlgorithmSettings(PluginSettings):
     """The settings of an algorithm: data only, so that reading a configuration imports no torch.
 
-    A subclass gives `name` a Literal of its own and says which graph its runs follow and which learner it builds.
+    A subclass says which graph its runs follow and which learner it builds.
     """
 
     graph: ClassVar[str]
@@ -202,7 +202,6 @@ class AlgorithmSettings(Settings):
     learner: ClassVar[str]
     """module:Class of its Learner, which takes these settings and a Setup."""
 
-    name: str
     kernel: Literal["auto", "torch", "fused"] = later("auto")
     """Which implementation computes updates: torch, the definition; fused, hand-written derivatives of plain networks
     on the CPU; auto, fused where it can."""

@@ -1,18 +1,20 @@
 """What users write: files of settings and `--set` overrides, and what to tell them when it is refused."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import ErrorDetails
+
 from metaloom.pipeline.config.yaml import parse
+from metaloom.pipeline.schema import REFUSAL, ConfigError, suggestion
+
+__all__ = ["ConfigError", "conversions", "explain", "load_config", "override"]
 
 _NAMED_SECTIONS = ("env", "algorithm", "baseline")
 """Sections for which a bare name stands for the section with that name and defaults."""
-
-
-class ConfigError(ValueError):
-    """A configuration was refused; the message names each field, what was found and what is allowed."""
 
 
 def load_config(path: Path) -> dict[str, Any]:
@@ -57,16 +59,17 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
     return merged
 
 
-def explain(problem: Any) -> str:
+def explain(problem: ErrorDetails) -> str:
     """A problem that pydantic found, as the user knows the field."""
-    # pydantic puts the tag of a union (promp) into the path; a user never typed it.
-    loc = problem["loc"]
-    path = ".".join(str(part) for part in (loc[:1] + loc[2:] if loc[:1] == ("algorithm",) else loc))
-    found = problem["input"]
+    path = ".".join(map(str, problem["loc"])) or "config"
+    found, context = problem["input"], problem.get("ctx", {})
     shown = "" if isinstance(found, dict) else f"; found {found!r}"
-    if problem["type"] == "extra_forbidden":
-        return f"{path}: unknown key{shown}; see `metaloom recipes --schema` for the keys there are"
-    return f"{path or 'config'}: {problem['msg']}{shown}"
+    if problem["type"] == REFUSAL:
+        return f"{path}: {problem['msg']}"
+    if problem["type"] == "value_error":
+        return "\n".join(f"{path}: {line}" for line in str(context["error"]).splitlines())
+    hint = suggestion(str(found), re.findall("'([^']*)'", context["expected"])) if "expected" in context else ""
+    return f"{path}: {problem['msg']}{shown}{hint and ';' + hint}"
 
 
 def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:

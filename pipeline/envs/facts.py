@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.spaces import Discrete
 
-from metaloom.pipeline.envs import ENVS, import_object
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.registry import ENVS, import_object
 
 
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:

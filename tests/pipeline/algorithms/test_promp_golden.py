@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import ProMP
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient
-from metaloom.pipeline.algorithms.maml.promp import adapted_kl_coeff
+from metaloom.pipeline.algorithms.maml.promp import ProMP, adapted_kl_coeff
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
