@@ -84,22 +84,45 @@ def load(path: str) -> Any:
     Raises:
         ConfigError: there is no such thing, or no other process would find it.
     """
-    module, _, name = path.partition(":")
-    if module == "__main__" or "<" in name:
-        raise ConfigError(
-            f"found {path!r}, which exists in this process alone, so the run could not be continued or replayed; "
-            "required a class at the top level of a module that can be imported"
-        )
+    name = path.partition(":")[2]
+    if "<" in name:
+        raise ConfigError(_not_found_again(path))
+    try:
+        return functools.reduce(getattr, name.split("."), import_module(path))
+    except AttributeError as problem:
+        raise ConfigError(_not_found(path, problem)) from problem
+
+
+def import_module(path: str) -> types.ModuleType:
+    """Import the module of module:Class. Nothing else imports what a configuration names.
+
+    Raises:
+        ConfigError: there is no such module, it raised, or no other process would find it.
+    """
+    module = path.partition(":")[0]
+    if module == "__main__":
+        raise ConfigError(_not_found_again(path))
     # A user's own module lies in the folder where the command runs, which an installed command does not search.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        return importlib.import_module(module)
     except (Exception, SystemExit) as problem:
-        raise ConfigError(
-            f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class, with the module in "
-            f"{os.getcwd()} or installed"
-        ) from problem
+        raise ConfigError(_not_found(path, problem)) from problem
+
+
+def _not_found(path: str, problem: BaseException) -> str:
+    return (
+        f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class, with the module in {os.getcwd()} "
+        "or installed"
+    )
+
+
+def _not_found_again(path: str) -> str:
+    return (
+        f"found {path!r}, which exists in this process alone, so the run could not be continued or replayed; required "
+        "a class at the top level of a module that can be imported"
+    )
 
 
 def path_of(found: Callable[..., object]) -> str:
@@ -129,10 +152,12 @@ class ByName(Generic[S]):
     Attributes:
         plugins: where names are looked up.
         base: what the settings derive from.
+        default: the name where none is given.
     """
 
     plugins: Plugins
     base: type[S]
+    default: str | None = None
 
     def validate(self, value: object) -> S:
         """Make settings of a name, of a mapping with a name, or of themselves.
@@ -144,7 +169,7 @@ class ByName(Generic[S]):
         if isinstance(value, self.base):
             return self._findable(value)
         given = {"name": value} if isinstance(value, str) else value
-        if not isinstance(given, Mapping) or not isinstance(name := given.get("name"), str):
+        if not isinstance(given, Mapping) or not isinstance(name := given.get("name", self.default), str):
             raise ConfigError(f"required the name of {_a(self.plugins.kind)}, or a mapping that has it as name")
         try:
             found = self.plugins.find(name, self.base)

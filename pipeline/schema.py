@@ -24,7 +24,7 @@ class ConfigError(ValueError):
 
 
 def suggestion(found: str, names: Iterable[str]) -> str:
-    """ " did you mean X?" for a name that resembles others, else nothing."""
+    """Ask `did you mean X?`, with a space before it, of a name that resembles others; of others nothing."""
     close = difflib.get_close_matches(found, list(names), n=3, cutoff=0.6)
     return f" did you mean {' or '.join(close)}?" if close else ""
 

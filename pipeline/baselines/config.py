@@ -100,5 +100,5 @@ BASELINES = Plugins(
 )
 """Settings of baselines, subclasses of BaselineSettings."""
 
-BaselineField = Annotated[BaselineSettings, ByName(BASELINES, BaselineSettings)]
+BaselineField = Annotated[BaselineSettings, ByName(BASELINES, BaselineSettings, default="linear_feature")]
 """A baseline by name. A bare string stands for the name: `--set baseline=zero`."""

@@ -12,7 +12,7 @@ from gymnasium.spaces import Discrete
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import MetaEnv
-from metaloom.pipeline.envs.registry import ENVS, import_object
+from metaloom.pipeline.envs.registry import find_env, require_env
 
 
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
@@ -39,10 +39,10 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
 
 def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
     """Where an environment's class or function is, itself, and the options that it is called with."""
-    path = ENVS.get(config.name, config.name)
-    if ":" in path:
-        return path, import_object(path), config.options
-    spec = gymnasium.spec(config.name)
+    path = require_env(config.name)
+    if path not in gymnasium.registry:
+        return path, find_env(config.name), config.options
+    spec = gymnasium.spec(path)
     creator = spec.entry_point
     factory = load_env_creator(creator) if isinstance(creator, str) else creator
     path = creator if isinstance(creator, str) else getattr(creator, "__qualname__", repr(creator))

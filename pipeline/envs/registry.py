@@ -3,33 +3,17 @@
 To add one, write its file in this folder and its line in ENVS.
 """
 
-import difflib
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 
-from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv, TaskField
-from metaloom.pipeline.envs.finite_checks import RowFault, last_line, own_traceback
-
-__all__ = [
-    "ENVS",
-    "BatchEnv",
-    "BatchStep",
-    "EnvConfig",
-    "EnvError",
-    "MetaEnv",
-    "RowFault",
-    "TaskField",
-    "make_batch_env",
-    "make_env",
-    "with_all_options",
-]
+from metaloom.pipeline.envs.config import EnvConfig, is_gymnasium_id
+from metaloom.pipeline.envs.contract import BatchEnv, EnvError, MetaEnv
+from metaloom.pipeline.envs.finite_checks import last_line, own_traceback
+from metaloom.pipeline.plugins import Plugins, import_module
+from metaloom.pipeline.schema import ConfigError, suggestion
 
 ENVS: dict[str, str] = {
     "ant-dir": "metaloom.pipeline.envs.ant:AntDir",
@@ -61,6 +45,8 @@ ENVS: dict[str, str] = {
     "walker2d-vel": "metaloom.pipeline.envs.walker2d:Walker2dVel",
 }
 """Name -> module:Class. The module is imported when an environment is made."""
+
+PLUGINS = Plugins("environment", "metaloom.envs", ENVS)
 
 
 def make_env(config: EnvConfig) -> MetaEnv:
@@ -95,42 +81,64 @@ def with_all_options(config: EnvConfig) -> EnvConfig:
     """The same environment with the options that it takes by default written out, where it is a built-in one."""
     if config.name not in ENVS:
         return config
-    parameters = inspect.signature(import_object(ENVS[config.name])).parameters.values()
+    parameters = inspect.signature(find_env(config.name)).parameters.values()
     defaults = {parameter.name: parameter.default for parameter in parameters if parameter.name != "render_mode"}
     return config.model_copy(update={"options": {**defaults, **config.options}})
+
+
+def require_env(name: str) -> str:
+    """Refuse the name of an environment that there is not, before anything is imported for a run.
+
+    Returns:
+        module:Class, or the id under which gymnasium knows it, whose module has been imported.
+
+    Raises:
+        EnvError: saying what is known.
+    """
+    try:
+        if is_gymnasium_id(name) and name not in ENVS:
+            if ":" in name:
+                import_module(name)
+            gymnasium_id = name.rpartition(":")[2]
+            if gymnasium_id in gymnasium.registry:
+                return gymnasium_id
+        return name if name in gymnasium.registry else PLUGINS.path(name)
+    except ConfigError as problem:
+        known = [*PLUGINS.names(), *gymnasium.registry]
+        raise EnvError(_unknown(name, known) if ":" not in name else f"env.name: {problem}") from problem
+
+
+def find_env(name: str) -> type[gymnasium.Env[Any, Any]]:
+    """The class of an environment that is not gymnasium's.
+
+    Raises:
+        EnvError: there is none, or it is the class of something else.
+    """
+    try:
+        return PLUGINS.find(name, gymnasium.Env)
+    except ConfigError as problem:
+        raise EnvError(f"env.name: {problem}") from problem
 
 
 def _make_unscaled(config: EnvConfig) -> MetaEnv:
     from metaloom.pipeline.envs.wrappers import SingleTask
 
-    path = ENVS.get(config.name, config.name)
-    if ":" in path:
-        env = _make_from_path(path, config)
-    elif path in gymnasium.registry:
-        env = _make_from_gymnasium(config)
-    else:
-        raise EnvError(_unknown(config.name))
+    path = require_env(config.name)
+    env = _make_from_gymnasium(path, config) if path in gymnasium.registry else _make_from_class(config)
     return env if isinstance(env, MetaEnv) else SingleTask(env)
 
 
-def _make_from_path(path: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
-    factory = import_object(path)
+def _make_from_class(config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    cls = find_env(config.name)
     try:
-        inspect.signature(factory).bind(**config.options)
+        inspect.signature(cls).bind(**config.options)
     except TypeError as problem:
-        allowed = [name for name in inspect.signature(factory).parameters if name != "render_mode"]
+        allowed = [name for name in inspect.signature(cls).parameters if name != "render_mode"]
         raise EnvError(
             f"env.options of {config.name} are {config.options}: {problem}; allowed: {', '.join(allowed) or 'none'}"
         ) from None
-    env = _call(factory, config)
-    if not isinstance(env, gymnasium.Env):
-        raise EnvError(f"env.name {config.name!r} makes a {type(env).__name__}; required a gymnasium.Env or MetaEnv")
-    return env
-
-
-def _call(factory: Callable[..., Any], config: EnvConfig) -> Any:
     try:
-        return factory(**config.options)
+        return cls(**config.options)
     except EnvError:
         raise
     except (Exception, SystemExit) as problem:
@@ -140,36 +148,16 @@ def _call(factory: Callable[..., Any], config: EnvConfig) -> Any:
         ) from problem
 
 
-def _make_from_gymnasium(config: EnvConfig) -> gymnasium.Env[Any, Any]:
+def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
     try:
         # -1: no TimeLimit, since max_episode_steps of the run ends the episodes.
-        return gymnasium.make(config.name, max_episode_steps=-1, disable_env_checker=True, **config.options)
+        return gymnasium.make(gymnasium_id, max_episode_steps=-1, disable_env_checker=True, **config.options)
     except Exception as problem:
         raise EnvError(f"gymnasium cannot make {config.name!r} with options {config.options}: {problem}") from problem
 
 
-def import_object(path: str) -> Callable[..., Any]:
-    """What module:Class names.
-
-    Raises:
-        EnvError: there is no such thing.
-    """
-    module_name, _, class_name = path.partition(":")
-    # A user's own module lies in the folder where the command runs, which an installed command does not search.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as problem:
-        raise EnvError(
-            f"env.name is {path!r}: {problem}; required module:Class, with the module in {os.getcwd()} or installed"
-        ) from problem
-
-
-def _unknown(name: str) -> str:
-    matches = difflib.get_close_matches(name, [*ENVS, *gymnasium.registry], n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(matches)}? " if matches else ""
+def _unknown(name: str, known: list[str]) -> str:
     return (
-        f"env.name is {name!r}; {hint}Required: one of {', '.join(ENVS)}; a name that gymnasium knows, such as "
-        "Hopper-v5; or module:Class for an environment of your own"
+        f"env.name is {name!r};{suggestion(name, known)} Required: one of {', '.join(PLUGINS.names())}; a name that "
+        "gymnasium knows, such as Hopper-v5, or module:Hopper-v5; or module:Class for an environment of your own"
     )

@@ -1,11 +1,7 @@
 """A user's own torch.nn.Module as a function of explicit parameters."""
 
 import copy
-import importlib
-import importlib.metadata
 import json
-import os
-import sys
 import threading
 from collections.abc import Mapping
 from functools import lru_cache
@@ -16,11 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, NetworkSpec, Shapes
+from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, Shapes
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params
-
-ENTRY_POINTS = "metaloom.networks"
 
 
 class ModuleNetwork:
@@ -38,7 +32,7 @@ class ModuleNetwork:
                 f"policy.network is {spec.name}, but the algorithm puts {spec.extra_size} numbers behind observations "
                 f"of shape {spec.input_shape}; required policy.network=cnn, or observations of one axis"
             )
-        self._class = _resolve(spec.name)
+        self._class = _find(spec.name)
         self._module = _checked(self._class, spec.name, self._shape, spec.output_size, json.dumps(dict(spec.options)))
         # A module is not safe to call from several threads with parameters of their own.
         self._copies = threading.local()
@@ -80,24 +74,11 @@ def _scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
     return inputs if spec.input_scale == 1 else inputs / spec.input_scale
 
 
-def _resolve(name: str) -> Any:
-    entry_points = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
-    if name in entry_points:
-        return entry_points[name].load()
-    module_name, colon, class_name = name.partition(":")
-    if not colon:
-        known = ", ".join((*BUILT_IN_NETWORKS, *entry_points))
-        raise ConfigError(f"policy.network is {name!r}; required one of {known}, or module:Class of a torch.nn.Module")
-    # A user's own module lies in the folder where the command runs, which an installed command does not search.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+def _find(name: str) -> type[nn.Module]:
     try:
-        return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as problem:
-        raise ConfigError(
-            f"policy.network is {name!r}: {problem}; "
-            f"required module:Class, with the module in {os.getcwd()} or installed"
-        ) from problem
+        return NETWORKS.find(name, nn.Module)
+    except ConfigError as problem:
+        raise ConfigError(f"policy.network: {problem}") from problem
 
 
 def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: Mapping[str, Any], seed: int) -> Any:
@@ -120,8 +101,6 @@ def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, 
         raise ConfigError(
             f"policy.network: {name}({arguments}) raised {type(problem).__name__}: {problem}"
         ) from problem
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"policy.network: {name} makes a {type(module).__name__}; required a torch.nn.Module")
     for parameter, value in module.named_parameters():
         if value.dtype != torch.float32:
             raise ConfigError(

@@ -324,9 +324,9 @@ def test_chunk_size_changes_memory_but_not_the_gradient(random_steps, algorithm)
         (MAMLVPG, {"inner_loss": "dice"}, "dice-maml or vpg-dice"),
         (MAMLVPG, {"exploration": True, "inner_steps": 0}, "no round comes before adaptation"),
         (MAMLVPG, {"e_maml_scale": "sum"}, "exploration is off"),
-        (MAMLVPG, {"clip_eps": 0.1}, "Extra inputs"),
+        (MAMLVPG, {"clip_eps": 0.1}, "unknown key"),
         (MAMLPPO, {"clip_eps": 0}, "greater than 0"),
-        (MAMLPPO, {"inner_loss": "likelihood_ratio"}, "Extra inputs"),
+        (MAMLPPO, {"inner_loss": "likelihood_ratio"}, "unknown key"),
         (MAMLPPO, {"tolerance": 0}, "greater than 0"),
     ],
 )

@@ -249,7 +249,7 @@ def test_state_keeps_names_shapes_and_dtypes_from_update_to_update(random_steps)
         ({"anneal_factor": 1.1}, "less than or equal to 1"),
         ({"inner_steps": -1}, "greater than or equal to 0"),
         ({"num_epochs": 0}, "greater than or equal to 1"),
-        ({"alpha": 1}, "Extra inputs"),
+        ({"alpha": 1}, "unknown key"),
         ({"name": "ppo"}, "promp"),
     ],
 )

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from metaloom.pipeline.baselines import BaselineConfig, BaselineError
+from metaloom.pipeline.baselines.config import BaselineField
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, fit
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
 from metaloom.pipeline.baselines.zero import ZeroBaseline
@@ -138,7 +139,7 @@ def test_coefficients_that_stay_infinite_are_an_error_not_a_prediction(monkeypat
     ],
 )
 def test_a_configuration_builds_the_baseline_it_names(settings, expected):
-    assert BaselineConfig.model_validate(settings).build() == expected
+    assert TypeAdapter(BaselineField).validate_python(settings).build() == expected
 
 
 @pytest.mark.parametrize(

@@ -147,10 +147,10 @@ def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> 
     [
         ("half-cheeta-dir", r"env.name is 'half-cheeta-dir'; did you mean half-cheetah-dir or .*point-corner"),
         ("no-such-thing-at-all", r"Required: one of ant-dir, .*Hopper-v5; or module:Class"),
-        ("own_envs:Missing", r"env.name is 'own_envs:Missing': .*no attribute 'Missing'; required module:Class"),
+        ("own_envs:Missing", r"env.name: found 'own_envs:Missing': .*no attribute 'Missing'; required module:Class"),
         ("nowhere:Env", r"No module named 'nowhere'; required module:Class, with the module in "),
         (":Env", r"required module:Class"),
-        ("own_envs:NotAnEnv", r"makes a NotAnEnv; required a gymnasium.Env or MetaEnv"),
+        ("own_envs:NotAnEnv", r"the class own_envs:NotAnEnv; required a subclass of gymnasium"),
         (
             "own_envs:Choices",
             r"the actions Discrete\(3\) are choices, so action_scale 10.0 .* set env.action_scale to null",
@@ -218,7 +218,7 @@ def test_reading_the_registry_imports_no_simulator_and_no_torch() -> None:
 
 def test_a_worker_that_samples_half_cheetah_imports_no_torch() -> None:
     code = (
-        "import sys, metaloom.stages.collect_rollouts, metaloom.pipeline.envs as e; "
+        "import sys, metaloom.stages.collect_rollouts, metaloom.pipeline.envs.registry as e; "
         "e.make_batch_env(e.EnvConfig(name='half-cheetah-dir'), 4); "
         "assert 'mujoco' in sys.modules and not {'torch', 'prefect', 'dask'} & set(sys.modules)"
     )
