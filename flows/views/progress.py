@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -34,7 +34,7 @@ def progress(
     *,
     should_stop: Callable[[], bool] = lambda: False,
     out: TextIO | None = None,
-) -> Iterator[Observer]:
+) -> Generator[Observer, None, None]:
     """An Observer that reports to `out` for as long as the context lasts.
 
     Args:
@@ -182,7 +182,7 @@ def sparkline(values: "deque[float]") -> str:
 
 
 @contextmanager
-def _live_panel(console: Console) -> Iterator[Panel]:
+def _live_panel(console: Console) -> Generator[Panel, None, None]:
     panel = Panel()
     # Only a terminal's standard error may be drawn above the panel: a redirected one belongs to its file.
     with Live(Group(panel), console=console, refresh_per_second=4, redirect_stderr=sys.stderr.isatty()):

@@ -1,5 +1,8 @@
 """What commands show, as rich renderables and as plain data for `--json`. Nothing here prints."""
 
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

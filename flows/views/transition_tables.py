@@ -1,5 +1,8 @@
 """What `metaloom show --stage sample_transitions` shows: the transitions of a minibatch. Nothing here prints."""
 
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Mapping
 from typing import Any
 
