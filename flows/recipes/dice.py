@@ -10,12 +10,12 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 
 
-def half_cheetah_dir() -> RunConfig:
+def dice_maml_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `dice_run` of the authors' code."""
     return _run("half-cheetah-dir")
 
 
-def point_corner() -> RunConfig:
+def dice_maml_point_corner() -> RunConfig:
     """Find one of four corners, sparse reward; `dice_run` of the authors' code on the point robot."""
     return _run("point-corner")
 

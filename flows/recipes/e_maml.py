@@ -9,12 +9,12 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 
 
-def half_cheetah_dir() -> RunConfig:
+def e_maml_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `e-maml_run_mujoco` of the ProMP authors' code."""
     return _run("half-cheetah-dir")
 
 
-def point_corner() -> RunConfig:
+def e_maml_point_corner() -> RunConfig:
     """Find one of four corners, sparse reward; `e-maml_run_mujoco` of the ProMP authors' code on the point robot."""
     return _run("point-corner")
 

@@ -9,12 +9,12 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 
 
-def half_cheetah_dir() -> RunConfig:
+def maml_vpg_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `vpg_run_all` of the ProMP authors' code."""
     return _run("half-cheetah-dir")
 
 
-def point_corner() -> RunConfig:
+def maml_vpg_point_corner() -> RunConfig:
     """Find one of four corners, sparse reward; `vpg_run_all` of the ProMP authors' code on the point robot."""
     return _run("point-corner")
 

@@ -55,6 +55,8 @@ class RunConfig(Settings):
     episodes_per_task of them."""
     min_rollouts: int | None = later(None, ge=1)
     """Sample until there are this many episodes; with min_steps, until both are reached."""
+    metrics: tuple[str, ...] = later(())
+    """Functions of your own whose numbers are kept with the metrics: module:function, of an EpisodeBatch or a Step."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     evaluation: EvaluationConfig = EvaluationConfig()
     retention: RetentionConfig = RetentionConfig()

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field, JsonValue, model_validator
 
 from metaloom.pipeline.plugins import import_module
-from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.schema import Settings, later
 
 
 class EnvConfig(Settings):
@@ -23,6 +23,9 @@ class EnvConfig(Settings):
     action_scale: float | None = Field(default=10.0, gt=0)
     """The policy's box [-action_scale, action_scale] is mapped onto the environment's; null lets it act directly, which
     it always does where actions are choices, and by default under an actor-critic."""
+
+    diagnostics: bool = later(False)
+    """Keep the numbers by which the environment describes a round, such as forward_velocity, with the metrics."""
 
     @model_validator(mode="before")
     @classmethod

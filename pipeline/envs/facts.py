@@ -37,6 +37,11 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     }
 
 
+def class_path(config: EnvConfig) -> str:
+    """module:Class of an environment; only a name where gymnasium was given an object."""
+    return _factory(config)[0]
+
+
 def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
     """Where an environment's class or function is, itself, and the options that it is called with."""
     path = require_env(config.name)

@@ -1,7 +1,4 @@
-"""Environments by name: robots with a distribution of tasks, and any gymnasium env as one with a single task.
-
-To add one, write its file in this folder and its line in ENVS.
-"""
+"""Environments by name: robots with a distribution of tasks, and any gymnasium env as one with a single task."""
 
 import inspect
 from collections.abc import Callable
@@ -9,44 +6,12 @@ from typing import Any
 
 import gymnasium
 
+from metaloom.pipeline.envs import ENVS, PLUGINS
 from metaloom.pipeline.envs.config import EnvConfig, is_gymnasium_id
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError, MetaEnv
 from metaloom.pipeline.envs.finite_checks import last_line, own_traceback
-from metaloom.pipeline.plugins import Plugins, import_module
+from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import ConfigError, suggestion
-
-ENVS: dict[str, str] = {
-    "ant-dir": "metaloom.pipeline.envs.ant:AntDir",
-    "ant-dir-2d": "metaloom.pipeline.envs.ant:AntDir2D",
-    "ant-goal": "metaloom.pipeline.envs.ant:AntGoal",
-    "half-cheetah-dir": "metaloom.pipeline.envs.half_cheetah:HalfCheetahDir",
-    "half-cheetah-vel": "metaloom.pipeline.envs.half_cheetah:HalfCheetahVel",
-    "hopper-rand-params": "metaloom.pipeline.envs.hopper:HopperRandParams",
-    "humanoid-dir": "metaloom.pipeline.envs.humanoid:HumanoidDir",
-    "humanoid-dir-2d": "metaloom.pipeline.envs.humanoid:HumanoidDir2D",
-    "navigation-2d": "metaloom.pipeline.envs.point:Navigation2D",
-    "pearl-ant-dir": "metaloom.pipeline.envs.ant:PearlAntDir",
-    "pearl-ant-goal": "metaloom.pipeline.envs.ant:PearlAntGoal",
-    "pearl-cheetah-dir": "metaloom.pipeline.envs.half_cheetah:PearlCheetahDir",
-    "pearl-cheetah-vel": "metaloom.pipeline.envs.half_cheetah:PearlCheetahVel",
-    "pearl-hopper-rand-params": "metaloom.pipeline.envs.hopper:PearlHopperRandParams",
-    "pearl-humanoid-dir": "metaloom.pipeline.envs.humanoid:PearlHumanoidDir",
-    "pearl-point-robot": "metaloom.pipeline.envs.point_pearl:PearlPointRobot",
-    "pearl-sparse-point-robot": "metaloom.pipeline.envs.point_pearl:PearlSparsePointRobot",
-    "pearl-walker2d-rand-params": "metaloom.pipeline.envs.walker2d:PearlWalker2dRandParams",
-    "point-2d": "metaloom.pipeline.envs.point:Point2D",
-    "point-2d-goal": "metaloom.pipeline.envs.point:Point2DGoal",
-    "point-corner": "metaloom.pipeline.envs.point_corner:PointCorner",
-    "point-momentum": "metaloom.pipeline.envs.point_corner:PointMomentum",
-    "point-walls": "metaloom.pipeline.envs.point_corner:PointWalls",
-    "swimmer-vel": "metaloom.pipeline.envs.swimmer:SwimmerVel",
-    "walker2d-dir": "metaloom.pipeline.envs.walker2d:Walker2dDir",
-    "walker2d-rand-params": "metaloom.pipeline.envs.walker2d:Walker2dRandParams",
-    "walker2d-vel": "metaloom.pipeline.envs.walker2d:Walker2dVel",
-}
-"""Name -> module:Class. The module is imported when an environment is made."""
-
-PLUGINS = Plugins("environment", "metaloom.envs", ENVS)
 
 
 def make_env(config: EnvConfig) -> MetaEnv:

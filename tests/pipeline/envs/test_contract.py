@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.mujoco_robot import MujocoRobot
 from metaloom.pipeline.envs.point_corner import PointCorner
-from metaloom.pipeline.envs.registry import ENVS, make_batch_env, make_env, with_all_options
+from metaloom.pipeline.envs.registry import make_batch_env, make_env, with_all_options
 from metaloom.pipeline.envs.wrappers import SingleTask
 
 OPTIONS = {
