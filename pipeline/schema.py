@@ -25,8 +25,8 @@ class ConfigError(ValueError):
 
 def suggestion(found: str, names: Iterable[str]) -> str:
     """Ask `did you mean X?`, with a space before it, of a name that resembles others; of others nothing."""
-    close = difflib.get_close_matches(found, list(names), n=3, cutoff=0.6)
-    return f" did you mean {' or '.join(close)}?" if close else ""
+    close = difflib.get_close_matches(found, list(names), n=1)
+    return f" did you mean {close[0]}?" if close else ""
 
 
 def later(default: Any, **about: Any) -> Any:

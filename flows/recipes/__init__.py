@@ -5,12 +5,13 @@ packages are entry points of the group metaloom.recipes.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from metaloom.pipeline.config.input import ConfigError, load_config
-from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.config.input import ConfigError, load_config, override
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.plugins import Plugins, load
 from metaloom.pipeline.schema import suggestion
 
@@ -47,6 +48,22 @@ class Recipes(Mapping[str, Callable[[], RunConfig]]):
 
 
 RECIPES = Recipes()
+
+
+def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> RunConfig:
+    """The configuration of a new run.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        EnvError: there is no such environment.
+    """
+    config = build_config(override(load_settings(recipe_or_file), assignments))
+    if config.env.name not in ENVS:
+        # Imports gymnasium, which takes longer than all else here, and the user's module.
+        from metaloom.pipeline.envs.registry import require_env
+
+        require_env(config.env.name)
+    return config
 
 
 def load_settings(recipe_or_file: str) -> dict[str, Any]:
