@@ -26,6 +26,7 @@ from metaloom.flows.views.formatting import (
     stage_name,
 )
 from metaloom.flows.views.run_info import iteration_info, list_run_rows, run_info
+from metaloom.pipeline.types import Params
 from metaloom.storage import Run, location, url_of
 
 if TYPE_CHECKING:
@@ -229,6 +230,16 @@ def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("recipe", "environment", "algorithm", "sizes", "about")
     for row in rows:
         table.add_row(row["name"], row["env"], row["algorithm"], row["sizes"], Text(row["about"]))
+    return table
+
+
+def parameters_table(fitted: Mapping[str, Params]) -> Table:
+    """`metaloom show RUN@N --stage process_samples`: one row per parameter of a baseline, over all tasks."""
+    table = _table("baseline", "parameter", ">shape", ">mean", ">smallest", ">largest")
+    for baseline, params in fitted.items():
+        for name, value in params.items():
+            shape = " x ".join(map(str, value.shape))
+            table.add_row(baseline, name, shape, *map(number, (value.mean(), value.min(), value.max())))
     return table
 
 
