@@ -71,7 +71,14 @@ class IterationStages(ABC):
         if config.evaluation.every is not None:
             # What is wrong with the tasks of the last evaluation is known before the first iteration.
             evaluation_tasks(config, env, config.iterations)
-        return cls(config, config.build_algorithm(), cls.build_policy(config, env), env, rollouts, parallel, run)
+        policy = cls.build_policy(config, env)
+        return cls(config, cls.build_algorithm(config, env), policy, env, rollouts, parallel, run)
+
+    @staticmethod
+    def build_algorithm(config: RunConfig, env: Any) -> Any:
+        """The algorithm as the stages use it."""
+        del env
+        return config.build_algorithm()
 
     @staticmethod
     @abstractmethod
@@ -101,7 +108,7 @@ class IterationStages(ABC):
 
     def under(self, config: RunConfig) -> Self:
         """The same stages under settings that leave environment and policy as they are."""
-        return replace(self, config=config, algorithm=config.build_algorithm())
+        return replace(self, config=config, algorithm=self.build_algorithm(config, self.env))
 
     def order(self, iteration: int) -> list[StageRef]:
         """The stages of an iteration in the order in which they run."""

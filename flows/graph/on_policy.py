@@ -8,31 +8,80 @@
 No gradient crosses a stage: `meta_optimize` computes the adaptation again from what is stored.
 """
 
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import numpy as np
 from gymnasium.spaces import Discrete
 
 from metaloom.flows.graph.iteration_stages import IterationStages, Load, StageOutput, evaluation_refs, observation_size
-from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings, Learner, Setup
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.policies.categorical import CategoricalPolicy
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.seeding import seed_for
-from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskParams, Update
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams, Update
 from metaloom.stages.adapt import adapt
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.meta_optimize import meta_optimize
-from metaloom.stages.process_samples import process_samples, process_with_critic
+from metaloom.stages.process_samples import process_samples
 from metaloom.stages.sample_tasks import sample_tasks
 from metaloom.storage import StageRef
+
+
+@dataclass(frozen=True)
+class LearnerAlgorithm:
+    """A Learner of the contract as these stages call algorithms; until the graph is data."""
+
+    learner: Learner[Step, Sequence[Step]]
+    inner_steps: ClassVar[int] = 0
+
+    def initialize(self, policy: object, *, run_seed: int) -> LearnerState:
+        """See Learner."""
+        return self.learner.initialize(run_seed=run_seed)
+
+    def optimize(
+        self,
+        policy: object,
+        learner: LearnerState,
+        steps: Sequence[Step],
+        *,
+        run_seed: int,
+        iteration: int,
+        parallel: ParallelMap = map,
+    ) -> tuple[LearnerState, Metrics]:
+        """See Learner.update."""
+        return self.learner.update(learner, steps, run_seed=run_seed, iteration=iteration, parallel=parallel)
 
 
 class OnPolicyStages(IterationStages):
     """The stages of a run whose updates learn from the episodes of their own iteration alone."""
 
     last_stage: ClassVar[str] = "meta_optimize"
+
+    @staticmethod
+    def build_algorithm(config: RunConfig, env: MetaEnv) -> Any:
+        """The algorithm as the stages use it; see IterationStages."""
+        if not isinstance(config.algorithm, AlgorithmSettings):
+            return config.build_algorithm()
+        space, actions = env.observation_space, env.action_space
+        setup = Setup(
+            observation_shape=space.shape or (),
+            observation_scale=255.0 if space.dtype == np.uint8 else 1.0,
+            action_size=0 if isinstance(actions, Discrete) else (actions.shape or (0,))[0],
+            num_actions=int(actions.n) if isinstance(actions, Discrete) else 0,
+            env_name=config.env.name,
+            max_episode_steps=config.max_episode_steps,
+            policy=config.policy,
+            baseline=config.baseline,
+            processing=config.processing,
+            device="cpu",
+            sparse_rewards=env.sparse_rewards,
+        )
+        return LearnerAlgorithm(config.algorithm.build(setup))
 
     @staticmethod
     def build_policy(config: RunConfig, env: MetaEnv) -> GaussianPolicy | CategoricalPolicy:
@@ -75,7 +124,7 @@ class OnPolicyStages(IterationStages):
             case "collect_rollouts":
                 return [self._acting_params(i, k), StageRef(i, "sample_tasks", 0)]
             case "process_samples":
-                critic = [self.learner_ref(i)] if isinstance(self.algorithm, ActorCriticLearner) else []
+                critic = [self.learner_ref(i)] if isinstance(self.algorithm, LearnerAlgorithm) else []
                 return [*critic, StageRef(i, "collect_rollouts", k)]
             case "adapt":
                 before = [] if k == 0 else [StageRef(i, "adapt", k - 1)]
@@ -112,14 +161,14 @@ class OnPolicyStages(IterationStages):
 
     def acting_params(self, learner: LearnerState, num_tasks: int) -> TaskParams:
         """The same parameters for all tasks, but for particles; see IterationStages."""
-        if isinstance(self.algorithm, ActorCriticLearner):
-            return self.algorithm.acting_params(learner, num_tasks)
+        if isinstance(self.algorithm, LearnerAlgorithm):
+            return self.algorithm.learner.acting_params(learner, num_tasks)
         return TaskParams.broadcast(learner.params, num_tasks)
 
     def begun(self, learner: LearnerState) -> LearnerState:
         """A stored learner as the iteration behind it acts and learns with it."""
-        if isinstance(self.algorithm, ActorCriticLearner):
-            return self.algorithm.begun(self.policy, learner, run_seed=self.config.seed)
+        if isinstance(self.algorithm, LearnerAlgorithm):
+            return self.algorithm.learner.at_start(learner, run_seed=self.config.seed)
         return learner
 
     def _collect_rollouts(self, ref: StageRef, load: Load) -> EpisodeBatch:
@@ -130,9 +179,9 @@ class OnPolicyStages(IterationStages):
         )
 
     def _process_samples(self, ref: StageRef, load: Load) -> Samples:
-        if isinstance(self.algorithm, ActorCriticLearner):
+        if isinstance(self.algorithm, LearnerAlgorithm):
             episodes = load(StageRef(ref.iteration, "collect_rollouts", ref.step))
-            return process_with_critic(self.algorithm, self._learner(load, ref.iteration), episodes)
+            return self.algorithm.learner.process(self._learner(load, ref.iteration), episodes, seed=0)
         return process_samples(
             load(StageRef(ref.iteration, "collect_rollouts", ref.step)),
             self.config.baseline.build(),

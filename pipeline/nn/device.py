@@ -29,8 +29,8 @@ def use_device(name: DeviceName) -> torch.device:
     if not _IS_AVAILABLE[name]():
         found = ", ".join(known for known, available in _IS_AVAILABLE.items() if available())
         raise ConfigError(
-            f"device is {name}, but torch {torch.__version__} finds none here; required one of {found}. A run on another "
-            "device is a run of its own: `metaloom fork RUN --run NEW --set device=cpu` goes on from a stored one"
+            f"device is {name}, but torch {torch.__version__} finds none here; required one of {found}. On another "
+            "device it is another run: `metaloom fork RUN --run NEW --set device=cpu` goes on from a stored one"
         )
     if name == "cuda":
         # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first call.
@@ -54,7 +54,7 @@ def equality_class(name: DeviceName) -> EqualityClass:
 
 
 def device_facts(name: DeviceName) -> dict[str, str]:
-    """Return what decides the bits of a device besides torch's version: its model and its libraries; none of the CPU."""
+    """Return what decides a device's bits besides torch's version: its model and its libraries; nothing for the CPU."""
     if name == "cuda":
         return {
             "model": torch.cuda.get_device_name(),

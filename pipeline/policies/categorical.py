@@ -55,3 +55,7 @@ class CategoricalPolicy:
             observations: [B, N, O] or [N, O] accordingly.
         """
         return Categorical.of_logits(self.network(params, observations))
+
+    def recorded(self, behavior: Mapping[str, Tensor]) -> Categorical:
+        """Distribution of the actions as an acting policy recorded it."""
+        return Categorical(**behavior)

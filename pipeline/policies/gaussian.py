@@ -67,6 +67,10 @@ class GaussianPolicy:
         # The reference clamps on some paths only (acting and per-task losses see the raw value); here it is one rule.
         return DiagGaussian(mean, log_std.clamp(min=math.log(self.config.min_std)).unsqueeze(-2))
 
+    def recorded(self, behavior: Mapping[str, Tensor]) -> DiagGaussian:
+        """Distribution of the actions as an acting policy recorded it."""
+        return DiagGaussian(**behavior)
+
     def linearize(self, params: Mapping[str, Array], observations: Array) -> LinearizedMLP:
         """Derivatives of the mean network, a plain tanh one, at params [b, ...] and observations [b, N, O]."""
         return LinearizedMLP(MEAN_NETWORK, len(self.config.hidden_sizes), params, observations)

@@ -116,11 +116,17 @@ def test_an_installed_package_brings_names_of_its_own():
         (["num_tasks=101"], r"^config: num_tasks is above 100; use fewer$"),
         (["algorithm=own_plugins:Nothing"], r"^algorithm\.name: found 'own_plugins:Nothing': .* no attribute"),
         (["algorithm=nowhere:Still"], r"^algorithm\.name: found 'nowhere:Still': .*No module named 'nowhere'"),
-        (["algorithm=own_plugins:Plain"], r"is the class own_plugins:Plain; required a subclass of metaloom\..*Settings"),
+        (
+            ["algorithm=own_plugins:Plain"],
+            r"is the class own_plugins:Plain; required a subclass of metaloom\..*Settings",
+        ),
         (["algorithm=own_plugins:Halved"], r"is the class own_plugins:Halved; required a subclass"),
         (["algorithm=own_plugins:outer"], r"algorithm\.name: found 'own_plugins:outer', which is a function; required"),
         (["algorithm=os:system"], r"algorithm\.name: found 'os:system', which is a builtin.*; required a subclass"),
-        (["algorithm=prommp"], r"^algorithm\.name: found 'prommp'; did you mean promp\? required one of .*module:Class"),
+        (
+            ["algorithm=prommp"],
+            r"^algorithm\.name: found 'prommp'; did you mean promp\? required one of .*module:Class",
+        ),
         (["baseline=linear_feture"], r"^baseline\.name: found 'linear_feture'; did you mean linear_feature"),
         (["baseline=own_plugins:Still"], r"^baseline\.name: found .*; required a subclass of .*BaselineSettings$"),
     ],
@@ -177,5 +183,7 @@ def test_the_files_of_plug_ins_are_recorded_and_compared(own):
     (own / "own_plugins.py").write_text(OWN + "\n")
     lines = changed_plugins(config, stored)
     assert len(lines) == 3
-    assert lines[0].startswith(f"own_plugins:Halved is not what the run was started with: its file had the SHA-256 {digest[:12]}")
+    assert lines[0].startswith(
+        f"own_plugins:Halved is not what the run was started with: its file had the SHA-256 {digest[:12]}"
+    )
     assert source_digest("math:pi") is None

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.algorithms.learning_rate import LearningRate
+from metaloom.pipeline.nn.optimization import LearningRate
 from metaloom.pipeline.policies.config import ActorKind
 
 LayerSize = Annotated[int, Field(ge=1)]

@@ -1,4 +1,4 @@
-"""An iteration's steps as a critic and a policy learn from them: rows of real steps, ends credited with values."""
+"""An iteration's steps as an actor-critic learns from them: rows of real steps, ends credited with values."""
 
 from __future__ import annotations
 
@@ -8,9 +8,36 @@ from typing import Literal
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.actor_critic.heads import gaussian_log_prob
 from metaloom.pipeline.estimation.returns import discounted_returns, gae_to_next
 from metaloom.pipeline.types import Array, EpisodeBatch, Params
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Steps that a policy and its critic learn from.
+
+    Attributes:
+        observations: [n, O].
+        actions: [n, A], or [n] int64.
+        old_log_prob: [n], under the policy that acted.
+        advantages: [n].
+        old_values: [n], by the critic before the update.
+        targets: [n], for the critic.
+    """
+
+    observations: Array
+    actions: Array
+    old_log_prob: Array
+    advantages: Array
+    old_values: Array
+    targets: Array
+
+    def __getitem__(self, which: Array | slice) -> Rows:
+        """Some of the rows, or all in another order."""
+        return Rows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+
+    def __len__(self) -> int:
+        return len(self.actions)
 
 
 @dataclass(frozen=True)
@@ -29,7 +56,7 @@ class Estimate:
 
 
 class Experience:
-    """The episodes of one particle.
+    """Episodes that one policy and its critic learn from.
 
     An episode that its step limit ends has not come to its end: its last step is credited with the value of the state
     that was reached. One that the task ends is credited with nothing.
@@ -39,7 +66,6 @@ class Experience:
         observations: [N, O], of all real steps, in the order task, episode, step.
         actions: [N, A] or [N].
         behavior: name -> [N, ...] for what changes by step, [b, ...] repeated to [N, ...] for what does not.
-        log_prob: [N], of the actions under the policy that acted.
     """
 
     def __init__(self, episodes: EpisodeBatch, tasks: slice) -> None:
@@ -52,7 +78,6 @@ class Experience:
         self._last_steps = (*self._cut, ends - 1)
         self._last_observations = episodes.observations[tasks][(*self._cut, ends)]
         self.behavior = self._behavior_rows(episodes, tasks)
-        self.log_prob = self._behavior_log_prob()
 
     def rows(self, values: Array) -> Array:
         """The real entries [N] of [b, E, T], in float32."""
@@ -65,12 +90,12 @@ class Experience:
         gae_lambda: float,
         target: Literal["td_lambda", "empirical"],
     ) -> Estimate:
-        """Values, advantages and targets by a critic, [n, O] -> [n, 1]."""
+        """Values, advantages and targets by a critic, [n, O] -> [n]."""
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
-        values[self.mask] = critic(self.observations)[:, 0]
+        values[self.mask] = critic(self.observations)
         next_values[..., :-1] = values[..., 1:]
         if len(self._last_observations):
-            next_values[self._last_steps] = critic(self._last_observations)[:, 0]
+            next_values[self._last_steps] = critic(self._last_observations)
         advantages = gae_to_next(rewards, values, next_values, discount, gae_lambda)
         if target == "td_lambda":
             return Estimate(values, advantages, values + advantages)
@@ -85,9 +110,3 @@ class Experience:
             name: value[tasks][self.mask] if value.shape[1:3] == by_step else value[tasks][task_of_row]
             for name, value in episodes.behavior.items()
         }
-
-    def _behavior_log_prob(self) -> Array:
-        if "log_probs" in self.behavior:
-            return self.behavior["log_probs"][np.arange(len(self.actions)), self.actions]
-        log_std = self.behavior["log_std"]
-        return gaussian_log_prob((self.actions - self.behavior["mean"]) * np.exp(-log_std), log_std)
