@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib import image
 
-from metaloom.pipeline.envs.__init__ import ENVS
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
 

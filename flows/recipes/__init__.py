@@ -11,7 +11,7 @@ from typing import Any
 
 from metaloom.pipeline.config.input import ConfigError, load_config, override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs.__init__ import ENVS
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.plugins import Plugins, load
 from metaloom.pipeline.schema import suggestion
 

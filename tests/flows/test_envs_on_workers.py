@@ -11,7 +11,7 @@ from metaloom.flows.rollouts.dask import dask_client
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
 from metaloom.pipeline.algorithms.maml.promp import ProMP
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs.__init__ import ENVS
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.gaussian import GaussianPolicy

@@ -1,71 +1,48 @@
-"""Two Q-functions of observation and action, the smaller of which is believed.
+"""Two Q-functions of observation and action, the smaller of which is believed, evaluated as one network.
 
 Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from metaloom.pipeline.kernels.flat_networks import ALL, FlatParams, Network, layer_paths
-from metaloom.pipeline.nn.mlp import initialize_mlp
-from metaloom.pipeline.types import Array, ParallelMap, Params
-
-NAMES = ("q1", "q2")
+from metaloom.pipeline.nn.flat_tensors import FlatTensors
+from metaloom.pipeline.nn.networks import Network
+from metaloom.pipeline.types import Array
 
 
 class TwinQ:
-    """Two networks whose parameters are one vector.
+    """Parameters of two networks of one kind, with a leading axis of two.
 
     Attributes:
-        flat: the parameters and their gradient.
+        flat: one vector of the first network's parameters and then of the second's.
     """
 
-    def __init__(self, params: Mapping[str, Array], num_hidden: int, *, parallel: ParallelMap = map) -> None:
-        """From parameters q1.* and q2.*, which are copied; `parallel` maps over the two networks."""
-        self.flat = FlatParams(params)
-        self._networks = [Network(self.flat, layer_paths(name, num_hidden), "relu") for name in NAMES]
-        self._parallel = parallel
+    def __init__(self, network: Network, params: Mapping[str, Array], device: torch.device) -> None:
+        """From parameters q1.* and q2.*, which are copied; `network` is the first."""
+        self.flat, self._network = FlatTensors(params, device), network
+        vectors, gradients = (of.view(2, -1) for of in (self.flat.vector, self.flat.gradient))
+        self._leaves: dict[str, Tensor] = {}
+        start = 0
+        for name, shape in network.shapes.items():
+            stop = start + math.prod(shape)
+            leaf = vectors[:, start:stop].view(2, *shape).requires_grad_()
+            leaf.grad = gradients[:, start:stop].view(2, *shape)
+            self._leaves[name], start = leaf, stop
+        self._numbers = {name: leaf.detach() for name, leaf in self._leaves.items()}
 
-    @staticmethod
-    def initial(input_size: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
-        """Parameters of two networks that are drawn independently."""
-        first, second = (initialize_mlp(name, input_size, hidden_sizes, 1, rng) for name in NAMES)
-        return first | second
-
-    def values(self, inputs: Array) -> Array:
-        """[2, n] of inputs [n, O + A]; the next derivatives are about them."""
-
-        def work(network: Network) -> Array:
-            return network.forward(inputs)[:, 0]
-
-        return np.stack(list(self._parallel(work, self._networks)))
-
-    def backward(self, value_gradient: Array) -> None:
-        """Write the gradient with respect to the parameters of a loss from that to the values, [2, n]."""
-
-        def work(network: Network, slopes: Array) -> None:
-            network.backward(slopes[:, None])
-
-        list(self._parallel(work, self._networks, value_gradient))
-
-    def gradient_of_smaller(self, values: Array, columns: slice = ALL) -> Array:
-        """The gradient of every row's smaller value with respect to columns of the row's inputs, [n, columns].
+    def __call__(self, *inputs: Tensor, learn: bool = False) -> Tensor:
+        """Values [2, n] of observations, actions and what is behind them, [n, ...] each.
 
         Args:
-            values: [2, n], what `values` gave last.
-            columns: of the inputs.
+            inputs: are joined along the last axis.
+            learn: gradients flow to the parameters as well, not to the inputs alone.
         """
-        first = values[0] <= values[1]
-        choices = [np.nonzero(first)[0], np.nonzero(~first)[0]]
-
-        def work(network: Network, rows: Array) -> Array:
-            return network.input_gradient(np.ones((len(rows), 1), np.float32), columns, rows)
-
-        parts = list(self._parallel(work, self._networks, choices))
-        gradient = np.empty((values.shape[1], parts[0].shape[1]), np.float32)
-        for rows, part in zip(choices, parts, strict=True):
-            gradient[rows] = part
-        return gradient
+        joined = torch.cat(inputs, -1)
+        params = self._leaves if learn else self._numbers
+        return self._network(params, joined.expand(2, *joined.shape)).squeeze(-1)

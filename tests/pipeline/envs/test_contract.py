@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from metaloom.pipeline.envs.__init__ import ENVS
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs.__init__ import ENVS
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.ant import PearlAntDir
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env

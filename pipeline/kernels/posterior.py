@@ -1,4 +1,4 @@
-"""What is believed of a task given its context: a Gaussian over the latent variable, or one point. With derivatives."""
+"""The posterior over a task's latent variable given its context, with derivatives written down, for PEARL's kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIN_VARIANCE = 1e-7
 
 
 @dataclass(frozen=True)
-class Belief:
+class Posterior:
     """Gaussians over the latent variables of K tasks, independent in every dimension.
 
     Attributes:
@@ -29,15 +29,15 @@ class Belief:
         return self.mean + np.sqrt(self.variance) * noise
 
 
-class Posterior(Protocol):
-    """How outputs of an encoder [K, C, ...], one per transition of the context, become a belief."""
+class Inference(Protocol):
+    """How outputs of an encoder [K, C, ...], one per transition of the context, become a posterior."""
 
-    def infer(self, outputs: Array) -> Belief:
-        """The belief; what follows is about it, until the next `infer`."""
+    def infer(self, outputs: Array) -> Posterior:
+        """Return the posterior; what follows is about it, until the next `infer`."""
         ...
 
     def kl(self) -> Array:
-        """KL(belief ‖ prior) of every task in nats, [K]."""
+        """KL(posterior ‖ prior) of every task in nats, [K]."""
         ...
 
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
@@ -58,23 +58,23 @@ class GaussianProduct:
     product is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n. The prior is N(0, I).
     """
 
-    def infer(self, outputs: Array) -> Belief:
-        """The belief given outputs [K, C, 2Z]; see Posterior."""
+    def infer(self, outputs: Array) -> Posterior:
+        """The posterior given outputs [K, C, 2Z]; see Inference."""
         self._means, self._raw = np.split(outputs, 2, axis=-1)
         self._variances = np.logaddexp(0, self._raw)
         self._precisions = 1 / np.maximum(self._variances, MIN_VARIANCE)
         variance = 1 / self._precisions.sum(1)
-        self._belief = Belief(variance * (self._means * self._precisions).sum(1), variance)
-        return self._belief
+        self._posterior = Posterior(variance * (self._means * self._precisions).sum(1), variance)
+        return self._posterior
 
     def kl(self) -> Array:
-        """½ Σ (σ² + μ² - 1 - log σ²); see Posterior."""
-        mean, variance = self._belief.mean, self._belief.variance
+        """½ Σ (σ² + μ² - 1 - log σ²); see Inference."""
+        mean, variance = self._posterior.mean, self._posterior.variance
         return 0.5 * (variance + np.square(mean) - 1 - np.log(variance)).sum(-1)
 
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
-        """[K, C, 2Z]; see Posterior."""
-        mean, variance = self._belief.mean, self._belief.variance
+        """[K, C, 2Z]; see Inference."""
+        mean, variance = self._posterior.mean, self._posterior.variance
         by_mean = latent_errors + kl_weight * mean
         by_variance = 0.5 * latent_errors * noise / np.sqrt(variance) + 0.5 * kl_weight * (1 - 1 / variance)
         # ∂μ/∂(1/σ²_n) = σ² (μ_n - μ) and ∂σ²/∂(1/σ²_n) = -σ⁴.
@@ -89,22 +89,22 @@ class GaussianProduct:
 class Point:
     """z is the mean of the encoder's Z outputs, without doubt, and there is no prior to be near to."""
 
-    def infer(self, outputs: Array) -> Belief:
-        """The belief given outputs [K, C, Z]; see Posterior."""
+    def infer(self, outputs: Array) -> Posterior:
+        """The posterior given outputs [K, C, Z]; see Inference."""
         self._shape = outputs.shape
         mean = outputs.mean(1)
-        return Belief(mean, np.zeros_like(mean))
+        return Posterior(mean, np.zeros_like(mean))
 
     def kl(self) -> Array:
-        """Zeros; see Posterior."""
+        """Zeros; see Inference."""
         return np.zeros(self._shape[0])
 
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
-        """[K, C, Z]; see Posterior."""
+        """[K, C, Z]; see Inference."""
         del noise, kl_weight
         return np.broadcast_to((latent_errors / self._shape[1])[:, None], self._shape)
 
 
-def posterior_for(use_information_bottleneck: bool) -> Posterior:
+def inference(use_information_bottleneck: bool) -> Inference:
     """A Gaussian over z with the bottleneck, a point without it."""
     return GaussianProduct() if use_information_bottleneck else Point()
