@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from metaloom.pipeline.algorithms.contract import Kernel
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.schema import ConfigError
 
 
 def choose_kernel(asked: Literal["auto", "torch", "fused"], *, blockers: Sequence[str], fused: str) -> Kernel:

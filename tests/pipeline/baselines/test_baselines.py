@@ -170,3 +170,14 @@ def test_an_option_of_another_baseline_is_refused(name, option, value):
 def test_impossible_value_networks_are_refused(option, value):
     with pytest.raises(ValidationError, match=option):
         BaselineConfig.model_validate({"name": "value_network", option: value})
+
+
+@pytest.mark.parametrize("kind", BASELINES)
+def test_fitted_parameters_are_the_originals_coefficients_by_feature(task, kind):
+    arrays, observations, returns, mask = task
+    fitted = BASELINES[kind].fit(observations[None], returns[None], mask[None])
+    names = ["observation", "observation_squared", "time", "constant"][-len(fitted) :]
+    assert list(fitted) == names
+    np.testing.assert_allclose(
+        np.concatenate([fitted[name][0] for name in names]), arrays[f"{kind}_coeffs"], rtol=1e-8, atol=1e-8
+    )
