@@ -58,9 +58,9 @@ class Plugins:
         if (installed := self._installed().get(name)) is not None:
             return installed
         names = self.names()
+        known = f"one of {', '.join(names)}; or " if names else ""
         raise ConfigError(
-            f"found {name!r};{suggestion(name, names)} required one of {', '.join(names)}; or module:Class for "
-            f"{_a(self.kind)} of your own"
+            f"found {name!r};{suggestion(name, names)} required {known}module:Class for {_a(self.kind)} of your own"
         )
 
     def find(self, name: str, base: type[T]) -> type[T]:
@@ -70,7 +70,8 @@ class Plugins:
             ConfigError: there is none, or it is not a subclass of `base`; nothing of it has been called.
         """
         found = load(self.path(name))
-        if not (inspect.isclass(found) and issubclass(found, base)):
+        # By name, not by issubclass, which does not take a Protocol and runs code of the class's own.
+        if not (inspect.isclass(found) and base in found.__mro__):
             raise ConfigError(f"found {name!r}, which is {_told(found)}; required a subclass of {path_of(base)}")
         return found
 

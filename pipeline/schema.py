@@ -25,8 +25,9 @@ class ConfigError(ValueError):
 
 def suggestion(found: str, names: Iterable[str]) -> str:
     """Ask `did you mean X?`, with a space before it, of a name that resembles others; of others nothing."""
-    close = difflib.get_close_matches(found, list(names), n=1)
-    return f" did you mean {close[0]}?" if close else ""
+    by_small_letters = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(found.lower(), by_small_letters, n=1)
+    return f" did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
 def later(default: Any, **about: Any) -> Any:

@@ -13,7 +13,7 @@ from metaloom.pipeline.schema import REFUSAL, ConfigError, suggestion
 
 __all__ = ["ConfigError", "conversions", "explain", "load_config", "override"]
 
-_NAMED_SECTIONS = ("env", "algorithm", "baseline")
+_NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy")
 """Sections for which a bare name stands for the section with that name and defaults."""
 
 

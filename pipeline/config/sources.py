@@ -8,6 +8,7 @@ from metaloom.pipeline.envs.facts import class_path
 from metaloom.pipeline.estimation.measures import METRICS
 from metaloom.pipeline.nn.spec import NETWORKS
 from metaloom.pipeline.plugins import path_of, source_digest
+from metaloom.pipeline.policies.config import POLICIES
 from metaloom.pipeline.schema import PluginSettings, Settings
 
 _KNOWN_BY_VERSION = ("metaloom.", "gymnasium.")
@@ -18,6 +19,7 @@ def plugin_sources(config: RunConfig) -> dict[str, str]:
     named = [
         class_path(config.env),
         NETWORKS.path(config.policy.network),
+        *([POLICIES.path(config.policy.name)] if config.policy.name else []),
         *(METRICS.path(name) for name in config.metrics),
         *_classes(config),
     ]

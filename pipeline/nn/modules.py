@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from metaloom.pipeline.nn.mlp import scaled
 from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, Shapes
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params
@@ -50,7 +51,7 @@ class ModuleNetwork:
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Outputs; see Network."""
         own = {name: params[f"{self.prefix}.{name}"] for name, _ in self._module.named_parameters()}
-        x = _scaled(self.spec, inputs).reshape(*inputs.shape[:-1], *self._shape)
+        x = scaled(self.spec, inputs).reshape(*inputs.shape[:-1], *self._shape)
         module = self._own_copy(x)
         if x.dim() == len(self._shape) + 1:
             return functional_call(module, own, (x,))
@@ -67,11 +68,6 @@ class ModuleNetwork:
         if key not in copies:
             copies[key] = copy.deepcopy(self._module).to(device=like.device, dtype=like.dtype)
         return copies[key]
-
-
-def _scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
-    # An image has nothing behind it here, so all of an input is of one scale.
-    return inputs if spec.input_scale == 1 else inputs / spec.input_scale
 
 
 def _find(name: str) -> type[nn.Module]:

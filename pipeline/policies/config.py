@@ -1,12 +1,12 @@
 """What a policy looks like, as plain data: workers read it without importing torch."""
 
-import difflib
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from metaloom.pipeline.nn.spec import ACTIVATIONS, NetworkSpec, check_fits, check_network_settings
-from metaloom.pipeline.schema import Settings, later
+from metaloom.pipeline.plugins import Plugins
+from metaloom.pipeline.schema import Settings, later, suggestion
 
 ActorKind = Literal["policy", "uniform", "tanh_gaussian", "q_values"]
 """How actions come about in rollouts: "policy" is the Gaussian where actions are continuous and the categorical where
@@ -14,12 +14,21 @@ they are discrete, "uniform" draws them all alike, "tanh_gaussian" and "q_values
 
 LayerSize = Annotated[int, Field(ge=1)]
 
+POLICIES = Plugins("policy", "metaloom.policies", {})
+"""Policies of others, subclasses of OwnPolicy."""
+
 
 class PolicyConfig(Settings):
     """A network: of means where actions are continuous, of logits where they are discrete.
 
     The Gaussian has one standard deviation per action, whatever the state; its options are not for discrete actions.
+    A bare string stands for the name: `--set policy=my_policies:Beta`.
     """
+
+    name: str | None = later(None)
+    """module:Class of a policy of your own, or one that a plug-in brings; null for the Gaussian or categorical one."""
+    options: dict[str, JsonValue] = later({})
+    """For a policy of your own to read."""
 
     hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
     """Units in each hidden layer of the policy's network; of a cnn, behind its convolutions."""
@@ -40,11 +49,16 @@ class PolicyConfig(Settings):
     output_activation: str = later("identity")
     """Behind the last layer of the policy's network, likewise; critics have none."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_a_bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
     @field_validator("activation", "output_activation")
     @classmethod
     def _activation_is_known(cls, value: str | None) -> str | None:
         if value is not None and value not in ACTIVATIONS:
-            raise ValueError(f"found {value!r}{_did_you_mean(value, ACTIVATIONS)}; required {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"found {value!r};{suggestion(value, ACTIVATIONS)} required {', '.join(ACTIVATIONS)}")
         return value
 
     @model_validator(mode="after")
@@ -55,6 +69,8 @@ class PolicyConfig(Settings):
 
     @model_validator(mode="after")
     def _network_has_its_options(self) -> "PolicyConfig":
+        if self.name is not None:
+            POLICIES.path(self.name)
         check_network_settings(self.network, self.hidden_sizes, self.network_options)
         return self
 
@@ -121,12 +137,6 @@ class PolicyConfig(Settings):
             extra_size=extra_size,
             activation=activation,
         )
-
-
-def _did_you_mean(value: str, known: tuple[str, ...]) -> str:
-    by_small_letters = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(value.lower(), by_small_letters, n=1)
-    return f", did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
 _DEFAULTS: dict[str, Any] = {name: about.default for name, about in PolicyConfig.model_fields.items()}

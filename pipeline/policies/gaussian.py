@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -28,6 +27,7 @@ class GaussianPolicy:
         config: sizes and bounds.
         observation_shape: of one observation as the environment gives it; (O,) if not said.
         observation_scale: what observations are divided by.
+        network: of the means.
     """
 
     observation_size: int
@@ -36,12 +36,12 @@ class GaussianPolicy:
     observation_shape: tuple[int, ...] = ()
     observation_scale: float = 1.0
 
-    @cached_property
-    def network(self) -> Network:
-        """The network of the means."""
+    network: Network = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
         shape = self.observation_shape or (self.observation_size,)
         spec = self.config.network_spec(shape, self.action_size, observation_scale=self.observation_scale)
-        return build_network(MEAN_NETWORK, spec)
+        object.__setattr__(self, "network", build_network(MEAN_NETWORK, spec))
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Float32 parameters by name: those of the mean network in order, then log_std [A]."""
