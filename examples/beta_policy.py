@@ -71,10 +71,6 @@ class BetaPolicy(OwnPolicy):
         """Parameters of the network."""
         return self.network.initialize(rng)
 
-    def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """All of them."""
-        return tuple(params)
-
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Betas:
         """Distributions at observations [..., N, O]."""
         return Betas(*(1 + softplus(self.network(params, observations))).chunk(2, -1))
