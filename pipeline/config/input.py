@@ -59,9 +59,9 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
     return merged
 
 
-def explain(problem: ErrorDetails) -> str:
-    """A problem that pydantic found, as the user knows the field."""
-    path = ".".join(map(str, problem["loc"])) or "config"
+def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
+    """A problem that pydantic found in some settings, as the user knows the field."""
+    path = ".".join(_path(problem["loc"], settings)) or "config"
     found, context = problem["input"], problem.get("ctx", {})
     shown = "" if isinstance(found, dict) else f"; found {found!r}"
     if problem["type"] == REFUSAL:
@@ -70,6 +70,18 @@ def explain(problem: ErrorDetails) -> str:
         return "\n".join(f"{path}: {line}" for line in str(context["error"]).splitlines())
     hint = suggestion(str(found), re.findall("'([^']*)'", context["expected"])) if "expected" in context else ""
     return f"{path}: {problem['msg']}{shown}{hint and ';' + hint}"
+
+
+def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
+    """Keys and places on the way to a value, without the tags that pydantic gives the members of a union."""
+    for n, part in enumerate(location):
+        if isinstance(given, Mapping) and part in given:
+            given = given[part]
+        elif isinstance(given, Sequence) and not isinstance(given, str) and isinstance(part, int):
+            given = given[part]
+        elif not isinstance(given, Mapping) or n < len(location) - 1:
+            continue
+        yield str(part)
 
 
 def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:

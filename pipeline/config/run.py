@@ -160,7 +160,7 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
     try:
         config = RunConfig.model_validate(settings)
     except ValidationError as error:
-        raise ConfigError("\n".join(explain(problem) for problem in error.errors())) from None
+        raise ConfigError("\n".join(explain(problem, settings) for problem in error.errors())) from None
     if problems := list(conversions(settings, config.model_dump(mode="json"))):
         raise ConfigError("\n".join(problems))
     return config
