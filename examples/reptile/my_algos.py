@@ -1,6 +1,4 @@
-"""Reptile, an algorithm outside of Metaloom. Nichol, Achiam and Schulman 2018, arXiv:1803.02999."""
-
-from typing import ClassVar
+"""Reptile: moves the parameters towards those that the tasks adapted to. Nichol et al. 2018, arXiv:1803.02999."""
 
 import torch
 
@@ -13,8 +11,8 @@ from metaloom.pipeline.types import LearnerState, Step, TaskParams
 
 
 class Reptile(AlgorithmSettings):
-    graph: ClassVar[str] = "on_policy"
-    learner: ClassVar[str] = "my_algos:ReptileLearner"
+    graph = "on_policy"
+    learner = "my_algos:ReptileLearner"
 
     inner_lr: float = 0.1
     inner_steps: int = 2

@@ -75,9 +75,9 @@ def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
 def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
     """Keys and places on the way to a value, without the tags that pydantic gives the members of a union."""
     for n, part in enumerate(location):
-        if isinstance(given, Mapping) and part in given:
-            given = given[part]
-        elif isinstance(given, Sequence) and not isinstance(given, str) and isinstance(part, int):
+        if (isinstance(given, Mapping) and part in given) or (
+            isinstance(given, Sequence) and not isinstance(given, str) and isinstance(part, int)
+        ):
             given = given[part]
         elif not isinstance(given, Mapping) or n < len(location) - 1:
             continue
