@@ -75,13 +75,12 @@ def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
 def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
     """Keys and places on the way to a value, without the tags that pydantic gives the members of a union."""
     for n, part in enumerate(location):
-        if (isinstance(given, Mapping) and part in given) or (
-            isinstance(given, Sequence) and not isinstance(given, str) and isinstance(part, int)
-        ):
-            given = given[part]
-        elif not isinstance(given, Mapping) or n < len(location) - 1:
-            continue
-        yield str(part)
+        there = part in given if isinstance(given, Mapping) else isinstance(given, list | tuple)
+        # The last part may be what is missing; a bare name stands for a section.
+        last = n == len(location) - 1
+        if there or (last and isinstance(given, Mapping)) or (isinstance(given, str) and part == "name"):
+            yield str(part)
+        given = given[part] if there else given
 
 
 def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:
