@@ -13,7 +13,7 @@ from metaloom import storage
 from metaloom.flows.cli import run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reptile"
-SMALL = ["iterations=2", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=5", "policy.hidden_sizes=[4]"]
+SMALL = ["iterations=2", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=5", "policy.hidden_sizes=[4]", "env.options.reward=dense"]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def installed(tmp_path, monkeypatch):
     )
     (info / "entry_points.txt").write_text("\n".join(points))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     sys.modules.pop("my_algos", None)
