@@ -4,7 +4,7 @@
 1e-3. The reward baseline sees time alone; the return baseline, for the advantages, observations as well.
 """
 
-from metaloom.pipeline.algorithms.maml.vpg_dice import VPGDice
+from metaloom.pipeline.algorithms.maml.settings import VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms.maml.dice import DiceMAML
-from metaloom.pipeline.algorithms.maml.vpg_dice import VPGDice
+from metaloom.pipeline.algorithms.maml.settings import DiceMAML
+from metaloom.pipeline.algorithms.maml.settings import VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig

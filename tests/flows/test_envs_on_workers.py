@@ -9,7 +9,7 @@ from distributed import Client
 
 from metaloom.flows.rollouts.dask import dask_client
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
-from metaloom.pipeline.algorithms.maml.promp import ProMP
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import EnvConfig

@@ -9,15 +9,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms.maml.e_maml import EMAML
+from metaloom.pipeline.algorithms.maml.settings import EMAML
 from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR, step_size_logs
 from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss, log_likelihood_loss
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
-from metaloom.pipeline.algorithms.maml.ppo import MAMLPPO
-from metaloom.pipeline.algorithms.maml.promp import ProMP
+from metaloom.pipeline.algorithms.maml.settings import MAMLPPO
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
-from metaloom.pipeline.algorithms.maml.trpo import MAMLTRPO
-from metaloom.pipeline.algorithms.maml.vpg import MAMLVPG
+from metaloom.pipeline.algorithms.maml.settings import MAMLTRPO
+from metaloom.pipeline.algorithms.maml.settings import MAMLVPG
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams

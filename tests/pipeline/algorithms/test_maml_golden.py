@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from metaloom.pipeline.algorithms.maml.curvature import FlatParams, difference_product, exact_product
-from metaloom.pipeline.algorithms.maml.e_maml import EMAML
+from metaloom.pipeline.algorithms.maml.settings import EMAML
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
-from metaloom.pipeline.algorithms.maml.trpo import MAMLTRPO
-from metaloom.pipeline.algorithms.maml.vpg import MAMLVPG
+from metaloom.pipeline.algorithms.maml.settings import MAMLTRPO
+from metaloom.pipeline.algorithms.maml.settings import MAMLVPG
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams

@@ -12,7 +12,7 @@ from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR, step_
 from metaloom.pipeline.algorithms.maml.inner_loop import adapt_tasks
 from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
-from metaloom.pipeline.algorithms.maml.promp import ProMP
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.algorithms.maml.rows import build_chunks, task_rows
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy

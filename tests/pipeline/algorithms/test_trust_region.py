@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from metaloom.pipeline.algorithms.maml import curvature
 from metaloom.pipeline.algorithms.maml.curvature import FlatParams, difference_product, exact_product, share_of_rows
-from metaloom.pipeline.algorithms.maml.e_maml import EMAML
+from metaloom.pipeline.algorithms.maml.settings import EMAML
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
-from metaloom.pipeline.algorithms.maml.trpo import MAMLTRPO
+from metaloom.pipeline.algorithms.maml.settings import MAMLTRPO
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState
