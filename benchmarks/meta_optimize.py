@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from metaloom.flows.graph.iteration_stages import build_learner
 from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Step, TaskParams
@@ -48,7 +50,8 @@ def main() -> None:
 
 def _measure(name: str, threads: int, chunk: int, parallel: ParallelMap, best: Timings) -> None:
     config = build_config({"env": "half-cheetah-dir", "algorithm": {"name": name, "tasks_per_chunk": chunk}})
-    algorithm, baseline, processing = config.build_algorithm(), config.baseline.build(), config.processing
+    algorithm = build_learner(config, make_env(config.env))
+    baseline, processing = config.baseline.build(), config.processing
     learner = initialize(POLICY, algorithm, run_seed=0).learner
     params = TaskParams.broadcast(learner.params, TASKS)
     steps: list[Step] = []
@@ -59,7 +62,7 @@ def _measure(name: str, threads: int, chunk: int, parallel: ParallelMap, best: T
         steps.append(Step(episodes, samples, k))
         if k == 0:
             with _timed(best, (threads, chunk, name, "adapt")):
-                params = adapt(POLICY, algorithm, learner, params, steps[0], parallel=parallel)
+                params = adapt(algorithm, learner, params, steps[0], parallel=parallel)
     with _timed(best, (threads, chunk, name, "meta_optimize")):
         meta_optimize(POLICY, algorithm, learner, steps, run_seed=0, iteration=0, parallel=parallel)
 

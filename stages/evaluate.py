@@ -2,28 +2,21 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import Algorithm
-from metaloom.pipeline.baselines import Baseline
-from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
-from metaloom.pipeline.seeding import seed_for
+from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.types import (
     Array,
     EpisodeBatch,
     Evaluation,
     LearnerState,
     ParallelMap,
-    Step,
     TaskBatch,
     TaskParams,
 )
-from metaloom.stages.adapt import adapt
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.process_samples import process_samples
 from metaloom.stages.rollouts.faults import RolloutError, describe
 
 Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
@@ -91,33 +84,21 @@ def evaluate(
     )
 
 
-def by_inner_steps(
-    policy: GaussianPolicy,
-    algorithm: Algorithm,
-    learner: LearnerState,
-    *,
-    baseline: Callable[[], Baseline],
-    processing: ProcessingConfig,
-    run_seed: int,
-    parallel: ParallelMap = map,
+def by_learner(
+    learner: Learner[Any, Any], state: LearnerState, *, run_seed: int, parallel: ParallelMap = map
 ) -> Adapted:
-    """Adaptation as in training: process the episodes of a step, then take the algorithm's inner step.
+    """Adaptation by gradient steps, which look at the last round alone: earlier ones are not kept.
 
     Args:
-        policy: the policy.
-        algorithm: what an adaptation step does; beyond those of training its last step is repeated.
-        learner: holds the step sizes when they are learned.
-        baseline: makes the baseline of processing.
-        processing: as in training.
+        learner: what an adaptation step does.
+        state: of the learner.
         run_seed: stands for the run's seed.
         parallel: maps over chunks of tasks; the result does not depend on it.
     """
 
     def adapted(k: int, params: TaskParams, episodes: EpisodeBatch) -> TaskParams:
-        seed = seed_for(run_seed, "baseline", _ADAPTATION, k)
-        samples = process_samples(episodes, baseline(), processing, seed=seed, parallel=parallel)
-        step = Step(episodes, samples, min(k, algorithm.inner_steps - 1))
-        return adapt(policy, algorithm, learner, params, step, parallel=parallel)
+        rounds = [episodes] * (k + 1)
+        return learner.adapt_to_episodes(state, params, rounds, run_seed=run_seed, parallel=parallel)
 
     return adapted
 

@@ -1,9 +1,9 @@
 """The learner before the first iteration."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from metaloom.pipeline.algorithms.contract import Algorithm
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, Params, Update
 from metaloom.stages.counters import no_steps
@@ -12,13 +12,11 @@ CRITICS = ("critic.", "q1.", "q2.", "v.", "target_")
 """Prefixes of what judges a policy in a learner: values, and the networks that follow them."""
 
 
-def initialize(
-    policy: GaussianPolicy, algorithm: Algorithm, *, run_seed: int, start: LearnerState | None = None
-) -> Update:
+def initialize(policy: Any, algorithm: Any, *, run_seed: int, start: LearnerState | None = None) -> Update:
     """The learner that iteration 0 starts from, with no metrics and all counters at zero.
 
     Args:
-        policy: the policy.
+        policy: of an algorithm that is no Learner yet.
         algorithm: what the learner is of.
         run_seed: of the parameters that are drawn.
         start: a learner whose parameters it starts with instead, the policy's and, where both have one, the critic's.
@@ -26,7 +24,10 @@ def initialize(
     Raises:
         ConfigError: the parameters of `start` are not those of this run's policy or critic.
     """
-    learner = algorithm.initialize(policy, run_seed=run_seed)
+    if isinstance(algorithm, Learner):
+        learner = algorithm.initialize(run_seed=run_seed)
+    else:
+        learner = algorithm.initialize(policy, run_seed=run_seed)
     if start is not None:
         learner = _started(learner, start)
     return Update(LearnerState(learner.params, learner.optimizer, learner.extra | no_steps()), {})

@@ -1,17 +1,17 @@
 """The update of the meta-parameters that ends an iteration."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from metaloom.pipeline.algorithms.contract import Algorithm
+from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.estimation.diagnostics import step_metrics
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, Metrics, ParallelMap, Step, Update
 from metaloom.stages.counters import counted
 
 
 def meta_optimize(
-    policy: GaussianPolicy,
-    algorithm: Algorithm,
+    policy: Any,
+    algorithm: Any,
     learner: LearnerState,
     steps: Sequence[Step],
     *,
@@ -22,7 +22,7 @@ def meta_optimize(
     """The learner of the next iteration, and the metrics of this one.
 
     Args:
-        policy: the policy.
+        policy: of an algorithm that is no Learner yet.
         algorithm: the meta-update.
         learner: input of this iteration.
         steps: samples of the rounds 0 ... inner_steps.
@@ -30,9 +30,11 @@ def meta_optimize(
         iteration: the number of this iteration.
         parallel: maps over chunks of tasks; the result does not depend on it.
     """
-    updated, update_metrics = algorithm.optimize(
-        policy, learner, steps, run_seed=run_seed, iteration=iteration, parallel=parallel
-    )
+    position = {"run_seed": run_seed, "iteration": iteration, "parallel": parallel}
+    if isinstance(algorithm, Learner):
+        updated, update_metrics = algorithm.update(learner, steps, **position)
+    else:
+        updated, update_metrics = algorithm.optimize(policy, learner, steps, **position)
     counters = counted(learner, [step.episodes for step in steps])
     metrics: Metrics = {}
     for step in steps:

@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+from metaloom.flows.graph.setup import learner_setup
 from metaloom.flows.graph.warm_start import read_learner
 from metaloom.flows.rollouts.workers import RolloutWorkers
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.types import (
@@ -25,7 +28,7 @@ from metaloom.pipeline.types import (
     TaskParams,
     Update,
 )
-from metaloom.stages.evaluate import Tested, by_inner_steps, evaluate, unseen
+from metaloom.stages.evaluate import Tested, by_learner, evaluate, unseen
 from metaloom.stages.initialize import initialize
 from metaloom.storage import Run, StageRef, learner_ref
 
@@ -72,13 +75,7 @@ class IterationStages(ABC):
             # What is wrong with the tasks of the last evaluation is known before the first iteration.
             evaluation_tasks(config, env, config.iterations)
         policy = cls.build_policy(config, env)
-        return cls(config, cls.build_algorithm(config, env), policy, env, rollouts, parallel, run)
-
-    @staticmethod
-    def build_algorithm(config: RunConfig, env: Any) -> Any:
-        """The algorithm as the stages use it."""
-        del env
-        return config.build_algorithm()
+        return cls(config, build_learner(config, env), policy, env, rollouts, parallel, run)
 
     @staticmethod
     @abstractmethod
@@ -108,7 +105,7 @@ class IterationStages(ABC):
 
     def under(self, config: RunConfig) -> Self:
         """The same stages under settings that leave environment and policy as they are."""
-        return replace(self, config=config, algorithm=self.build_algorithm(config, self.env))
+        return replace(self, config=config, algorithm=build_learner(config, self.env))
 
     def order(self, iteration: int) -> list[StageRef]:
         """The stages of an iteration in the order in which they run."""
@@ -150,18 +147,17 @@ class IterationStages(ABC):
             adaptation_steps=plan.adaptation_steps,
             adaptation_rollouts=self.rollouts.sampling(plan.episodes, deterministic=False).collect,
             test_rollouts=self.rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect,
-            adapted=by_inner_steps(
-                self.policy,
-                self.algorithm,
-                learner,
-                baseline=self.config.baseline.build,
-                processing=self.config.processing,
-                run_seed=plan.run_seed,
-                parallel=self.parallel,
-            ),
+            adapted=by_learner(self.algorithm, learner, run_seed=plan.run_seed, parallel=self.parallel),
             run_seed=plan.run_seed,
             tested=tested,
         )
+
+
+def build_learner(config: RunConfig, env: MetaEnv) -> Any:
+    """The learner of a run, or what does its work in algorithms that are none yet."""
+    if isinstance(config.algorithm, AlgorithmSettings):
+        return config.algorithm.build(learner_setup(config, env))
+    return config.build_algorithm()
 
 
 def evaluation_refs(config: RunConfig, iteration: int) -> list[StageRef]:

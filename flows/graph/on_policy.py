@@ -130,7 +130,7 @@ class OnPolicyStages(IterationStages):
                 before = [] if k == 0 else [StageRef(i, "adapt", k - 1)]
                 return [self.learner_ref(i), *before, *self._step_refs(i, k)]
             case "meta_optimize":
-                rounds = range(self.algorithm.inner_steps + 1)
+                rounds = range(self.config.algorithm.inner_steps + 1)
                 return [self.learner_ref(i), *(ref for k in rounds for ref in self._step_refs(i, k))]
             case "evaluate":
                 return [StageRef(i, "meta_optimize", 0)]
@@ -192,7 +192,6 @@ class OnPolicyStages(IterationStages):
 
     def _adapt(self, ref: StageRef, load: Load) -> TaskParams:
         return adapt(
-            self.policy,
             self.algorithm,
             self._learner(load, ref.iteration),
             self._params(load, ref.iteration, ref.step),
@@ -201,7 +200,7 @@ class OnPolicyStages(IterationStages):
         )
 
     def _meta_optimize(self, ref: StageRef, load: Load) -> Update:
-        rounds = range(self.algorithm.inner_steps + 1)
+        rounds = range(self.config.algorithm.inner_steps + 1)
         return meta_optimize(
             self.policy,
             self.algorithm,

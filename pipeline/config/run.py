@@ -3,14 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
-from metaloom.pipeline.config.bridge import adaptation_steps, problems_of, run_defaults
 from metaloom.pipeline.config.evaluation import EvaluationConfig
 from metaloom.pipeline.config.input import ConfigError, conversions, explain, load_config, override
 from metaloom.pipeline.config.sections import ReplayConfig, RetentionConfig, WarmStart
@@ -38,7 +37,7 @@ class RunConfig(Settings):
     """Everything that decides the numbers of a run, and what is kept of them. Where it runs is not part of it."""
 
     env: EnvConfig
-    algorithm: Annotated[AlgorithmSettings, ByName(ALGORITHMS, cast("type[AlgorithmSettings]", Settings))]
+    algorithm: Annotated[AlgorithmSettings, ByName(ALGORITHMS, AlgorithmSettings)]
     policy: PolicyConfig = PolicyConfig()
     baseline: BaselineField = BaselineConfig()
     processing: ProcessingConfig = ProcessingConfig()
@@ -68,7 +67,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _fill_in_what_was_left_out(self) -> "RunConfig":
-        for name, default in run_defaults(self.algorithm).items():
+        for name, default in self.algorithm.run_defaults.items():
             self._default(name, default)
         # Asked only if needed: gymnasium takes long to import, and may import a module of the user's.
         if "max_episode_steps" not in self.model_fields_set and (limit := gymnasium_limit(self.env.name)) is not None:
@@ -88,12 +87,12 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _settings_fit_each_other(self) -> "RunConfig":
-        if problems := [*self._problems(), *problems_of(self)]:
+        if problems := [*self._problems(), *self.algorithm.problems(self)]:
             raise ValueError("\n".join(problems))
         return self
 
     def _problems(self) -> Iterator[str]:
-        if self.evaluation.adaptation_steps and not adaptation_steps(self.algorithm):
+        if self.evaluation.adaptation_steps and not self.algorithm.adaptation_steps:
             yield (
                 f"evaluation.adaptation_steps is {self.evaluation.adaptation_steps} but {self.algorithm.name} does not "
                 "adapt (inner_steps is 0); leave it out or set it to 0"
@@ -105,21 +104,6 @@ class RunConfig(Settings):
             )
 
     @property
-    def has_critic(self) -> bool:
-        """Whether the algorithm is an actor-critic."""
-        return "actor_critic" in type(self.algorithm).__module__  # until the graph is data
-
-    @property
-    def off_policy(self) -> bool:
-        """Whether the algorithm learns from transitions of all iterations so far."""
-        return getattr(self.algorithm, "off_policy", False)
-
-    @property
-    def infers_tasks(self) -> bool:
-        """Whether the algorithm infers which task it acts in from what it has seen of it."""
-        return getattr(self.algorithm, "infers_tasks", False)
-
-    @property
     def samples_until_enough(self) -> bool:
         """Whether a task may have fewer than episodes_per_task episodes."""
         return self.min_steps is not None or self.min_rollouts is not None
@@ -129,15 +113,10 @@ class RunConfig(Settings):
         """Whether the run starts from the learner of another one."""
         return self.init_from is not None
 
-    def build_algorithm(self) -> Any:
-        """The algorithm as the stages use it: what one with a critic computes depends on the discount as well."""
-        builds = self.has_critic or self.off_policy
-        return self.algorithm.build(self.processing) if builds else self.algorithm  # pyright: ignore
-
     @property
     def nominal_steps_per_iteration(self) -> int:
         """Environment steps of one iteration if no episode ends early."""
-        rounds = adaptation_steps(self.algorithm) + 1
+        rounds = self.algorithm.adaptation_steps + 1
         return self.num_tasks * self.episodes_per_task * self.max_episode_steps * rounds
 
     def digest(self) -> str:

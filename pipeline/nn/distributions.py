@@ -26,6 +26,10 @@ class Distribution(Protocol):
         """KL(self ‖ other): [...]."""
         ...
 
+    def kl_from_itself(self) -> Tensor:
+        """KL(this as a constant ‖ this): [...]. Zero, as is its gradient; its Hessian is the Fisher matrix."""
+        ...
+
     def entropy(self) -> Tensor:
         """Entropy in nats, [...] or what broadcasts to it."""
         ...
@@ -62,6 +66,12 @@ class DiagGaussian(NamedTuple):
         per_dimension = squares / (2 * other_std.square() + KL_EPSILON) + (other.log_std - self.log_std)
         return per_dimension.sum(-1)
 
+    def kl_from_itself(self) -> Tensor:
+        """KL(this as a constant ‖ this), without the ε of `kl`: [...]; see Distribution."""
+        changes = (self.mean - self.mean.detach()).square() * (-2 * self.log_std).exp()
+        log_ratios = self.log_std.detach() - self.log_std
+        return (0.5 * (changes + (2 * log_ratios).expm1()) - log_ratios).sum(-1)
+
     def entropy(self) -> Tensor:
         """Entropy in nats, summed over the action dimensions; its leading axes are those of log_std."""
         return (self.log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
@@ -92,6 +102,10 @@ class Categorical(NamedTuple):
     def kl(self, other: Categorical) -> Tensor:
         """KL(self ‖ other): [...]."""
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+
+    def kl_from_itself(self) -> Tensor:
+        """KL(this as a constant ‖ this): [...]; see Distribution."""
+        return self.detach().kl(self)
 
     def entropy(self) -> Tensor:
         """Entropy in nats: [...]."""

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -68,27 +69,24 @@ class TorchOptimizer:
         return arrays
 
 
+@dataclass(frozen=True)
 class TorchSteps:
     """As TorchOptimizer, as a function: parameters and state go in and come out as arrays. See nn.optimizers.Adam."""
 
-    def __init__(self, config: OptimizerConfig) -> None:
-        self._config = config
+    config: OptimizerConfig
+    learning_rate: float
 
     def initialize(self, params: Mapping[str, Array]) -> Params:
-        """State before the first step."""
-        return TorchOptimizer(self._config, _tensors(params)).state
+        """State before the first step; see Adam."""
+        return TorchOptimizer(self.config, _tensors(params)).state
 
     def step(
-        self,
-        params: Mapping[str, Array],
-        gradients: Mapping[str, Array],
-        state: Mapping[str, Array],
-        learning_rate: float,
+        self, params: Mapping[str, Array], gradients: Mapping[str, Array], state: Mapping[str, Array]
     ) -> tuple[Params, Params]:
-        """Parameters and state after one step; parameters without a gradient are passed on."""
+        """Parameters and state after one step; see Adam."""
         stepped = _tensors({name: params[name] for name in gradients})
-        optimizer = TorchOptimizer(self._config, stepped, state)
-        optimizer.step(_tensors(gradients), learning_rate)
+        optimizer = TorchOptimizer(self.config, stepped, state)
+        optimizer.step(_tensors(gradients), self.learning_rate)
         return {**params, **{name: value.numpy() for name, value in stepped.items()}}, optimizer.state
 
 

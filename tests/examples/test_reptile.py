@@ -13,7 +13,14 @@ from metaloom import storage
 from metaloom.flows.cli import run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reptile"
-SMALL = ["iterations=2", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=5", "policy.hidden_sizes=[4]", "env.options.reward=dense"]
+SMALL = [
+    "iterations=2",
+    "num_tasks=2",
+    "episodes_per_task=2",
+    "max_episode_steps=5",
+    "policy.hidden_sizes=[4]",
+    "env.options.reward=dense",
+]
 
 
 @pytest.fixture

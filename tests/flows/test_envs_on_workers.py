@@ -17,7 +17,6 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.initialize import initialize
 from metaloom.stages.sample_tasks import sample_tasks
 
 pytestmark = [pytest.mark.dask, pytest.mark.slow]
@@ -51,7 +50,7 @@ def test_a_shard_of_tasks_gives_the_same_bits_there_and_here(name: str, client: 
     env = make_env(config.env)
     spaces = [space.shape for space in (env.observation_space, env.action_space) if space.shape]
     policy = GaussianPolicy(spaces[0][0], spaces[1][0], config.policy)
-    params = TaskParams.broadcast(initialize(policy, config.algorithm, run_seed=1).learner.params, 2)
+    params = TaskParams.broadcast(policy.initialize(np.random.default_rng(1)), 2)
     tasks = sample_tasks(env, num_tasks=2, run_seed=1, iteration=0)
     shard = (SamplerSpec.of(config, threads=1), params, tasks, RolloutPosition(1, 0, 0))
     there, here = client.submit(collect_shard, *shard, pure=False).result(), collect_shard(*shard)

@@ -14,10 +14,12 @@ from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.iteration_stages import build_learner
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.algorithms.maml.learner import MetaLearner
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import Evaluation, Step
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.process_samples import process_samples
@@ -83,16 +85,16 @@ def test_every_number_of_steps_has_episodes_of_its_own_to_adapt_to_and_others_to
 
 
 def test_adaptation_sees_the_adaptation_episodes_alone(plain, collected, monkeypatch):
-    import metaloom.stages.evaluate
+    import metaloom.pipeline.algorithms.maml.learner
 
     seen = []
-    real = metaloom.stages.evaluate.process_samples
+    real = metaloom.pipeline.algorithms.maml.learner.process_samples
 
     def spy(episodes, *rest, **options):
         seen.append(episodes)
         return real(episodes, *rest, **options)
 
-    monkeypatch.setattr(metaloom.stages.evaluate, "process_samples", spy)
+    monkeypatch.setattr(metaloom.pipeline.algorithms.maml.learner, "process_samples", spy)
     evaluate(plain, adaptation_steps=2, episodes=2, test_episodes=4)
     assert [id(episodes) for episodes in seen] == [id(episodes) for _, episodes in collected[1::2]]
     assert all(episodes.lengths.shape[1] == 2 for episodes in seen)
@@ -132,9 +134,8 @@ def test_an_adaptation_step_is_the_inner_step_of_training(plain, monkeypatch):
         assert np.array_equal(before.params[name], np.stack([value] * 4))
         assert np.array_equal(before.params[name], adapting.params[name])
     config = outcome.config
-    policy = GaussianPolicy(17, 6, config.policy)
     samples = process_samples(episodes, config.baseline.build(), config.processing)
-    expected = config.algorithm.adapt(policy, learner, before, Step(episodes, samples, 0))
+    expected = build_learner(config, make_env(config.env)).adapt(learner, before, Step(episodes, samples, 0))
     for name, value in expected.params.items():
         assert np.array_equal(after.params[name], value)
         assert not np.array_equal(after.params[name], before.params[name])
@@ -201,11 +202,9 @@ def test_more_steps_prolong_the_curve_without_changing_it(evaluated):
 def test_steps_beyond_those_of_training_take_its_last_step_size(tiny_config, tmp_path, monkeypatch):
     algorithm = {"name": "promp", "inner_steps": 2, "num_epochs": 1, "trainable_inner_lr": True}
     train(tiny_config(iterations=1, algorithm=algorithm), tmp_path / "run", backend=SERIAL)
-    import metaloom.stages.evaluate
-
     seen = []
-    real = metaloom.stages.evaluate.adapt
-    monkeypatch.setattr(metaloom.stages.evaluate, "adapt", lambda *a, **b: (seen.append(a[4].k), real(*a, **b))[1])
+    real = MetaLearner.adapt
+    monkeypatch.setattr(MetaLearner, "adapt", lambda *a, **b: (seen.append(a[3].k), real(*a, **b))[1])
     evaluate(tmp_path / "run", adaptation_steps=4)
     assert seen == [0, 1, 1, 1]
 

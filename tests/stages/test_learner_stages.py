@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.settings import ProMP
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskParams
@@ -13,7 +16,10 @@ from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize
 
 POLICY = GaussianPolicy(2, 1, PolicyConfig(hidden_sizes=(4,)))
-PROMP = ProMP(inner_steps=1)
+SIZES = ((2,), 1.0, 1, 0, "toy", 4)
+PROMP = ProMP(inner_steps=1).build(
+    Setup(*SIZES, POLICY.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative)
+)
 B, E, T = 3, 2, 4
 LENGTHS = np.array([[4, 1], [2, 3], [4, 4]], np.int32)
 
@@ -53,7 +59,7 @@ def test_the_first_learner_has_no_metrics_and_all_counters_at_zero():
 
 def test_adapt_moves_every_task_on_its_own_samples(steps):
     learner = initialize(POLICY, PROMP, run_seed=3).learner
-    adapted = adapt(POLICY, PROMP, learner, TaskParams.broadcast(learner.params, B), steps[0])
+    adapted = adapt(PROMP, learner, TaskParams.broadcast(learner.params, B), steps[0])
     for name, value in learner.params.items():
         assert adapted.params[name].shape == (B, *value.shape)
         assert adapted.params[name].dtype == np.float32
@@ -63,11 +69,11 @@ def test_adapt_moves_every_task_on_its_own_samples(steps):
 
 def test_a_task_adapts_alike_whatever_the_other_tasks_are(steps):
     learner = initialize(POLICY, PROMP, run_seed=3).learner
-    adapted = adapt(POLICY, PROMP, learner, TaskParams.broadcast(learner.params, B), steps[0])
+    adapted = adapt(PROMP, learner, TaskParams.broadcast(learner.params, B), steps[0])
     rng = np.random.default_rng(9)
     other = random_step(rng, 0)
     mixed = Step(*mix(steps[0], other, keep=1), 0)
-    again = adapt(POLICY, PROMP, learner, TaskParams.broadcast(learner.params, B), mixed)
+    again = adapt(PROMP, learner, TaskParams.broadcast(learner.params, B), mixed)
     for name, value in adapted.params.items():
         np.testing.assert_array_equal(again.params[name][1], value[1])
 

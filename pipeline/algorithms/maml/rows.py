@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.nn.distributions import DiagGaussian
+from metaloom.pipeline.nn.distributions import DiagGaussian, Distribution
 from metaloom.pipeline.types import Array, ParallelMap, Samples, Step
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class TaskRows:
     actions: Tensor
     advantages: Tensor
     weights: Tensor
-    behavior: DiagGaussian
+    behavior: Distribution
     behavior_log_prob: Tensor
     episodes: EpisodeRows | None = None
 
@@ -141,6 +143,7 @@ def build_chunks(
     rows: Sequence[Array] | None = None,
     *,
     dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
     parallel: ParallelMap = map,
 ) -> list[Chunk]:
     """All tasks of the steps in chunks.
@@ -150,18 +153,25 @@ def build_chunks(
         tasks_per_chunk: tasks in each chunk but the last.
         rows: for every round, [B, n] indices of the rows to take; None takes all real ones.
         dtype: of the tensors.
+        device: of the tensors.
         parallel: maps over the chunks.
     """
 
     def work(tasks: slice) -> Chunk:
         chosen = [None if rows is None else rows[k][tasks] for k in range(len(steps))]
-        rounds = [task_rows(step, tasks, indices, dtype) for step, indices in zip(steps, chosen, strict=True)]
+        rounds = [task_rows(step, tasks, indices, dtype, device) for step, indices in zip(steps, chosen, strict=True)]
         return Chunk(tasks.start, rounds)
 
     return list(parallel(work, chunk_bounds(len(steps[0].episodes.lengths), tasks_per_chunk)))
 
 
-def task_rows(step: Step, tasks: slice, rows: Array | None = None, dtype: torch.dtype = torch.float32) -> TaskRows:
+def task_rows(
+    step: Step,
+    tasks: slice,
+    rows: Array | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+) -> TaskRows:
     """The rows of some tasks of a step.
 
     Args:
@@ -170,6 +180,7 @@ def task_rows(step: Step, tasks: slice, rows: Array | None = None, dtype: torch.
         rows: [b, n] indices into the E * T rows of each task; None takes the real ones. With adjusted rewards among the
             samples they must be whole episodes, and None takes all of them.
         dtype: of the tensors.
+        device: of the tensors.
     """
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]
@@ -178,14 +189,14 @@ def task_rows(step: Step, tasks: slice, rows: Array | None = None, dtype: torch.
         rows = real_rows(mask)
 
     def select(values: Array) -> Tensor:
-        return to_tensor(_take_rows(values[tasks], rows), dtype)
+        return to_tensor(_take_rows(values[tasks], rows), dtype, device)
 
     actions, mask_rows, log_std = select(episodes.actions), select(samples.mask), episodes.behavior["log_std"]
     # A standard deviation that no state changes is stored once per task.
     shared_std = log_std.ndim == 2
     behavior = DiagGaussian(
         mean=select(episodes.behavior["mean"]),
-        log_std=to_tensor(log_std[tasks, None], dtype) if shared_std else select(log_std),
+        log_std=to_tensor(log_std[tasks, None], dtype, device) if shared_std else select(log_std),
     )
     selected = TaskRows(
         observations=select(episodes.observations[:, :, :T]),
@@ -196,7 +207,8 @@ def task_rows(step: Step, tasks: slice, rows: Array | None = None, dtype: torch.
         behavior_log_prob=behavior.log_prob(actions),
         episodes=_episode_rows(samples, mask_rows, select),
     )
-    _require_finite_rows(selected, step.k, tasks.start)
+    named = {f"behavior {name}": value for name, value in behavior._asdict().items()}
+    _require_finite_rows(selected, named, step.k, tasks.start)
     return selected
 
 
@@ -207,18 +219,18 @@ def _episode_rows(samples: Samples, mask: Tensor, select: Callable[[Array], Tens
     return EpisodeRows(select(samples.adjusted_rewards).reshape(shape), mask.reshape(shape))
 
 
-def to_tensor(array: Array, dtype: torch.dtype) -> Tensor:
+def to_tensor(array: Array, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """A tensor with its own memory: stored arrays may be read-only or broadcast views."""
-    return torch.from_numpy(np.array(array, order="C")).to(dtype)
+    # Converted before it is moved: not every device has float64.
+    return torch.from_numpy(np.array(array, order="C")).to(dtype).to(device)
 
 
-def _require_finite_rows(rows: TaskRows, k: int, first_task: int) -> None:
+def _require_finite_rows(rows: TaskRows, behavior: dict[str, Tensor], k: int, first_task: int) -> None:
     named = {
         "observations": rows.observations,
         "actions": rows.actions,
         "advantages": rows.advantages,
-        "behavior mean": rows.behavior.mean,
-        "behavior log_std": rows.behavior.log_std,
+        **behavior,
     }
     if rows.episodes:
         named["adjusted rewards"] = rows.episodes.adjusted_rewards

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from metaloom.pipeline.algorithms.off_policy.sac_update import SACUpdate
 
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.off_policy.sac import SAC
-from metaloom.pipeline.algorithms.off_policy.sac_update import SACUpdate
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Minibatch, Transitions
 
