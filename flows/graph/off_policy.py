@@ -24,7 +24,8 @@ from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
 from metaloom.pipeline.algorithms.off_policy.settings import OffPolicyPlan, OffPolicySettings
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv, make_env
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.replay.columns import TransitionColumns
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Minibatches, TaskBatch, TaskParams, Update
