@@ -16,17 +16,21 @@ from typing import Any, ClassVar, Self, cast
 from gymnasium.spaces import Discrete
 
 from metaloom.flows.graph.iteration_stages import IterationStages, Load, StageOutput, evaluation_refs, observation_size
+from metaloom.flows.graph.on_policy import LearnerAlgorithm, setup_of
 from metaloom.flows.graph.run_memory import CollectedRound, RunMemory
+from metaloom.flows.graph.warm_start import read_learner
 from metaloom.flows.rollouts.workers import RolloutWorkers
-from metaloom.pipeline.algorithms.off_policy.settings import OffPolicy
+from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
+from metaloom.pipeline.algorithms.off_policy.settings import OffPolicyPlan, OffPolicySettings
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.replay.columns import TransitionColumns
-from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Minibatches, TaskBatch, TaskParams, Update
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Minibatches, TaskBatch, TaskParams, Update
 from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.initialize import initialize
 from metaloom.stages.sample_tasks import sample_tasks
 from metaloom.stages.sample_transitions import sample_transitions
 from metaloom.stages.update import update
@@ -71,6 +75,17 @@ class OffPolicyStages(IterationStages):
             )
         size, choices = (0, int(actions.n)) if isinstance(actions, Discrete) else ((actions.shape or (0,))[0], 0)
         return OffPolicyPolicy(observation_size(env), size, choices, config.policy)
+
+    @staticmethod
+    def build_algorithm(config: RunConfig, env: MetaEnv) -> Any:
+        """The learner; see IterationStages."""
+        return config.algorithm.build(setup_of(config, env))
+
+    def initialize(self) -> Update:
+        """The state before the first iteration; see IterationStages."""
+        start = None if self.config.init_from is None else read_learner(self.config.init_from)
+        algorithm = cast(Any, LearnerAlgorithm(self.algorithm))
+        return initialize(cast(Any, self.policy), algorithm, run_seed=self.config.seed, start=start)
 
     @staticmethod
     def stage_order(config: RunConfig, iteration: int) -> list[StageRef]:
@@ -131,13 +146,11 @@ class OffPolicyStages(IterationStages):
 
     def fill_memory(self, learner: LearnerState) -> EpisodeBatch:
         """Episodes to begin with: by actions drawn uniformly, or by a policy that was trained before."""
-        settings = self._settings
-        tasks = self.sample_tasks(0)
-        if settings.use_trained_policy_for_refill:
-            actor, params = settings.actor, self.algorithm.refill_params(learner, len(tasks))
-        else:
-            actor, params = "uniform", TaskParams({})
-        rollouts = self.rollouts.filling(settings.init_memory_steps, actor=actor)
+        filling, tasks = self.plan.filling, self.sample_tasks(0)
+        assert filling.steps is not None
+        by_chance = filling.actor == "uniform"
+        params = TaskParams({}) if by_chance else self._learner.filling_params(learner, len(tasks))
+        rollouts = self.rollouts.filling(filling.steps, actor=filling.actor)
         return rollouts.collect(params, tasks, RolloutPosition(self.config.seed, BEFORE_ITERATIONS, 0))
 
     def sample_tasks(self, iteration: int) -> TaskBatch:
@@ -152,7 +165,7 @@ class OffPolicyStages(IterationStages):
 
     def sample_transitions(self, iteration: int, load: Load) -> Minibatches:
         """Rows for the gradient steps of an iteration."""
-        settings = self._settings
+        settings = self.plan
         steps = self.config.episodes_per_task * self.config.max_episode_steps
         collected = sum(load(ref).num_steps for ref in self.round_refs(iteration))
         return sample_transitions(
@@ -181,11 +194,6 @@ class OffPolicyStages(IterationStages):
         del ref
         return False
 
-    @property
-    def context_rewards(self) -> Callable[[Array], Array] | None:
-        """What a context shows instead of the rewards that are learned from."""
-        return None
-
     @cached_property
     def memory(self) -> RunMemory:
         """The replay memory. What it has read is kept as long as these stages are."""
@@ -196,20 +204,32 @@ class OffPolicyStages(IterationStages):
             by_task=self.config.infers_tasks,
             cache_bytes=self.config.replay.cache_mib * MIB,
             max_rows=self._most_rows(),
-            context_rewards=self.context_rewards,
         )
 
     @property
-    def _settings(self) -> OffPolicy:
-        return cast(OffPolicy, self.config.algorithm)
+    def plan(self) -> OffPolicyPlan:
+        """What is collected and what a gradient step draws."""
+        config, settings = self.config, cast(OffPolicySettings, self.config.algorithm)
+        return settings.plan(episodes_per_task=config.episodes_per_task, max_episode_steps=config.max_episode_steps)
+
+    @property
+    def _learner(self) -> OffPolicyLearner[Any, Any]:
+        return self.algorithm
 
     def _most_rows(self) -> int:
-        """Transitions that can ever be drawn from: no more than are remembered, and than the run makes."""
-        config, settings = self.config, self._settings
-        # The last episodes that fill the memory are side by side, and may bring as many steps again as were asked for.
-        filled = 2 * settings.init_memory_steps + config.max_episode_steps
-        collected = config.iterations * config.episodes_per_task * config.max_episode_steps
-        return min(settings.memory_size, filled + collected)
+        """Transitions that can ever be drawn from."""
+        config = self.config
+        return self.plan.most_transitions(
+            iterations=config.iterations,
+            num_tasks=config.num_tasks,
+            all_tasks=self.num_memories,
+            max_episode_steps=config.max_episode_steps,
+        )
+
+    @property
+    def num_memories(self) -> int:
+        """Tasks with a memory of their own."""
+        return 1
 
     def position(self, ref: StageRef) -> RolloutPosition:
         """Where the episodes of a round draw."""
@@ -221,7 +241,6 @@ class OffPolicyStages(IterationStages):
 
     def _update(self, iteration: int, load: Load) -> Update:
         return update(
-            self.policy,
             self.algorithm,
             load(self.learner_ref(iteration)).learner,
             self.memory.minibatches(iteration, load(StageRef(iteration, "sample_transitions")), load),

@@ -57,6 +57,24 @@ class LearnerAlgorithm:
         return self.learner.update(learner, steps, run_seed=run_seed, iteration=iteration, parallel=parallel)
 
 
+def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
+    """What the learner of a run is built for."""
+    space, actions = env.observation_space, env.action_space
+    return Setup(
+        observation_shape=space.shape or (),
+        observation_scale=255.0 if space.dtype == np.uint8 else 1.0,
+        action_size=0 if isinstance(actions, Discrete) else (actions.shape or (0,))[0],
+        num_actions=int(actions.n) if isinstance(actions, Discrete) else 0,
+        env_name=config.env.name,
+        max_episode_steps=config.max_episode_steps,
+        policy=config.policy,
+        baseline=config.baseline,
+        processing=config.processing,
+        device="cpu",
+        sparse_rewards=env.sparse_rewards,
+    )
+
+
 class OnPolicyStages(IterationStages):
     """The stages of a run whose updates learn from the episodes of their own iteration alone."""
 
@@ -67,21 +85,7 @@ class OnPolicyStages(IterationStages):
         """The algorithm as the stages use it; see IterationStages."""
         if not isinstance(config.algorithm, AlgorithmSettings):
             return config.build_algorithm()
-        space, actions = env.observation_space, env.action_space
-        setup = Setup(
-            observation_shape=space.shape or (),
-            observation_scale=255.0 if space.dtype == np.uint8 else 1.0,
-            action_size=0 if isinstance(actions, Discrete) else (actions.shape or (0,))[0],
-            num_actions=int(actions.n) if isinstance(actions, Discrete) else 0,
-            env_name=config.env.name,
-            max_episode_steps=config.max_episode_steps,
-            policy=config.policy,
-            baseline=config.baseline,
-            processing=config.processing,
-            device="cpu",
-            sparse_rewards=env.sparse_rewards,
-        )
-        return LearnerAlgorithm(config.algorithm.build(setup))
+        return LearnerAlgorithm(config.algorithm.build(setup_of(config, env)))
 
     @staticmethod
     def build_policy(config: RunConfig, env: MetaEnv) -> GaussianPolicy | CategoricalPolicy:

@@ -10,7 +10,6 @@
 What a task is inferred from is what was collected of it last; what is learned from, all that was ever collected.
 """
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import cast
 
@@ -18,7 +17,8 @@ import numpy as np
 
 from metaloom.flows.graph.iteration_stages import Load, StageOutput, evaluation_refs
 from metaloom.flows.graph.off_policy import BEFORE_ITERATIONS, FILL_MEMORY, INITIALIZE, OffPolicyStages
-from metaloom.pipeline.algorithms.pearl.rounds import Round
+from metaloom.pipeline.algorithms.off_policy.settings import CollectionRound
+from metaloom.pipeline.algorithms.pearl.context import Context
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
@@ -30,7 +30,6 @@ from metaloom.pipeline.tasks.samplers import TaskPool, distinct_tasks, fixed_tas
 from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, Minibatches, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.evaluate import Tested, evaluate, unseen
-from metaloom.stages.infer_task import by_inference, infer_tasks
 from metaloom.stages.sample_transitions import sample_transitions
 from metaloom.storage import StageRef
 
@@ -83,24 +82,18 @@ class TaskInferenceStages(OffPolicyStages):
         """A stage's output, from the inputs that `load` brings."""
         if ref.stage != "adapt":
             return super().compute(ref, load)
-        return infer_tasks(
-            self.algorithm,
-            load(self.learner_ref(ref.iteration)).learner,
-            [load(context) for context in self._context_refs(ref)],
-            num_transitions=self._pearl.embedding_batch_size,
-            context_rewards=self.context_rewards,
-            position=(self.config.seed, ref.iteration, ref.step),
-        )
+        rounds = [load(context) for context in self._context_refs(ref)]
+        evidence = Context(rounds, (self.config.seed, ref.iteration, ref.step))
+        # Of what a task acts with, the posterior is all that adaptation changes.
+        return self.algorithm.adapt(load(self.learner_ref(ref.iteration)).learner, TaskParams({}), evidence)
 
     def fill_memory(self, learner: LearnerState) -> EpisodeBatch:
         """Episodes of every training task, by the prior."""
-        tasks = self._train_tasks
-        rollouts = self.rollouts.sampling(
-            self._pearl.initial_episodes(self.config.max_episode_steps), deterministic=False
-        )
-        return rollouts.collect(
-            self.acting_params(learner, len(tasks)), tasks, RolloutPosition(self.config.seed, BEFORE_ITERATIONS, 0)
-        )
+        tasks, episodes = self._train_tasks, self.plan.filling.episodes
+        assert episodes is not None
+        params = self._learner.filling_params(learner, len(tasks))
+        rollouts = self.rollouts.sampling(episodes, deterministic=False)
+        return rollouts.collect(params, tasks, RolloutPosition(self.config.seed, BEFORE_ITERATIONS, 0))
 
     def sample_tasks(self, iteration: int) -> TaskBatch:
         """Different tasks of the training set."""
@@ -126,18 +119,20 @@ class TaskInferenceStages(OffPolicyStages):
         """
         plan = EvaluationPlan.of(self.config)
         tasks = evaluation_tasks(self.config, self.env, updates)
+        seen: list[EpisodeBatch] = []
+
+        def adapted(k: int, params: TaskParams, episodes: EpisodeBatch) -> TaskParams:
+            del k
+            seen.append(episodes)
+            return self.algorithm.adapt_to_episodes(learner, params, seen, run_seed=plan.run_seed)
+
         return evaluate(
             self.acting_params(learner, len(tasks)),
             tasks,
             adaptation_steps=plan.adaptation_steps,
             adaptation_rollouts=self.rollouts.sampling(plan.episodes, deterministic=plan.deterministic).collect,
             test_rollouts=self.rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect,
-            adapted=by_inference(
-                self.algorithm,
-                learner,
-                first_inference=self._pearl.num_exp_traj_eval,
-                context_rewards=self.context_rewards,
-            ),
+            adapted=adapted,
             run_seed=plan.run_seed,
             returns=self._evaluation_returns,
             tested=tested,
@@ -145,16 +140,16 @@ class TaskInferenceStages(OffPolicyStages):
 
     def sample_transitions(self, iteration: int, load: Load) -> Minibatches:
         """Rows for the gradient steps of an iteration, and the context of each of their tasks."""
-        settings = self._pearl
+        plan = self.plan
         return sample_transitions(
             self.memory.view(iteration, load),
-            num_updates=settings.num_updates,
-            num_places=settings.num_updates,
+            num_updates=plan.gradient_steps(0),
+            num_places=plan.gradient_steps(0),
             task_ids=range(len(self._train_tasks)),
-            num_tasks=settings.meta_batch_size,
-            batch_size=settings.batch_size,
-            context_size=settings.embedding_batch_size,
-            memory_size=settings.memory_size,
+            num_tasks=plan.tasks_per_gradient_step,
+            batch_size=plan.batch_size,
+            context_size=plan.context_size,
+            memory_size=plan.memory_size,
             run_seed=self.config.seed,
             iteration=iteration,
         )
@@ -175,24 +170,13 @@ class TaskInferenceStages(OffPolicyStages):
         return ref.stage == "fill_memory" or self._rounds[ref.step].in_context
 
     @property
-    def context_rewards(self) -> Callable[[Array], Array] | None:
-        """What a context shows instead of the rewards that are learned from."""
-        return self.env.sparse_rewards if self._pearl.sparse_rewards else None
+    def num_memories(self) -> int:
+        """Every training task has one; see OffPolicyStages."""
+        return len(self._train_tasks)
 
     @property
-    def _pearl(self) -> PEARL:
-        return cast(PEARL, self.config.algorithm)
-
-    def _most_rows(self) -> int:
-        """Transitions that can ever be drawn from; see OffPolicyStages."""
-        config, tasks = self.config, len(self._train_tasks)
-        per_iteration = sum(collection.episodes for collection in self._rounds) * config.num_tasks
-        episodes = tasks * self._pearl.initial_episodes(config.max_episode_steps) + config.iterations * per_iteration
-        return min(self._pearl.memory_size * tasks, episodes * config.max_episode_steps)
-
-    @cached_property
-    def _rounds(self) -> tuple[Round, ...]:
-        return self._pearl.rounds(self.config.max_episode_steps)
+    def _rounds(self) -> tuple[CollectionRound, ...]:
+        return self.plan.rounds
 
     @cached_property
     def _train_tasks(self) -> TaskBatch:
@@ -204,6 +188,6 @@ class TaskInferenceStages(OffPolicyStages):
         return [collected for collected in rounds if self.in_context(collected)]
 
     def _evaluation_returns(self, episodes: EpisodeBatch) -> Array:
-        if self.context_rewards is None:
+        if not self.plan.scores_sparse_rewards:
             return episodes.episode_returns
-        return (self.context_rewards(episodes.rewards) * episodes.mask).sum(axis=2, dtype=np.float64)
+        return (self.env.sparse_rewards(episodes.rewards) * episodes.mask).sum(axis=2, dtype=np.float64)

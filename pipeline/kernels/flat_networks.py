@@ -75,7 +75,7 @@ class FlatParams:
         """Shorten the gradient to a norm; returns the norm it had."""
         norm = float(np.sqrt(np.dot(self.gradient, self.gradient)))
         if max_norm is not None and norm > max_norm:
-            self.gradient *= np.float32(max_norm / norm)
+            self.gradient *= max_norm / norm
         return norm
 
 

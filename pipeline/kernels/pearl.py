@@ -15,7 +15,7 @@ import numpy as np
 from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON
 from metaloom.pipeline.algorithms.pearl.noise import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import PEARLArrays, TrainedName
+from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
 from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams
 from metaloom.pipeline.kernels.pearl_part import Part, context_features
 from metaloom.pipeline.kernels.posterior import Posterior, inference
@@ -41,7 +41,7 @@ class PEARLKernel:
         state: LearnerState,
         *,
         discount: float,
-        learning_rates: Mapping[TrainedName, float],
+        learning_rates: Mapping[str, float],
         parallel: ParallelMap = map,
     ) -> None:
         self._settings, self._discount, self._parallel = settings, discount, parallel
@@ -76,6 +76,11 @@ class PEARLKernel:
         optimizers = {name: optimizer.state for name, optimizer in self._optimizers.items()}
         return PEARLArrays(params, optimizers, self._num_updates + 1).state()
 
+    @property
+    def gradients(self) -> dict[str, Array]:
+        """Of the last step by network, as vectors."""
+        return {name: self.params[name].gradient for name in TRAINED}
+
     def _prepare(self, minibatch: Minibatch) -> None:
         assert minibatch.context is not None
         shape = (*minibatch.transitions.rewards.shape, minibatch.context.rewards.shape[1])
@@ -92,11 +97,11 @@ class PEARLKernel:
         by_part = list(self._parallel(gradients, self._parts))
         return {name: sum(part[name] for part in by_part) for name in by_part[0]}
 
-    def _descend(self, names: Sequence[TrainedName]) -> None:
+    def _descend(self, names: Sequence[str]) -> None:
         for _ in self._parallel(self._descend_one, names):
             pass
 
-    def _descend_one(self, name: TrainedName) -> None:
+    def _descend_one(self, name: str) -> None:
         flat = self.params[name]
         np.copyto(flat.gradient, self._parts[0].params[name].gradient)
         for part in self._parts[1:]:

@@ -102,7 +102,7 @@ class Point:
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
         """[K, C, Z]; see Inference."""
         del noise, kl_weight
-        return np.broadcast_to((latent_errors / self._shape[1])[:, None], self._shape)
+        return np.repeat(latent_errors[:, None] / self._shape[1], self._shape[1], axis=1)
 
 
 def inference(use_information_bottleneck: bool) -> Inference:

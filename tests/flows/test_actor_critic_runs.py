@@ -11,6 +11,7 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.on_policy import OnPolicyStages
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
@@ -18,7 +19,7 @@ from metaloom.flows.runs import RunAt, best_iteration
 from metaloom.flows.views.run_info import run_info
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.policies.categorical import CategoricalPolicy
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.inference import log_softmax
 
 HERE = Backend(workers=0)
@@ -98,15 +99,16 @@ def test_a_horizon_starts_particles_afresh_in_the_iteration_behind_it(tmp_path):
     run = storage.open_run(tmp_path / "run")
     name = "logits_network.hidden_0.kernel"
     learners = [run.load(storage.learner_ref(updates)).learner.params[name] for updates in range(4)]
-    (svpg, policy) = (config_of(run).build_algorithm(), CategoricalPolicy(4, 2, config_of(run).policy))
+    config = config_of(run)
+    svpg = OnPolicyStages.build_algorithm(config, make_env(config.env)).learner
     for iteration in (1, 2):
         before = run.load(storage.learner_ref(iteration)).learner
-        afresh = svpg.begun(policy, before, run_seed=config_of(run).seed).params[name]
+        afresh = svpg.at_start(before, run_seed=config.seed).params[name]
         # An update is a short step from where its iteration began.
         assert np.abs(learners[iteration + 1] - afresh).max() < 0.2 < np.abs(afresh - learners[iteration]).max()
         log_probs = run[iteration].rollouts(0).behavior["log_probs"][0, 0, 0]
         observation = run[iteration].rollouts(0).observations[0, 0, :1]
-        acting = {key: value[0] for key, value in svpg.begun(policy, before, run_seed=1).params.items()}
+        acting = {key: value[0] for key, value in svpg.at_start(before, run_seed=1).params.items()}
         hidden = np.tanh(observation @ acting[name] + acting["logits_network.hidden_0.bias"])
         logits = hidden @ acting["logits_network.output.kernel"] + acting["logits_network.output.bias"]
         np.testing.assert_allclose(log_probs, log_softmax(logits)[0], rtol=1e-5)

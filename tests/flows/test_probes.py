@@ -10,7 +10,6 @@ from gymnasium.spaces import Box, Discrete
 
 from metaloom.flows.graph.on_policy import OnPolicyStages
 from metaloom.flows.rollouts.workers import LocalWorkers, SamplerSpec
-from metaloom.pipeline.algorithms.actor_critic.particle import critic_of
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.types import TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
@@ -132,9 +131,9 @@ def solve():
 
 
 def values_of(stages, learner, place):
-    """The value of a place to every particle."""
-    settings, inputs = stages.algorithm.settings, np.array([[place]], np.float32)
-    return [critic_of(settings, part).forward(inputs).item() for part in stages.algorithm.split(learner)]
+    """The value of a place to every critic."""
+    algorithm, inputs = stages.algorithm.learner, np.array([[place]], np.float32)
+    return [algorithm.steps(part).values(inputs).item() for part in algorithm.split(learner)]
 
 
 @pytest.mark.slow
@@ -159,7 +158,7 @@ def test_critics_learn_values_that_are_known(solve, env, values, algorithm):
 @pytest.mark.parametrize("env", ["Acted", "Both"])
 def test_policies_learn_actions_that_are_known(solve, env, algorithm, choices):
     stages, learner = solve(env, algorithm, choices, iterations=80)
-    params: TaskParams = stages.algorithm.acting_params(learner, stages.config.num_tasks)
+    params: TaskParams = stages.algorithm.learner.acting_params(learner, stages.config.num_tasks)
     tasks = stages.compute(stages.order(1)[0], {}.__getitem__)
     episodes = stages.rollouts.collect(params, tasks, RolloutPosition(1, 1000, 0))
     wanted = episodes.observations[:, :, 0, 0] if env == "Both" else 1.0

@@ -136,7 +136,8 @@ class TorchSteps:
         values, old_values = self._values(rows.observations), self._tensor(rows.old_values)
         loss = value_loss(values, old_values, self._tensor(rows.targets), self._settings.value_clip)
         self._critic_params.backward(weight * loss)
-        self._critic_params.clip_gradient(max_norm)
+        if max_norm is not None:
+            self._critic_params.clip_gradient(max_norm)
 
     def step_policy(self, learning_rate: float, direction: Array | None = None) -> None:
         """See GradientSteps."""

@@ -47,9 +47,9 @@ def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: fl
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: float) -> Tensor:
     """½ mean max((V - t)², (V_old + clip(V - V_old, ±ε) - t)²), after OpenAI Baselines' ppo2/model.py."""
-    change = values - old_values
-    plain, clipped = values - targets, old_values + change.clamp(-clip_eps, clip_eps) - targets
-    # Within the range the two errors are one number, and rounding must not decide between them: the clipped one has no
-    # slope where it was rounded up.
-    uses_plain = (change.abs() <= clip_eps) | (plain.square() >= clipped.square())
+    plain, change = values - targets, values.detach() - old_values
+    # Where the clipped error counts, the value lies outside the range and moving it changes nothing.
+    clipped = old_values + change.clamp(-clip_eps, clip_eps) - targets
+    # Within the range the two errors are one number, and rounding must not decide between them.
+    uses_plain = (change.abs() <= clip_eps) | (plain.detach().square() >= clipped.square())
     return 0.5 * torch.where(uses_plain, plain, clipped).square().mean()

@@ -18,7 +18,7 @@ from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state
 from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, TaskParams
+from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, Params, TaskParams
 
 
 class DQLLearner(OffPolicyLearner[object, None]):
@@ -72,6 +72,10 @@ class DQLLearner(OffPolicyLearner[object, None]):
 
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> None:
         """Draw nothing."""
+
+    def networks_of(self, state: LearnerState) -> dict[str, Params]:
+        """See OffPolicyLearner."""
+        return {"the Q-function": state.params}
 
     def described(self, state: LearnerState) -> Metrics:
         """See OffPolicyLearner."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Learner
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps, means
+from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps, means, require_finite
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.vector_optimizers import is_customary
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, TaskParams
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, TaskParams
 
 FUSED = "plain networks on the CPU, derivatives written down"
 """Why a fused kernel is chosen."""
@@ -29,7 +29,9 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         metrics: names of what describes a gradient step.
     """
 
-    metrics: tuple[str, ...]
+    metrics: ClassVar[tuple[str, ...]]
+    lower: ClassVar[str] = "algorithm.learning_rate or algorithm.max_grad_norm"
+    """What helps against parameters that are not finite."""
 
     @abstractmethod
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Noise]:
@@ -43,6 +45,10 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
     @abstractmethod
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Noise:
         """Draw what a gradient step on this minibatch takes from chance."""
+
+    @abstractmethod
+    def networks_of(self, state: LearnerState) -> Mapping[str, Mapping[str, Array]]:
+        """What is to be finite after an update, as messages call it."""
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
         """What the algorithm's own actor fills the replay buffer with; the same as it acts with unless said."""
@@ -66,7 +72,9 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         rng = generator(run_seed, "updates", iteration)
         steps = self.gradient_steps(state, parallel=parallel)
         each = [steps.step(minibatch, self.noise(minibatch, rng)) for minibatch in experience]
-        return steps.state(), means(self.metrics, each) | self.described(state)
+        updated = steps.state()
+        require_finite(self.networks_of(updated), self.lower)
+        return updated, means(self.metrics, each) | self.described(state)
 
 
 def optimizer_blockers(optimizer: OptimizerConfig) -> Iterator[str]:

@@ -88,7 +88,7 @@ class SACDefinition:
         self.policy = FlatTensors(arrays.policy, device)
         self.q, self._targets = TwinQ(q, arrays.q, device), TwinQ(q, arrays.targets, device)
         self._log_alpha = FlatTensors({"log_alpha": arrays.log_alpha}, device)
-        trained = {"policy": self.policy, "q": self.q.flat, "alpha": self._log_alpha}
+        trained = {"policy": self.policy, "q": self.q, "alpha": self._log_alpha}
         self._descent = {
             name: Descent(settings.optimizer, trained[name], kept, learning_rate)
             for name, kept in arrays.optimizers.items()
@@ -131,7 +131,7 @@ class SACDefinition:
         self._counters.gradient_steps += 1
         if self._counters.gradient_steps % settings.target_update_intvl == 0:
             # Q̄ ← τ Q̄ + (1 - τ) Q
-            self._targets.flat.vector.mul_(settings.tau).add_(self.q.flat.vector, alpha=1 - settings.tau)
+            self._targets.vector.mul_(settings.tau).add_(self.q.vector, alpha=1 - settings.tau)
         losses = loss_policy, loss_q, loss_alpha
         described = *losses, alpha, -now.log_prob.mean(), values.mean(), targets.mean(), policy_norm, q_norm
         return dict(zip(METRICS, (value.detach() for value in described), strict=True))
@@ -140,6 +140,6 @@ class SACDefinition:
         """See GradientSteps."""
         self._counters.updates += 1
         (log_alpha,) = self._log_alpha.copies().values()
-        policy, q, targets = (flat.copies() for flat in (self.policy, self.q.flat, self._targets.flat))
+        policy, q, targets = (flat.copies() for flat in (self.policy, self.q, self._targets))
         optimizers = {name: descent.state for name, descent in self._descent.items()}
         return SACArrays(policy, q, targets, log_alpha, optimizers).state(self._counters)

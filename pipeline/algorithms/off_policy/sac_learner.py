@@ -18,7 +18,7 @@ from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Params
 
 
 class SACLearner(OffPolicyLearner[object, Array]):
@@ -70,6 +70,11 @@ class SACLearner(OffPolicyLearner[object, Array]):
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Array:
         """Draw [2n, A]; see SACDefinition.step."""
         return rng.standard_normal((2 * minibatch.transitions.rewards.size, self._setup.action_size), np.float32)
+
+    def networks_of(self, state: LearnerState) -> dict[str, Params]:
+        """See OffPolicyLearner."""
+        arrays = SACArrays.of(state)
+        return {"the policy": arrays.policy, "the Q-functions": arrays.q}
 
     def described(self, state: LearnerState) -> Metrics:
         """See OffPolicyLearner."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters
 from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
@@ -14,9 +13,8 @@ TWINS = ("q1", "q2")
 """Prefixes of the Q-functions."""
 TARGET = "target_"
 """Before their names in those of the target networks."""
-Trained = Literal["policy", "q", "alpha"]
+TRAINED = ("policy", "q", "alpha")
 """Prefixes of the optimizers' states."""
-TRAINED: tuple[Trained, ...] = ("policy", "q", "alpha")
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class SACArrays:
     q: Params
     targets: Params
     log_alpha: Array
-    optimizers: Mapping[Trained, Params]
+    optimizers: Mapping[str, Params]
 
     @classmethod
     def of(cls, state: LearnerState) -> SACArrays:
@@ -44,7 +42,7 @@ class SACArrays:
             {name.removeprefix(before): value for name, value in state.extra.items() if name.startswith(names)}
             for before, names in (("", tuple(f"{twin}." for twin in TWINS)), (TARGET, TARGET))
         )
-        optimizers: dict[Trained, Params] = {name: unprefixed(state.optimizer, name) for name in TRAINED}
+        optimizers: dict[str, Params] = {name: unprefixed(state.optimizer, name) for name in TRAINED}
         return cls(state.params, q, targets, state.extra["log_alpha"], optimizers)
 
     def state(self, counters: Counters) -> LearnerState:

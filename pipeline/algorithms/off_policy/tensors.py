@@ -22,9 +22,9 @@ class TransitionTensors(NamedTuple):
 
 
 def tensor_like(like: Tensor, array: Array) -> Tensor:
-    """A copy of an array on the device of a tensor, and in its precision unless it holds integers."""
+    """An array on the device of a tensor, and in its precision unless it holds integers."""
     dtype = torch.int64 if array.dtype == np.int64 else like.dtype
-    return torch.from_numpy(array).to(like.device, dtype)
+    return torch.as_tensor(array, dtype=dtype, device=like.device)
 
 
 def transitions_like(like: Tensor, transitions: Transitions) -> TransitionTensors:

@@ -18,7 +18,7 @@ from metaloom.pipeline.algorithms.off_policy.twin_q import TwinQ
 from metaloom.pipeline.algorithms.pearl.networks import PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.noise import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import TRAINED, TWINS, NetworkName, PEARLArrays, TrainedName
+from metaloom.pipeline.algorithms.pearl.state import TRAINED, TWINS, PEARLArrays
 from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
@@ -92,7 +92,8 @@ def infer(settings: PEARL, encoder: Network, params: Mapping[str, Tensor], conte
     features = [context.observations, context.actions, context.rewards[..., None]]
     if settings.use_next_obs_in_context:
         features.append(context.next_observations)
-    outputs = encoder(params, torch.cat(features, -1).flatten(0, 1)).unflatten(0, context.rewards.shape)
+    K, C = context.rewards.shape
+    outputs = encoder(params, torch.cat(features, -1).flatten(0, 1)).view(K, C, -1)
     return posterior(outputs) if settings.use_information_bottleneck else point(outputs)
 
 
@@ -110,14 +111,14 @@ class PEARLDefinition:
         state: LearnerState,
         *,
         discount: float,
-        learning_rates: Mapping[TrainedName, float],
+        learning_rates: Mapping[str, float],
         device: torch.device,
     ) -> None:
         self._settings, self._discount, self._networks = settings, discount, networks
         self._learning_rates, arrays = learning_rates, PEARLArrays.of(state)
         self._num_updates = arrays.num_updates
         # The target V has the names of V, so that the same network evaluates it.
-        self._prefixes: dict[NetworkName, str] = {
+        self._prefixes: dict[str, str] = {
             "policy": networks.policy.prefix,
             "encoder": networks.encoder.prefix,
             "v": networks.v.prefix,
@@ -159,8 +160,7 @@ class PEARLDefinition:
             next_values = self._value("target_v", batch.next_observations, z)
         targets = td_targets(settings, batch, self._discount, next_values)
         loss_q = critic_loss(self._q(batch.observations, batch.actions, z, learn=True), targets)
-        self._flat["encoder"].gradient.zero_()
-        self._q.flat.backward(loss_q + settings.kl_weight * kl.sum())
+        self._q.backward(loss_q + settings.kl_weight * kl.sum(), self._flat["encoder"])
         self._descend("q1", "q2", "encoder")
 
         z = z.detach()
@@ -182,7 +182,7 @@ class PEARLDefinition:
     def state(self) -> LearnerState:
         """See GradientSteps."""
         params = {name: unprefixed(self._flat[name].copies(), prefix) for name, prefix in self._prefixes.items()}
-        twins = self._q.flat.copies()
+        twins = self._q.copies()
         params |= {name: unprefixed(twins, name) for name in TWINS}
         optimizers = {name: optimizer.state for name, optimizer in self._optimizers.items()}
         return PEARLArrays(params, optimizers, self._num_updates + 1).state()
@@ -190,11 +190,11 @@ class PEARLDefinition:
     def _value(self, name: Literal["v", "target_v"], observations: Tensor, z: Tensor) -> Tensor:
         return self._networks.v(self._flat[name].params, torch.cat([observations, z], -1))[:, 0]
 
-    def _descend(self, *names: TrainedName) -> None:
+    def _descend(self, *names: str) -> None:
         for name in names:
             self._optimizers[name].step(self.gradients[name], self._learning_rates[name])
 
-    def _by_network(self, part: Literal["vector", "gradient"]) -> dict[TrainedName, Tensor]:
-        first, second = getattr(self._q.flat, part).chunk(2)
-        own: dict[TrainedName, Tensor] = {name: getattr(self._flat[name], part) for name in ("policy", "encoder", "v")}
+    def _by_network(self, part: Literal["vector", "gradient"]) -> dict[str, Tensor]:
+        first, second = getattr(self._q, part).chunk(2)
+        own: dict[str, Tensor] = {name: getattr(self._flat[name], part) for name in ("policy", "encoder", "v")}
         return own | {"q1": first, "q2": second}

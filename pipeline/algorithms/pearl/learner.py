@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from metaloom.pipeline.algorithms.pearl.definition import METRICS, PEARLDefiniti
 from metaloom.pipeline.algorithms.pearl.networks import POLICY_OUTPUT_LIMIT, PEARLNetworks, initialize
 from metaloom.pipeline.algorithms.pearl.noise import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import TRAINED, NetworkName, PEARLArrays, TrainedName
+from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
 from metaloom.pipeline.kernels import pearl as kernel
 from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
 from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
@@ -50,6 +50,7 @@ class PEARLLearner(OffPolicyLearner[Context, Noise]):
     """
 
     metrics = METRICS
+    lower = "algorithm.reward_scale or the learning rates of algorithm"
 
     def __init__(self, settings: PEARL, setup: Setup) -> None:
         self.settings, self._setup, self._device = settings, setup, use_device(setup.device)
@@ -73,7 +74,7 @@ class PEARLLearner(OffPolicyLearner[Context, Noise]):
         rng, networks = generator(run_seed, "initialize"), self.networks
         policy = initialize(networks.policy, rng, output_limit=POLICY_OUTPUT_LIMIT)
         encoder, q1, q2, v = (initialize(of, rng) for of in (networks.encoder, networks.q, networks.q, networks.v))
-        params: dict[NetworkName, Params] = {
+        params: dict[str, Params] = {
             "policy": unprefixed(policy, networks.policy.prefix),
             "encoder": unprefixed(encoder, networks.encoder.prefix),
             "q1": unprefixed(q1, networks.q.prefix),
@@ -128,9 +129,7 @@ class PEARLLearner(OffPolicyLearner[Context, Noise]):
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Noise]:
         """See OffPolicyLearner."""
         num_updates, discount = PEARLArrays.of(state).num_updates, self._setup.processing.discount
-        rates: dict[TrainedName, float] = {
-            name: self._rates[name] * self._lr_factors[name](num_updates) for name in TRAINED
-        }
+        rates: dict[str, float] = {name: self._rates[name] * self._lr_factors[name](num_updates) for name in TRAINED}
         if self.kernel.name == "fused":
             return kernel.PEARLKernel(self.settings, state, discount=discount, learning_rates=rates, parallel=parallel)
         return PEARLDefinition(
@@ -142,6 +141,10 @@ class PEARLLearner(OffPolicyLearner[Context, Noise]):
         shape = minibatch.transitions.actions.shape
         latent = rng.standard_normal((shape[0], self.settings.latent_size), np.float32)
         return Noise(latent, rng.standard_normal(shape, np.float32))
+
+    def networks_of(self, state: LearnerState) -> Mapping[str, Params]:
+        """See OffPolicyLearner."""
+        return PEARLArrays.of(state).params
 
     def update(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -13,16 +12,14 @@ from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
 from metaloom.pipeline.types import Array, LearnerState, Params
 
-NetworkName = Literal["policy", "encoder", "q1", "q2", "v", "target_v"]
-TrainedName = Literal["policy", "encoder", "q1", "q2", "v"]
-"""What an optimizer changes; the target V follows V."""
-TRAINED: tuple[TrainedName, ...] = ("policy", "encoder", "q1", "q2", "v")
-TWINS: tuple[TrainedName, TrainedName] = ("q1", "q2")
-_PARAMS: dict[NetworkName, str] = {"policy": POLICY_NETWORK, "encoder": "encoder"}
+TRAINED = ("policy", "encoder", "q1", "q2", "v")
+"""Networks that an optimizer changes; the sixth, the target V, follows V."""
+TWINS = ("q1", "q2")
+_PARAMS = {"policy": POLICY_NETWORK, "encoder": "encoder"}
 """Prefixes in LearnerState.params, by network."""
-_EXTRA: dict[NetworkName, str] = {"q1": "q1", "q2": "q2", "v": "v", "target_v": "target_v"}
+_EXTRA = {"q1": "q1", "q2": "q2", "v": "v", "target_v": "target_v"}
 """Prefixes in LearnerState.extra, by network."""
-_OPTIMIZER: dict[TrainedName, str] = {"policy": "policy", "encoder": "encoder", "q1": "q.q1", "q2": "q.q2", "v": "v"}
+_OPTIMIZER = {"policy": "policy", "encoder": "encoder", "q1": "q.q1", "q2": "q.q2", "v": "v"}
 """Prefixes in LearnerState.optimizer, by network."""
 
 
@@ -36,8 +33,8 @@ class PEARLArrays:
         num_updates: iterations that were learned from.
     """
 
-    params: Mapping[NetworkName, Params]
-    optimizers: Mapping[TrainedName, Params]
+    params: Mapping[str, Params]
+    optimizers: Mapping[str, Params]
     num_updates: int
 
     @classmethod

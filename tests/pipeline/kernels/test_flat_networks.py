@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.kernels.flat_networks import FlatParams, Network, layer_paths, prefixed, unprefixed
+from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams, layer_paths, prefixed, unprefixed
 
 RNG = np.random.default_rng(3)
 N = 6
@@ -20,12 +20,12 @@ def numbers(*shape):
 class Reference:
     """A network with random parameters beside the same one under autograd."""
 
-    def __init__(self, activation):
+    def __init__(self, activation, fold_bias=False):
         self.params = {}
         for layer, (rows, columns) in zip(LAYERS, pairwise([3, 5, 4, 2]), strict=True):
             self.params |= {f"{layer}.kernel": numbers(rows, columns), f"{layer}.bias": numbers(columns)}
         self.flat = FlatParams(self.params)
-        self.network = Network(self.flat, LAYERS, activation)
+        self.network = FlatNetwork(self.flat, LAYERS, activation, fold_bias=fold_bias)
         self._act = {"tanh": torch.tanh, "relu": torch.relu}[activation]
         self.leaves = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in self.params.items()}
 
@@ -39,9 +39,9 @@ class Reference:
         return x, leaf
 
 
-@pytest.fixture(params=["tanh", "relu"])
+@pytest.fixture(params=[("tanh", False), ("relu", False), ("relu", True)], ids=["tanh", "relu", "folded"])
 def reference(request):
-    return Reference(request.param)
+    return Reference(*request.param)
 
 
 def test_outputs_and_gradients_are_those_that_autograd_finds(reference):
@@ -92,6 +92,33 @@ def test_outputs_survive_the_next_call_and_fewer_rows_after_more_are_right(refer
     second = reference.network.forward(fewer)
     np.testing.assert_array_equal(first, before)
     np.testing.assert_allclose(second, reference(fewer)[0].detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_are_joined_and_no_rows_have_no_gradient(reference):
+    inputs = numbers(N, 3)
+    joined = reference.network.forward(inputs[:, :1], inputs[:, 1:])
+    np.testing.assert_allclose(joined, reference(inputs)[0].detach(), rtol=1e-4, atol=1e-5)
+    assert reference.network.input_gradient(numbers(0, 2), rows=np.zeros(0, np.int64)).shape == (0, 3)
+
+
+def test_networks_on_the_same_parameters_have_gradients_of_their_own(reference):
+    inputs, pull = numbers(N, 3), numbers(N, 2)
+    first, second = (reference.flat.with_own_gradient() for _ in range(2))
+    for flat, weight in ((first, 1), (second, 2)):
+        network = FlatNetwork(flat, LAYERS, "relu", fold_bias=True)
+        network.forward(inputs)
+        network.backward(weight * pull)
+    np.testing.assert_array_equal(2 * first.gradient, second.gradient)
+    assert not reference.flat.gradient.any()
+    assert first.vector is reference.flat.vector
+
+
+def test_a_bias_is_folded_only_where_a_one_stays_one_and_behind_its_kernel():
+    params = {"a.bias": numbers(2), "a.kernel": numbers(3, 2)}
+    with pytest.raises(ValueError, match=r"a\.bias does not lie behind a\.kernel"):
+        FlatNetwork(FlatParams(params), ["a"], "relu", fold_bias=True)
+    with pytest.raises(ValueError, match="for relu"):
+        FlatNetwork(FlatParams(params), ["a"], "tanh", fold_bias=True)
 
 
 def test_names_get_a_prefix_and_lose_it():

@@ -1,4 +1,4 @@
-"""Beliefs about tasks, against closed forms and torch."""
+"""Posteriors over latent variables, against closed forms and the definition."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from metaloom.pipeline.algorithms.pearl.posterior import Belief, GaussianProduct, Point
+from metaloom.pipeline.algorithms.pearl import definition
+from metaloom.pipeline.kernels.posterior import GaussianProduct, Point, Posterior
 
 factors = st.integers(1, 12).flatmap(lambda C: arrays(np.float64, (2, C, 4), elements=st.floats(-5, 5)))
 
@@ -56,11 +57,12 @@ def test_no_transition_is_believed_more_than_a_variance_of_1e_7_allows():
 
 
 def test_kl_is_that_of_torch(rng_outputs):
-    posterior = GaussianProduct()
-    belief = posterior.infer(rng_outputs)
-    q = torch.distributions.Normal(torch.tensor(belief.mean), torch.tensor(belief.variance).sqrt())
+    kernel, found = GaussianProduct(), definition.posterior(torch.tensor(rng_outputs))
+    kernel.infer(rng_outputs)
+    q = torch.distributions.Normal(found.mean, found.variance.sqrt())
     kl = torch.distributions.kl_divergence(q, torch.distributions.Normal(0.0, 1.0)).sum(-1)
-    np.testing.assert_allclose(posterior.kl(), kl.numpy(), rtol=1e-10)
+    np.testing.assert_allclose(found.kl().numpy(), kl.numpy(), rtol=1e-10)
+    np.testing.assert_allclose(kernel.kl(), kl.numpy(), rtol=1e-10)
 
 
 def test_kl_of_the_prior_is_zero():
@@ -83,14 +85,10 @@ def test_the_gradient_is_that_of_autograd_with_a_clamped_variance_too(rng_output
     found = posterior.backward(slopes, noise, kl_weight)
 
     outputs = torch.tensor(rng_outputs, requires_grad=True)
-    means, raw = outputs.chunk(2, -1)
-    precisions = 1 / torch.nn.functional.softplus(raw, threshold=50).clamp(min=1e-7)
-    variance = 1 / precisions.sum(1)
-    mean = variance * (means * precisions).sum(1)
-    z = mean + variance.sqrt() * torch.tensor(noise)
-    kl = 0.5 * (variance + mean.square() - 1 - variance.log()).sum()
-    ((z * torch.tensor(slopes)).sum() + kl_weight * kl).backward()
-    np.testing.assert_allclose(found, outputs.grad.numpy(), rtol=1e-7, atol=1e-12)
+    expected = definition.posterior(outputs)
+    z = expected.mean + expected.variance.sqrt() * torch.tensor(noise)
+    ((z * torch.tensor(slopes)).sum() + kl_weight * expected.kl().sum()).backward()
+    np.testing.assert_allclose(found, outputs.grad.numpy(), rtol=1e-10, atol=1e-12)
     assert found[1, 2, 3] == 0
 
 
@@ -106,5 +104,5 @@ def test_without_the_bottleneck_z_is_the_mean_and_nothing_is_drawn(rng_outputs):
 
 
 def test_samples_have_the_beliefs_mean_and_variance():
-    belief = Belief(np.array([[1.0]]), np.array([[4.0]]))
+    belief = Posterior(np.array([[1.0]]), np.array([[4.0]]))
     np.testing.assert_array_equal([belief.sample(np.array([[e]])).item() for e in (-1.0, 0.0, 1.0)], [-1, 1, 3])
