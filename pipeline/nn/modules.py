@@ -3,7 +3,8 @@
 import copy
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
 
@@ -50,23 +51,29 @@ class ModuleNetwork:
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Outputs; see Network."""
-        own = {name: params[f"{self.prefix}.{name}"] for name, _ in self._module.named_parameters()}
         x = scaled(self.spec, inputs).reshape(*inputs.shape[:-1], *self._shape)
-        module = self._own_copy(x)
+        module, parameters = self._own_copy(x)
+        own = {name: params[f"{self.prefix}.{name}"] for name in parameters}
         if x.dim() == len(self._shape) + 1:
-            return functional_call(module, own, (x,))
+            if torch.is_grad_enabled():
+                return functional_call(module, own, (x,))
+            # To exchange the data of this thread's copy takes a tenth of the time, and acting calls it very often.
+            for name, parameter in parameters.items():
+                parameter.data = own[name]
+            return module(x)
 
         def one_task(task_params: dict[str, Tensor], task_inputs: Tensor) -> Tensor:
             return functional_call(module, task_params, (task_inputs,))
 
         return vmap(one_task)(own, x)
 
-    def _own_copy(self, like: Tensor) -> nn.Module:
-        """The module of this thread, with its buffers where the inputs are and of their dtype."""
-        key = (like.device, like.dtype)
-        copies = cast(dict[Any, nn.Module], self._copies.__dict__)
+    def _own_copy(self, like: Tensor) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+        """The module of this thread, with its buffers where the inputs are and of their dtype; and its parameters."""
+        key = str(like.device), str(like.dtype)
+        copies = cast(dict[Any, tuple[nn.Module, dict[str, nn.Parameter]]], self._copies.__dict__)
         if key not in copies:
-            copies[key] = copy.deepcopy(self._module).to(device=like.device, dtype=like.dtype)
+            module = copy.deepcopy(self._module).to(device=like.device, dtype=like.dtype)
+            copies[key] = module, dict(module.named_parameters())
         return copies[key]
 
 
@@ -77,9 +84,16 @@ def _find(name: str) -> type[nn.Module]:
         raise ConfigError(f"policy.network: {problem}") from problem
 
 
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    """Let torch's own generator begin at a seed, and afterwards go on where it was."""
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+        yield
+
+
 def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: Mapping[str, Any], seed: int) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return factory(shape, output_size, **options)
 
 
@@ -102,8 +116,7 @@ def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, 
             raise ConfigError(
                 f"policy.network: parameter {parameter} of {name} is {value.dtype}; required torch.float32"
             )
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
+    with seeded(0), torch.no_grad():
         _probe(module, name, torch.rand(4, *shape), output_size)
     return module
 
