@@ -154,7 +154,7 @@ def _mean(values: Array) -> str:
 
 def _check(config: RunConfig, args: argparse.Namespace) -> None:
     """Say before episodes are collected what cannot be measured or drawn."""
-    if not config.infers_tasks:
+    if config.algorithm.graph != "task_inference":
         raise SystemExit(
             f"{args.run}: found a run of {config.algorithm.name}, which infers no tasks; required one of pearl"
         )

@@ -69,7 +69,7 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: IterationStages) 
         yield from _changed_sizes(old, new)
     if old.env != new.env:
         yield from _changed_env(make_env(old.env), make_env(new.env))
-        if iteration and new.infers_tasks and make_env(old.env).task_set != stages.env.task_set:
+        if iteration and new.algorithm.graph == "task_inference" and make_env(old.env).task_set != stages.env.task_set:
             yield f"env: {new.env.name} has other training tasks than {old.env.name}, whose memories they would get"
     fresh = _expect(stages.compute(StageRef(0, "initialize"), run.load))
     stored = _expect(run.load(run.learner_ref(iteration)))

@@ -201,7 +201,7 @@ class OffPolicyStages(IterationStages):
             TransitionColumns(self.policy.observation_size, self.policy.action_size),
             self._memory_rounds,
             run=self.run,
-            by_task=self.config.infers_tasks,
+            by_task=self.config.algorithm.graph == "task_inference",
             cache_bytes=self.config.replay.cache_mib * MIB,
             max_rows=self._most_rows(),
         )

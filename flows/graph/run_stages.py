@@ -45,9 +45,9 @@ def _overflow_quietly() -> None:
 
 def kind_of(config: RunConfig) -> type[IterationStages]:
     """How iterations of a run with this configuration proceed."""
-    if config.infers_tasks:
+    if config.algorithm.graph == "task_inference":
         return TaskInferenceStages
-    return OffPolicyStages if config.off_policy else OnPolicyStages
+    return OffPolicyStages if config.algorithm.graph == "off_policy" else OnPolicyStages
 
 
 class RunStages:
