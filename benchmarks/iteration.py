@@ -29,11 +29,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import psutil
+from metaloom.flows.graph.iteration_stages import IterationStages
 from sampling import open_loop
 
 from metaloom import storage
 from metaloom.flows.commands.train import StageCall, direct, run_once, stages_of
-from metaloom.flows.graph.iteration_stages import IterationStages
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.pipeline.config.input import override
@@ -117,7 +117,7 @@ def _iteration(
 ) -> None:
     seconds: dict[str, float] = {}
     for ref in stages.order(iteration):
-        call(ref, stages.inputs(ref), partial(run_once, stages, writer, ref, seconds))
+        call(ref, stages.newest_inputs(ref), partial(run_once, stages, writer, ref, seconds))
     for stage, took in seconds.items():
         by_stage[stage].append(took)
 

@@ -13,15 +13,15 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from metaloom.flows.graph.iteration_stages import build_learner
+from metaloom.stages.adapt import adapt
 from threadpoolctl import threadpool_limits
 
-from metaloom.flows.graph.iteration_stages import build_learner
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Step, TaskParams
-from metaloom.stages.adapt import adapt
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize
 from metaloom.stages.process_samples import process_samples

@@ -43,7 +43,11 @@ class Measures:
         return cls(of_episodes, {name: function for name, (of, function) in found.items() if of is Step})
 
     def of_round(self, rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-        """Metrics of the episodes collected after k adaptations; of several batches the mean over their episodes."""
+        """Metrics of the episodes collected after k adaptations; of several batches the mean over their episodes.
+
+        Raises:
+            ConfigError: a function returns no numbers by name.
+        """
         total = sum(int(episodes.real.sum()) for episodes in rounds)
         metrics: Metrics = {}
         for source, function in self.of_episodes.items():
@@ -60,6 +64,20 @@ class Measures:
         for source, function in self.of_steps.items():
             metrics |= {f"step_{step.k}.{name}": value for name, value in _checked(source, function(step)).items()}
         return metrics
+
+
+NO_MEASURES = Measures({}, {})
+
+
+def with_own(metrics: Metrics, own: Metrics) -> Metrics:
+    """Metrics that a run always has, and those of its own.
+
+    Raises:
+        ConfigError: one of its own would hide one that it always has.
+    """
+    if taken := sorted(metrics.keys() & own.keys()):
+        raise ConfigError(f"metrics: found {', '.join(taken)}, which every run has; return it under another name")
+    return metrics | own
 
 
 def _find(name: str) -> tuple[type, Callable[[Any], Numbers]]:

@@ -11,7 +11,6 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.on_policy import OnPolicyStages
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
@@ -21,6 +20,7 @@ from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.inference import log_softmax
+from metaloom.storage.format.stages import ON_POLICY
 
 HERE = Backend(workers=0)
 TINY = [
@@ -98,11 +98,11 @@ def test_a_horizon_starts_particles_afresh_in_the_iteration_behind_it(tmp_path):
     train(tiny("svpg", "algorithm.num_particles=2", "algorithm.horizon=1"), tmp_path / "run", backend=HERE)
     run = storage.open_run(tmp_path / "run")
     name = "logits_network.hidden_0.kernel"
-    learners = [run.load(storage.learner_ref(updates)).learner.params[name] for updates in range(4)]
+    learners = [run.load(ON_POLICY.learner_ref(updates)).learner.params[name] for updates in range(4)]
     config = config_of(run)
-    svpg = OnPolicyStages.build_algorithm(config, make_env(config.env)).learner
+    svpg = config.algorithm.build(setup_of(config, make_env(config.env)))
     for iteration in (1, 2):
-        before = run.load(storage.learner_ref(iteration)).learner
+        before = run.load(ON_POLICY.learner_ref(iteration)).learner
         afresh = svpg.at_start(before, run_seed=config.seed).params[name]
         # An update is a short step from where its iteration began.
         assert np.abs(learners[iteration + 1] - afresh).max() < 0.2 < np.abs(afresh - learners[iteration]).max()
@@ -130,7 +130,7 @@ def test_a_warm_start_has_the_parameters_of_the_other_run_and_nothing_else(tmp_p
     assert not start.optimizer["policy.second_moment"].any()
     assert int(start.extra["num_updates"]) == int(start.extra["env_steps"]) == 0
     pin = config_of(second).init_from
-    assert (pin.updates, pin.digest) == (2, first.record(storage.learner_ref(2)).digest)
+    assert (pin.updates, pin.digest) == (2, first.record(ON_POLICY.learner_ref(2)).digest)
     assert all(outcome.identical for outcome in replay(tmp_path / "second", 0))
 
 

@@ -6,10 +6,10 @@ import json
 import pdb
 import shlex
 
+import metaloom.flows.graph.iteration_stages
 import numpy as np
 import pytest
 
-import metaloom.flows.graph.iteration_stages
 import metaloom.flows.graph.on_policy
 from metaloom import storage
 from metaloom.flows import cli

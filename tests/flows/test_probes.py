@@ -13,7 +13,7 @@ from metaloom.flows.rollouts.workers import LocalWorkers, SamplerSpec
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.types import TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.storage import learner_ref
+from metaloom.storage.format.stages import ON_POLICY
 
 PLACES = Box(-1, 1, (1,), np.float32)
 DISCOUNT = 0.5
@@ -125,7 +125,7 @@ def solve():
         for iteration in range(iterations):
             for ref in stages.order(iteration):
                 stored[ref] = stages.compute(ref, stored.__getitem__)
-        return stages, stored[learner_ref(iterations)].learner
+        return stages, stored[ON_POLICY.learner_ref(iterations)].learner
 
     return run
 

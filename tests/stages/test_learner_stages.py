@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from metaloom.stages.adapt import adapt
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.settings import ProMP
@@ -10,7 +11,6 @@ from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskParams
-from metaloom.stages.adapt import adapt
 from metaloom.stages.counters import ENV_STEPS, ENV_STEPS_NOMINAL
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize

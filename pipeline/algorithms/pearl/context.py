@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, Transitions
 
 
 @dataclass(frozen=True)
-class Context:
+class ContextRounds:
     """The rounds of episodes that an adaptation step infers tasks from.
 
     Attributes:

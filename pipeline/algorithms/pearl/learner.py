@@ -13,7 +13,7 @@ from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
 from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers
 from metaloom.pipeline.algorithms.off_policy.tensors import transitions_like
 from metaloom.pipeline.algorithms.pearl import definition
-from metaloom.pipeline.algorithms.pearl.context import Context, all_transitions
+from metaloom.pipeline.algorithms.pearl.context import ContextRounds, all_transitions
 from metaloom.pipeline.algorithms.pearl.definition import METRICS, PEARLDefinition
 from metaloom.pipeline.algorithms.pearl.networks import POLICY_OUTPUT_LIMIT, PEARLNetworks, initialize
 from metaloom.pipeline.algorithms.pearl.noise import Noise
@@ -41,7 +41,7 @@ from metaloom.pipeline.types import (
 )
 
 
-class PEARLLearner(OffPolicyLearner[Context, Noise]):
+class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     """Inference of tasks, and soft actor-critic given what was inferred; see Learner.
 
     Attributes:
@@ -103,7 +103,7 @@ class PEARLLearner(OffPolicyLearner[Context, Noise]):
         return TaskParams({BELIEF_MEAN: mean, BELIEF_VARIANCE: variance})
 
     def adapt(
-        self, state: LearnerState, params: TaskParams, evidence: Context, *, parallel: ParallelMap = map
+        self, state: LearnerState, params: TaskParams, evidence: ContextRounds, *, parallel: ParallelMap = map
     ) -> TaskParams:
         """Return the posterior given some transitions of a few rounds, in place of what `params` knew; see Learner."""
         del parallel

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms.pearl.context import Context, all_transitions
+from metaloom.pipeline.algorithms.pearl.context import ContextRounds, all_transitions
 from metaloom.pipeline.types import EpisodeBatch, TaskParams
 
 from .conftest import SETUP, small
@@ -58,13 +58,13 @@ def test_all_transitions_are_every_real_step_of_the_tasks_own_episodes(rounds):
 
 
 def test_what_is_drawn_is_of_the_task_and_none_twice_where_there_is_enough(rounds):
-    for drawn, sign in zip(rewards_of(Context(rounds, POSITION).drawn(4)), (1, -1), strict=True):
+    for drawn, sign in zip(rewards_of(ContextRounds(rounds, POSITION).drawn(4)), (1, -1), strict=True):
         assert len(set(drawn)) == 4
         assert {sign * value for value in drawn} <= {1, 2, 3, 4, 5, 6}
 
 
 def test_where_there_is_too_little_it_is_drawn_with_replacement(rounds):
-    first, second = rewards_of(Context(rounds[1:], POSITION).drawn(8))
+    first, second = rewards_of(ContextRounds(rounds[1:], POSITION).drawn(8))
     assert len(first) == len(second) == 8
     assert set(first) <= {4, 5, 6}
     assert set(second) == {-6}
@@ -75,7 +75,7 @@ def test_draws_depend_on_the_position_and_the_task():
     drawn = [
         tuple(values)
         for position in ((0, 1, 2), (0, 1, 2), (1, 1, 2), (0, 2, 2), (0, 1, 3))
-        for values in rewards_of(Context([same], position).drawn(10))
+        for values in rewards_of(ContextRounds([same], position).drawn(10))
     ]
     assert drawn[:2] == drawn[2:4]
     assert len(set(drawn)) == 8
@@ -103,13 +103,13 @@ def test_adapting_puts_the_posterior_in_the_place_of_the_prior_and_keeps_the_pol
     state = learner.initialize(run_seed=0)
     prior = learner.acting_params(state, 2)
     for adapted in (
-        learner.adapt(state, prior, Context(rounds, POSITION)),
+        learner.adapt(state, prior, ContextRounds(rounds, POSITION)),
         learner.adapt_to_episodes(state, prior, rounds, run_seed=0),
     ):
         assert list(adapted.params) == list(prior.params)
         for name, value in prior.params.items():
             assert (adapted.params[name] is value) == name.startswith("policy_network.")
-    assert list(learner.adapt(state, TaskParams({}), Context(rounds, POSITION)).params) == [
+    assert list(learner.adapt(state, TaskParams({}), ContextRounds(rounds, POSITION)).params) == [
         "belief.mean",
         "belief.variance",
     ]
