@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from pydantic import GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaValue
@@ -73,7 +73,7 @@ class Plugins:
         # By name, not by issubclass, which does not take a Protocol and runs code of the class's own.
         if not (inspect.isclass(found) and base in found.__mro__):
             raise ConfigError(f"found {name!r}, which is {_told(found)}; required a subclass of {path_of(base)}")
-        return found
+        return cast(type[T], found)
 
     def _installed(self) -> dict[str, str]:
         return {point.name: point.value for point in importlib.metadata.entry_points(group=self.group)}

@@ -82,7 +82,8 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
 
 def _changed_sizes(old: RunConfig, new: RunConfig) -> Iterator[str]:
     pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
-    for name in ("inner_steps", *getattr(old.algorithm, "sizes", ())):
+    pairs["adaptation steps"] = (old.algorithm.adaptation_steps, new.algorithm.adaptation_steps)
+    for name in old.algorithm.sizes:
         pairs[f"algorithm.{name}"] = (getattr(old.algorithm, name), getattr(new.algorithm, name, None))
     for name, (before, after) in pairs.items():
         if before != after:

@@ -39,7 +39,7 @@ def export(
         raise UsageError(f"found --by {by} with --to {to}; only histories have it, leave it out")
     if steps and to == "tensorboard":
         raise UsageError("found --step with --to tensorboard, whose metrics are of whole iterations; leave it out")
-    rounds = range(config_of(run).algorithm.inner_steps + 1)
+    rounds = range(config_of(run).algorithm.adaptation_steps + 1)
     if wrong := [step for step in steps if step not in rounds]:
         raise UsageError(
             f"found --step {wrong[0]}; required one of {', '.join(map(str, rounds))}: the rounds of this run"

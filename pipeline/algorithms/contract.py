@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from metaloom.pipeline.baselines.config import BaselineSettings
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.plugins import load
-from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import PluginSettings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
 
@@ -202,6 +202,13 @@ class AlgorithmSettings(PluginSettings):
     """The table of stages that its runs follow: on_policy, off_policy, task_inference."""
     learner: ClassVar[str]
     """module:Class of its Learner, which takes these settings and a Setup."""
+
+    actor: ClassVar[ActorKind] = "policy"
+    """Who acts by what is learned."""
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """Settings that decide the shapes of what an iteration stores, besides the number of adaptation steps."""
+    decides_episodes: ClassVar[tuple[str, ...]] = ()
+    """Settings that decide which episodes are collected, and nothing else."""
 
     kernel: KernelChoice = later("auto")
     """Which implementation computes updates: torch, the definition; fused, hand-written derivatives of plain networks

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import ErrorDetails
 
@@ -80,7 +80,7 @@ def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
         last = n == len(location) - 1
         if there or (last and isinstance(given, Mapping)) or (isinstance(given, str) and part == "name"):
             yield str(part)
-        given = given[part] if there else given
+        given = cast(Any, given)[part] if there else given
 
 
 def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:

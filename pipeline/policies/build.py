@@ -1,5 +1,6 @@
 """The policy that a configuration describes."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from metaloom.pipeline.envs.spaces import Spaces
@@ -51,7 +52,8 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
     """
     assert config.name is not None
     try:
-        return POLICIES.find(config.name, OwnPolicy)(spaces, config)
+        make: Callable[[Spaces, PolicyConfig], OwnPolicy] = POLICIES.find(config.name, OwnPolicy)
+        return make(spaces, config)
     except ConfigError as problem:
         raise ConfigError(f"policy.name: {problem}") from problem
     except Exception as problem:

@@ -39,7 +39,6 @@ class ActorCritic(AlgorithmSettings, LearningRate):
 
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
-    inner_steps: ClassVar[int] = 0  # until all ask for adaptation_steps
 
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the samples of an iteration."""

@@ -19,7 +19,6 @@ class SVPG(AlgorithmSettings):
 
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.stein:SVPGLearner"
-    inner_steps: ClassVar[int] = 0  # until all ask for adaptation_steps
 
     name: Literal["svpg"] = "svpg"
 
