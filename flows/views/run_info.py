@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from metaloom import storage
 from metaloom.flows.views.formatting import adaptation_returns, finite, printable
-from metaloom.pipeline.config.stopping import StoppingConfig
 from metaloom.storage import Run, StageRef
 from metaloom.storage.read.committed import CommittedFiles
 
@@ -180,6 +179,9 @@ def _has_met_its_end(run: Run) -> bool:
     stop, done = run.config.get("stop"), len(run.iterations)
     if stop is None:
         return False
+    # Imported only for runs that have criteria: with pydantic it takes a fifth of the time in which `ls` lists runs.
+    from metaloom.pipeline.config.stopping import StoppingConfig
+
     # The last ones are all that the criteria look at.
     first = max(0, done - (stop["convergence_window"] or 1))
     return StoppingConfig(**stop).met([run[i].metrics() for i in range(first, done)])
