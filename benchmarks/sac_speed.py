@@ -26,13 +26,13 @@ import torch
 from sac_reference import BATCH_SIZE, MEMORY_SIZE, TimedSAC, reference_model
 from threadpoolctl import threadpool_limits
 
-from metaloom.flows.graph.replay_memory import ReplayMemory
 from metaloom.pipeline.algorithms.off_policy.sac_learner import SACLearner
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.replay.buffer import ReplayBuffer
 from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.replay.index import TaskIndex
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap
 from metaloom.stages.sample_transitions import sample_transitions
-from metaloom.storage import StageRef
 
 ENV = "HalfCheetah-v5"
 OBSERVATION, ACTION = 17, 6
@@ -98,25 +98,26 @@ def _metaloom(experience: EpisodeBatch, steps: int, parallel: ParallelMap) -> Bl
     policy = OffPolicyPolicy(OBSERVATION, ACTION, 0, config.policy)
     columns = TransitionColumns(OBSERVATION, ACTION)
     room = 2 * EPISODES * LENGTH
-    memory = ReplayMemory(lambda ref: experience, columns, cache_bytes=room * columns.row_bytes, max_rows=room)
-    memory.extend(StageRef(0, "fill_memory"), [0], experience, in_context=False)
+    tasks, buffer = TaskIndex(), ReplayBuffer(columns, cache_bytes=room * columns.row_bytes, max_rows=room)
+    tasks.append(-1, [0], experience.lengths, in_context=False)
+    buffer.append(experience.lengths)
     learner, iteration = algorithm.initialize(policy, run_seed=1), 0
 
     def block() -> None:
         nonlocal learner, iteration
         chosen = sample_transitions(
-            memory.index.as_of(0),
+            tasks.as_of(0),
             num_updates=steps,
-            num_places=steps,
+            max_updates=steps,
             task_ids=[0],
             num_tasks=1,
             batch_size=BATCH_SIZE,
             context_size=0,
-            memory_size=MEMORY_SIZE,
+            buffer_size=MEMORY_SIZE,
             run_seed=1,
             iteration=iteration,
         )
-        minibatches = memory.minibatches(chosen)
+        minibatches = buffer.minibatches(chosen, lambda number: experience)
         learner, _ = algorithm.update(policy, learner, minibatches, run_seed=1, iteration=iteration, parallel=parallel)
         iteration += 1
 

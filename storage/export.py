@@ -43,8 +43,9 @@ class Export:
             StageMissing: an iteration that was asked for is not complete.
         """
         inner_steps: dict[int, list[int]] = {}
+        collects = run.stages.named("rollouts")
         for ref in run.refs():
-            if ref.stage == "collect_rollouts" and (steps is None or ref.step in steps):
+            if ref.stage == collects and (steps is None or ref.step in steps):
                 inner_steps.setdefault(ref.iteration, []).append(ref.step)
         for i in run.select(iterations):
             if i not in inner_steps:
@@ -52,7 +53,7 @@ class Export:
                 continue
             try:
                 for k in inner_steps[i]:
-                    run.files.read_arrays(run.record(StageRef(i, "collect_rollouts", k)), {"lengths"})
+                    run.files.read_arrays(run.record(StageRef(i, collects, k)), {"lengths"})
             except StageMissing as error:
                 self.skipped.append((i, error.found))
                 continue

@@ -85,7 +85,7 @@ def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
     """
     a, b = storage.open_run(path_a), storage.open_run(path_b)
     refs_a, refs_b = set(a.refs()), set(b.refs())
-    shared = sorted(refs_a & refs_b)
+    shared = a.stages.sort(refs_a & refs_b)
     different = [ref for ref in shared if a.record(ref).digest != b.record(ref).digest]
     first = different[0] if different else None
     return RunDiff(

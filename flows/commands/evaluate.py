@@ -111,7 +111,7 @@ def evaluate(
     config = _with_evaluation(trained, {name: value for name, value in asked.items() if value is not None})
     with stages_of(config, backend) as stages:
         outcome = stages.evaluate(learner, updates, tested)
-        return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, stages.env))
+        return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, stages.context.env))
 
 
 def _update_of(run: storage.Run, updates: int) -> Update:

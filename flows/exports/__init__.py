@@ -100,7 +100,7 @@ def _check_there_is_something(
 ) -> None:
     if not len(run.select(iterations)):
         raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
-    stored = sorted({ref.step for ref in run.refs() if ref.stage == "collect_rollouts"})
+    stored = sorted({ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts")})
     if wrong := [step for step in steps if step not in stored]:
         raise UsageError(
             f"found --step {wrong[0]}; required one of {', '.join(map(str, stored))}: the inner steps of this run"

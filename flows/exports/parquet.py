@@ -42,7 +42,9 @@ def export_parquet(run: Run, out: Path, *, iterations: Iterations = None, steps:
         chosen = run.select(iterations)
         for name, table_of in (("episodes", run.episodes), ("tasks", run.tasks), ("metrics", run.metrics)):
             _write_table(folder / f"{name}.parquet", table_of, chosen, steps if name == "episodes" else None)
-        evaluated = [i for i in chosen if run.contains(StageRef(i, "evaluate"))]
+        evaluated = [
+            i for i in chosen if any(run.contains(StageRef(i, name)) for name in run.files.table_stages("evaluations"))
+        ]
         _write_table(folder / "evaluations.parquet", run.evaluations, evaluated, None)
     return export
 

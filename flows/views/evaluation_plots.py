@@ -11,7 +11,7 @@ from metaloom.flows.views.charts import Series
 from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_steps
 from metaloom.flows.views.formatting import adaptation_label
 from metaloom.pipeline.types import Array, Evaluation
-from metaloom.storage import Run, StageRef
+from metaloom.storage import Run
 
 INTERVAL_NOTE = "lines: averages over tasks of their mean test return; bands: 95 % bootstrap intervals"
 SUFFIXES = (".png", ".svg")
@@ -53,7 +53,8 @@ def per_shot_curve(title: str, evaluation: Evaluation) -> Figure:
 
 def stored_evaluations(run: Run) -> dict[int, Evaluation]:
     """A run's evaluations during training, by the iteration that they follow."""
-    return {i: run[i].evaluation() for i in run.iterations if run.contains(StageRef(i, "evaluate"))}
+    kept = (run.stages.in_group("evaluation", i) for i in run.iterations)
+    return {ref.iteration: run[ref.iteration].evaluation() for ref in kept if ref is not None and run.contains(ref)}
 
 
 def training_curve(name: str, env_steps: Array, evaluations: list[Evaluation]) -> Figure:

@@ -6,9 +6,10 @@ from typing import Any
 
 from metaloom.storage import StageRef
 from metaloom.storage.format import settings
+from metaloom.storage.format.stages import EARLIER
 
-STEPPED_STAGES = ("collect_rollouts", "process_samples", "adapt")
-"""Stages that run once per inner step; the others run once per iteration."""
+_STEPPED = {stage.name for table in EARLIER.values() for stage in table.stages if stage.stepped}
+# Labels are made where no run is at hand: of a stage that a plug-in brings, k tells itself from 1 on.
 
 
 def stage_name(ref: StageRef) -> str:
@@ -18,7 +19,7 @@ def stage_name(ref: StageRef) -> str:
 
 def stage_label(stage: str, step: int) -> str:
     """A stage by name and inner step: "adapt k=0", "meta_optimize"."""
-    return f"{stage} k={step}" if stage in STEPPED_STAGES else stage
+    return f"{stage} k={step}" if stage in _STEPPED or step else stage
 
 
 def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:

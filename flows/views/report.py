@@ -25,12 +25,12 @@ from metaloom.flows.views.formatting import (
     number,
     short_time,
     size,
-    stage_label,
+    stage_name,
 )
 from metaloom.flows.views.page import Page, Picture
 from metaloom.flows.views.run_info import planned_iterations
 from metaloom.pipeline.types import Array
-from metaloom.storage import Run
+from metaloom.storage import Run, StageRef, StageTable
 
 BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
 
@@ -51,14 +51,16 @@ class History:
         iterations: [I] their numbers.
         metrics: name -> [I] float64; NaN where an iteration has no such metric.
         task_returns: [I, K+1, B] mean episode return by inner step and task.
-        stage_seconds: (stage, inner step) -> [I] wall seconds, in the order in which stages run.
+        stage_seconds: output -> [I] wall seconds of its stage, in the order in which stages run; of iteration 0.
+        stages: of the run.
         num_bytes: stored bytes of these iterations, as recorded.
     """
 
     iterations: Array
     metrics: Mapping[str, Array]
     task_returns: Array
-    stage_seconds: Mapping[tuple[str, int], Array]
+    stage_seconds: Mapping[StageRef, Array]
+    stages: StageTable
     num_bytes: int
 
     @property
@@ -100,7 +102,8 @@ def load_history(run: Run) -> History:
         iterations=np.asarray(iterations),
         metrics=_metrics(run.metrics(iterations)),
         task_returns=_task_returns(run.episodes(iterations), len(iterations)),
-        stage_seconds=_stage_seconds(lineage, len(iterations)),
+        stage_seconds=_stage_seconds(lineage, len(iterations), run.stages.first),
+        stages=run.stages,
         num_bytes=int(lineage["stored_bytes"].to_numpy().sum()),
     )
 
@@ -225,8 +228,8 @@ def _chart_of(
 
 def _time_pictures(history: History) -> Iterator[Picture]:
     layers = [
-        Series(stage_label(stage, step), charts.stage_color(stage, step), seconds)
-        for (stage, step), seconds in history.stage_seconds.items()
+        Series(stage_name(ref), charts.stage_color(history.stages[ref.stage].group, ref.step), seconds)
+        for ref, seconds in history.stage_seconds.items()
     ]
     typical = np.array([_typical_seconds(layer.values) for layer in layers])
     shares = typical / max(float(typical.sum()), 1e-12)
@@ -298,11 +301,11 @@ def _task_returns(episodes: pa.Table, num_iterations: int) -> Array:
     return means["return_mean"].to_numpy().reshape(num_iterations, inner_steps, -1)
 
 
-def _stage_seconds(lineage: pa.Table, num_iterations: int) -> dict[tuple[str, int], Array]:
-    # In the order of writing. What runs once per run (initialize) has no share in an iteration.
-    seconds: dict[tuple[str, int], Array] = {}
+def _stage_seconds(lineage: pa.Table, num_iterations: int, first_stage: str) -> dict[StageRef, Array]:
+    # In the order of writing. What makes the first learner has no share in an iteration.
+    seconds: dict[StageRef, Array] = {}
     for row in lineage.sort_by("sequence").select(["iteration", "stage", "step", "seconds"]).to_pylist():
-        if row["stage"] != "initialize" and row["iteration"] < num_iterations:
-            by_iteration = seconds.setdefault((row["stage"], row["step"]), np.full(num_iterations, np.nan))
+        if row["stage"] != first_stage and row["iteration"] < num_iterations:
+            by_iteration = seconds.setdefault(StageRef(0, row["stage"], row["step"]), np.full(num_iterations, np.nan))
             by_iteration[row["iteration"]] = row["seconds"]
     return seconds

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from metaloom import storage
 from metaloom.flows.views.formatting import adaptation_returns, finite, printable
-from metaloom.storage import Run, StageRef
-from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage import Run
+from metaloom.storage.read.committed import bytes_in
 
 LOCK_FILE = "writer.lock"
 State = Literal["complete", "training", "stopped", "damaged"]
@@ -88,7 +88,7 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
     """
     refs = [ref for ref in run.refs() if ref.iteration == iteration]
     if not refs:
-        run.record(StageRef(iteration, "sample_tasks"))  # raises StageMissing with what there is
+        run.record(run.last_ref(iteration))  # raises StageMissing with what there is
     records = sorted((run.record(ref) for ref in refs), key=lambda record: record.sequence)
     return {
         "run": run.path.name,
@@ -107,6 +107,7 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
                     {"iteration": i.ref.iteration, "stage": i.ref.stage, "step": i.ref.step, "digest": i.digest}
                     for i in record.inputs
                 ],
+                "spans": [item.as_dict() for item in record.spans],
             }
             for record in records
         ],
@@ -148,7 +149,7 @@ def _row(folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": folder.name,
         "path": storage.location(folder),
-        "bytes": CommittedFiles(folder).num_bytes(),
+        "bytes": bytes_in(folder),
     }
     try:
         run = storage.open_run(folder)

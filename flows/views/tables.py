@@ -122,6 +122,7 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
             stage_label(i["stage"], i["step"]) + (f" i={i['iteration']}" if i["iteration"] != iteration else "")
             for i in stage["inputs"]
         ]
+        inputs += [_span(item) for item in stage["spans"]]
         table.add_row(
             stage_label(stage["stage"], stage["step"]),
             f"{stage['seconds']:.3f}",
@@ -133,6 +134,12 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
     if info["metrics"]:
         parts += [heading("metrics"), _metrics_view(info["metrics"])]
     return Group(*parts)
+
+
+def _span(item: Mapping[str, Any]) -> str:
+    iterations = f"{item['first']['iteration']}–{item['last']['iteration']}"
+    steps = f" with {item['steps']:,} steps" if item["steps"] else ""
+    return f"all {' and '.join(item['stages'])} i={iterations} ({item['outputs']:,} outputs{steps})"
 
 
 def fork_view(fork: "Fork", parent: Path) -> RenderableType:

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from metaloom.pipeline.types import EACH_EPISODE, Array
 from metaloom.storage.errors import StageMissing, damaged
+from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column, column_type
-from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import StageRecord, StoredFile
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.read.committed import CommittedFiles
@@ -53,7 +53,8 @@ def scan_steps(
         StageMissing: the run has no rollouts yet.
         ValueError: there is no such column.
     """
-    rounds = sorted(ref for ref in files.refs() if ref.stage == "collect_rollouts")
+    name = files.stages.named("rollouts")
+    rounds = files.stages.sort(ref for ref in files.refs() if ref.stage == name)
     sources = _step_sources(files, rounds)
     known = (*_POSITION, *sources)
     names = known if columns is None else tuple(columns)
@@ -113,12 +114,12 @@ def _step_sources(files: CommittedFiles, rounds: Sequence[StageRef]) -> dict[str
         raise _nothing(files, "no rollouts")
     first = files.record(rounds[0])
     sources: dict[str, _Source] = {}
-    per_step = files.spec(f"rollouts_{rounds[0].step}/rewards").shape
+    per_step = files.spec(f"{files.stages.group_of(rounds[0])}/rewards").shape
     for path in sorted((chunk.array for chunk in first.chunks), key=_column_order):
         array = path.partition("/")[2]
         spec = files.spec(path)
         # What holds per episode or per task, such as log_std, is no column of steps.
-        if (name := _column_name(array)) and (array == "observations" or _is_per_step(path, spec.shape, per_step)):
+        if (name := _column_name(array)) and (array == "observations" or _is_per_step(spec, per_step)):
             sources[name] = _Source(array, _kind(spec.dtype, spec.shape))
     stored = {chunk.array.partition("/")[2] for chunk in first.chunks}
     ends = {
@@ -126,7 +127,7 @@ def _step_sources(files: CommittedFiles, rounds: Sequence[StageRef]) -> dict[str
         for name, dtype in EACH_EPISODE.items()
         if dtype is np.bool_ and name in stored
     }
-    if files.last_stage != "meta_optimize":  # off policy there are no samples
+    if not files.stages.named("samples"):  # off policy there are no samples
         return sources | ends
     names = dict(_SAMPLE_NAMES)
     # Which columns there are is asked of the folder: a damaged record of samples is no reason to hide the rollouts.
@@ -134,11 +135,10 @@ def _step_sources(files: CommittedFiles, rounds: Sequence[StageRef]) -> dict[str
     return sources | {name: _Source(array, pa.float32()) for array, name in names.items()} | ends
 
 
-def _is_per_step(path: str, shape: tuple[int, ...], per_step: tuple[int, ...]) -> bool:
-    # The names of the axes first: as many numbers may describe an episode as it can have steps.
-    plan = plan_of(path)
-    named = plan.dims[2] if plan and len(plan.dims) > 2 else "t"
-    return named == "t" and shape[:3] == per_step
+def _is_per_step(spec: ArraySpec, per_step: tuple[int, ...]) -> bool:
+    # The names of the axes first: as many numbers may describe an episode as it can have steps. Others have none.
+    named = spec.dims[3] if len(spec.dims) > 3 else ""
+    return (named == "t" or named.endswith("_axis_2")) and spec.shape[:3] == per_step
 
 
 def _column_name(array: str) -> str | None:
@@ -169,10 +169,10 @@ def _is_wanted(step: int, steps: int | Sequence[int] | None) -> bool:
 def _step_rows(files: CommittedFiles, ref: StageRef, sources: dict[str, _Source], schema: pa.Schema) -> pa.RecordBatch:
     wanted = {sources[name].array for name in schema.names if name in sources}
     arrays = _arrays(files, ref, wanted | {"lengths"})
-    samples = StageRef(ref.iteration, "process_samples", ref.step)
-    if wanted & {*_SAMPLE_NAMES, *_DICE_SAMPLE_NAMES} and files.record_path(samples).exists():
+    samples = files.stages.in_group("samples", ref.iteration, ref.step)
+    if samples and wanted & {*_SAMPLE_NAMES, *_DICE_SAMPLE_NAMES} and files.record_path(samples).exists():
         arrays |= _arrays(files, samples, wanted)
-    T = files.spec(f"rollouts_{ref.step}/rewards").shape[2]
+    T = files.spec(f"{files.stages.group_of(ref)}/rewards").shape[2]
     rows = _Rows(ref, arrays["lengths"], T)
     return pa.record_batch([_step_column(name, rows, arrays, sources, schema) for name in schema.names], schema=schema)
 
@@ -238,19 +238,19 @@ def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str]) -> dic
 
 
 def _metric_chunks(files: CommittedFiles, iteration: int) -> Iterator[tuple[StoredFile, StageRecord]]:
-    ref = StageRef(iteration, files.last_stage)
+    ref = files.stages.last_ref(iteration)
     if files.record_path(ref).exists():
         record = files.record(ref)
         yield from ((chunk, record) for chunk in record.chunks if chunk.array == "metrics/values")
 
 
 def _read_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:
-    ref = StageRef(iteration, files.table_stage(name))
-    if files.record_path(ref).exists():
-        record = files.record(ref)
-        for file in record.tables:
-            if file.path.split("/")[1] == name:
-                yield _parse_table(files.read_bytes(record, file), files.root / file.path)
+    for ref in (StageRef(iteration, stage) for stage in files.table_stages(name)):
+        if files.record_path(ref).exists():
+            record = files.record(ref)
+            for file in record.tables:
+                if file.path.split("/")[1] == name:
+                    yield _parse_table(files.read_bytes(record, file), files.root / file.path)
 
 
 def _parse_table(raw: bytes, where: Path) -> pa.Table:
@@ -279,26 +279,22 @@ def _nothing(files: CommittedFiles, found: str) -> StageMissing:
     )
 
 
+_REF = [("iteration", pa.int32()), ("stage", pa.string()), ("step", pa.int32())]
+_SPAN = [
+    ("stages", pa.list_(pa.string())),
+    ("first", pa.struct(_REF)),
+    ("last", pa.struct(_REF)),
+    ("outputs", pa.int64()),
+    ("steps", pa.int64()),
+    ("digest", pa.string()),
+]
 _LINEAGE = pa.schema(
     [
         ("sequence", pa.int64()),
-        ("iteration", pa.int32()),
-        ("stage", pa.string()),
-        ("step", pa.int32()),
+        *_REF,
         ("digest", pa.string()),
-        (
-            "inputs",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("iteration", pa.int32()),
-                        ("stage", pa.string()),
-                        ("step", pa.int32()),
-                        ("digest", pa.string()),
-                    ]
-                )
-            ),
-        ),
+        ("inputs", pa.list_(pa.struct([*_REF, ("digest", pa.string())]))),
+        ("spans", pa.list_(pa.struct(_SPAN))),
         ("seed_position", pa.list_(pa.int64())),
         ("config_digest", pa.string()),
         ("started", pa.timestamp("us", "UTC")),
@@ -323,6 +319,7 @@ def _lineage_row(record: StageRecord) -> dict[str, object]:
         "step": record.ref.step,
         "digest": record.digest,
         "inputs": inputs,
+        "spans": [item.as_dict() for item in record.spans],
         "seed_position": list(record.seed_position),
         "config_digest": record.config_digest,
         "started": datetime.fromisoformat(record.started),

@@ -20,6 +20,7 @@ from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.policies.categorical import CategoricalPolicy
 from metaloom.pipeline.policies.inference import log_softmax
+from metaloom.storage.format.stages import ON_POLICY
 
 HERE = Backend(workers=0)
 TINY = [
@@ -97,10 +98,10 @@ def test_a_horizon_starts_particles_afresh_in_the_iteration_behind_it(tmp_path):
     train(tiny("svpg", "algorithm.num_particles=2", "algorithm.horizon=1"), tmp_path / "run", backend=HERE)
     run = storage.open_run(tmp_path / "run")
     name = "logits_network.hidden_0.kernel"
-    learners = [run.load(storage.learner_ref(updates)).learner.params[name] for updates in range(4)]
+    learners = [run.load(ON_POLICY.learner_ref(updates)).learner.params[name] for updates in range(4)]
     (svpg, policy) = (config_of(run).build_algorithm(), CategoricalPolicy(4, 2, config_of(run).policy))
     for iteration in (1, 2):
-        before = run.load(storage.learner_ref(iteration)).learner
+        before = run.load(ON_POLICY.learner_ref(iteration)).learner
         afresh = svpg.begun(policy, before, run_seed=config_of(run).seed).params[name]
         # An update is a short step from where its iteration began.
         assert np.abs(learners[iteration + 1] - afresh).max() < 0.2 < np.abs(afresh - learners[iteration]).max()
@@ -128,7 +129,7 @@ def test_a_warm_start_has_the_parameters_of_the_other_run_and_nothing_else(tmp_p
     assert not start.optimizer["policy.second_moment"].any()
     assert int(start.extra["num_updates"]) == int(start.extra["env_steps"]) == 0
     pin = config_of(second).init_from
-    assert (pin.updates, pin.digest) == (2, first.record(storage.learner_ref(2)).digest)
+    assert (pin.updates, pin.digest) == (2, first.record(ON_POLICY.learner_ref(2)).digest)
     assert all(outcome.identical for outcome in replay(tmp_path / "second", 0))
 
 

@@ -14,13 +14,12 @@ from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.context import learner_of
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import Evaluation, Step
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.process_samples import process_samples
 from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
@@ -132,9 +131,9 @@ def test_an_adaptation_step_is_the_inner_step_of_training(plain, monkeypatch):
         assert np.array_equal(before.params[name], np.stack([value] * 4))
         assert np.array_equal(before.params[name], adapting.params[name])
     config = outcome.config
-    policy = GaussianPolicy(17, 6, config.policy)
-    samples = process_samples(episodes, config.baseline.build(), config.processing)
-    expected = config.algorithm.adapt(policy, learner, before, Step(episodes, samples, 0))
+    algorithm = learner_of(config)
+    samples = algorithm.process(learner, episodes, seed=0)
+    expected = algorithm.adapt(learner, before, Step(episodes, samples, 0))
     for name, value in expected.params.items():
         assert np.array_equal(after.params[name], value)
         assert not np.array_equal(after.params[name], before.params[name])

@@ -9,6 +9,7 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Minibatches, TaskBatch, Update
 from metaloom.storage import StageRef
+from metaloom.storage.format.stages import OFF_POLICY
 
 LENGTHS = np.array([[2, 3]], np.int32)
 
@@ -47,7 +48,7 @@ def run(tmp_path, monkeypatch):
         (StageRef(0, "update"), Update(learner, {"loss": 1.0})),
     ]
     about = {"config": {}, "config_digest": "", "environment": {}}
-    with storage.create_run(tmp_path / "run", capacity=1, last_stage="update", **about) as writer:
+    with storage.create_run(tmp_path / "run", capacity=1, stages=OFF_POLICY, **about) as writer:
         for ref, value in outputs:
             writer.put(ref, value, inputs=[], seed_position=(0,), started=0.0, seconds=0.0)
     return tmp_path / "run"

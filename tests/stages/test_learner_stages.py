@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from metaloom.stages.adapt import adapt
 
 from metaloom.pipeline.algorithms import ProMP
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskParams
-from metaloom.stages.adapt import adapt
 from metaloom.stages.counters import ENV_STEPS, ENV_STEPS_NOMINAL
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize

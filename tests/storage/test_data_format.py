@@ -10,7 +10,8 @@ import pytest
 from metaloom import storage
 from metaloom.storage import StageRef
 from metaloom.storage.format.codec import flatten
-from metaloom.storage.format.layout import PLANS
+from metaloom.storage.format.layout import ARRAYS
+from metaloom.storage.format.stages import EARLIER, STEP
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,9 @@ def test_every_stored_array_is_documented_with_its_axes_dtype_unit_and_writer(
 
 def test_every_kind_of_array_in_the_code_is_in_the_document(rows):
     documented = {pattern.replace("params.float32", "params.*") for pattern in rows}
-    assert {plan.pattern for plan in PLANS} - documented == {"rollouts_*/behavior.*", "memory_fill/behavior.*"}
+    stages = {stage for table in EARLIER.values() for stage in table.stages}
+    kinds = {f"{s.group.replace(STEP, '*')}/{plan.pattern}" for s in stages for plan in ARRAYS[s.output]}
+    assert kinds - documented == {"rollouts_*/behavior.*", "memory_fill/behavior.*"}
 
 
 def test_the_columns_of_every_table_are_documented(make_run, make_off_policy_run, batches, put, document):

@@ -37,7 +37,7 @@ def test_a_row_holds_a_step_and_the_observation_after_it() -> None:
     assert np.array_equal(transitions.actions, actions.reshape(6, 3)[[1, 2, 3, 4]])
 
 
-def test_choices_are_exact_below_two_to_the_24() -> None:
+def test_discrete_actions_are_exact_below_two_to_the_24() -> None:
     actions = np.array([[[0, 1, 2**24 - 1], [3, 4, 0]]])
     columns = TransitionColumns(observation_size=2, action_size=0)
     assert columns.width == 7
