@@ -29,11 +29,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import psutil
-from metaloom.flows.graph.iteration_stages import IterationStages
 from sampling import open_loop
 
 from metaloom import storage
 from metaloom.flows.commands.train import StageCall, direct, run_once, stages_of
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.pipeline.config.input import override
@@ -112,22 +112,18 @@ def compare(config: RunConfig, args: argparse.Namespace, folder: Path, prefect_c
             writer.close()
 
 
-def _iteration(
-    stages: IterationStages, writer: Any, call: StageCall, iteration: int, by_stage: dict[str, list[float]]
-) -> None:
+def _iteration(stages: Runner, writer: Any, call: StageCall, iteration: int, by_stage: dict[str, list[float]]) -> None:
     seconds: dict[str, float] = {}
     for ref in stages.order(iteration):
-        call(ref, stages.newest_inputs(ref), partial(run_once, stages, writer, ref, seconds))
+        call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
     for stage, took in seconds.items():
         by_stage[stage].append(took)
 
 
-def _limit(
-    config: RunConfig, stages: IterationStages, memory: MemoryWriter, k: int, threads: int
-) -> Callable[[], object]:
+def _limit(config: RunConfig, stages: Runner, memory: MemoryWriter, k: int, threads: int) -> Callable[[], object]:
     episodes = memory.load(StageRef(0, "collect_rollouts", k))
     tasks = memory.load(StageRef(0, "sample_tasks", 0))
-    return open_loop(stages.env, episodes, tasks, threads)
+    return open_loop(stages.context.env, episodes, tasks, threads)
 
 
 def _report(

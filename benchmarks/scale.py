@@ -84,7 +84,7 @@ def _writer_seconds(run: storage.Run) -> float:
     with (
         tempfile.TemporaryDirectory(dir=run.path.parent) as folder,
         storage.create_run(
-            Path(folder) / "copy", config=run.config, config_digest="", capacity=2, environment={}
+            Path(folder) / "copy", config=run.config, config_digest="", capacity=2, environment={}, stages=run.stages
         ) as writer,
     ):
         for record in outputs:

@@ -19,6 +19,14 @@ ParallelMap = Callable[..., Iterable[Any]]
 """The built-in `map` or an executor's `map`: calls may run in any order, results come in the order given."""
 
 
+def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:
+    """Metadata of a field [B, E] of EpisodeBatch: one number per episode, or None if the field's default is None.
+
+    Checks, tables and exports find the field by it, and the store keeps every field, as `storage.format.layout` plans.
+    """
+    return {"each_episode": dtype}
+
+
 class BatchError(ValueError):
     """A batch does not have the shape or dtype that its type requires."""
 
@@ -81,9 +89,9 @@ class EpisodeBatch:
     observations: Array
     actions: Array
     rewards: Array
-    terminated: Array
-    truncated: Array
-    lengths: Array
+    terminated: Array = field(metadata=_each_episode(np.bool_))
+    truncated: Array = field(metadata=_each_episode(np.bool_))
+    lengths: Array = field(metadata=_each_episode(np.int32))
     behavior: Mapping[str, Array]
     reward_terms: Mapping[str, Array]
     initial_state: Array
@@ -98,9 +106,9 @@ class EpisodeBatch:
         else:
             _require(self, "actions", self.actions, np.float32, (B, E, T, None))
         _require(self, "rewards", self.rewards, np.float32, (B, E, T))
-        for name in ("terminated", "truncated"):
-            _require(self, name, getattr(self, name), np.bool_, (B, E))
-        _require(self, "lengths", self.lengths, np.int32, (B, E))
+        for name, dtype in EACH_EPISODE.items():
+            if (value := getattr(self, name)) is not None:
+                _require(self, name, value, dtype, (B, E))
         _require(self, "initial_state", self.initial_state, np.float64, (B, E, None))
         for name, value in self.reward_terms.items():
             _require(self, f"reward_terms[{name!r}]", value, np.float32, (B, E, T))
@@ -122,6 +130,11 @@ class EpisodeBatch:
             raise BatchError("EpisodeBatch.lengths: an empty place lies before an episode; required that they are last")
         if ((self.terminated | self.truncated) & ~real).any():
             raise BatchError("EpisodeBatch: an empty place has terminated or truncated set; required neither")
+
+    @property
+    def each_episode(self) -> dict[str, Array]:
+        """The arrays [B, E] by name."""
+        return {name: value for name in EACH_EPISODE if (value := getattr(self, name)) is not None}
 
     @property
     def real(self) -> Array:
@@ -153,9 +166,15 @@ class EpisodeBatch:
             if isinstance(values[0], Mapping):
                 named: list[Mapping[str, Array]] = values
                 merged[f.name] = {name: np.concatenate([v[name] for v in named]) for name in named[0]}
-            else:
+            elif values[0] is not None:
                 merged[f.name] = np.concatenate(values)
         return cls(**merged)
+
+
+EACH_EPISODE: Mapping[str, type[np.generic]] = {
+    f.name: f.metadata["each_episode"] for f in fields(EpisodeBatch) if "each_episode" in f.metadata
+}
+"""Fields [B, E] of EpisodeBatch, with their dtypes."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +380,7 @@ class Evaluation:
 
     @property
     def adaptation_steps(self) -> int:
-        """K."""
+        """The number of adaptation steps, K."""
         return self.test_returns.shape[1] - 1
 
     @property

@@ -18,7 +18,7 @@ def initialize(learner: Learner[Any, Any], *, run_seed: int, start: LearnerState
     Args:
         learner: the algorithm.
         run_seed: of the parameters that are drawn.
-        start: a learner state whose parameters it starts with instead, the policy's and, where both have one, the critic's.
+        start: whose parameters it starts with instead, the policy's and, where both have one, the critic's.
 
     Raises:
         ConfigError: the parameters of `start` are not those of this run's policy or critic.

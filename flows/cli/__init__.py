@@ -30,6 +30,7 @@ COMMANDS = {
     "report": "report:report",
     "export": "export:export",
     "recipes": "recipes:recipes",
+    "graph": "graph:graph",
     "doctor": "doctor:doctor",
 }
 """Name of the command -> "module:function" in this package, imported when the command is used."""

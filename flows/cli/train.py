@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli import report
 from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument
 from metaloom.flows.cli.output import say, unless_closed
-from metaloom.flows.runs import new_run_name, report_folder, run_folder
-from metaloom.storage import location, open_run
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.train import Observer, TrainResult
@@ -51,6 +48,8 @@ def train(
     # Settings are refused before numerics are imported, which takes seconds.
     config = new_config(recipe, overrides)
     backend = where.backend()
+    from metaloom.flows.runs import new_run_name, run_folder
+
     folder = run_folder(run if run is not None else new_run_name(Path(recipe).stem))
     from metaloom.flows.commands.train import train as train_run
 
@@ -79,6 +78,8 @@ def resume(
         take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
         repair: Drop the outputs that `metaloom verify` finds damaged, and compute them again.
     """
+    from metaloom.flows.runs import run_folder
+
     folder, backend = run_folder(run), where.backend()
     from metaloom.flows.commands.train import resume as resume_run
 
@@ -99,6 +100,7 @@ def resume(
 def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bool) -> int:
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
     from metaloom.flows.views.progress import progress
+    from metaloom.storage import location
 
     with (
         stop_on_interrupt() as should_stop,
@@ -115,7 +117,11 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bo
 
 
 def _next_steps(folder: Path) -> str:
-    files = report.write(open_run(folder), report_folder(folder))
+    from metaloom.flows.cli.report import write
+    from metaloom.flows.runs import report_folder, run_folder
+    from metaloom.storage import location, open_run
+
+    files = write(open_run(folder), report_folder(folder))
     place = location(folder)
     name = folder.name if run_folder(folder.name) == folder else place
     question = f"import metaloom; print(metaloom.open_run({place!r}).episodes().to_pandas())"
@@ -133,7 +139,7 @@ def _next_steps(folder: Path) -> str:
 
 
 def _program(name: str) -> str:
-    """How to call a program of this environment: by its name where that finds it, else by its path."""
+    """Return how to call a program of this environment: by its name where that finds it, else by its path."""
     ours = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     if not ours.exists() or (found and Path(found).parent == ours.parent):

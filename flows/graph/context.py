@@ -70,6 +70,11 @@ class Context:
         return cast(T, self._kept[name])
 
 
+def learner_of(config: RunConfig) -> Learner[Any, Any]:
+    """The algorithm of a run, built for its environment."""
+    return config.algorithm.build(setup_of(config, make_env(config.env)))
+
+
 def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
     """What a run measures of every round besides what always is."""
     return Measures.named(config.metrics, diagnostics=env.diagnostics if config.env.diagnostics else None)

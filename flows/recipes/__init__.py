@@ -7,13 +7,15 @@ packages are entry points of the group metaloom.recipes.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metaloom.pipeline.config.input import ConfigError, load_config, override
-from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.plugins import Plugins, load
 from metaloom.pipeline.schema import suggestion
+
+if TYPE_CHECKING:
+    from metaloom.pipeline.config.run import RunConfig
 
 
 def _own_recipes() -> dict[str, str]:
@@ -26,12 +28,12 @@ def _own_recipes() -> dict[str, str]:
     return {function.replace("_", "-"): path for function, path in sorted(found)}
 
 
-class Recipes(Mapping[str, Callable[[], RunConfig]]):
+class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
     """Recipes by name; what a recipe needs is imported when it is looked up."""
 
     plugins = Plugins("recipe", "metaloom.recipes", _own_recipes())
 
-    def __getitem__(self, name: str) -> Callable[[], RunConfig]:
+    def __getitem__(self, name: str) -> "Callable[[], RunConfig]":
         """Import the recipe of this name."""
         try:
             return load(self.plugins.path(name))
@@ -50,14 +52,18 @@ class Recipes(Mapping[str, Callable[[], RunConfig]]):
 RECIPES = Recipes()
 
 
-def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> RunConfig:
+def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConfig":
     """The configuration of a new run.
 
     Raises:
         ConfigError: a setting is wrong.
         EnvError: there is no such environment.
     """
-    config = build_config(override(load_settings(recipe_or_file), assignments))
+    settings = override(load_settings(recipe_or_file), assignments)
+    # After the recipe is known to exist: its import takes longer than all before it.
+    from metaloom.pipeline.config.run import build_config
+
+    config = build_config(settings)
     if config.env.name not in ENVS:
         # Imports gymnasium, which takes longer than all else here, and the user's module.
         from metaloom.pipeline.envs.registry import require_env

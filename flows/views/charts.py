@@ -54,15 +54,15 @@ class Series:
     band: tuple[Array, Array] | None = None
 
 
-def round_color(k: int, last: int) -> str:
-    """The colour of round k of last: the same in all charts."""
+def step_color(k: int, last: int) -> str:
+    """Colour of inner step k of last, the same in all charts."""
     if k == last:
         return AFTER
     return BEFORE if k == 0 else BETWEEN[(k - 1) % len(BETWEEN)]
 
 
 def stage_color(group: str, step: int) -> str:
-    """The colour of a stage by the group that keeps its output; later inner steps are lighter."""
+    """Colour of a stage by the group that keeps its output; later inner steps are lighter."""
     red, green, blue = to_rgb(STAGE_COLORS.get(group, INK))
     white = min(0.4 * step, 0.8)
     return to_hex((red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white))
@@ -165,17 +165,17 @@ def style(axes: Axes) -> None:
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """The figure as PNG, sharp on dense screens."""
+    """Render a figure as PNG, sharp on dense screens."""
     return _saved(figure, "png", dpi=160)
 
 
 def svg_bytes(figure: Figure) -> bytes:
-    """The figure as SVG."""
+    """Render a figure as SVG."""
     return _saved(figure, "svg")
 
 
 def svg_data_uri(figure: Figure) -> str:
-    """The figure as an SVG data URI: an image that an HTML page can hold and that cannot run anything."""
+    """Render a figure as an SVG data URI: an image that an HTML page can hold and that cannot run anything."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg_bytes(figure)).decode()
 
 

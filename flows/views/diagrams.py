@@ -53,7 +53,8 @@ def diagram_of(config: RunConfig) -> Diagram:
     iterations = {0, 1, (config.evaluation.every or 1) - 1}
     refs = graph.table.sort(ref for i in iterations for ref in graph.order(config, i))
     edges = dict.fromkeys(edge for ref in refs for edge in _edges(graph, config, ref))
-    return Diagram(tuple(stage for stage in graph.stages if any(ref.stage == stage.name for ref in refs)), tuple(edges))
+    reached = {ref.stage for ref in refs}
+    return Diagram(tuple(stage for stage in graph.stages if stage.name in reached), tuple(edges))
 
 
 def as_text(diagram: Diagram) -> str:
@@ -65,7 +66,8 @@ def as_text(diagram: Diagram) -> str:
             sources.setdefault(edge.name, []).append(f"{edge.source} ({edge.which})" if edge.which else edge.source)
         reads = [f"{name} <- {' or '.join(found)}" for name, found in sources.items()]
         for n, read in enumerate(reads or [""]):
-            rows.append((*(("", "") if n else (stage.name, stage.per.words)), read, "" if n else stage.output.__name__))
+            name, words, output = ("", "", "") if n else (stage.name, stage.per.words, stage.output.__name__)
+            rows.append((name, words, read, output))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "\n".join(lines) + "\n"
@@ -143,5 +145,6 @@ def _arc(edge: Edge, source: int, target: int, n: int) -> str:
     return (
         f'<path d="M{x} {y0:g}C{reach} {y0:g} {reach} {y1:g} {x} {y1:g}" fill="none" stroke="#57606a"{dashes} '
         'marker-end="url(#head)"/>'
-        f'<text x="{apex:g}" y="{(y0 + y1) / 2 + 4:g}" text-anchor="{anchor}" fill="#0969da">{escape(edge.label)}</text>'
+        f'<text x="{apex:g}" y="{(y0 + y1) / 2 + 4:g}" text-anchor="{anchor}" fill="#0969da">'
+        f"{escape(edge.label)}</text>"
     )

@@ -18,7 +18,7 @@ SUFFIXES = (".png", ".svg")
 
 
 def check_plot_file(path: Path) -> None:
-    """Say before any work is done that a picture could not be written.
+    """Refuse a picture that could not be written, before any work is done.
 
     Raises:
         UsageError: the name has another suffix, or there is no such folder.
@@ -28,7 +28,7 @@ def check_plot_file(path: Path) -> None:
 
 
 def write_plot(path: Path, figure: Figure) -> None:
-    """The figure as PNG or SVG, whichever the name says."""
+    """Write a figure as PNG or SVG, as the suffix says."""
     path.write_bytes(charts.png_bytes(figure) if path.suffix == ".png" else charts.svg_bytes(figure))
 
 
@@ -66,7 +66,7 @@ def training_curve(name: str, env_steps: Array, evaluations: list[Evaluation]) -
         line, band = _iqm([steps[k] for steps in summaries])
         # Between the first and the last a band would only cover the others.
         label = adaptation_label(k, last) if last else "test return"
-        series.append(Series(label, charts.round_color(k, last), line, band if k in (0, last) else None))
+        series.append(Series(label, charts.step_color(k, last), line, band if k in (0, last) else None))
     return charts.line_chart(
         f"Evaluation of {name}",
         env_steps,

@@ -1,4 +1,4 @@
-"""How numbers, times, sizes and stages are written for people, and how numbers get into JSON."""
+"""Formatting of numbers, times, sizes and stages for people, and of numbers for JSON."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ def stage_label(stage: str, step: int) -> str:
 
 
 def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:
-    """Average episode return of every round: before adaptation, after one inner step, and so on."""
+    """Average episode return of every inner step: before adaptation, after one inner step, and so on."""
     returns: list[float] = []
     while (key := f"step_{len(returns)}.average_return") in metrics:
         returns.append(metrics[key])
@@ -31,7 +31,7 @@ def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:
 
 
 def adaptation_label(k: int, last: int) -> str:
-    """What round k of last is called in legends and tables."""
+    """Name of inner step k of last in legends and tables."""
     if last == 0:
         return "return"
     if k == 0:
@@ -83,7 +83,7 @@ def short_time(seconds: float) -> str:
 
 
 def finite(value: float) -> float | None:
-    """The value, or None where JSON has no word for it."""
+    """Return the value, or None where JSON has no word for it."""
     return value if math.isfinite(value) else None
 
 

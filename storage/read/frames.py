@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import EACH_EPISODE, Array
 from metaloom.storage.errors import StageMissing, damaged
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column, column_type
@@ -22,7 +22,6 @@ from metaloom.storage.format.refs import StageRef
 from metaloom.storage.read.committed import CommittedFiles
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
-_ENDS = ("terminated", "truncated")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
 _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantage"}
 _MOST_CELLS = 2**24
@@ -32,11 +31,17 @@ _DICE_SAMPLE_NAMES = {"adjusted_rewards": "adjusted_reward"}
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a column of steps comes from."""
+    """Where a column of steps comes from.
 
-    stage: str
+    Attributes:
+        array: of the episodes, or of what was made of them.
+        kind: of its numbers.
+        at_end: it is a flag of the episode, which its last step has.
+    """
+
     array: str
     kind: pa.DataType
+    at_end: bool = False
 
 
 def scan_steps(
@@ -51,7 +56,7 @@ def scan_steps(
     name = files.stages.named("rollouts")
     rounds = files.stages.sort(ref for ref in files.refs() if ref.stage == name)
     sources = _step_sources(files, rounds)
-    known = (*_POSITION, *sources, *_ENDS)
+    known = (*_POSITION, *sources)
     names = known if columns is None else tuple(columns)
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"steps have no columns {unknown}; there are {', '.join(known)}")
@@ -115,14 +120,19 @@ def _step_sources(files: CommittedFiles, rounds: Sequence[StageRef]) -> dict[str
         spec = files.spec(path)
         # What holds per episode or per task, such as log_std, is no column of steps.
         if (name := _column_name(array)) and (array == "observations" or _is_per_step(spec, per_step)):
-            sources[name] = _Source(first.ref.stage, array, _kind(spec.dtype, spec.shape))
-    processed = files.stages.named("samples")
-    if not processed:  # off policy there are no samples
-        return sources
+            sources[name] = _Source(array, _kind(spec.dtype, spec.shape))
+    stored = {chunk.array.partition("/")[2] for chunk in first.chunks}
+    ends = {
+        name: _Source(name, pa.bool_(), at_end=True)
+        for name, dtype in EACH_EPISODE.items()
+        if dtype is np.bool_ and name in stored
+    }
+    if not files.stages.named("samples"):  # off policy there are no samples
+        return sources | ends
     names = dict(_SAMPLE_NAMES)
     # Which columns there are is asked of the folder: a damaged record of samples is no reason to hide the rollouts.
     names |= {array: name for array, name in _DICE_SAMPLE_NAMES.items() if (files.data / "samples_0" / array).is_dir()}
-    return sources | {name: _Source(processed, array, pa.float32()) for array, name in names.items()}
+    return sources | {name: _Source(array, pa.float32()) for array, name in names.items()} | ends
 
 
 def _is_per_step(spec: ArraySpec, per_step: tuple[int, ...]) -> bool:
@@ -149,9 +159,7 @@ def _kind(dtype: str, shape: tuple[int, ...]) -> pa.DataType:
 
 
 def _kind_of(name: str, sources: dict[str, _Source]) -> pa.DataType:
-    if name in sources:
-        return sources[name].kind
-    return pa.bool_() if name in _ENDS else pa.int32()
+    return sources[name].kind if name in sources else pa.int32()
 
 
 def _is_wanted(step: int, steps: int | Sequence[int] | None) -> bool:
@@ -160,7 +168,7 @@ def _is_wanted(step: int, steps: int | Sequence[int] | None) -> bool:
 
 def _step_rows(files: CommittedFiles, ref: StageRef, sources: dict[str, _Source], schema: pa.Schema) -> pa.RecordBatch:
     wanted = {sources[name].array for name in schema.names if name in sources}
-    arrays = _arrays(files, ref, wanted | {"lengths", *_ENDS})
+    arrays = _arrays(files, ref, wanted | {"lengths"})
     samples = files.stages.in_group("samples", ref.iteration, ref.step)
     if samples and wanted & {*_SAMPLE_NAMES, *_DICE_SAMPLE_NAMES} and files.record_path(samples).exists():
         arrays |= _arrays(files, samples, wanted)
@@ -174,11 +182,11 @@ def _step_column(
 ) -> pa.Array:
     if name in _POSITION:
         return column(rows.position(name))
-    if name in _ENDS:
-        return column(rows.at_end(arrays[name]))
-    if sources[name].array not in arrays:  # a round that no stage processed
+    source = sources[name]
+    if source.array not in arrays:  # a round that no stage processed
         return pa.nulls(rows.count, schema.field(name).type)
-    return column(rows.of(arrays[sources[name].array]))
+    array = arrays[source.array]
+    return column(rows.at_end(array) if source.at_end else rows.of(array))
 
 
 @dataclass(frozen=True)

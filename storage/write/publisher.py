@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from metaloom.pipeline.types import EpisodeBatch, Evaluation, TaskBatch, Update
+from metaloom.pipeline.types import EACH_EPISODE, EpisodeBatch, Evaluation, TaskBatch, Update
 from metaloom.storage.errors import StageExists
 from metaloom.storage.format.codec import Piece, Value
 from metaloom.storage.format.digests import array_digests, output_digest
@@ -156,7 +156,6 @@ class Publisher:
     def _summary(self, ref: StageRef) -> EpisodeSummary:
         # An earlier session may have collected them; then only the disk has them.
         if ref not in self._episodes:
-            names = ("rewards", "lengths", "terminated", "truncated")
-            stored = self._files.read_arrays(self._files.record(ref), names)[self._files.stages.group_of(ref)]
-            self._episodes[ref] = EpisodeSummary.of(*(stored[name][0] for name in names))
+            (stored,) = self._files.read_arrays(self._files.record(ref), {"rewards", *EACH_EPISODE}).values()
+            self._episodes[ref] = EpisodeSummary.of({name: array for name, (array, _) in stored.items()})
         return self._episodes[ref]

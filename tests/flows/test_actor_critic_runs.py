@@ -11,6 +11,7 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.context import setup_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
@@ -90,7 +91,7 @@ def test_a_policy_is_evaluated_as_it_is(tmp_path):
     evaluation = evaluate(tmp_path / "run", num_tasks=5, backend=HERE)  # of four particles
     assert [summary.adaptation_steps for summary in evaluation.summary()] == [0]
     assert len(evaluation.tasks) == 5
-    with pytest.raises(ConfigError, match=r"evaluation.adaptation_steps is 1 but algorithm.inner_steps is 0"):
+    with pytest.raises(ConfigError, match=r"evaluation.adaptation_steps is 1 but svpg does not adapt"):
         evaluate(tmp_path / "run", adaptation_steps=1, backend=HERE)
 
 
@@ -225,7 +226,7 @@ def test_settings_that_an_actor_critic_has_no_use_for_are_refused(changes, messa
         (
             "promp-point-corner",
             ["env.action_scale=null", "env.name=CartPole-v1"],
-            "promp, which is for actions that are numbers",
+            "promp, which is for continuous actions",
         ),
     ],
 )

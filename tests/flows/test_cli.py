@@ -107,11 +107,11 @@ def test_replay_exits_with_0_when_all_is_identical_and_prints_json(capsys):
 
 def test_replay_prints_json_without_infinity_when_an_array_has_another_shape(monkeypatch, capsys):
     train("first")
-    import metaloom.flows.graph.on_policy
+    import metaloom.flows.graph.common
 
-    right = metaloom.flows.graph.on_policy.sample_tasks
+    right = metaloom.flows.graph.common.sample_tasks
     monkeypatch.setattr(
-        metaloom.flows.graph.on_policy, "sample_tasks", lambda *a, **options: right(*a, **{**options, "num_tasks": 9})
+        metaloom.flows.graph.common, "sample_tasks", lambda *a, **options: right(*a, **{**options, "num_tasks": 9})
     )
     capsys.readouterr()
     assert run(["replay", "first@1", "--stage", "sample_tasks", "--json"]) == 1
@@ -135,11 +135,11 @@ def test_replay_and_evaluate_take_a_scheduler_instead_of_workers(monkeypatch, ca
 
 def test_replay_exits_with_1_and_a_table_when_a_stage_differs(monkeypatch, capsys):
     train("first")
-    import metaloom.flows.graph.on_policy
+    import metaloom.flows.graph.common
 
-    right = metaloom.flows.graph.on_policy.sample_tasks
+    right = metaloom.flows.graph.common.sample_tasks
     monkeypatch.setattr(
-        metaloom.flows.graph.on_policy, "sample_tasks", lambda *a, **options: right(*a, **{**options, "iteration": 99})
+        metaloom.flows.graph.common, "sample_tasks", lambda *a, **options: right(*a, **{**options, "iteration": 99})
     )
     capsys.readouterr()
     assert run(["replay", "first@1", "--stage", "sample_tasks"]) == 1

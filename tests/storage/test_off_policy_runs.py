@@ -6,8 +6,9 @@ import shutil
 import pytest
 
 from metaloom import storage
+from metaloom.flows.exports.histories import export_histories
+from metaloom.flows.exports.parquet import export_parquet
 from metaloom.storage import Retention, StageRef
-from metaloom.storage.export import export_histories, export_parquet
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.stages import OFF_POLICY
 from metaloom.storage.keep.thinning import marker_path, render_marker

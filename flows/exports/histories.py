@@ -1,10 +1,10 @@
 """Learning histories: all episodes of a task in training order, for in-context reinforcement learning.
 
-A history is what one task saw of the learner. Which episodes belong together depends on the run:
+A history is all that one task saw of the learner. Which episodes belong together depends on the run:
 
 - by task, where tasks come from a fixed set: one history per task id, over all iterations;
-- by task, where every task is a fresh draw: one history per draw, over the rounds of its iteration, so before and after
-  adaptation;
+- by task, where every task is a fresh draw: one history per draw, over the inner steps of its iteration, so before and
+  after adaptation;
 - by position: one history per place in the meta-batch, over all iterations; with fresh draws its task changes.
 """
 
@@ -15,18 +15,18 @@ A history is what one task saw of the learner. Which episodes belong together de
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from metaloom.flows.exports import By, ExportFormat
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
-from metaloom.storage.export.target import Export, export_folder
+from metaloom.storage.export import Export, export_folder
 from metaloom.storage.format.columns import column, column_type
+from metaloom.storage.read.tables import summarize
 from metaloom.storage.run import Iterations, Run
 
-By = Literal["task", "position"]
 _OPEN_FILES = 128
 """Files written side by side; more histories than that are written in several passes over the run."""
 
@@ -55,15 +55,15 @@ def export_histories(
     with export_folder(out) as folder:
         available = list(export.available(run, iterations, steps))
         if by == "task" and not _is_fixed(run, available):
-            for i, rounds in available:
+            for i, steps_of in available:
                 with _Files(folder, "iteration") as files:
-                    export.rows += _write_draws(run, files, i, rounds)
+                    export.rows += _write_draws(run, files, i, steps_of)
             return export
         keys = sorted({int(key) for i, _ in available for key in _keys(run[i].tasks(), by)})
         for start in range(0, len(keys), _OPEN_FILES):
             with _Files(folder, by) as files:
                 wanted = set(keys[start : start + _OPEN_FILES])
-                export.rows += sum(_write_round(run, files, i, k, by, wanted) for i, ks in available for k in ks)
+                export.rows += sum(_write_step(run, files, i, k, by, wanted) for i, ks in available for k in ks)
     return export
 
 
@@ -76,7 +76,7 @@ def _keys(tasks: TaskBatch, by: By) -> Array:
     return tasks.ids if by == "task" else np.arange(len(tasks))
 
 
-def _write_round(run: Run, files: "_Files", iteration: int, k: int, by: By, wanted: set[int]) -> int:
+def _write_step(run: Run, files: "_Files", iteration: int, k: int, by: By, wanted: set[int]) -> int:
     tasks, episodes = run[iteration].tasks(), run[iteration].rollouts(k)
     keys, written = _keys(tasks, by), 0
     for key in sorted(wanted & {int(key) for key in keys}):
@@ -87,8 +87,8 @@ def _write_round(run: Run, files: "_Files", iteration: int, k: int, by: By, want
     return written
 
 
-def _write_draws(run: Run, files: "_Files", iteration: int, rounds: Sequence[int]) -> int:
-    tasks, batches = run[iteration].tasks(), [(k, run[iteration].rollouts(k)) for k in rounds]
+def _write_draws(run: Run, files: "_Files", iteration: int, steps: Sequence[int]) -> int:
+    tasks, batches = run[iteration].tasks(), [(k, run[iteration].rollouts(k)) for k in steps]
     written = 0
     for b in range(len(tasks)):
         # The number of the draw in the run, were all meta-batches of this size.
@@ -112,10 +112,7 @@ def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, plac
         "step": column(np.full(len(b), k, np.int32)),
         "task": column(b.astype(np.int32)),
         "episode": column(e.astype(np.int32)),
-        "return": column(episodes.rewards[b, e].sum(axis=1, dtype=np.float64)),
-        "length": column(lengths),
-        "terminated": column(episodes.terminated[b, e]),
-        "truncated": column(episodes.truncated[b, e]),
+        **{name: column(values[b, e]) for name, values in summarize(episodes).columns.items()},
         "task_id": column(tasks.ids[b]),
     }
     for p, name in enumerate(tasks.names):
@@ -163,3 +160,6 @@ class _Files:
     def __exit__(self, *error: object) -> None:
         for writer in self.writers.values():
             writer.close()
+
+
+FORMAT = ExportFormat(export_histories, holds_episodes=True)

@@ -1,4 +1,4 @@
-"""The folder that an export writes, and what came of it."""
+"""The folder that an export writes, and the account of it."""
 
 import shutil
 import tempfile
@@ -20,7 +20,7 @@ class ExportExists(StoreError, FileExistsError):
 
 @dataclass
 class Export:
-    """What an export wrote.
+    """Account of what an export wrote.
 
     Attributes:
         path: the folder.
@@ -37,33 +37,33 @@ class Export:
     def available(
         self, run: Run, iterations: Iterations, steps: Sequence[int] | None
     ) -> Iterator[tuple[int, list[int]]]:
-        """The iterations to export, each with its rounds; iterations whose episodes are gone are noted and left out.
+        """Yield the iterations to export, each with its inner steps; those without episodes are noted and left out.
 
         Raises:
             StageMissing: an iteration that was asked for is not complete.
         """
-        rounds: dict[int, list[int]] = {}
+        inner_steps: dict[int, list[int]] = {}
         collects = run.stages.named("rollouts")
         for ref in run.refs():
             if ref.stage == collects and (steps is None or ref.step in steps):
-                rounds.setdefault(ref.iteration, []).append(ref.step)
+                inner_steps.setdefault(ref.iteration, []).append(ref.step)
         for i in run.select(iterations):
-            if i not in rounds:
-                self.skipped.append((i, "no episodes of these rounds are stored"))
+            if i not in inner_steps:
+                self.skipped.append((i, "no episodes of these inner steps are stored"))
                 continue
             try:
-                for k in rounds[i]:
+                for k in inner_steps[i]:
                     run.files.read_arrays(run.record(StageRef(i, collects, k)), {"lengths"})
             except StageMissing as error:
                 self.skipped.append((i, error.found))
                 continue
             self.iterations += 1
-            yield i, rounds[i]
+            yield i, inner_steps[i]
 
 
 @contextmanager
 def export_folder(out: Path) -> Generator[Path, None, None]:
-    """A folder to write to, which takes the place of `out` once the block ends well, and is removed if it does not.
+    """Make a folder to write to, which takes the place of `out` if the block ends well, and else is removed.
 
     Raises:
         ExportExists: there is something at `out`.

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from metaloom.storage.export.target import Export, export_folder
+from metaloom.flows.exports import ExportFormat
+from metaloom.storage.export import Export, export_folder
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.run import Iterations, Run
 
@@ -20,7 +21,7 @@ ROW_GROUP = 65_536
 
 
 def export_parquet(run: Run, out: Path, *, iterations: Iterations = None, steps: Sequence[int] | None = None) -> Export:
-    """Write one row per real step, one file per round, and the derived tables beside them.
+    """Write one row per real step, one file per iteration and inner step, and the derived tables beside them.
 
         OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as of `Run.steps`, without `iteration`
         OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, where there are any, OUT/evaluations.parquet
@@ -53,7 +54,7 @@ def _write_steps(run: Run, folder: Path, iterations: Sequence[int], steps: Seque
     with run.scan_steps(iterations, steps=steps) as batches:
         names = [name for name in batches.schema.names if name != "iteration"]
         schema = pa.schema([batches.schema.field(name) for name in names])
-        for batch in batches:  # one round each
+        for batch in batches:  # one inner step each
             i, k = batch["iteration"][0].as_py(), batch["step"][0].as_py()
             file = folder / "steps" / f"iteration={i}" / f"stage=rollouts_{k}" / "steps.parquet"
             file.parent.mkdir(parents=True)
@@ -78,3 +79,6 @@ def _write_table(
             if steps is not None:
                 table = table.filter(pc.field("step").isin(list(steps)))
             writer.write_table(table, row_group_size=ROW_GROUP)
+
+
+FORMAT = ExportFormat(export_parquet)
