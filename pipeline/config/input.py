@@ -7,7 +7,7 @@ from typing import Any
 
 from metaloom.pipeline.config.yaml import parse
 
-_NAMED_SECTIONS = ("env", "algorithm", "baseline")
+_NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy")
 """Sections for which a bare name stands for the section with that name and defaults."""
 
 

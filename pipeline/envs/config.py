@@ -20,7 +20,7 @@ class EnvConfig(Settings):
     """Keyword arguments of the environment's class, for example reward: dense."""
     action_scale: float | None = Field(default=10.0, gt=0)
     """The policy's box [-action_scale, action_scale] is mapped onto the environment's; null lets it act directly, which
-    it always does where actions are choices, and by default under an actor-critic."""
+    it always does where actions are discrete, and by default under an actor-critic."""
 
     @model_validator(mode="before")
     @classmethod

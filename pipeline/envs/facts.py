@@ -23,16 +23,20 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
         env: it, as `make_env` gives it.
 
     Returns:
-        `class` as module:Class, `options` of its constructor with those that were left out, `observation_size`, and
-        `action_size` or, where actions are choices, `num_choices`.
+        `class` as module:Class, `options` of its constructor with those that were left out, `observation_size`,
+        `observation_shape` where it has several axes, and `action_size` or, where actions are discrete, `num_choices`.
     """
     path, factory, given = _factory(config)
     actions = env.action_space
+    shape = env.observation_space.shape or ()
+    several_axes = {"observation_shape": list(shape)} if len(shape) > 1 else {}
+    # The name is that of stored runs.
     sizes = {"num_choices": int(actions.n)} if isinstance(actions, Discrete) else {"action_size": _size(actions)}
     return {
         "class": path,
         "options": _options(factory, given),
         "observation_size": _size(env.observation_space),
+        **several_axes,
         **sizes,
     }
 

@@ -5,6 +5,7 @@ automatic differentiation computes it for every product, which takes it up to tw
 """
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from metaloom.pipeline.algorithms.maml.curvature import Flattening, Product
 from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem, sum_in_order
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
 from metaloom.pipeline.kernels.linearization import LinearizedMLP, PulledBack
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.policies.gaussian import LOG_STD, GaussianPolicy
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
@@ -57,7 +59,8 @@ class ChunkCurvature:
     """J_iᵀ F_i J_i of a chunk's tasks, with all that does not depend on the vector computed once."""
 
     def __init__(self, problem: MetaProblem, params: Mapping[str, Array], names: Sequence[str], chunk: Chunk) -> None:
-        policy, dtype = problem.policy, _dtype(chunk)
+        # The rule that chose this kernel has seen to it.
+        policy, dtype = cast(GaussianPolicy, problem.policy), _dtype(chunk)
         self._names, self._num_tasks, self._inner_lr = names, len(chunk), problem.inner_lr
         self._hessians: list[InnerHessian] = []
         current = {name: self._for_every_task(value.astype(dtype)) for name, value in params.items()}
@@ -74,7 +77,7 @@ class ChunkCurvature:
         self._fisher = Fisher(policy, current, chunk.rounds[-1])
 
     @staticmethod
-    def num_bytes(policy: GaussianPolicy, chunk: Chunk) -> int:
+    def num_bytes(policy: Policy, chunk: Chunk) -> int:
         """What it keeps: arrays as wide as the hidden layers, four for every inner step and two at the end."""
         arrays = [*(4 for _ in chunk.rounds[:-1]), 2]
         rows = (n * rows.weights.numel() for n, rows in zip(arrays, chunk.rounds, strict=True))

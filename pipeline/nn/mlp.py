@@ -14,7 +14,7 @@ from torch import Tensor
 from metaloom.pipeline.nn.spec import MLP, NetworkSpec, Shapes, layer_names, parameter_shapes
 from metaloom.pipeline.types import Params
 
-__all__ = ["activation", "affine", "initialize_mlp", "initialize_shapes", "layer_names", "mlp"]
+__all__ = ["activation", "affine", "initialize_mlp", "initialize_shapes", "layer_names", "mlp", "scaled"]
 
 
 def initialize_mlp(
@@ -69,6 +69,14 @@ def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
     if kernel.dim() == 2:
         return torch.addmm(bias, inputs, kernel)
     return torch.baddbmm(bias.unsqueeze(1), inputs, kernel)
+
+
+def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
+    """Inputs with their observations divided by the scale; what is behind them stays as it is."""
+    if spec.input_scale == 1:
+        return inputs
+    observations, extra = inputs[..., : spec.observation_size], inputs[..., spec.observation_size :]
+    return torch.cat([observations / spec.input_scale, extra], -1)
 
 
 @cache

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.nn.mlp import activation, affine, initialize_shapes, layer_names, mlp
+from metaloom.pipeline.nn.mlp import activation, affine, initialize_shapes, layer_names, mlp, scaled
 from metaloom.pipeline.nn.modules import ModuleNetwork
 from metaloom.pipeline.nn.spec import NetworkSpec, Shapes, check_fits, convolutions, parameter_shapes
 from metaloom.pipeline.types import Params
@@ -66,7 +66,7 @@ class MLP:
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Outputs; see Network."""
-        return self._dense(params, _scaled(self.spec, inputs))
+        return self._dense(params, scaled(self.spec, inputs))
 
     def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         activate = activation(self.spec.activation)
@@ -123,11 +123,3 @@ def build_network(prefix: str, spec: NetworkSpec) -> Network:
     check_fits(spec)
     built_in: dict[str, Callable[[str, NetworkSpec], Network]] = {"mlp": MLP, "residual": ResidualMLP, "cnn": CNN}
     return built_in.get(spec.name, ModuleNetwork)(prefix, spec)
-
-
-def _scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
-    """Inputs with their observations divided by the scale; what is behind them stays as it is."""
-    if spec.input_scale == 1:
-        return inputs
-    observations, extra = inputs[..., : spec.observation_size], inputs[..., spec.observation_size :]
-    return torch.cat([observations / spec.input_scale, extra], -1)

@@ -1,8 +1,7 @@
 """A categorical policy whose logits are a network."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -24,6 +23,7 @@ class CategoricalPolicy:
         config: sizes.
         observation_shape: of one observation as the environment gives it; (O,) if not said.
         observation_scale: what observations are divided by.
+        network: of the logits.
     """
 
     observation_size: int
@@ -32,12 +32,12 @@ class CategoricalPolicy:
     observation_shape: tuple[int, ...] = ()
     observation_scale: float = 1.0
 
-    @cached_property
-    def network(self) -> Network:
-        """The network of the logits."""
+    network: Network = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
         shape = self.observation_shape or (self.observation_size,)
         spec = self.config.network_spec(shape, self.num_actions, observation_scale=self.observation_scale)
-        return build_network(LOGITS_NETWORK, spec)
+        object.__setattr__(self, "network", build_network(LOGITS_NETWORK, spec))
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Float32 parameters by name: those of the network in order."""
@@ -55,3 +55,7 @@ class CategoricalPolicy:
             observations: [B, N, O] or [N, O] accordingly.
         """
         return Categorical.of_logits(self.network(params, observations))
+
+    def recorded(self, behavior: Mapping[str, Tensor]) -> Categorical:
+        """Distribution of the actions as an acting policy recorded it."""
+        return Categorical(**behavior)

@@ -19,7 +19,13 @@ class PolicyConfig(Settings):
     """A network: of means where actions are continuous, of logits where they are discrete.
 
     The Gaussian has one standard deviation per action, whatever the state; its options are not for discrete actions.
+    A bare string stands for the name: `--set policy=my_policies:Beta`.
     """
+
+    name: str | None = later(None)
+    """module:Class of a policy of your own, or one that a plug-in brings; null for the Gaussian or categorical one."""
+    options: dict[str, JsonValue] = later({})
+    """For a policy of your own to read."""
 
     hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
     """Units in each hidden layer of the policy's network; of a cnn, behind its convolutions."""
@@ -39,6 +45,11 @@ class PolicyConfig(Settings):
     off-policy algorithm."""
     output_activation: str = later("identity")
     """Behind the last layer of the policy's network, likewise; critics have none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_a_bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("activation", "output_activation")
     @classmethod

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -27,6 +26,7 @@ class GaussianPolicy:
         config: sizes and bounds.
         observation_shape: of one observation as the environment gives it; (O,) if not said.
         observation_scale: what observations are divided by.
+        network: of the means.
     """
 
     observation_size: int
@@ -35,12 +35,12 @@ class GaussianPolicy:
     observation_shape: tuple[int, ...] = ()
     observation_scale: float = 1.0
 
-    @cached_property
-    def network(self) -> Network:
-        """The network of the means."""
+    network: Network = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
         shape = self.observation_shape or (self.observation_size,)
         spec = self.config.network_spec(shape, self.action_size, observation_scale=self.observation_scale)
-        return build_network(MEAN_NETWORK, spec)
+        object.__setattr__(self, "network", build_network(MEAN_NETWORK, spec))
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Float32 parameters by name: those of the mean network in order, then log_std [A]."""
@@ -65,3 +65,7 @@ class GaussianPolicy:
         """The actions' distribution from the network's output and the parameter log_std [..., A]."""
         # The reference clamps on some paths only (acting and per-task losses see the raw value); here it is one rule.
         return DiagGaussian(mean, log_std.clamp(min=math.log(self.config.min_std)).unsqueeze(-2))
+
+    def recorded(self, behavior: Mapping[str, Tensor]) -> DiagGaussian:
+        """Distribution of the actions as an acting policy recorded it."""
+        return DiagGaussian(**behavior)

@@ -28,7 +28,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     sum_in_order,
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk, minibatch_rows
-from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself
 from metaloom.pipeline.nn.optimizers import dot
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
@@ -165,4 +165,4 @@ def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
 
 
 def _kl_from_itself(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
-    return {LOSS: chunk.rounds[-1].mean(current[-1].kl_from_itself())}
+    return {LOSS: chunk.rounds[-1].mean(kl_from_itself(current[-1]))}

@@ -151,7 +151,7 @@ def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> 
         ("own_envs:NotAnEnv", r"makes a NotAnEnv; required a gymnasium.Env or MetaEnv"),
         (
             "own_envs:Choices",
-            r"the actions Discrete\(3\) are choices, so action_scale 10.0 .* set env.action_scale to null",
+            r"the actions Discrete\(3\) are discrete, so action_scale 10.0 .* set env.action_scale to null",
         ),
         ("own_envs:Endless", r"has no bounds, so action_scale 10.0 .* set env.action_scale to null"),
     ],
