@@ -110,7 +110,7 @@ def likelihood_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
 
 @singledispatch
 def kl_from_itself(distribution: Distribution) -> Tensor:
-    """KL(distributions as constants ‖ themselves): [...]. Zero with a zero gradient; the Hessian is the Fisher matrix."""
+    """KL(distributions as constants ‖ themselves): [...]. Zero, with no gradient; the Hessian is the Fisher matrix."""
     return distribution.detach().kl(distribution)
 
 

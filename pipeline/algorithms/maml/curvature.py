@@ -160,7 +160,7 @@ def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
         rng: draws one number per row, padding included.
     """
     (order,) = minibatch_rows(mask, 1, rng)
-    counts = np.ceil(np.arange(order.shape[1] + 1) * share)
+    counts = np.ceil(np.arange(order.shape[1] + 1, dtype=np.int64) * share)
     return order[:, np.flatnonzero(np.diff(counts))]
 
 

@@ -1,9 +1,10 @@
-"""What all algorithms that adapt by gradient steps have in common: how they start, adapt, and report an update."""
+"""The learner of all algorithms that adapt by gradient steps: how it starts, adapts, and reports an update."""
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     TaskValues,
     inner_step,
 )
-from metaloom.pipeline.algorithms.maml.rows import Chunk, Recorded, build_chunks, chunk_bounds, task_rows, to_tensor
+from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, chunk_bounds, task_rows, to_tensor
 from metaloom.pipeline.algorithms.maml.settings import GradientBased
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.estimation.processing import process_samples
@@ -47,42 +48,20 @@ class IterationSamples:
 
     Attributes:
         steps: the rounds 0 ... K.
-        tasks_per_chunk: tasks computed at once.
-        device: where.
-        recorded: makes the distributions that acted.
-        run_seed: of the run.
-        iteration: of the run.
-        parallel: maps over chunks of tasks.
+        chunks: makes chunks of all tasks, of the rows and in the dtype asked for; see build_chunks.
+        generator: of what an epoch draws at random.
+        parallel: maps over chunks.
     """
 
     steps: Sequence[Step]
-    tasks_per_chunk: int
-    device: torch.device
-    recorded: Recorded
-    run_seed: int
-    iteration: int
+    chunks: Callable[..., list[Chunk]]
+    generator: Callable[[int], np.random.Generator]
     parallel: ParallelMap
-
-    def chunks(self, rows: Sequence[Array] | None = None, dtype: torch.dtype = torch.float32) -> list[Chunk]:
-        """All real rows, or of every round those with the numbers [B, n]."""
-        return build_chunks(
-            self.steps,
-            self.tasks_per_chunk,
-            rows,
-            dtype=dtype,
-            device=self.device,
-            recorded=self.recorded,
-            parallel=self.parallel,
-        )
-
-    def generator(self, epoch: int) -> np.random.Generator:
-        """Of what an epoch draws at random."""
-        return generator(self.run_seed, "minibatches", self.iteration, epoch)
 
 
 @dataclass(frozen=True)
 class MetaUpdate:
-    """What a meta-update made: meta-parameters, the optimizer's state, and the objective's values of every task.
+    """Result of a meta-update: meta-parameters, the optimizer's state, and the objective's values of every task.
 
     Attributes:
         meta_params: by name, after the update.
@@ -147,7 +126,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
 
     @abstractmethod
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """What the meta-update minimizes, as a function of the policy's distributions along the adaptation.
+        """Meta-loss as a function of the policy's distributions along the adaptation.
 
         Args:
             state: input of the iteration.
@@ -233,7 +212,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         return self.next_state(state, made), self.metrics(state, made)
 
     def problem(self, state: LearnerState, steps: Sequence[Step]) -> MetaProblem:
-        """What is differentiated in this iteration."""
+        """Adaptation and meta-loss of this iteration."""
         settings = self.settings
         return MetaProblem(
             self.policy, self._inner_loss, settings.inner_lr, settings.first_order, self.objective(state, steps)
@@ -246,15 +225,15 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         found, required = [step.k for step in steps], list(range(self.settings.inner_steps + 1))
         if found != required:
             raise ValueError(f"meta_optimize: found samples of rounds {found}; required {required}, in this order")
-        samples = IterationSamples(
+        chunks = partial(
+            build_chunks,
             steps,
             self.settings.tasks_per_chunk,
-            self._device,
-            self.policy.recorded,
-            run_seed,
-            iteration,
-            parallel,
+            device=self._device,
+            recorded=self.policy.recorded,
+            parallel=parallel,
         )
+        samples = IterationSamples(steps, chunks, partial(generator, run_seed, "minibatches", iteration), parallel)
         meta_params = state.params | step_size_logs(state.extra)
         return self._meta_step(self.problem(state, steps), meta_params, state, samples)
 

@@ -140,9 +140,9 @@ def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator
             f"found {num_minibatches} minibatches for {E} episodes per task; required no more than episodes, since the "
             "loss takes whole ones; lower algorithm.num_minibatches"
         )
-    order = rng.permuted(np.broadcast_to(np.arange(E), (B, E)), axis=1)
-    parts = (order[:, part::num_minibatches, None] * T + np.arange(T) for part in range(num_minibatches))
-    return [rows.reshape(B, -1) for rows in parts]
+    order: Array = rng.permuted(np.broadcast_to(np.arange(E, dtype=np.int64), (B, E)), axis=1)
+    steps = np.arange(T, dtype=np.int64)
+    return [(order[:, part::num_minibatches, None] * T + steps).reshape(B, -1) for part in range(num_minibatches)]
 
 
 def build_chunks(
@@ -236,7 +236,7 @@ def _episode_rows(samples: Samples, mask: Tensor, select: Callable[[Array], Tens
 def to_tensor(array: Array, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """A tensor with its own memory: stored arrays may be read-only or broadcast views."""
     # Converted before it is moved: not every device has float64.
-    return torch.from_numpy(np.array(array, order="C")).to(dtype).to(device)
+    return torch.as_tensor(np.array(array, order="C")).to(dtype).to(device)
 
 
 def _require_finite_rows(rows: TaskRows, acted: Mapping[str, Tensor], k: int, first_task: int) -> None:

@@ -150,7 +150,8 @@ class TrustRegionStep:
             rng = samples.generator(0)
             masks = [step.samples.mask.reshape(len(step.samples.mask), -1) for step in samples.steps]
             rows = [share_of_rows(mask, share, rng) for mask in masks]
-        return samples.chunks(rows, torch.float64 if self._settings.hvp == "finite_difference" else torch.float32)
+        dtype = torch.float64 if self._settings.hvp == "finite_difference" else torch.float32
+        return samples.chunks(rows, dtype=dtype)
 
     def _full_step(self, product: Product, gradient: Array) -> tuple[Array, Metrics]:
         """The step that has a KL of max_kl by the quadratic model; zero where the model has no positive curvature."""
