@@ -16,7 +16,7 @@ from metaloom.flows.graph.iteration_stages import IterationStages, Load, StageOu
 from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.policies.categorical import CategoricalPolicy
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.seeding import seed_for
