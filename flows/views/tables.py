@@ -245,7 +245,7 @@ def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def parameters_table(fitted: Mapping[str, Params]) -> Table:
     """`metaloom show RUN@N --stage process_samples`: one row per parameter of a baseline, over all tasks."""
-    table = table_of("baseline", "parameter", ">shape", ">mean", ">smallest", ">largest")
+    table = new_table("baseline", "parameter", ">shape", ">mean", ">smallest", ">largest")
     for baseline, params in fitted.items():
         for name, value in params.items():
             shape = " x ".join(map(str, value.shape))
