@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 from gymnasium.spaces import Discrete
 
-from metaloom.flows.graph.iteration_stages import IterationStages, Load, StageOutput, evaluation_refs, observation_size
+from metaloom.flows.graph.iteration_stages import IterationStages, Load, StageOutput, evaluation_refs
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, Learner, Setup
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs import MetaEnv
-from metaloom.pipeline.policies.categorical import CategoricalPolicy
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.policies.build import build_policy
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams, Update
 from metaloom.stages.adapt import adapt
@@ -67,12 +67,12 @@ class OnPolicyStages(IterationStages):
         """The algorithm as the stages use it; see IterationStages."""
         if not isinstance(config.algorithm, AlgorithmSettings):
             return config.build_algorithm()
-        space, actions = env.observation_space, env.action_space
+        spaces = Spaces.of(env)
         setup = Setup(
-            observation_shape=space.shape or (),
-            observation_scale=255.0 if space.dtype == np.uint8 else 1.0,
-            action_size=0 if isinstance(actions, Discrete) else (actions.shape or (0,))[0],
-            num_actions=int(actions.n) if isinstance(actions, Discrete) else 0,
+            observation_shape=spaces.observation_shape,
+            observation_scale=spaces.observation_scale,
+            action_size=spaces.action_size,
+            num_actions=spaces.num_actions,
             env_name=config.env.name,
             max_episode_steps=config.max_episode_steps,
             policy=config.policy,
@@ -84,22 +84,14 @@ class OnPolicyStages(IterationStages):
         return LearnerAlgorithm(config.algorithm.build(setup))
 
     @staticmethod
-    def build_policy(config: RunConfig, env: MetaEnv) -> GaussianPolicy | CategoricalPolicy:
-        """A Gaussian policy for numbers, a categorical one for choices; see IterationStages."""
-        actions = env.action_space
-        if not isinstance(actions, Discrete):
-            assert actions.shape is not None
-            return GaussianPolicy(observation_size(env), actions.shape[0], config.policy)
-        if not config.has_critic:
+    def build_policy(config: RunConfig, env: MetaEnv) -> Policy:
+        """A Gaussian policy for continuous actions, a categorical one for discrete actions; see IterationStages."""
+        if isinstance(env.action_space, Discrete) and not config.has_critic:
             raise ConfigError(
                 f"algorithm.name is {config.algorithm.name}, which is for actions that are numbers, but those of "
-                f"{config.env.name} are {actions}; required a2c, ppo, ppo2, svpg or dql"
+                f"{config.env.name} are {env.action_space}; required a2c, ppo, ppo2, svpg or dql"
             )
-        if options := config.policy.std_options:
-            raise ConfigError(
-                f"policy: {options} is about a standard deviation, but the actions are {actions}; leave it out"
-            )
-        return CategoricalPolicy(observation_size(env), int(actions.n), config.policy)
+        return build_policy(config.policy, Spaces.of(env))
 
     @staticmethod
     def stage_order(config: RunConfig, iteration: int) -> list[StageRef]:
