@@ -1,6 +1,6 @@
 """One inner step of every task on its own samples."""
 
-from metaloom.pipeline.algorithms import Algorithm
+from metaloom.pipeline.algorithms.contract import Algorithm
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, ParallelMap, Step, TaskParams
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metaloom.pipeline.algorithms import Algorithm
+from metaloom.pipeline.algorithms.contract import Algorithm
 from metaloom.pipeline.baselines import Baseline
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import (

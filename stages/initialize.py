@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from metaloom.pipeline.algorithms import Algorithm
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.algorithms.contract import Algorithm
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import Array, LearnerState, Params, Update
 from metaloom.stages.counters import no_steps

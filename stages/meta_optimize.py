@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from metaloom.pipeline.algorithms import Algorithm
+from metaloom.pipeline.algorithms.contract import Algorithm
 from metaloom.pipeline.estimation.diagnostics import step_metrics
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, Metrics, ParallelMap, Step, Update

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from metaloom.flows.graph.warm_start import read_learner
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.types import (
     EpisodeBatch,

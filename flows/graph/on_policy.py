@@ -18,7 +18,7 @@ from metaloom.flows.graph.iteration_stages import IterationStages, Load, StageOu
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, Learner, Setup
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy

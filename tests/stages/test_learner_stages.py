@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskParams
