@@ -4,9 +4,9 @@
     python benchmarks/torch_updates.py [--blocks 9] [--algorithm ppo2]
 
 An update is 10 epochs of minibatches of 64 over 2,048 steps of 17 observations and 6 actions, with two tanh layers of
-64 for the policy and two for the critic, Adam and gradients of norm 0.5 at most: 320 steps of both. Metaloom's ppo takes
-the critic's steps first and the policy's then, its ppo2 both at once, as Stable-Baselines3's PPO does. Whole updates
-are timed, on one thread, with all that each program does around its steps; printed are medians.
+64 for the policy and two for the critic, Adam and gradients of norm 0.5 at most: 320 steps of both. Metaloom's ppo
+takes first the steps of the critic, then those of the policy; its ppo2 takes both at once, as Stable-Baselines3's PPO
+does. Whole updates are timed, on one thread, with all that each program does around its steps; printed are medians.
 """
 
 import argparse

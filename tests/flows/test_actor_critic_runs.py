@@ -202,6 +202,15 @@ def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_run_
     [
         (["baseline=linear_time"], "baseline is linear_time but a2c has a critic"),
         (["min_rollouts=13"], "min_rollouts is 13 but episodes_per_task.* is 12"),
+        (
+            ["algorithm.critic_network=residual", "algorithm.critic_hidden_sizes=[3,4]"],
+            "critic's network.* equal sizes",
+        ),
+        (["algorithm.critic_activation=tan"], "critic's network: found 'tan'"),
+        (
+            ["algorithm.critic_network_options.channels=[3]"],
+            "critic_network_options is .* but critic_network is not set",
+        ),
         (["algorithm.inner_steps=1"], "inner_steps: unknown key"),
         (["processing.return_baseline=zero"], "return_baseline is set but is for DiCE alone"),
         (
@@ -222,7 +231,7 @@ def test_settings_that_an_actor_critic_has_no_use_for_are_refused(changes, messa
 @pytest.mark.parametrize(
     ("recipe", "changes", "message"),
     [
-        ("a2c", ["policy.init_std=0.5"], "init_std.* is about a standard deviation, but the actions are Discrete"),
+        ("a2c", ["policy.init_std=0.5"], "init_std.* is about a standard deviation, but the"),
         (
             "promp-point-corner",
             ["env.action_scale=null", "env.name=CartPole-v1"],

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
-from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS, ActorCritic, critic_problems
+from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS, ActorCritic
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.plugins import ByName
 
@@ -56,7 +56,7 @@ class SVPG(AlgorithmSettings):
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Tell what does not fit particles with critics; see AlgorithmSettings."""
-        yield from critic_problems(self.name, run)
+        yield from self.particle.problems_of(self.name, run)
         if run.num_tasks != self.num_particles:
             yield (
                 f"num_tasks is {run.num_tasks} but algorithm.num_particles is {self.num_particles}, and particles take "
