@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from metaloom.flows.graph.iteration_stages import build_learner
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Step, TaskParams

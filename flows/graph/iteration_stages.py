@@ -15,7 +15,8 @@ from metaloom.flows.graph.warm_start import read_learner
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv, make_env
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.types import (
     EpisodeBatch,

@@ -21,7 +21,8 @@ from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.algorithms.off_policy.settings import OffPolicy
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv, make_env
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.replay.columns import TransitionColumns
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Minibatches, TaskBatch, TaskParams, Update

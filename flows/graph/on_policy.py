@@ -15,7 +15,7 @@ from gymnasium.spaces import Discrete
 from metaloom.flows.graph.iteration_stages import IterationStages, Load, StageOutput, evaluation_refs, observation_size
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.policies.categorical import CategoricalPolicy
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.seeding import seed_for

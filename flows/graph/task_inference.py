@@ -22,7 +22,7 @@ from metaloom.pipeline.algorithms.pearl.rounds import Round
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks

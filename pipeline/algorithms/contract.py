@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
-from metaloom.pipeline.baselines.config import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.baselines.config import BaselineSettings
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.schema import Settings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
@@ -55,7 +55,7 @@ class Setup:
     env_name: str
     max_episode_steps: int
     policy: PolicyConfig
-    baseline: BaselineConfig
+    baseline: BaselineSettings
     processing: ProcessingConfig
     device: Literal["cpu", "cuda", "mps"]
     sparse_rewards: Callable[[Array], Array]
@@ -177,7 +177,7 @@ class RunSettings(Protocol):
     @property
     def policy(self) -> PolicyConfig: ...
     @property
-    def baseline(self) -> BaselineConfig: ...
+    def baseline(self) -> BaselineSettings: ...
     @property
     def processing(self) -> ProcessingConfig: ...
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.nn.spec import NetworkSpec
 
 

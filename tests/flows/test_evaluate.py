@@ -18,7 +18,7 @@ from metaloom.flows.graph.iteration_stages import build_learner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.types import Evaluation, Step
 from metaloom.stages.collect_rollouts import RolloutPosition

@@ -19,7 +19,7 @@ import pytest
 import metaloom.flows.rollouts.dask
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard, rollout_workers
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition

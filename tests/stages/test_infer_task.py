@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import PEARL
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, TaskParams, Transitions

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskParams

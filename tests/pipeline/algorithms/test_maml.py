@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.exploration import exploration_credit
 from metaloom.pipeline.algorithms.maml.learner import step_size_logs
@@ -17,7 +17,7 @@ from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss, log_
 from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
 from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR
 from metaloom.pipeline.algorithms.maml.promp import INNER_KL_COEFF, adapted_kl_coeff
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
