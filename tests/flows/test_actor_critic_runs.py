@@ -39,18 +39,24 @@ def tiny(recipe, *changes):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "env"),
+    ("recipe", "env", "changes"),
     [
-        ("a2c", "CartPole-v1"),
-        ("ppo", "CartPole-v1"),
-        ("ppo2", "Pendulum-v1"),
-        ("svpg", "CartPole-v1"),
-        ("ppo", "Acrobot-v1"),
+        ("a2c", "CartPole-v1", []),
+        ("ppo", "CartPole-v1", []),
+        ("ppo2", "Pendulum-v1", []),
+        ("svpg", "CartPole-v1", []),
+        ("ppo", "Acrobot-v1", []),
+        (
+            "ppo2",
+            "Pendulum-v1",
+            ["algorithm.kernel=torch", "algorithm.lr_schedule={name: ExponentialLR, options: {gamma: 0.5}}"],
+        ),
+        ("svpg", "CartPole-v1", ["algorithm.particle={name: ppo, optimizer: AdamW, critic_network: residual}"]),
     ],
 )
-def test_a_run_is_replayed_resumed_and_verified_bit_for_bit(tmp_path, digests, recipe, env):
+def test_a_run_is_replayed_resumed_and_verified_bit_for_bit(tmp_path, digests, recipe, env, changes):
     path, halves = tmp_path / "whole", tmp_path / "halves"
-    config = tiny(recipe, f"env={env}")
+    config = tiny(recipe, f"env={env}", *changes)
     train(config, path, backend=HERE)
     train(config.model_copy(update={"iterations": 2}), halves, backend=HERE)
     resume(halves, iterations=3, backend=HERE)
