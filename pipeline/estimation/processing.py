@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from metaloom.pipeline.baselines import Baseline, BaselineError
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.returns import discounted_returns, discounted_rewards, gae, normalize, shift_positive
 from metaloom.pipeline.types import Array, EpisodeBatch, ParallelMap, Samples
 

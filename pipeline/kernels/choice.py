@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from metaloom.pipeline.algorithms.contract import Kernel
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.nn.spec import NetworkSpec
 
 

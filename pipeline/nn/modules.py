@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.nn.mlp import scaled
 from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, NetworkSpec, Shapes
 from metaloom.pipeline.types import Params

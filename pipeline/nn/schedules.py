@@ -8,7 +8,7 @@ import torch
 from pydantic import JsonValue
 from torch.optim.lr_scheduler import LRScheduler
 
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.nn.optimization import LearningRate, ScheduledSteps, TorchScheduler, built_in_factor
 
 LrFactor = Callable[[int], float]

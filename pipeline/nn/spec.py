@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.schema import Settings
 
 MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"

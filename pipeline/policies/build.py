@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.nn.modules import resolve
 from metaloom.pipeline.policies.categorical import CategoricalPolicy

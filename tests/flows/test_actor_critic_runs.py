@@ -19,7 +19,7 @@ from metaloom.flows.runs import RunAt, best_iteration
 from metaloom.flows.views.run_info import run_info
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.inference import log_softmax
 from metaloom.storage.format.stages import ON_POLICY
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.config import PolicyConfig

@@ -13,7 +13,7 @@ from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.algorithms.actor_critic.update import Update, estimated
 from metaloom.pipeline.algorithms.contract import Learner, Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.kernels.actor_critic import FusedSteps

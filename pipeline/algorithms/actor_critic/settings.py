@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-from metaloom.pipeline.config.processing import processing_problems
+from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.schema import later
 

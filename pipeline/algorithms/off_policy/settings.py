@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import Settings
 
