@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 # One thread per process in BLAS, as `make train` sets it; before numpy is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,6 +38,7 @@ from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs.wrappers import PolicyActions
 from metaloom.storage import StageRef
 
 OPEN_LOOP = "open-loop physics"
@@ -123,7 +124,7 @@ def _iteration(stages: Runner, writer: Any, call: StageCall, iteration: int, by_
 def _limit(config: RunConfig, stages: Runner, memory: MemoryWriter, k: int, threads: int) -> Callable[[], object]:
     episodes = memory.load(StageRef(0, "collect_rollouts", k))
     tasks = memory.load(StageRef(0, "sample_tasks", 0))
-    return open_loop(stages.context.env, episodes, tasks, threads)
+    return open_loop(cast(PolicyActions, stages.context.env), episodes, tasks, threads)
 
 
 def _report(

@@ -150,14 +150,24 @@ class PearlCheetahVel(HalfCheetahVel):
     | ---------- | ---- | --------------------------------------------------------------------------------- |
     | velocity   | m/s  | one of 100 draws of U(0, 3), made once; 30 more are `test_task_set`               |
 
+    Options `num_train_tasks` and `num_test_tasks`: other numbers of them.
+
     The original draws its tasks by seeding numpy's global generator, which changes everything else that draws from it;
     ours are of a generator of their own, so the speeds differ.
     """
 
-    task_set, test_task_set = fixed_task_sets(lambda n, rng: rng.uniform(0, 3, (n, 1)), num_train=100, num_test=30)
-
-    def __init__(self, obs_style: ObsStyle = "pearl", render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        obs_style: ObsStyle = "pearl",
+        render_mode: str | None = None,
+        *,
+        num_train_tasks: int = 100,
+        num_test_tasks: int = 30,
+    ) -> None:
         super().__init__(obs_style, render_mode)
+        self.task_set, self.test_task_set = fixed_task_sets(
+            lambda n, rng: rng.uniform(0, 3, (n, 1)), num_train=num_train_tasks, num_test=num_test_tasks
+        )
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return choose_tasks(self, num_tasks, rng)

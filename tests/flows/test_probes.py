@@ -138,7 +138,7 @@ def solve():
 
 def values_of(stages, learner, place):
     """The value of a place to every critic."""
-    algorithm, inputs = stages.algorithm, np.array([[place]], np.float32)
+    algorithm, inputs = stages.context.learner, np.array([[place]], np.float32)
     return [algorithm.steps(part).values(inputs).item() for part in algorithm.split(learner)]
 
 
