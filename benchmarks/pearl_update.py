@@ -21,9 +21,9 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, softplus
 
-from metaloom.pipeline.algorithms import PEARL
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.update import GradientSteps
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.types import LearnerState, Minibatch, Transitions

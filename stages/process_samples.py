@@ -14,7 +14,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, ParallelM
 
 if TYPE_CHECKING:
     from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
-    from metaloom.pipeline.config.processing import ProcessingConfig
+    from metaloom.pipeline.estimation.config import ProcessingConfig
 
 
 def process_samples(

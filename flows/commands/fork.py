@@ -14,7 +14,7 @@ from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.types import Evaluation, LearnerState, Update
 from metaloom.storage import Fork, Run

@@ -15,7 +15,7 @@ from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs import with_all_options
+from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.envs.facts import env_facts
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
 from metaloom.storage import Retention, RunWriter, StageRef

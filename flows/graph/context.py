@@ -11,7 +11,8 @@ from metaloom.flows.graph.legacy_learners import build_learner
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.algorithms.contract import Learner, Setup
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv, make_env
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import LearnerState, ParallelMap, Update
 
 T = TypeVar("T")

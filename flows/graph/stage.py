@@ -10,7 +10,7 @@ from functools import cached_property
 
 from metaloom.flows.graph.context import Context
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.types import (
     EpisodeBatch,
     Evaluation,

@@ -4,7 +4,7 @@
 1e-3. The reward baseline sees time alone, as in their scripts for DiCE.
 """
 
-from metaloom.pipeline.algorithms import DiceMAML
+from metaloom.pipeline.algorithms.maml.settings import DiceMAML
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig

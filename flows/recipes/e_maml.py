@@ -4,7 +4,7 @@ Rothfuss et al. 2019, arXiv:1810.06784: as MAML-TRPO there (40 tasks, 20 episode
 one log-likelihood inner step of 0.1, a KL bound of 0.01), with credit for exploration, on the scale of means.
 """
 
-from metaloom.pipeline.algorithms import EMAML
+from metaloom.pipeline.algorithms.maml.settings import EMAML
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 

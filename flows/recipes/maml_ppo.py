@@ -5,7 +5,7 @@ inner step of 0.1, Adam at 1e-3, clipping at 0.5. Five epochs instead of its sin
 clipped; the linear baseline instead of its value network, which it does not train.
 """
 
-from metaloom.pipeline.algorithms import MAMLPPO
+from metaloom.pipeline.algorithms.maml.settings import MAMLPPO
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 

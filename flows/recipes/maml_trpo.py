@@ -4,7 +4,7 @@ Rothfuss et al. 2019, arXiv:1810.06784: 40 tasks, 20 episodes of 100 steps, two 
 inner step of 0.1, a KL bound of 0.01, 10 steps of conjugate gradient.
 """
 
-from metaloom.pipeline.algorithms import MAMLTRPO
+from metaloom.pipeline.algorithms.maml.settings import MAMLTRPO
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 

@@ -4,7 +4,7 @@ Rothfuss et al. 2019, arXiv:1810.06784: 40 tasks, 20 episodes of 100 steps, two 
 inner step of 0.1, one Adam step of 1e-3 (`vpg_run_all` in branch full_code of the authors' code).
 """
 
-from metaloom.pipeline.algorithms import MAMLVPG
+from metaloom.pipeline.algorithms.maml.settings import MAMLVPG
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 

@@ -4,9 +4,9 @@ Rakelly et al. 2019, arXiv:1903.08254. Where the original draws tasks with repla
 with two tasks a gradient step takes both instead of four draws.
 """
 
-from metaloom.pipeline.algorithms import PEARL
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.evaluation import EvaluationConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 

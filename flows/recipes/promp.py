@@ -7,7 +7,7 @@ point robots, which are the authors' run scripts, and 200 on the other robots, a
 
 from typing import Any
 
-from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.policies import PolicyConfig

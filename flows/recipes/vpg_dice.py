@@ -4,9 +4,9 @@
 1e-3. The reward baseline sees time alone; the return baseline, for the advantages, observations as well.
 """
 
-from metaloom.pipeline.algorithms import VPGDice
+from metaloom.pipeline.algorithms.maml.settings import VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 

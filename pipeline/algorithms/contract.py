@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
-from metaloom.pipeline.baselines.config import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.baselines.config import BaselineSettings
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.schema import Settings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
@@ -54,7 +54,7 @@ class Setup:
     env_name: str
     max_episode_steps: int
     policy: PolicyConfig
-    baseline: BaselineConfig
+    baseline: BaselineSettings
     processing: ProcessingConfig
     device: str
     sparse_rewards: Callable[[Array], Array]
@@ -176,7 +176,7 @@ class RunSettings(Protocol):
     @property
     def policy(self) -> PolicyConfig: ...
     @property
-    def baseline(self) -> BaselineConfig: ...
+    def baseline(self) -> BaselineSettings: ...
     @property
     def processing(self) -> ProcessingConfig: ...
     @property

@@ -12,7 +12,7 @@ from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.evaluation import EvaluationConfig
 from metaloom.pipeline.config.input import ConfigError, conversions, explain, load_config, override
 from metaloom.pipeline.config.off_policy import off_policy_problems
-from metaloom.pipeline.config.processing import ProcessingConfig, processing_problems
+from metaloom.pipeline.estimation.config import ProcessingConfig, processing_problems
 from metaloom.pipeline.config.sections import ReplayConfig, RetentionConfig, WarmStart
 from metaloom.pipeline.config.stopping import StoppingConfig
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit

@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.spaces import Discrete
 
-from metaloom.pipeline.envs import ENVS, import_object
+from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.registry import import_object
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 

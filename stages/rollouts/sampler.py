@@ -4,7 +4,8 @@ from functools import cached_property
 
 from gymnasium.spaces import Discrete
 
-from metaloom.pipeline.envs import EnvConfig, make_batch_env, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.contract import BatchEnv
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.policies.acting import check_actor

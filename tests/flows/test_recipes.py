@@ -10,7 +10,7 @@ from metaloom.pipeline.algorithms import AlgorithmConfig
 from metaloom.pipeline.algorithms.maml.gradient_based import GradientBased
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 
 CLASSES = get_args(get_args(AlgorithmConfig)[0])
 NAMES = [cls.model_fields["name"].default for cls in CLASSES if issubclass(cls, GradientBased)]

@@ -3,7 +3,8 @@ import pytest
 
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import EnvError, make_env
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.contract import MetaEnv, TaskField
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks, tasks_are_new

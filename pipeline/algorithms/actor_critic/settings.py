@@ -15,7 +15,7 @@ from metaloom.pipeline.types import Array
 
 if TYPE_CHECKING:
     from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
-    from metaloom.pipeline.config.processing import ProcessingConfig
+    from metaloom.pipeline.estimation.config import ProcessingConfig
 
 LayerSize = Annotated[int, Field(ge=1)]
 OptimizerName = Literal["adam", "rmsprop"]

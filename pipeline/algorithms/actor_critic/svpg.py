@@ -15,7 +15,7 @@ from metaloom.pipeline.schema import Settings
 
 if TYPE_CHECKING:
     from metaloom.pipeline.algorithms.actor_critic.stein import SVPGLearner
-    from metaloom.pipeline.config.processing import ProcessingConfig
+    from metaloom.pipeline.estimation.config import ProcessingConfig
 
 
 def _by_name(value: Any) -> Any:

@@ -12,7 +12,7 @@ from metaloom.pipeline.policies.config import ActorKind
 
 if TYPE_CHECKING:
     from metaloom.pipeline.algorithms.off_policy.dql_learner import DQLLearner
-    from metaloom.pipeline.config.processing import ProcessingConfig
+    from metaloom.pipeline.estimation.config import ProcessingConfig
 
 
 class DQL(OffPolicy):

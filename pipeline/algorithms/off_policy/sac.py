@@ -12,7 +12,7 @@ from metaloom.pipeline.policies.config import ActorKind
 
 if TYPE_CHECKING:
     from metaloom.pipeline.algorithms.off_policy.sac_learner import SACLearner
-    from metaloom.pipeline.config.processing import ProcessingConfig
+    from metaloom.pipeline.estimation.config import ProcessingConfig
 
 
 class SAC(OffPolicy):

@@ -12,7 +12,7 @@ from metaloom.pipeline.schema import Settings
 
 if TYPE_CHECKING:
     from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
-    from metaloom.pipeline.config.processing import ProcessingConfig
+    from metaloom.pipeline.estimation.config import ProcessingConfig
 
 LayerSize = Annotated[int, Field(ge=1)]
 

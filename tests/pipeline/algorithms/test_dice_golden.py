@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms.maml.dice import DiceMAML
+from metaloom.pipeline.algorithms.maml.settings import DiceMAML
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
-from metaloom.pipeline.algorithms.maml.vpg_dice import VPGDice
+from metaloom.pipeline.algorithms.maml.settings import VPGDice
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskParams

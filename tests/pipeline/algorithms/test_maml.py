@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
 from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR, step_size_logs
 from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss, log_likelihood_loss
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective

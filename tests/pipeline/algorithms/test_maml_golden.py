@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms import EMAML, MAMLTRPO, MAMLVPG
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO, MAMLVPG
 from metaloom.pipeline.algorithms.maml.curvature import FlatParams, difference_product, exact_product
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR, step_size_logs
 from metaloom.pipeline.algorithms.maml.inner_loop import adapt_tasks

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient
 from metaloom.pipeline.algorithms.maml.promp import adapted_kl_coeff
 from metaloom.pipeline.algorithms.maml.rows import build_chunks

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import EMAML, MAMLTRPO
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO
 from metaloom.pipeline.algorithms.maml import curvature
 from metaloom.pipeline.algorithms.maml.curvature import FlatParams, difference_product, exact_product, share_of_rows
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_objective

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from metaloom.pipeline.envs import ENVS, EnvConfig, EnvError, MetaEnv, make_batch_env, make_env, with_all_options
+from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv
+from metaloom.pipeline.envs.registry import make_batch_env, make_env, with_all_options
 from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.mujoco_robot import MujocoRobot

@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import EnvConfig, EnvError, make_batch_env, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.wrappers import SingleTask
 
@@ -14,7 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Text
 
-from metaloom.pipeline.envs import MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import MetaEnv, TaskField
 
 
 class Plain(gymnasium.Env):

@@ -5,7 +5,7 @@ import pytest
 
 from metaloom.pipeline.algorithms.actor_critic.experience import Experience
 from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 
 from .conftest import CATEGORICAL, GAUSSIAN, LENGTHS, POLICIES
 

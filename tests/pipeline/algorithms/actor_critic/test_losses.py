@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms import A2C, PPO, PPO2
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
+from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
+from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
 from metaloom.pipeline.algorithms.actor_critic.heads import CategoricalHead, GaussianHead
 
 RNG = np.random.default_rng(3)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import A2C, SVPG
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
+from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
 from metaloom.pipeline.algorithms.actor_critic.particle import Minibatch, Particle
 from metaloom.pipeline.algorithms.actor_critic.stein import median_bandwidth, stein_direction
 from metaloom.pipeline.types import Step

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.types import Array, LearnerState, Minibatch, Transitions

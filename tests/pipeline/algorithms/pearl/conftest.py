@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
