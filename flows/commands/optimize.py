@@ -87,7 +87,7 @@ class Counterfactual:
         """What describes both outcomes: name -> (stored, changed); None where one has no such quantity."""
         left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
         pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
-        # Metrics of the rounds describe the stored episodes, unless processing changed them.
+        # Metrics of inner steps describe the stored episodes, unless processing changed them.
         return {name: pair for name, pair in pairs.items() if not re.match(r"step_\d", name) or pair[0] != pair[1]}
 
     def distance(self) -> dict[str, float]:
@@ -230,7 +230,7 @@ class _Again:
         return Outcome(settings, config, value, seconds, identical)
 
     def check(self, config: RunConfig, settings: tuple[str, ...]) -> None:
-        """Refuse settings whose algorithm needs rounds or a learner that are not stored."""
+        """Refuse settings whose algorithm needs episodes or a learner that are not stored."""
         stages = self.stages.under(config)
         asked = " ".join(settings) or "the settings of the run"
         for ref in stages.upstream(self.ref):
