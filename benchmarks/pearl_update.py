@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from metaloom.pipeline.algorithms import PEARL
 from metaloom.pipeline.algorithms.contract import KernelName, Setup
 from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import Minibatch, ParallelMap, Transitions
 

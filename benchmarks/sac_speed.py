@@ -25,10 +25,10 @@ import sac_settings as same
 import torch
 from threadpoolctl import threadpool_limits
 
-from metaloom.pipeline.algorithms import SAC
 from metaloom.pipeline.algorithms.contract import KernelName, Setup
+from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.replay.buffer import ReplayBuffer
 from metaloom.pipeline.replay.columns import TransitionColumns

@@ -4,9 +4,9 @@
     python benchmarks/torch_updates.py [--blocks 9] [--algorithm ppo2]
 
 An update is 10 epochs of minibatches of 64 over 2,048 steps of 17 observations and 6 actions, with two tanh layers of
-64 for the policy and two for the critic, Adam and gradients of norm 0.5 at most: 320 steps of both. Metaloom's ppo takes
-the critic's steps first and the policy's then, its ppo2 both at once, as Stable-Baselines3's PPO does. Whole updates
-are timed, on one thread, with all that each program does around its steps; printed are medians.
+64 for the policy and two for the critic, Adam and gradients of norm 0.5 at most: 320 steps of both. Metaloom's ppo
+takes first the steps of the critic, then those of the policy; its ppo2 takes both at once, as Stable-Baselines3's PPO
+does. Whole updates are timed, on one thread, with all that each program does around its steps; printed are medians.
 """
 
 import argparse
@@ -22,10 +22,11 @@ import gymnasium
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms import PPO, PPO2
+from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
+from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
 from metaloom.pipeline.algorithms.contract import KernelName, Setup
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, Step
 

@@ -139,6 +139,7 @@ def _update(
         run_seed=context.config.seed,
         iteration=i,
         parallel=context.parallel,
+        measures=context.measures,
     )
 
 

@@ -18,7 +18,7 @@ from metaloom.flows.graph.stage import ITERATION, ONCE, Graph, Input, Per, Stage
 from metaloom.pipeline.algorithms.pearl.context import ContextRounds
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.tasks.samplers import TaskPool, distinct_tasks, fixed_tasks
@@ -144,6 +144,7 @@ def _update(
         run_seed=context.config.seed,
         iteration=i,
         parallel=context.parallel,
+        measures=context.measures,
     )
 
 

@@ -19,7 +19,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
 )
 from metaloom.pipeline.envs.task_draws import draw_signs
 from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class HalfCheetah(MujocoRobot):
@@ -70,6 +70,11 @@ class HalfCheetah(MujocoRobot):
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
         velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
         return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * squared_norm(motion.actions)}
+
+    def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
+        """`forward_velocity`: mean over all steps, in m/s, of observation 8 at their ends."""
+        velocity = episodes.observations[:, :, 1:, 8].astype(np.float64)
+        return {"forward_velocity": float(velocity[episodes.mask == 1].mean())}
 
     @abstractmethod
     def run_reward(self, velocity: Array, tasks: Array) -> Array:

@@ -50,7 +50,7 @@ class AdamOnVector:
     def step(self, gradient: Tensor, learning_rate: float) -> None:
         """Move the vector against a gradient; see VectorOptimizer."""
         self._count += 1
-        torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
+        torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
             [self._vector],
             [gradient],
             [self._first],

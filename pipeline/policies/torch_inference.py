@@ -1,6 +1,6 @@
 """The forward pass for acting of all networks that are not plain ones, in torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -31,7 +31,7 @@ class PaddedRows:
         self._params = _of_tasks(params)
         padded_rows = -(-num_rows // ROWS_MULTIPLE) * ROWS_MULTIPLE
         padded = np.zeros((len(self._params), padded_rows, input_size), np.float32)
-        self._padded = list(torch.from_numpy(padded))
+        self._padded = list(torch.as_tensor(padded))
         self.inputs = padded[:, :num_rows]
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
@@ -51,14 +51,14 @@ class TorchInference:
 
     def outputs(self) -> Array:
         """See Inference."""
-        with one_thread(), torch.inference_mode():
+        with one_thread(), torch.no_grad():
             for b, (params, rows) in enumerate(self._rows):
                 self._outputs[b] = self._network(params, rows).numpy()[: len(self._outputs[b])]
         return self._outputs
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None]:
     """Let torch compute on one thread: more would make bits depend on the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from metaloom.flows.runs import RunAt, best_iteration
 from metaloom.flows.views.run_info import run_info
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.inference import log_softmax
 from metaloom.storage.format.stages import ON_POLICY
 
@@ -39,18 +39,24 @@ def tiny(recipe, *changes):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "env"),
+    ("recipe", "env", "changes"),
     [
-        ("a2c", "CartPole-v1"),
-        ("ppo", "CartPole-v1"),
-        ("ppo2", "Pendulum-v1"),
-        ("svpg", "CartPole-v1"),
-        ("ppo", "Acrobot-v1"),
+        ("a2c", "CartPole-v1", []),
+        ("ppo", "CartPole-v1", []),
+        ("ppo2", "Pendulum-v1", []),
+        ("svpg", "CartPole-v1", []),
+        ("ppo", "Acrobot-v1", []),
+        (
+            "ppo2",
+            "Pendulum-v1",
+            ["algorithm.kernel=torch", "algorithm.lr_schedule={name: ExponentialLR, options: {gamma: 0.5}}"],
+        ),
+        ("svpg", "CartPole-v1", ["algorithm.particle={name: ppo, optimizer: AdamW, critic_network: residual}"]),
     ],
 )
-def test_a_run_is_replayed_resumed_and_verified_bit_for_bit(tmp_path, digests, recipe, env):
+def test_a_run_is_replayed_resumed_and_verified_bit_for_bit(tmp_path, digests, recipe, env, changes):
     path, halves = tmp_path / "whole", tmp_path / "halves"
-    config = tiny(recipe, f"env={env}")
+    config = tiny(recipe, f"env={env}", *changes)
     train(config, path, backend=HERE)
     train(config.model_copy(update={"iterations": 2}), halves, backend=HERE)
     resume(halves, iterations=3, backend=HERE)
@@ -91,7 +97,7 @@ def test_a_policy_is_evaluated_as_it_is(tmp_path):
     evaluation = evaluate(tmp_path / "run", num_tasks=5, backend=HERE)  # of four particles
     assert [summary.adaptation_steps for summary in evaluation.summary()] == [0]
     assert len(evaluation.tasks) == 5
-    with pytest.raises(ConfigError, match=r"evaluation.adaptation_steps is 1 but algorithm.inner_steps is 0"):
+    with pytest.raises(ConfigError, match=r"evaluation.adaptation_steps is 1 but svpg does not adapt"):
         evaluate(tmp_path / "run", adaptation_steps=1, backend=HERE)
 
 
@@ -202,6 +208,15 @@ def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_run_
     [
         (["baseline=linear_time"], "baseline is linear_time but a2c has a critic"),
         (["min_rollouts=13"], "min_rollouts is 13 but episodes_per_task.* is 12"),
+        (
+            ["algorithm.critic_network=residual", "algorithm.critic_hidden_sizes=[3,4]"],
+            "critic's network.* equal sizes",
+        ),
+        (["algorithm.critic_activation=tan"], "critic's network: found 'tan'"),
+        (
+            ["algorithm.critic_network_options.channels=[3]"],
+            "critic_network_options is .* but critic_network is not set",
+        ),
         (["algorithm.inner_steps=1"], "inner_steps: unknown key"),
         (["processing.return_baseline=zero"], "return_baseline is set but is for DiCE alone"),
         (
@@ -222,11 +237,11 @@ def test_settings_that_an_actor_critic_has_no_use_for_are_refused(changes, messa
 @pytest.mark.parametrize(
     ("recipe", "changes", "message"),
     [
-        ("a2c", ["policy.init_std=0.5"], "init_std.* is about a standard deviation, but the actions are Discrete"),
+        ("a2c", ["policy.init_std=0.5"], "init_std.* is about a standard deviation, but the"),
         (
             "promp-point-corner",
             ["env.action_scale=null", "env.name=CartPole-v1"],
-            "promp, which is for actions that are numbers",
+            "promp, which is for continuous actions",
         ),
     ],
 )

@@ -16,20 +16,11 @@ from metaloom.pipeline.nn.distributions import Distribution, likelihood_ratio
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.nn.vector_optimizers import vector_optimizer
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, LearnerState
 
 POLICY, CRITIC = "policy", "critic"
 """Prefixes of what a learner's state holds of each."""
-
-
-class Policy(Protocol):
-    """Distributions of actions as functions of explicit parameters."""
-
-    def learned(self, params: Mapping[str, object]) -> tuple[str, ...]: ...
-
-    def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Distribution: ...
-
-    def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution: ...
 
 
 class GradientSteps(Protocol):

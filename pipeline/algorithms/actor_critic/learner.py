@@ -11,9 +11,8 @@ from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POL
 from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.algorithms.actor_critic.update import Update, estimated
-from metaloom.pipeline.algorithms.contract import Learner, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Learner, Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.kernels.actor_critic import FusedSteps
@@ -23,13 +22,10 @@ from metaloom.pipeline.nn.device import DeviceName, use_device
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state, is_customary
-from metaloom.pipeline.policies.categorical import CategoricalPolicy
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import build_policy
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step
-
-NUM_UPDATES = "num_updates"
-"""Name of the count of updates so far."""
 
 
 class ActorCriticLearner(Learner[Step, Sequence[Step]]):
@@ -45,10 +41,10 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         self.settings, self._setup, self._processing = settings, setup, setup.processing
         self._device = use_device(cast(DeviceName, setup.device))
         self._lr_factor = lr_factor(settings, settings.learning_rate)
-        self.policy = _policy(setup)
+        self.policy: Policy = build_policy(setup.policy, setup)
         self.critic = build_network(
             CRITIC,
-            setup.policy.critic_spec(
+            settings.critic_like(setup.policy).critic_spec(
                 setup.observation_shape,
                 hidden_sizes=settings.critic_hidden_sizes,
                 observation_scale=setup.observation_scale,
@@ -184,6 +180,8 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return LearnerState(state.params, state.optimizer, state.extra | counters)
 
     def _blockers(self) -> Iterator[str]:
+        if self._setup.policy.name is not None:
+            yield f"policy is {self._setup.policy.name}"
         yield from network_blockers(self.policy.network.spec, self.critic.spec, device=self._setup.device)
         if not is_customary(self.settings.optimizer):
             optimizer = self.settings.optimizer
@@ -197,15 +195,3 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
                         f"meta_optimize: parameters of the {name}{self.called(j)} are not finite after the update; "
                         "required finite numbers. Lower algorithm.learning_rate or set algorithm.max_grad_norm"
                     )
-
-
-def _policy(setup: Setup) -> GaussianPolicy | CategoricalPolicy:
-    config, shape, scale = setup.policy, setup.observation_shape, setup.observation_scale
-    if not setup.num_actions:
-        return GaussianPolicy(setup.observation_size, setup.action_size, config, shape, scale)
-    if options := config.std_options:
-        raise ConfigError(
-            f"policy: {options} is about a standard deviation, but the actions are Discrete({setup.num_actions}); "
-            "leave it out"
-        )
-    return CategoricalPolicy(setup.observation_size, setup.num_actions, config, shape, scale)

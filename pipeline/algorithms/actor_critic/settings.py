@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-from metaloom.pipeline.config.processing import processing_problems
+from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
+from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.schema import later
 
 LayerSize = Annotated[int, Field(ge=1)]
@@ -39,7 +40,6 @@ class ActorCritic(AlgorithmSettings, LearningRate):
 
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
-    inner_steps: ClassVar[int] = 0  # until all ask for adaptation_steps
 
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the samples of an iteration."""
@@ -59,6 +59,21 @@ class ActorCritic(AlgorithmSettings, LearningRate):
     """What the critic learns: its own values plus advantages, or the discounted returns that were observed."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Of the policy and, with a state of its own, of the critic; adam and rmsprop have an ε of 1e-5 unless set."""
+    critic_network: str | None = later(None)
+    """The critic's network, by the names of policy.network; null for one like the policy's."""
+    critic_network_options: dict[str, JsonValue] = later({})
+    """With critic_network: as policy.network_options."""
+    critic_activation: str | None = later(None)
+    """Behind the critic's hidden layers, by the names of policy.activation; null for the policy's."""
+
+    @model_validator(mode="after")
+    def _options_have_a_network(self) -> ActorCritic:
+        if self.critic_network_options and self.critic_network is None:
+            raise ValueError(
+                f"critic_network_options is {self.critic_network_options} but critic_network is not set, so the critic "
+                "has the policy's options; set critic_network too"
+            )
+        return self
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
@@ -85,19 +100,36 @@ class ActorCritic(AlgorithmSettings, LearningRate):
         """Weight of the critic's loss in the gradient steps that it shares with the policy."""
         return 1.0
 
+    def critic_like(self, policy: PolicyConfig) -> PolicyConfig:
+        """Return the policy's settings of networks with the critic's own in their place.
+
+        Raises:
+            ValueError: the critic's own do not fit each other.
+        """
+        own: dict[str, JsonValue] = {"hidden_sizes": list(self.critic_hidden_sizes)}
+        if self.critic_network is not None:
+            own |= {"network": self.critic_network, "network_options": self.critic_network_options}
+        if self.critic_activation is not None:
+            own |= {"activation": self.critic_activation}
+        return type(policy).model_validate(policy.model_dump(mode="json") | own)
+
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Tell what does not fit an algorithm with a critic; see AlgorithmSettings."""
-        yield from critic_problems(self.name, run)
+        yield from self.problems_of(self.name, run)
+
+    def problems_of(self, name: str, run: RunSettings) -> Iterator[str]:
+        """Tell the same of an algorithm with this name that is made of this one."""
+        if run.baseline.name != "zero":
+            yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
+        for problem in processing_problems(run.processing, ("advantages",)):
+            yield f"{problem} (algorithm.name is {name})"
         if self.advantage_scaling == "running":
             yield from _scaling_problems(run)
-
-
-def critic_problems(name: str, run: RunSettings) -> Iterator[str]:
-    """Tell what a run with a critic has no use for."""
-    if run.baseline.name != "zero":
-        yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
-    for problem in processing_problems(run.processing, ("advantages",)):
-        yield f"{problem} (algorithm.name is {name})"
+        try:
+            self.critic_like(run.policy)
+        except ValidationError as error:
+            for problem in error.errors():
+                yield f"the critic's network: {problem['msg'].removeprefix('Value error, ')}"
 
 
 def _scaling_problems(run: RunSettings) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import Settings
 
@@ -94,26 +94,10 @@ class OffPolicySettings(AlgorithmSettings):
     """Settings of an algorithm that learns from transitions of all iterations so far."""
 
     graph: ClassVar[str] = "off_policy"
-    off_policy: ClassVar[bool] = True
-    infers_tasks: ClassVar[bool] = False
-    has_critic: ClassVar[bool] = False
-    learns_from: ClassVar[tuple[str, ...]] = ()
-    # Those four go when nobody asks for flags any more.
-    actor: ClassVar[ActorKind]
-    """Who acts by what is learned."""
-    sizes: ClassVar[tuple[str, ...]]
-    """Settings that decide the shapes of what an iteration stores."""
-    decides_episodes: ClassVar[tuple[str, ...]]
-    """Settings that decide which episodes are collected, and nothing else."""
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
         """Return what is collected and what a gradient step draws, in a run with these settings."""
         raise NotImplementedError
-
-    @property
-    def inner_steps(self) -> int:
-        """As adaptation_steps, until all say that."""
-        return self.adaptation_steps
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Tell what an off-policy algorithm has no use for; see AlgorithmSettings."""

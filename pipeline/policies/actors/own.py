@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from metaloom.pipeline.nn.modules import seeded
 from metaloom.pipeline.policies.actors.contract import ActorSetup
 from metaloom.pipeline.policies.build import build_own_policy
 from metaloom.pipeline.policies.contract import OwnDistribution
@@ -20,9 +21,9 @@ class OwnPolicyActor:
         self._policy = build_own_policy(setup.config, setup.spaces)
         self._rows = PaddedRows(setup.params.params, setup.num_rows, setup.spaces.observation_size)
         T, N, _ = setup.taken.shape
-        self._seeds = None
+        self._seeds: Array | None = None
         if setup.rngs is not None:
-            self._seeds = setup.drawn(lambda rng: rng.integers(2**63, size=T))
+            self._seeds = np.stack([rng.integers(2**63, size=T) for rng in setup.rngs], axis=1)
         self._taken = setup.taken
         self.actions = np.zeros((T, N), np.int64) if setup.spaces.num_actions else setup.taken
         self.behavior_by_step: dict[str, Array] = {}
@@ -32,7 +33,7 @@ class OwnPolicyActor:
         """Actions [n, A] float32 or [n] int64; see Actor."""
         self._rows.inputs[:] = observations.reshape(self._rows.inputs.shape)
         found: list[tuple[Array, dict[str, Array]]] = []
-        with one_thread(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with one_thread(), torch.no_grad():
             for b, (params, inputs) in enumerate(self._rows):
                 found.append(self._act_in_task(t, b, self._policy.distribution(params, inputs)))
         actions = np.concatenate([actions for actions, _ in found])[rows]
@@ -49,8 +50,8 @@ class OwnPolicyActor:
         if self._seeds is None:
             actions = distribution.mode()
         else:
-            torch.manual_seed(int(self._seeds[t, b]))
-            actions = distribution.sample()
+            with seeded(int(self._seeds[t, b])):
+                actions = distribution.sample()
         num_rows = self._rows.inputs.shape[1]
         parameters = distribution.parameters()
         return actions.numpy()[:num_rows], {name: value.numpy()[:num_rows] for name, value in parameters.items()}

@@ -38,7 +38,7 @@ class QValuesActor:
         """Int64 actions [n]; see Actor."""
         self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
         values = self._network.outputs().reshape(self._values[t].shape)[rows]
-        actions = np.where(self._explores[t, rows], self._random_actions[t, rows], values.argmax(-1))
+        actions: Array = np.where(self._explores[t, rows], self._random_actions[t, rows], values.argmax(-1))
         self.actions[t, rows] = self._taken[t, rows, 0] = actions
         self._values[t, rows] = values
         return actions

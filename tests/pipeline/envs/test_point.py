@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaloom.pipeline.envs import EnvConfig, EnvError, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.point import Navigation2D, Point2D, Point2DGoal
 from metaloom.pipeline.envs.point_corner import PointCorner, PointMomentum, PointWalls
 from metaloom.pipeline.envs.point_pearl import PearlPointRobot, PearlSparsePointRobot
+from metaloom.pipeline.envs.registry import make_env
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 moves = st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1, max_size=60)

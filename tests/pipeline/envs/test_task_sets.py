@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.ant import PearlAntDir
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.task_draws import draw_directions, draw_on_disk, draw_signs
 
 SIZES = {

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import DQL, PEARL, SAC
 from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.off_policy.dql import DQL
+from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 

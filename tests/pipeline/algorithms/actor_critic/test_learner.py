@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms import A2C, PPO, PPO2
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
+from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
+from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.nn.mlp import mlp
 from metaloom.pipeline.nn.optimizers import AdamInPlace, RMSpropInPlace
@@ -106,6 +108,8 @@ def test_every_option_of_an_update_matters(update, name):
         "entropy_coeff": 0.5,
         "initial_output_scale": 0.5,
         "critic_hidden_sizes": (5,),
+        "critic_network": "residual",
+        "critic_activation": "relu",
         "value_target": "empirical" if name == "ppo" else "td_lambda",
         "value_coeff": 0.1,
         "clip_eps": 0.01,
@@ -116,7 +120,7 @@ def test_every_option_of_an_update_matters(update, name):
         "num_epochs": 2,
         "optimizer": "SGD",
     }
-    others = {"name", "kernel", "lr_schedule", "lr_decay", "lr_horizon", "advantage_scaling"}
+    others = {"name", "kernel", "lr_schedule", "lr_decay", "lr_horizon", "advantage_scaling", "critic_network_options"}
     settable = ALL[name].model_fields.keys() - others
     for option in settable - ({"num_epochs"} if name == "a2c" else set()):
         _, changed, _ = update(ALL[name](**{option: changes[option]}))

@@ -9,7 +9,7 @@ import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import Array, LearnerState, Minibatch, Transitions
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from metaloom.pipeline.algorithms import DQL, SAC
+from metaloom.pipeline.algorithms.off_policy.dql import DQL
+from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.algorithms.off_policy.settings import CollectionRound, Filling
 from metaloom.pipeline.config.run import RunConfig
 

@@ -9,7 +9,7 @@ from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 

@@ -5,7 +5,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.baselines import Baseline, BaselineConfig
+from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
+from metaloom.pipeline.baselines.contract import Baseline
 from metaloom.pipeline.schema import Settings
 
 _DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
@@ -22,7 +23,7 @@ class ProcessingConfig(Settings):
     """Zero mean and unit standard deviation per task, over real steps; of the adjusted rewards as well."""
     positive_advantages: bool = False
     """Shift the advantages of each task so that the smallest is 1e-8; the adjusted rewards as well."""
-    return_baseline: BaselineConfig | None = None
+    return_baseline: BaselineField | None = None
     """With name=dice: predicts returns for the advantages, while `baseline` predicts the discounted rewards."""
     adv_norm: Literal["std", "variance"] = "std"
     """What normalizing divides by. variance is for comparison with garage: it undoes the common scale of tasks."""
