@@ -1,4 +1,4 @@
-"""What an environment is that a configuration names: its class, all its options, and its sizes."""
+"""Facts about the environment that a configuration names: its class, all its options, and its sizes."""
 
 import inspect
 import math
@@ -16,7 +16,7 @@ from metaloom.pipeline.envs.contract import MetaEnv
 
 
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
-    """What is to be known of an environment when its defaults have changed, as plain JSON data.
+    """Return what tells environments apart once defaults have changed, as plain JSON data.
 
     Args:
         config: names it.
@@ -42,7 +42,7 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
 
 
 def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
-    """Where an environment's class or function is, itself, and the options that it is called with."""
+    """Find an environment's class or function: its path, itself, and the options for its call."""
     path = ENVS.get(config.name, config.name)
     if ":" in path:
         return path, import_object(path), config.options
