@@ -10,7 +10,8 @@ from metaloom.pipeline.schema import Settings, later
 
 ActorKind = Literal["policy", "uniform", "tanh_gaussian", "q_values"]
 """The ways of choosing actions in rollouts: "policy" is the Gaussian where actions are continuous and the categorical
-where they are discrete, "uniform" draws them all alike, "tanh_gaussian" and "q_values" are those of off-policy learners."""
+where they are discrete, "uniform" draws all with equal probability, "tanh_gaussian" and "q_values" are those of
+off-policy learners."""
 
 LayerSize = Annotated[int, Field(ge=1)]
 

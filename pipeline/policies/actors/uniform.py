@@ -7,7 +7,7 @@ from metaloom.pipeline.types import Array
 
 
 class UniformActor:
-    """Draws every action with equal probability, of [-1, 1], the range of a tanh, or of the discrete ones. See Actor."""
+    """Draws every action with equal probability, of [-1, 1], a tanh's range, or of the discrete ones. See Actor."""
 
     def __init__(self, setup: ActorSetup) -> None:
         T, N, A = setup.taken.shape
