@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from metaloom.flows.graph.common import INITIALIZE, SAMPLE_TASKS, evaluated, evaluation, position, state_before
 from metaloom.flows.graph.context import Context
-from metaloom.flows.graph.stage import INNER_STEP, ITERATION, EACH_STEP, Graph, Input, Stage
+from metaloom.flows.graph.stage import EACH_STEP, INNER_STEP, ITERATION, Graph, Input, Stage
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskBatch, TaskParams, Update

@@ -12,7 +12,7 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import materialise, thin
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph import tables
-from metaloom.flows.graph.on_policy import COLLECT_ROLLOUTS, ON_POLICY, PROCESS_SAMPLES, EACH_STEP
+from metaloom.flows.graph.on_policy import COLLECT_ROLLOUTS, EACH_STEP, ON_POLICY, PROCESS_SAMPLES
 from metaloom.flows.graph.stage import ITERATION, Stage
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.types import Samples
