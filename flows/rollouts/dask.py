@@ -162,8 +162,8 @@ class DaskWorkers:
         at, stop = shard.position, shard.position.first_task + len(shard.tasks)
         return WorkersError(
             f"iteration {at.iteration}, inner step {at.step}: several workers in a row died in the "
-            f"same shard, tasks {at.first_task} to {stop - 1}, but not in one place (first task, first episode, step, row: "
-            f"{places}): they may lack memory, or somebody kills them. What is stored is safe; go on with "
+            f"same shard, tasks {at.first_task} to {stop - 1}, but not in one place (first task, first episode, step, "
+            f"row: {places}): they may lack memory, or somebody kills them. What is stored is safe; go on with "
             "`metaloom resume`"
         )
 
