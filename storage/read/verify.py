@@ -208,7 +208,7 @@ class _Verification:
         uncounted = [
             ref for ref, record in self.records.items() if "lengths" in record.arrays and ref not in self.steps
         ]
-        for record in sorted(self.records.values(), key=lambda record: record.ref.position):
+        for record in sorted(self.records.values(), key=lambda record: record.ref.iteration):
             for item in record.spans:
                 if any(ref in item.span for ref in self.unreadable):
                     continue
