@@ -406,7 +406,7 @@ def thin(
 ) -> int:
     """Remove the episodes, samples and adapted parameters of iterations; everything else stays.
 
-    Of a run that learns off policy the episodes stay too, since they are its memory: minibatches and adapted
+    Of a run that learns off policy the episodes stay too, since they are its replay buffer: minibatches and adapted
     parameters go. `metaloom replay RUN@ITERATION --materialise` computes them again, bit for bit.
 
     Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`

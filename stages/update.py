@@ -31,7 +31,7 @@ def update(
         minibatches: what each gradient step learns from, in order.
         rounds: the episodes that this iteration collected, by how often their actors had inferred the task: 0 for those
             that acted by what holds for every task, 1 for those that acted by what they had seen of theirs.
-        fill: episodes that filled the memory before; they count as environment steps.
+        fill: episodes that filled the replay buffer before; they count as environment steps.
         run_seed: with the iteration, decides the noise of the gradient steps.
         iteration: the number of this iteration.
         parallel: maps over parts of a minibatch; the result does not depend on it.
