@@ -45,7 +45,7 @@ def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, contex
 def minibatch_view(info: Mapping[str, Any]) -> Table:
     """The same for people."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
-    for name in ("memory", "row", "iteration", "stage", "task", "episode", "t"):
+    for name in ("buffer", "row", "iteration", "stage", "task", "episode", "t"):
         table.add_column(name, justify="left" if name == "stage" else "right")
     for name in ("observation", "action", "reward", "next observation", "terminated"):
         table.add_column(name, overflow="fold")
