@@ -13,6 +13,7 @@ from metaloom.storage.format.records import Input, SpanInput, StageRecord, Store
 from metaloom.storage.format.refs import Span, StageRef
 from metaloom.storage.read.ancestry import origin
 from metaloom.storage.read.committed import CommittedFiles, table_path
+from metaloom.storage.read.frames import num_tabled_steps
 from metaloom.storage.read.history import History
 from metaloom.storage.read.spans import SpanSums
 from metaloom.storage.read.tables import EpisodeSummary, evaluation_file, iteration_tables, summarize
@@ -118,7 +119,11 @@ class Publisher:
             return int(self._episodes[ref].lengths.sum())
         # Of an earlier session, or what filled the replay buffer.
         record = self._files.record(ref)
-        return int(self._files.read_lengths(record).sum()) if "lengths" in record.arrays else 0
+        if "lengths" not in record.arrays:
+            return 0
+        if self._files.is_thinned(record):
+            return num_tabled_steps(self._files, ref)
+        return int(self._files.read_lengths(record).sum())
 
     def _remember(self, output: Output) -> None:
         if isinstance(output.value, TaskBatch):
