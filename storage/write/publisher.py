@@ -13,7 +13,6 @@ from metaloom.storage.format.records import Input, SpanInput, StageRecord, Store
 from metaloom.storage.format.refs import Span, StageRef
 from metaloom.storage.read.ancestry import origin
 from metaloom.storage.read.committed import CommittedFiles, table_path
-from metaloom.storage.read.frames import num_tabled_steps
 from metaloom.storage.read.history import History
 from metaloom.storage.read.spans import SpanSums
 from metaloom.storage.read.tables import EpisodeSummary, evaluation_file, iteration_tables, summarize
@@ -122,6 +121,9 @@ class Publisher:
         if "lengths" not in record.arrays:
             return 0
         if self._files.is_thinned(record):
+            # Imports pyarrow, which opening a run does without.
+            from metaloom.storage.read.frames import num_tabled_steps
+
             return num_tabled_steps(self._files, ref)
         return int(self._files.read_lengths(record).sum())
 
