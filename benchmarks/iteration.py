@@ -96,7 +96,7 @@ def compare(config: RunConfig, args: argparse.Namespace, folder: Path, prefect_c
     with stages_of(config, Backend(workers=args.workers)) as stages:
         memory = variants[MEMORY][0]
         _iteration(stages, memory, direct, 0, defaultdict(list))  # warms workers and caches
-        limits = [_limit(config, stages, memory, k, args.workers) for k in range(config.algorithm.inner_steps + 1)]
+        limits = [_limit(config, stages, memory, k, args.workers) for k in range(config.algorithm.adaptation_steps + 1)]
         for turn in range(args.rounds):
             for _ in range(2):
                 per_iteration[OPEN_LOOP].append(sum(_seconds(limit) for limit in limits))

@@ -200,7 +200,7 @@ def changed_config(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     changed = after.model_dump(mode="json")
     refused = [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]
     if after.algorithm.name == config.algorithm.name:
-        of_episodes = getattr(config.algorithm, "decides_episodes", ())
+        of_episodes = config.algorithm.decides_episodes
         refused += [f"algorithm.{n}" for n in of_episodes if changed["algorithm"][n] != before["algorithm"][n]]
     if refused:
         raise UsageError(
@@ -237,7 +237,7 @@ class _Again:
             if stages.graph[ref.stage].samples and not self.run.contains(ref):
                 raise UsageError(
                     f"{asked}: {self.ref} reads the episodes of inner step {ref.step}, which are not stored; "
-                    f"required at most {self.stages.config.algorithm.inner_steps} inner steps, as in the run"
+                    f"required at most {self.stages.config.algorithm.adaptation_steps} inner steps, as in the run"
                 )
         if self.run.learner_ref(self.ref.iteration) in stages.inputs(self.ref):
             _fitted(self._stored_update().learner, _own_learner(stages), asked)

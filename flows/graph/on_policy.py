@@ -78,6 +78,7 @@ def _meta_optimize(
         run_seed=context.config.seed,
         iteration=i,
         parallel=context.parallel,
+        measures=context.measures,
     )
 
 

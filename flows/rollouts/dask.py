@@ -21,7 +21,8 @@ from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.flight_recorder import Recording, remove_recordings
 from metaloom.flows.rollouts.supervised import Shard, Supervision, collect_watched, is_built_in, try_environment
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, code_digest
-from metaloom.pipeline.envs import EnvError, make_env
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
