@@ -5,6 +5,7 @@ automatic differentiation computes it for every product, which takes it up to tw
 """
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,11 +15,12 @@ from metaloom.pipeline.algorithms.maml.curvature import Flattening, Product
 from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem, sum_in_order
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
 from metaloom.pipeline.kernels.linearization import LinearizedMLP, PulledBack
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.policies.gaussian import LOG_STD, GaussianPolicy
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
 MAX_KEPT_BYTES = 1 << 30
-"""What all chunks together may keep between products. The others compute it again: slower, the same bits."""
+"""Bytes that all chunks together may keep between products. The others compute again: slower, the same bits."""
 
 
 def fused_gauss_newton_product(
@@ -57,7 +59,8 @@ class ChunkCurvature:
     """J_iᵀ F_i J_i of a chunk's tasks, with all that does not depend on the vector computed once."""
 
     def __init__(self, problem: MetaProblem, params: Mapping[str, Array], names: Sequence[str], chunk: Chunk) -> None:
-        policy, dtype = problem.policy, _dtype(chunk)
+        # The rule that chose this kernel has seen to it.
+        policy, dtype = cast(GaussianPolicy, problem.policy), _dtype(chunk)
         self._names, self._num_tasks, self._inner_lr = names, len(chunk), problem.inner_lr
         self._hessians: list[InnerHessian] = []
         current = {name: self._for_every_task(value.astype(dtype)) for name, value in params.items()}
@@ -69,13 +72,13 @@ class ChunkCurvature:
             if not problem.first_order:
                 self._hessians.append(hessian)
             current = self._step(current, hessian.gradients)
-        adapted = {f"adapted {name}": torch.from_numpy(current[name]) for name in names}
+        adapted = {f"adapted {name}": torch.as_tensor(current[name]) for name in names}
         require_finite(adapted, chunk.first_task, "Lower inner_lr.")
         self._fisher = Fisher(policy, current, chunk.rounds[-1])
 
     @staticmethod
-    def num_bytes(policy: GaussianPolicy, chunk: Chunk) -> int:
-        """What it keeps: arrays as wide as the hidden layers, four for every inner step and two at the end."""
+    def num_bytes(policy: Policy, chunk: Chunk) -> int:
+        """Bytes that it keeps: arrays as wide as the hidden layers, four for every inner step and two at the end."""
         arrays = [*(4 for _ in chunk.rounds[:-1]), 2]
         rows = (n * rows.weights.numel() for n, rows in zip(arrays, chunk.rounds, strict=True))
         return sum(rows) * sum(policy.network.spec.hidden_sizes) * _dtype(chunk).itemsize
@@ -108,7 +111,7 @@ class InnerHessian:
 
     def __init__(self, policy: GaussianPolicy, params: Params, rows: TaskRows, loss: InnerLoss) -> None:
         self._network = _linearized(policy, params, rows)
-        self._head = [torch.from_numpy(x).requires_grad_() for x in (self._network.outputs, params[LOG_STD])]
+        self._head = [torch.as_tensor(x).requires_grad_() for x in (self._network.outputs, params[LOG_STD])]
         losses = loss(policy.head(*self._head), rows)
         self._head_gradients = torch.autograd.grad(losses.sum(), self._head, create_graph=True)
         mean, log_std = (gradient.detach().numpy() for gradient in self._head_gradients)
@@ -119,7 +122,7 @@ class InnerHessian:
         """The Hessian times the tangents of every task."""
         pushed = self._network.push(tangents)
         # The head is only as wide as the action, so automatic differentiation may do it, for any loss.
-        directions = [torch.from_numpy(x) for x in (pushed[-1], tangents[LOG_STD])]
+        directions = [torch.as_tensor(x) for x in (pushed[-1], tangents[LOG_STD])]
         mean, log_std = torch.autograd.grad(self._head_gradients, self._head, directions, retain_graph=True)
         return self._pulled.differentiate(tangents, pushed, mean.numpy()) | {LOG_STD: log_std.numpy()}
 
@@ -129,8 +132,8 @@ class Fisher:
 
     def __init__(self, policy: GaussianPolicy, params: Params, rows: TaskRows) -> None:
         self._network = _linearized(policy, params, rows)
-        log_std = torch.from_numpy(params[LOG_STD]).requires_grad_()
-        clamped = policy.head(torch.from_numpy(self._network.outputs), log_std).log_std
+        log_std = torch.as_tensor(params[LOG_STD]).requires_grad_()
+        clamped = policy.head(torch.as_tensor(self._network.outputs), log_std).log_std
         (clamp_slope,) = torch.autograd.grad(clamped.sum(), log_std)
         # Of a Gaussian: 1 / σ² for the mean, 2 for log σ.
         self._mean_weight = (rows.weights.unsqueeze(-1) * (-2 * clamped.detach()).exp()).numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import singledispatch
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -24,10 +25,6 @@ class Distribution(Protocol):
 
     def kl(self: Self, other: Self) -> Tensor:
         """KL(self ‖ other): [...]."""
-        ...
-
-    def kl_from_itself(self) -> Tensor:
-        """KL(this as a constant ‖ this): [...]. Zero, as is its gradient; its Hessian is the Fisher matrix."""
         ...
 
     def entropy(self) -> Tensor:
@@ -66,12 +63,6 @@ class DiagGaussian(NamedTuple):
         per_dimension = squares / (2 * other_std.square() + KL_EPSILON) + (other.log_std - self.log_std)
         return per_dimension.sum(-1)
 
-    def kl_from_itself(self) -> Tensor:
-        """KL(this as a constant ‖ this), without the ε of `kl`: [...]; see Distribution."""
-        changes = (self.mean - self.mean.detach()).square() * (-2 * self.log_std).exp()
-        log_ratios = self.log_std.detach() - self.log_std
-        return (0.5 * (changes + (2 * log_ratios).expm1()) - log_ratios).sum(-1)
-
     def entropy(self) -> Tensor:
         """Entropy in nats, summed over the action dimensions; its leading axes are those of log_std."""
         return (self.log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
@@ -103,10 +94,6 @@ class Categorical(NamedTuple):
         """KL(self ‖ other): [...]."""
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
 
-    def kl_from_itself(self) -> Tensor:
-        """KL(this as a constant ‖ this): [...]; see Distribution."""
-        return self.detach().kl(self)
-
     def entropy(self) -> Tensor:
         """Entropy in nats: [...]."""
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
@@ -119,3 +106,18 @@ class Categorical(NamedTuple):
 def likelihood_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     """p_new(a) / p_old(a) from the joint log-densities."""
     return (log_prob - old_log_prob).exp()
+
+
+@singledispatch
+def kl_from_itself(distribution: Distribution) -> Tensor:
+    """KL(distributions as constants ‖ themselves): [...]. Zero, with no gradient; the Hessian is the Fisher matrix."""
+    return distribution.detach().kl(distribution)
+
+
+@kl_from_itself.register
+def _(distribution: DiagGaussian) -> Tensor:
+    # Without the ε of DiagGaussian.kl, which is no longer small where σ² is not much larger.
+    mean, log_std = distribution
+    squares = (mean - mean.detach()).square() * (-2 * log_std).exp()
+    log_ratios = log_std.detach() - log_std
+    return (0.5 * (squares + (2 * log_ratios).expm1()) - log_ratios).sum(-1)

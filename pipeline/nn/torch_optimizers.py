@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, Params
 
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
@@ -63,7 +63,7 @@ class TorchOptimizer:
         """Every quantity by name, as arrays of their own."""
         arrays: Params = {STEP_COUNT: np.array(self._count, np.int64)}
         for name, kinds in self._kinds.items():
-            now = self._optimizer.state[self._params[name]] if self._count else {}
+            now: Mapping[str, Tensor | float] = self._optimizer.state[self._params[name]] if self._count else {}
             for key, kind in kinds.items():
                 arrays[f"{key}.{name}"] = _array(now[key]) if key in now else np.zeros_like(_array(kind))
         return arrays
@@ -92,7 +92,7 @@ class TorchSteps:
 
 def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
     # Copied, since stored arrays may be read-only.
-    return {name: torch.from_numpy(np.array(value, order="C")) for name, value in arrays.items()}
+    return {name: torch.as_tensor(np.array(value, order="C")) for name, value in arrays.items()}
 
 
 def _tried(config: OptimizerConfig, params: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor | float]]:
@@ -132,5 +132,5 @@ def _array(value: Tensor | float) -> Array:
 
 def _restored(array: Array, kind: Tensor | float) -> Any:
     if isinstance(kind, Tensor):
-        return torch.from_numpy(np.array(array, order="C")).to(kind.device)
+        return torch.as_tensor(np.array(array, order="C")).to(kind.device)
     return array.item()

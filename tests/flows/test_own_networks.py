@@ -21,6 +21,8 @@ RUNS = {
         "num_tasks=4",
         "episodes_per_task=3",
     ),
+    "pixels": ("ppo", "env=pixels:Catch", "policy.network=cnn", "policy.hidden_sizes=[16]", "episodes_per_task=8"),
+    "beta": ("ppo", "env=Pendulum-v1", "env.action_scale=1", "policy=beta_policy:BetaPolicy", "min_steps=100"),
 }
 of_every_run = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 

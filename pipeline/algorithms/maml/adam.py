@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, KernelChoice
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, KernelChoice, Setup
 from metaloom.pipeline.algorithms.maml.learner import IterationSamples, MetaUpdate, euclidean_norm, mean_over_tasks
 from metaloom.pipeline.algorithms.maml.losses import LOSS
 from metaloom.pipeline.algorithms.maml.meta_gradient import MetaProblem, TaskValues, meta_gradient, meta_objective
@@ -13,8 +13,8 @@ from metaloom.pipeline.algorithms.maml.settings import MetaAdam
 from metaloom.pipeline.kernels.choice import choose_kernel
 from metaloom.pipeline.nn.optimizers import Adam
 from metaloom.pipeline.nn.schedules import lr_factor
-from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.nn.torch_optimizers import TorchSteps
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Params
 
 
@@ -25,9 +25,9 @@ class AdamEpochs:
         self._settings = settings
         self._lr_factor = lr_factor(settings, settings.outer_lr)
 
-    def choose_kernel(self, asked: KernelChoice, network: NetworkSpec, device: str) -> Kernel:
+    def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
         """Torch; see MetaStep."""
-        del network, device
+        del policy, setup
         return choose_kernel(asked, blockers=["the whole update is differentiated by torch"], fused="")
 
     def initialize(self, learned: Mapping[str, Array]) -> Params:

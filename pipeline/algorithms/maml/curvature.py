@@ -28,7 +28,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     sum_in_order,
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk, minibatch_rows
-from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself
 from metaloom.pipeline.nn.optimizers import dot
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
@@ -160,9 +160,9 @@ def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
         rng: draws one number per row, padding included.
     """
     (order,) = minibatch_rows(mask, 1, rng)
-    counts = np.ceil(np.arange(order.shape[1] + 1) * share)
+    counts = np.ceil(np.arange(order.shape[1] + 1, dtype=np.int64) * share)
     return order[:, np.flatnonzero(np.diff(counts))]
 
 
 def _kl_from_itself(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
-    return {LOSS: chunk.rounds[-1].mean(current[-1].kl_from_itself())}
+    return {LOSS: chunk.rounds[-1].mean(kl_from_itself(current[-1]))}

@@ -18,7 +18,7 @@ from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.types import LearnerState, Step
 
 OUTER_LOSSES: dict[str, InnerLoss] = {"dice-maml": dice_loss, "vpg-dice": log_likelihood_per_cell}
-"""What is minimized after adaptation, by the algorithm's name."""
+"""Losses after adaptation, by the algorithm's name."""
 
 
 class DiceLearner(MetaLearner):

@@ -1,9 +1,10 @@
-"""What all algorithms that adapt by gradient steps have in common: how they start, adapt, and report an update."""
+"""The learner of all algorithms that adapt by gradient steps: how it starts, adapts, and reports an update."""
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,11 +23,11 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, chunk_bounds, task_rows, to_tensor
 from metaloom.pipeline.algorithms.maml.settings import GradientBased
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.nn.device import use_device
-from metaloom.pipeline.nn.spec import NetworkSpec
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.build import build_policy
+from metaloom.pipeline.policies.contract import Policy
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import (
     Array,
@@ -47,34 +48,20 @@ class IterationSamples:
 
     Attributes:
         steps: the rounds 0 ... K.
-        tasks_per_chunk: tasks computed at once.
-        device: where.
-        run_seed: of the run.
-        iteration: of the run.
-        parallel: maps over chunks of tasks.
+        chunks: makes chunks of all tasks, of the rows and in the dtype asked for; see build_chunks.
+        generator: of what an epoch draws at random.
+        parallel: maps over chunks.
     """
 
     steps: Sequence[Step]
-    tasks_per_chunk: int
-    device: torch.device
-    run_seed: int
-    iteration: int
+    chunks: Callable[..., list[Chunk]]
+    generator: Callable[[int], np.random.Generator]
     parallel: ParallelMap
-
-    def chunks(self, rows: Sequence[Array] | None = None, dtype: torch.dtype = torch.float32) -> list[Chunk]:
-        """All real rows, or of every round those with the numbers [B, n]."""
-        return build_chunks(
-            self.steps, self.tasks_per_chunk, rows, dtype=dtype, device=self.device, parallel=self.parallel
-        )
-
-    def generator(self, epoch: int) -> np.random.Generator:
-        """Of what an epoch draws at random."""
-        return generator(self.run_seed, "minibatches", self.iteration, epoch)
 
 
 @dataclass(frozen=True)
 class MetaUpdate:
-    """What a meta-update made: meta-parameters, the optimizer's state, and the objective's values of every task.
+    """Result of a meta-update: meta-parameters, the optimizer's state, and the objective's values of every task.
 
     Attributes:
         meta_params: by name, after the update.
@@ -94,8 +81,8 @@ class MetaUpdate:
 class MetaStep(Protocol):
     """How the meta-loss is minimized."""
 
-    def choose_kernel(self, asked: KernelChoice, network: NetworkSpec, device: str) -> Kernel:
-        """The implementation that computes it for a policy with this network.
+    def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
+        """The implementation that computes it for a policy.
 
         Raises:
             ConfigError: the one asked for cannot.
@@ -132,16 +119,14 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
                 f"algorithm.name is {settings.name}, which is for continuous actions, but those of {setup.env_name} "
                 f"are {setup.num_actions} discrete ones; required a2c, ppo, ppo2, svpg or dql"
             )
-        self.policy = GaussianPolicy(
-            setup.observation_size, setup.action_size, setup.policy, setup.observation_shape, setup.observation_scale
-        )
+        self.policy = build_policy(setup.policy, setup)
         self.settings, self._setup, self._inner_loss, self._meta_step = settings, setup, inner_loss, meta_step
         self._device = use_device(setup.device)
-        self.kernel = meta_step.choose_kernel(settings.kernel, self.policy.network.spec, setup.device)
+        self.kernel = meta_step.choose_kernel(settings.kernel, self.policy, setup)
 
     @abstractmethod
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """What the meta-update minimizes, as a function of the policy's distributions along the adaptation.
+        """Meta-loss as a function of the policy's distributions along the adaptation.
 
         Args:
             state: input of the iteration.
@@ -182,7 +167,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         alphas = {name: to_tensor(np.exp(log), torch.float32, self._device) for name, log in logs.items()}
 
         def work(tasks: slice) -> Params:
-            rows = task_rows(evidence, tasks, device=self._device)
+            rows = task_rows(evidence, tasks, device=self._device, recorded=self.policy.recorded)
             leaves = {
                 name: to_tensor(value, torch.float32, self._device).requires_grad_()
                 for name, value in params.slice(tasks.start, tasks.stop).params.items()
@@ -227,7 +212,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         return self.next_state(state, made), self.metrics(state, made)
 
     def problem(self, state: LearnerState, steps: Sequence[Step]) -> MetaProblem:
-        """What is differentiated in this iteration."""
+        """Adaptation and meta-loss of this iteration."""
         settings = self.settings
         return MetaProblem(
             self.policy, self._inner_loss, settings.inner_lr, settings.first_order, self.objective(state, steps)
@@ -240,7 +225,15 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         found, required = [step.k for step in steps], list(range(self.settings.inner_steps + 1))
         if found != required:
             raise ValueError(f"meta_optimize: found samples of rounds {found}; required {required}, in this order")
-        samples = IterationSamples(steps, self.settings.tasks_per_chunk, self._device, run_seed, iteration, parallel)
+        chunks = partial(
+            build_chunks,
+            steps,
+            self.settings.tasks_per_chunk,
+            device=self._device,
+            recorded=self.policy.recorded,
+            parallel=parallel,
+        )
+        samples = IterationSamples(steps, chunks, partial(generator, run_seed, "minibatches", iteration), parallel)
         meta_params = state.params | step_size_logs(state.extra)
         return self._meta_step(self.problem(state, steps), meta_params, state, samples)
 

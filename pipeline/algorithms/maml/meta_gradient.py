@@ -20,7 +20,7 @@ from metaloom.pipeline.algorithms.finite_checks import require_finite
 from metaloom.pipeline.algorithms.maml.losses import LOSS
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows, to_tensor
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
 LOG_INNER_LR = "log_inner_lr."
@@ -57,7 +57,7 @@ class MetaProblem:
         objective: the outer loss of each task; the meta-loss is their mean.
     """
 
-    policy: GaussianPolicy
+    policy: Policy
     inner_loss: InnerLoss
     inner_lr: float
     first_order: bool
@@ -65,7 +65,7 @@ class MetaProblem:
 
 
 def inner_step(
-    policy: GaussianPolicy, params: TensorParams, losses: Tensor, step_size: StepSize, *, differentiable: bool
+    policy: Policy, params: TensorParams, losses: Tensor, step_size: StepSize, *, differentiable: bool
 ) -> TensorParams:
     """Parameters of every task after one gradient step.
 

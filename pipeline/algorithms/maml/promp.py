@@ -59,7 +59,7 @@ class ProMPLearner(MetaLearner):
         return updated
 
     def metrics(self, state: LearnerState, made: MetaUpdate) -> Metrics:
-        """What the update was like, with the ε and η that it used; see MetaLearner."""
+        """Metrics of the family, with the ε and η that the update used; see MetaLearner."""
         metrics = super().metrics(state, made) | {"clip_eps": self._clip_eps(state)}
         if self._settings.inner_steps:
             metrics["inner_kl_coeff"] = float(np.mean(state.extra[INNER_KL_COEFF]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,14 @@ from metaloom.pipeline.nn.distributions import DiagGaussian, Distribution
 from metaloom.pipeline.types import Array, ParallelMap, Samples, Step
 
 CPU = torch.device("cpu")
+
+Recorded = Callable[[Mapping[str, Tensor]], Distribution]
+"""The distributions that acted, from what rollouts recorded of them, by name."""
+
+
+def recorded_gaussian(behavior: Mapping[str, Tensor]) -> DiagGaussian:
+    """See Recorded."""
+    return DiagGaussian(**behavior)
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class TaskRows:
         advantages: [b, N].
         weights: [b, N]; 1 / (real rows of the task) where a row is real, 0 where it is padding. A weighted sum over
             rows is the mean over a task's real steps.
-        behavior: the distribution that acted: mean [b, N, A], log_std [b, 1, A] or [b, N, A].
+        behavior: the distributions that acted, [b, N].
         behavior_log_prob: [b, N], log-density of the actions under it.
         episodes: what losses need that look at whole episodes; None where the samples are for others.
     """
@@ -132,9 +140,9 @@ def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator
             f"found {num_minibatches} minibatches for {E} episodes per task; required no more than episodes, since the "
             "loss takes whole ones; lower algorithm.num_minibatches"
         )
-    order = rng.permuted(np.broadcast_to(np.arange(E), (B, E)), axis=1)
-    parts = (order[:, part::num_minibatches, None] * T + np.arange(T) for part in range(num_minibatches))
-    return [rows.reshape(B, -1) for rows in parts]
+    order: Array = rng.permuted(np.broadcast_to(np.arange(E, dtype=np.int64), (B, E)), axis=1)
+    steps = np.arange(T, dtype=np.int64)
+    return [(order[:, part::num_minibatches, None] * T + steps).reshape(B, -1) for part in range(num_minibatches)]
 
 
 def build_chunks(
@@ -144,6 +152,7 @@ def build_chunks(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
+    recorded: Recorded = recorded_gaussian,
     parallel: ParallelMap = map,
 ) -> list[Chunk]:
     """All tasks of the steps in chunks.
@@ -154,12 +163,16 @@ def build_chunks(
         rows: for every round, [B, n] indices of the rows to take; None takes all real ones.
         dtype: of the tensors.
         device: of the tensors.
+        recorded: makes the distributions that acted.
         parallel: maps over the chunks.
     """
 
     def work(tasks: slice) -> Chunk:
         chosen = [None if rows is None else rows[k][tasks] for k in range(len(steps))]
-        rounds = [task_rows(step, tasks, indices, dtype, device) for step, indices in zip(steps, chosen, strict=True)]
+        rounds = [
+            task_rows(step, tasks, indices, dtype, device, recorded)
+            for step, indices in zip(steps, chosen, strict=True)
+        ]
         return Chunk(tasks.start, rounds)
 
     return list(parallel(work, chunk_bounds(len(steps[0].episodes.lengths), tasks_per_chunk)))
@@ -171,6 +184,7 @@ def task_rows(
     rows: Array | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
+    recorded: Recorded = recorded_gaussian,
 ) -> TaskRows:
     """The rows of some tasks of a step.
 
@@ -181,6 +195,7 @@ def task_rows(
             samples they must be whole episodes, and None takes all of them.
         dtype: of the tensors.
         device: of the tensors.
+        recorded: makes the distributions that acted.
     """
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]
@@ -191,13 +206,13 @@ def task_rows(
     def select(values: Array) -> Tensor:
         return to_tensor(_take_rows(values[tasks], rows), dtype, device)
 
-    actions, mask_rows, log_std = select(episodes.actions), select(samples.mask), episodes.behavior["log_std"]
-    # A standard deviation that no state changes is stored once per task.
-    shared_std = log_std.ndim == 2
-    behavior = DiagGaussian(
-        mean=select(episodes.behavior["mean"]),
-        log_std=to_tensor(log_std[tasks, None], dtype, device) if shared_std else select(log_std),
-    )
+    actions, mask_rows = select(episodes.actions), select(samples.mask)
+    # What no state changes, such as a standard deviation, is stored once per task.
+    acted = {
+        name: to_tensor(value[tasks, None], dtype, device) if value.ndim == 2 else select(value)
+        for name, value in episodes.behavior.items()
+    }
+    behavior = recorded(acted)
     selected = TaskRows(
         observations=select(episodes.observations[:, :, :T]),
         actions=actions,
@@ -207,8 +222,7 @@ def task_rows(
         behavior_log_prob=behavior.log_prob(actions),
         episodes=_episode_rows(samples, mask_rows, select),
     )
-    named = {f"behavior {name}": value for name, value in behavior._asdict().items()}
-    _require_finite_rows(selected, named, step.k, tasks.start)
+    _require_finite_rows(selected, acted, step.k, tasks.start)
     return selected
 
 
@@ -222,15 +236,15 @@ def _episode_rows(samples: Samples, mask: Tensor, select: Callable[[Array], Tens
 def to_tensor(array: Array, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """A tensor with its own memory: stored arrays may be read-only or broadcast views."""
     # Converted before it is moved: not every device has float64.
-    return torch.from_numpy(np.array(array, order="C")).to(dtype).to(device)
+    return torch.as_tensor(np.array(array, order="C")).to(dtype).to(device)
 
 
-def _require_finite_rows(rows: TaskRows, behavior: dict[str, Tensor], k: int, first_task: int) -> None:
+def _require_finite_rows(rows: TaskRows, acted: Mapping[str, Tensor], k: int, first_task: int) -> None:
     named = {
         "observations": rows.observations,
         "actions": rows.actions,
         "advantages": rows.advantages,
-        **behavior,
+        **{f"behavior {name}": value for name, value in acted.items()},
     }
     if rows.episodes:
         named["adjusted rewards"] = rows.episodes.adjusted_rewards

@@ -1,5 +1,8 @@
 """Settings of the algorithms that adapt by gradient steps: hyper-parameters only, no torch."""
 
+# Settings are immutable, so a subclass may say more exactly what a field is.
+# pyright: reportIncompatibleVariableOverride=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -8,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-from metaloom.pipeline.config.processing import processing_problems
+from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import OptimizerConfig, ScheduledSteps
 from metaloom.pipeline.schema import Settings, later
 
@@ -111,7 +114,7 @@ class Exploration(Settings):
     """The inner loss of MAML, and credit for exploring before adaptation."""
 
     inner_loss: Literal["log_likelihood", "likelihood_ratio"] = "log_likelihood"
-    """What the inner steps minimize: -mean(A log π), or -mean(r A), whose second derivative has one term more."""
+    """Loss of the inner steps: -mean(A log π), or -mean(r A), whose second derivative has one term more."""
     exploration: bool = False
     """Credit the policies before adaptation for the rewards after it (E-MAML, Stadie et al. 2018)."""
     e_maml_scale: Literal["mean", "sum"] = "mean"
@@ -166,7 +169,7 @@ class TrustRegion(Settings):
     hvp_subsample: float = Field(default=1.0, gt=0, le=1)
     """Share of each task's steps, in every round, that these products are computed from."""
     kl_order: Literal["old_new", "new_old"] = "old_new"
-    """Whether the bound is on KL(acted ‖ updated) or, as in some other code, on KL(updated ‖ acted)."""
+    """Bound KL(acted ‖ updated) or, as some other code does, KL(updated ‖ acted)."""
 
     @field_validator("hvp", mode="before")
     @classmethod

@@ -45,7 +45,7 @@ from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.optimizers import LineSearch, backtracking_line_search, conjugate_gradient, dot
-from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Params, Step
 
 
@@ -89,9 +89,12 @@ class TrustRegionStep:
         self._settings = settings
         self._gauss_newton_product = gauss_newton_product
 
-    def choose_kernel(self, asked: KernelChoice, network: NetworkSpec, device: str) -> Kernel:
+    def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
         """Fused products with the Gauss-Newton matrix where they are known; see MetaStep."""
-        blockers = [*network_blockers(network, device=device)]
+        network = policy.network.spec
+        blockers = [*network_blockers(network, device=setup.device)]
+        if setup.policy.name is not None:
+            blockers.append(f"policy is {setup.policy.name}")
         if self._settings.hvp != "gauss_newton":
             blockers.append(f"hvp is {self._settings.hvp}")
         kernel = choose_kernel(asked, blockers=blockers, fused=f"plain {network.activation} network on the CPU")
@@ -147,7 +150,8 @@ class TrustRegionStep:
             rng = samples.generator(0)
             masks = [step.samples.mask.reshape(len(step.samples.mask), -1) for step in samples.steps]
             rows = [share_of_rows(mask, share, rng) for mask in masks]
-        return samples.chunks(rows, torch.float64 if self._settings.hvp == "finite_difference" else torch.float32)
+        dtype = torch.float64 if self._settings.hvp == "finite_difference" else torch.float32
+        return samples.chunks(rows, dtype=dtype)
 
     def _full_step(self, product: Product, gradient: Array) -> tuple[Array, Metrics]:
         """The step that has a KL of max_kl by the quadratic model; zero where the model has no positive curvature."""

@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import ProMP
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
-from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR
+from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient
 from metaloom.pipeline.algorithms.maml.promp import INNER_KL_COEFF, adapted_kl_coeff
+from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
-from metaloom.pipeline.types import LearnerState, TaskParams
+from metaloom.pipeline.types import LearnerState, Step, TaskParams
 
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
 
@@ -202,6 +204,67 @@ def learner_without_logs(learner):
     return LearnerState(learner.params, learner.optimizer, extra)
 
 
+def test_any_optimizer_of_torch_takes_the_steps(random_steps):
+    steps = random_steps(2)
+    sgd = ProMP(num_epochs=1, optimizer="sgd", outer_lr=0.5)
+    learner = build(sgd).initialize(run_seed=1)
+    gradients, _ = meta_gradient(build(sgd).problem(learner, steps), learner.params, build_chunks(steps, 2))
+    updated, _ = optimize(sgd, steps, learner)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(updated.params[name], learner.params[name] - 0.5 * gradient, rtol=1e-6, atol=1e-7)
+
+    for optimizer in ("Adagrad", {"name": "AdamW", "options": {"weight_decay": 0.5}}):
+        promp = ProMP(optimizer=optimizer, trainable_inner_lr=True)
+        learner = build(promp).initialize(run_seed=1)
+        once, _ = optimize(promp, steps, learner)
+        twice, _ = optimize(promp, steps, once)
+        assert learner.optimizer.keys() == once.optimizer.keys()
+        assert twice.optimizer[STEP_COUNT] == 10
+        assert distance(once, twice) > 1e-4
+
+
+def test_a_schedule_multiplies_the_step_size_by_the_count_of_updates(random_steps):
+    steps = random_steps(2)
+    falling = ProMP(num_epochs=1, outer_lr=0.1, lr_schedule="linear", lr_horizon=2)
+    state, rates = build(falling).initialize(run_seed=1), []
+    for iteration in range(3):
+        before = state
+        state, metrics = optimize(falling, steps, state, iteration=iteration)
+        rates.append(metrics["outer_lr"])
+    assert rates == pytest.approx([0.1, 0.05, 0])
+    assert distance(before, state) == 0
+    with pytest.raises(ConfigError, match="missing 1 required positional argument: 'T_max'"):
+        build(ProMP(lr_schedule="CosineAnnealingLR"))
+
+
+def test_what_version_0_1_did_not_have_does_not_count_in_a_digest():
+    assert not {"kernel", "optimizer", "lr_schedule", "lr_decay", "lr_horizon"} & ProMP().decisive().keys()
+
+
+def test_adapting_to_episodes_is_to_process_them_and_to_adapt(random_steps):
+    promp = build(ProMP(inner_steps=2, trainable_inner_lr=True))
+    state, episodes = promp.initialize(run_seed=1), random_steps(1)[0].episodes
+    params = promp.acting_params(state, 3)
+    samples = promp.process(state, episodes, seed=0)
+    for k, expected_k in ((0, 0), (1, 1), (3, 1)):
+        found = promp.adapt_to_episodes(state, params, [episodes] * (k + 1), run_seed=5)
+        expected = promp.adapt(state, params, Step(episodes, samples, expected_k))
+        assert all(np.array_equal(found.params[name], expected.params[name]) for name in params.params)
+
+
+def test_there_is_no_kernel_but_torch():
+    assert build(ProMP()).kernel.name == build(ProMP(kernel="torch")).kernel.name == "torch"
+    with pytest.raises(ConfigError, match="the whole update is differentiated by torch"):
+        build(ProMP(kernel="fused"))
+
+
+def test_discrete_actions_are_refused():
+    sizes = ((3,), 1.0, 0, 4, "CartPole-v1", 5)
+    setup = Setup(*sizes, PolicyConfig(), BaselineConfig(), ProcessingConfig(), "cpu", np.negative)
+    with pytest.raises(ConfigError, match="promp, which is for continuous actions, but those of CartPole-v1 are 4"):
+        ProMP().build(setup)
+
+
 def test_a_fixed_standard_deviation_stays(random_steps):
     policy = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,), learn_std=False, init_std=0.7))
     promp, steps = ProMP(outer_lr=0.1), random_steps(2)
@@ -258,7 +321,7 @@ def test_state_keeps_names_shapes_and_dtypes_from_update_to_update(random_steps)
         ({"anneal_factor": 1.1}, "less than or equal to 1"),
         ({"inner_steps": -1}, "greater than or equal to 0"),
         ({"num_epochs": 0}, "greater than or equal to 1"),
-        ({"alpha": 1}, "Extra inputs"),
+        ({"alpha": 1}, "unknown key"),
         ({"name": "ppo"}, "promp"),
     ],
 )

@@ -166,10 +166,10 @@ def test_convolutions_that_leave_nothing_of_an_image_are_refused():
     ("settings", "message"),
     [
         ({"network_options": {"width": 3}}, "network mlp has no options"),
-        ({"network": "cnn", "network_options": {"width": 3}}, "(?s)width.*Extra inputs are not permitted"),
+        ({"network": "cnn", "network_options": {"width": 3}}, "(?s)width.*unknown key"),
         ({"network": "cnn", "network_options": {"strides": [2]}}, "differ in length"),
         ({"network": "residual", "hidden_sizes": (64, 32)}, "required equal sizes"),
-        ({"activation": "Silu"}, "found 'Silu', did you mean SiLU"),
+        ({"activation": "Silu"}, "found 'Silu'; did you mean SiLU"),
         ({"output_activation": "PReLU"}, "required identity, tanh"),
     ],
 )
