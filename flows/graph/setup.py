@@ -5,7 +5,7 @@ from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv
+from metaloom.pipeline.envs.contract import MetaEnv
 
 BYTE_SCALE = 255.0
 

@@ -1,4 +1,4 @@
-"""What an environment must offer to be meta-trained on, one at a time and in batches."""
+"""The contract of environments for meta-training, one at a time and in batches."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import gymnasium
 import numpy as np
 
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class EnvError(ValueError):
@@ -31,7 +31,7 @@ class TaskField:
 
 
 class BatchStep(NamedTuple):
-    """What one control step of n rows gave.
+    """The result of one control step of n rows.
 
     Attributes:
         observations: [n, O] float64.
@@ -117,7 +117,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return self._task
 
     def sparse_rewards(self, rewards: Array) -> Array:
-        """What real steps with these rewards, of any shape, would have been paid if the reward were sparse.
+        """Return what real steps with these rewards, of any shape, would have earned under a sparse reward.
 
         An environment has them where tasks are inferred and policies evaluated by another reward than the one that is
         learned from, as with PEARL. Padding is no step: its 0 may stand for the goal.
@@ -130,6 +130,14 @@ class MetaEnv(gymnasium.Env[Array, Array]):
             f"{type(self.unwrapped).__name__} has no sparse rewards; required an environment that has them, such as "
             "pearl-sparse-point-robot, or one that defines sparse_rewards"
         )
+
+    def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
+        """Numbers by name that describe a round of episodes, such as how fast the robot went; none unless said.
+
+        With env.diagnostics they are metrics of the run, `step_k.NAME`. They may depend on what is stored alone.
+        """
+        del episodes
+        return {}
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         """A BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""

@@ -1,5 +1,6 @@
 """Between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -8,11 +9,11 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.spaces.utils import flatten, flatten_space
 
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class ActionMap:
-    """What turns actions of a policy [..., A] into actions inside an environment's box.
+    """Maps actions of a policy [..., A] into an environment's box.
 
     With a scale c, [-c, c] is mapped linearly onto the box; without one, actions are taken as they are. Both clip to
     the box. With c = 10 and a policy of standard deviation 1, the noise is 10 % of the box's half-width (as in ProMP).
@@ -40,7 +41,7 @@ class ActionMap:
 
 
 class DiscreteActionMap:
-    """What turns the actions 0 ... n - 1 of a policy into those of an environment, which may start elsewhere."""
+    """Maps the actions 0 ... n - 1 of a policy to those of an environment, which may start elsewhere."""
 
     def __init__(self, space: Discrete, scale: float | None) -> None:
         self._start = np.int64(space.start)
@@ -87,6 +88,9 @@ class PolicyActions(MetaEnv):
 
     def sparse_rewards(self, rewards: Array) -> Array:
         return self.env.sparse_rewards(rewards)
+
+    def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
+        return self.env.diagnostics(episodes)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)

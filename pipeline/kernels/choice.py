@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.schema import ConfigError
 
 
 def choose_kernel(asked: KernelChoice, *, blockers: Sequence[str], fused: str) -> Kernel:

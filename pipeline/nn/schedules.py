@@ -8,8 +8,8 @@ import torch
 from pydantic import JsonValue
 from torch.optim.lr_scheduler import LRScheduler
 
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.optimization import LearningRate, ScheduledSteps, TorchScheduler, built_in_factor
+from metaloom.pipeline.schema import ConfigError
 
 LrFactor = Callable[[int], float]
 """Factor of the step sizes after so many updates."""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, Params
 
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {

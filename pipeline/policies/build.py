@@ -1,21 +1,18 @@
-"""The policy that a configuration describes."""
+"""Policies built from their settings."""
 
 from collections.abc import Callable
 from typing import Protocol
 
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.envs.spaces import Spaces
-from metaloom.pipeline.nn.modules import resolve
 from metaloom.pipeline.policies.categorical import CategoricalPolicy
-from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.config import POLICIES, PolicyConfig
 from metaloom.pipeline.policies.contract import OwnPolicy, Policy
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
-
-ENTRY_POINTS = "metaloom.policies"
+from metaloom.pipeline.schema import ConfigError
 
 
 class Sizes(Protocol):
-    """Those of an environment, as Spaces and Setup have them."""
+    """The sizes of an environment, as Spaces and Setup have them."""
 
     @property
     def observation_shape(self) -> tuple[int, ...]: ...
@@ -28,7 +25,7 @@ class Sizes(Protocol):
 
 
 def build_policy(config: PolicyConfig, sizes: Sizes) -> Policy:
-    """A Gaussian policy for continuous actions, a categorical one for discrete actions, or the user's own.
+    """Build a Gaussian policy for continuous actions, a categorical one for discrete actions, or the user's own.
 
     Raises:
         ConfigError: the policy or its network is not for such observations or actions.
@@ -48,17 +45,17 @@ def build_policy(config: PolicyConfig, sizes: Sizes) -> Policy:
 
 
 def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
-    """The user's own policy.
+    """Build the user's own policy.
 
     Raises:
         ConfigError: it cannot be found or constructed.
     """
     assert config.name is not None
-    factory: Callable[[Spaces, PolicyConfig], OwnPolicy] = resolve(config.name, "policy.name", ENTRY_POINTS)
     try:
-        return factory(spaces, config)
-    except ConfigError:
-        raise
+        make: Callable[[Spaces, PolicyConfig], OwnPolicy] = POLICIES.find(config.name, OwnPolicy)
+        return make(spaces, config)
+    except ConfigError as problem:
+        raise ConfigError(f"policy.name: {problem}") from problem
     except Exception as problem:
         raise ConfigError(
             f"policy.name: {config.name}({spaces}, config) raised {type(problem).__name__}: {problem}"

@@ -1,18 +1,22 @@
-"""What a policy looks like, as plain data: workers read it without importing torch."""
+"""The settings of policies, as plain data: workers read them without importing torch."""
 
-import difflib
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from metaloom.pipeline.nn.spec import ACTIVATIONS, NetworkSpec, check_fits, check_network_settings
-from metaloom.pipeline.schema import Settings, later
+from metaloom.pipeline.plugins import Plugins
+from metaloom.pipeline.schema import Settings, later, suggestion
 
 ActorKind = Literal["policy", "uniform", "tanh_gaussian", "q_values"]
-"""How actions come about in rollouts: "policy" is the Gaussian where actions are continuous and the categorical where
-they are discrete, "uniform" draws them all alike, "tanh_gaussian" and "q_values" are those of off-policy learners."""
+"""The ways of choosing actions in rollouts: "policy" is the Gaussian where actions are continuous and the categorical
+where they are discrete, "uniform" draws all with equal probability, "tanh_gaussian" and "q_values" are those of
+off-policy learners."""
 
 LayerSize = Annotated[int, Field(ge=1)]
+
+POLICIES = Plugins("policy", "metaloom.policies", {})
+"""Policies of others, subclasses of OwnPolicy."""
 
 
 class PolicyConfig(Settings):
@@ -34,7 +38,7 @@ class PolicyConfig(Settings):
     min_std: float = Field(default=1e-6, gt=0)
     """Floor of the standard deviation, wherever it is used: acting, recording, losses."""
     learn_std: bool = True
-    """Whether adaptation and meta-training change the standard deviation; otherwise it stays at init_std."""
+    """Let adaptation and meta-training change the standard deviation; otherwise it stays at init_std."""
     network: str = later("mlp")
     """mlp, cnn (for images), residual, one that a plug-in brings, or module:Class of a torch.nn.Module of your own;
     critics have the same kind of network."""
@@ -55,7 +59,7 @@ class PolicyConfig(Settings):
     @classmethod
     def _activation_is_known(cls, value: str | None) -> str | None:
         if value is not None and value not in ACTIVATIONS:
-            raise ValueError(f"found {value!r}{_did_you_mean(value, ACTIVATIONS)}; required {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"found {value!r};{suggestion(value, ACTIVATIONS)} required {', '.join(ACTIVATIONS)}")
         return value
 
     @model_validator(mode="after")
@@ -66,6 +70,8 @@ class PolicyConfig(Settings):
 
     @model_validator(mode="after")
     def _network_has_its_options(self) -> "PolicyConfig":
+        if self.name is not None:
+            POLICIES.path(self.name)
         check_network_settings(self.network, self.hidden_sizes, self.network_options)
         return self
 
@@ -84,7 +90,7 @@ class PolicyConfig(Settings):
         extra_size: int = 0,
         activation: str = "tanh",
     ) -> NetworkSpec:
-        """The policy's network.
+        """Describe the policy's network.
 
         Args:
             observation_shape: of one observation as the environment gives it.
@@ -120,7 +126,7 @@ class PolicyConfig(Settings):
         extra_size: int = 0,
         activation: str = "tanh",
     ) -> NetworkSpec:
-        """A critic's network: of the policy's kind, with hidden layers of its own and nothing behind the last one.
+        """Describe a critic's network: of the policy's kind, with hidden layers of its own and a linear last layer.
 
         Args: as for `network_spec`; `extra_size` is that of actions where the critic sees them.
         """
@@ -132,12 +138,6 @@ class PolicyConfig(Settings):
             extra_size=extra_size,
             activation=activation,
         )
-
-
-def _did_you_mean(value: str, known: tuple[str, ...]) -> str:
-    by_small_letters = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(value.lower(), by_small_letters, n=1)
-    return f", did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
 _DEFAULTS: dict[str, Any] = {name: about.default for name, about in PolicyConfig.model_fields.items()}

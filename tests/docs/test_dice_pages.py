@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import DiceMAML, VPGDice
 from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, Step
 from metaloom.stages.initialize import initialize

@@ -23,11 +23,11 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, chunk_bounds, task_rows, to_tensor
 from metaloom.pipeline.algorithms.maml.settings import GradientBased
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import (
     Array,

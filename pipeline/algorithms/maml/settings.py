@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-from metaloom.pipeline.config.processing import processing_problems
+from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import OptimizerConfig, ScheduledSteps
 from metaloom.pipeline.schema import Settings, later
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms import MAMLTRPO, ProMP
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.curvature import (
     Flattening,
@@ -18,9 +17,10 @@ from metaloom.pipeline.algorithms.maml.curvature import (
 )
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.settings import MAMLTRPO, ProMP
 from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 
 POLICIES = {

@@ -8,15 +8,14 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import ProMP
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.learner import step_size_logs
 from metaloom.pipeline.algorithms.maml.losses import dice_loss, log_likelihood_per_cell
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks, minibatches, task_rows
-from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
+from metaloom.pipeline.algorithms.maml.settings import DiceMAML, ProMP, VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy

@@ -8,7 +8,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
 from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskParams

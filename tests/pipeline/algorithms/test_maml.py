@@ -9,15 +9,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.exploration import exploration_credit
 from metaloom.pipeline.algorithms.maml.learner import step_size_logs
 from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss, log_likelihood_loss
 from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams
@@ -334,9 +334,9 @@ def test_chunk_size_changes_memory_but_not_the_gradient(random_steps, algorithm)
         (MAMLVPG, {"inner_loss": "dice"}, "dice-maml or vpg-dice"),
         (MAMLVPG, {"exploration": True, "inner_steps": 0}, "no round comes before adaptation"),
         (MAMLVPG, {"e_maml_scale": "sum"}, "exploration is off"),
-        (MAMLVPG, {"clip_eps": 0.1}, "Extra inputs"),
+        (MAMLVPG, {"clip_eps": 0.1}, "unknown key"),
         (MAMLPPO, {"clip_eps": 0}, "greater than 0"),
-        (MAMLPPO, {"inner_loss": "likelihood_ratio"}, "Extra inputs"),
+        (MAMLPPO, {"inner_loss": "likelihood_ratio"}, "unknown key"),
         (MAMLPPO, {"tolerance": 0}, "greater than 0"),
     ],
 )

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms import MAMLVPG, ProMP
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.maml.learner import step_size_logs
@@ -15,8 +14,9 @@ from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss
 from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.promp import promp_objective
 from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, task_rows
+from metaloom.pipeline.algorithms.maml.settings import MAMLVPG, ProMP
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import TaskParams

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import ProMP
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
 from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient
 from metaloom.pipeline.algorithms.maml.promp import INNER_KL_COEFF, adapted_kl_coeff
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
@@ -321,7 +321,7 @@ def test_state_keeps_names_shapes_and_dtypes_from_update_to_update(random_steps)
         ({"anneal_factor": 1.1}, "less than or equal to 1"),
         ({"inner_steps": -1}, "greater than or equal to 0"),
         ({"num_epochs": 0}, "greater than or equal to 1"),
-        ({"alpha": 1}, "Extra inputs"),
+        ({"alpha": 1}, "unknown key"),
         ({"name": "ppo"}, "promp"),
     ],
 )

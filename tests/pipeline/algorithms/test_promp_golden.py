@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import ProMP
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient
 from metaloom.pipeline.algorithms.maml.promp import adapted_kl_coeff
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams

@@ -9,7 +9,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import EMAML, MAMLTRPO
 from metaloom.pipeline.algorithms.contract import Kernel, Setup
 from metaloom.pipeline.algorithms.maml.curvature import (
     Flattening,
@@ -20,10 +19,11 @@ from metaloom.pipeline.algorithms.maml.curvature import (
 )
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO
 from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.kernels import gauss_newton
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
 from metaloom.pipeline.policies import PolicyConfig
