@@ -1,14 +1,13 @@
 """The transitions that an off-policy run learns from: the newest in memory, older ones read when they are drawn."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from metaloom.pipeline.replay.columns import TransitionColumns
 from metaloom.pipeline.replay.growing import GrowingColumns
 from metaloom.pipeline.replay.index import ReplayError, RowIndex
-from metaloom.pipeline.types import Array, EpisodeBatch, Minibatch, Minibatches, Transitions
+from metaloom.pipeline.types import Array, EpisodeBatch, Minibatch, Minibatches
 
 ReadRound = Callable[[int], EpisodeBatch]
 """Reads the episodes of a round by its number, in order of collection."""
