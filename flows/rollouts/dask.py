@@ -135,7 +135,7 @@ class DaskWorkers:
     def _supervision(self) -> Supervision:
         return Supervision(self.session, secrets.token_hex(8), self.step_timeout_seconds)
 
-    def _wait(self, futures: Sequence[Future]) -> None:
+    def _wait(self, futures: Sequence[Future[EpisodeBatch]]) -> None:
         """Wait until all are done or one has failed; not for workers that will never come.
 
         Raises:

@@ -1,6 +1,5 @@
 """The policy that a configuration describes."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 from metaloom.pipeline.envs.spaces import Spaces
@@ -52,8 +51,8 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
     """
     assert config.name is not None
     try:
-        make: Callable[[Spaces, PolicyConfig], OwnPolicy] = POLICIES.find(config.name, OwnPolicy)
-        return make(spaces, config)
+        # Its subclass, which is not abstract.
+        return POLICIES.find(config.name, OwnPolicy)(spaces, config)  # pyright: ignore[reportAbstractUsage]
     except ConfigError as problem:
         raise ConfigError(f"policy.name: {problem}") from problem
     except Exception as problem:
