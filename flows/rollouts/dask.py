@@ -95,8 +95,8 @@ class DaskWorkers:
         except CancelledError as error:
             raise WorkersError(
                 f"iteration {position.iteration}, inner step {position.step}: the Dask scheduler is gone (its "
-                "connection is lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which has "
-                "lost nothing"
+                "connection is lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which "
+                "has lost nothing"
             ) from error
         finally:
             # After an error the others' work is of no use, and holds the workers.
@@ -135,7 +135,7 @@ class DaskWorkers:
     def _supervision(self) -> Supervision:
         return Supervision(self.session, secrets.token_hex(8), self.step_timeout_seconds)
 
-    def _wait(self, futures: Sequence[Future[EpisodeBatch]]) -> None:
+    def _wait(self, futures: Sequence[Future[EpisodeBatch] | Future[None]]) -> None:
         """Wait until all are done or one has failed; not for workers that will never come.
 
         Raises:
@@ -162,9 +162,10 @@ class DaskWorkers:
         places = [recording.place for recording in recordings]
         return WorkersError(
             f"iteration {shard.position.iteration}, inner step {shard.position.step}: several workers in a row died "
-            f"in the same shard, tasks {shard.position.first_task} to {shard.position.first_task + len(shard.tasks) - 1}, "
-            f"but not in one place (first task, first episode, step, row: {places}): they may lack memory, or somebody "
-            "kills them. What is stored is safe; go on with `metaloom resume`"
+            f"in the same shard, tasks {shard.position.first_task} to "
+            f"{shard.position.first_task + len(shard.tasks) - 1}, but not in one place (first task, first episode, "
+            f"step, row: {places}): they may lack memory, or somebody kills them. What is stored is safe; go on with "
+            "`metaloom resume`"
         )
 
     def _recordings(self, watch: Supervision) -> list[Recording]:
