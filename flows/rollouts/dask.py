@@ -160,6 +160,7 @@ class DaskWorkers:
         if recordings and len({recording.place for recording in recordings}) == 1:
             return shard.death(recordings, watch)
         places = [recording.place for recording in recordings]
+        at, stop = shard.position, shard.position.first_task + len(shard.tasks)
         return WorkersError(
             f"iteration {shard.position.iteration}, inner step {shard.position.step}: several workers in a row died "
             f"in the same shard, tasks {shard.position.first_task} to "

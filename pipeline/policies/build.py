@@ -1,4 +1,4 @@
-"""The policy that a configuration describes."""
+"""Policies built from their settings."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from metaloom.pipeline.schema import ConfigError
 
 
 class Sizes(Protocol):
-    """Those of an environment, as Spaces and Setup have them."""
+    """The sizes of an environment, as Spaces and Setup have them."""
 
     @property
     def observation_shape(self) -> tuple[int, ...]: ...
@@ -24,7 +24,7 @@ class Sizes(Protocol):
 
 
 def build_policy(config: PolicyConfig, sizes: Sizes) -> Policy:
-    """A Gaussian policy for continuous actions, a categorical one for discrete actions, or the user's own.
+    """Build a Gaussian policy for continuous actions, a categorical one for discrete actions, or the user's own.
 
     Raises:
         ConfigError: the policy or its network is not for such observations or actions.
@@ -44,7 +44,7 @@ def build_policy(config: PolicyConfig, sizes: Sizes) -> Policy:
 
 
 def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
-    """The user's own policy.
+    """Build the user's own policy.
 
     Raises:
         ConfigError: it cannot be found or constructed.
