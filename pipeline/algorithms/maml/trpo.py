@@ -41,6 +41,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO, TrustRegion
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
 from metaloom.pipeline.nn.distributions import Distribution
@@ -91,6 +92,11 @@ class TrustRegionStep:
 
     def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
         """Fused products with the Gauss-Newton matrix where they are known; see MetaStep."""
+        if setup.device == "mps" and self._settings.hvp == "finite_difference":
+            raise ConfigError(
+                "algorithm.hvp is finite_difference, which computes in float64, but device is mps, which has none; use "
+                "algorithm.hvp=gauss_newton"
+            )
         network = policy.network.spec
         blockers = [*network_blockers(network, device=setup.device)]
         if setup.policy.name is not None:
