@@ -49,7 +49,7 @@ sweep: $(READY)  ## the faults of which the tests try a sample, all of them: abo
 	$(BIN)/pytest -m sweep $(ARGS)
 
 bench: $(READY)  ## every benchmark, one after the other
-	@for name in sampling meta_optimize store iteration replay_memory pearl_update; do \
+	@for name in startup sampling meta_optimize store iteration replay_buffer pearl_update; do \
 		echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 lock: $(READY)  ## resolve requirements.lock anew, with torch held at its version in the file

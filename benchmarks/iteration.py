@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 # One thread per process in BLAS, as `make train` sets it; before numpy is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,11 +33,12 @@ from sampling import open_loop
 
 from metaloom import storage
 from metaloom.flows.commands.train import StageCall, direct, run_once, stages_of
-from metaloom.flows.graph.iteration_stages import IterationStages
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs.wrappers import PolicyActions
 from metaloom.storage import StageRef
 
 OPEN_LOOP = "open-loop physics"
@@ -95,7 +96,7 @@ def compare(config: RunConfig, args: argparse.Namespace, folder: Path, prefect_c
     with stages_of(config, Backend(workers=args.workers)) as stages:
         memory = variants[MEMORY][0]
         _iteration(stages, memory, direct, 0, defaultdict(list))  # warms workers and caches
-        limits = [_limit(config, stages, memory, k, args.workers) for k in range(config.algorithm.inner_steps + 1)]
+        limits = [_limit(config, stages, memory, k, args.workers) for k in range(config.algorithm.adaptation_steps + 1)]
         for turn in range(args.rounds):
             for _ in range(2):
                 per_iteration[OPEN_LOOP].append(sum(_seconds(limit) for limit in limits))
@@ -112,22 +113,18 @@ def compare(config: RunConfig, args: argparse.Namespace, folder: Path, prefect_c
             writer.close()
 
 
-def _iteration(
-    stages: IterationStages, writer: Any, call: StageCall, iteration: int, by_stage: dict[str, list[float]]
-) -> None:
+def _iteration(stages: Runner, writer: Any, call: StageCall, iteration: int, by_stage: dict[str, list[float]]) -> None:
     seconds: dict[str, float] = {}
     for ref in stages.order(iteration):
-        call(ref, stages.inputs(ref), partial(run_once, stages, writer, ref, seconds))
+        call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
     for stage, took in seconds.items():
         by_stage[stage].append(took)
 
 
-def _limit(
-    config: RunConfig, stages: IterationStages, memory: MemoryWriter, k: int, threads: int
-) -> Callable[[], object]:
+def _limit(config: RunConfig, stages: Runner, memory: MemoryWriter, k: int, threads: int) -> Callable[[], object]:
     episodes = memory.load(StageRef(0, "collect_rollouts", k))
     tasks = memory.load(StageRef(0, "sample_tasks", 0))
-    return open_loop(stages.env, episodes, tasks, threads)
+    return open_loop(cast(PolicyActions, stages.context.env), episodes, tasks, threads)
 
 
 def _report(

@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from metaloom.flows.graph.context import learner_of
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Step, TaskParams
-from metaloom.stages.adapt import adapt
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize
-from metaloom.stages.process_samples import process_samples
 
 TASKS, EPISODES, STEPS, OBSERVATION, ACTION = 40, 20, 100, 17, 6
 POLICY = GaussianPolicy(OBSERVATION, ACTION, PolicyConfig(hidden_sizes=(64, 64)))
@@ -48,20 +47,20 @@ def main() -> None:
 
 def _measure(name: str, threads: int, chunk: int, parallel: ParallelMap, best: Timings) -> None:
     config = build_config({"env": "half-cheetah-dir", "algorithm": {"name": name, "tasks_per_chunk": chunk}})
-    algorithm, baseline, processing = config.build_algorithm(), config.baseline.build(), config.processing
-    learner = initialize(POLICY, algorithm, run_seed=0).learner
-    params = TaskParams.broadcast(learner.params, TASKS)
+    learner = learner_of(config)
+    state = initialize(learner, run_seed=0).learner
+    params = learner.acting_params(state, TASKS)
     steps: list[Step] = []
     for k in range(2):
         episodes = _rollouts(params, np.random.default_rng(k))
         with _timed(best, (threads, chunk, name, "process_samples, 1 round")):
-            samples = process_samples(episodes, baseline, processing, parallel=parallel)
+            samples = learner.process(state, episodes, seed=0, parallel=parallel)
         steps.append(Step(episodes, samples, k))
         if k == 0:
             with _timed(best, (threads, chunk, name, "adapt")):
-                params = adapt(POLICY, algorithm, learner, params, steps[0], parallel=parallel)
+                params = learner.adapt(state, params, steps[0], parallel=parallel)
     with _timed(best, (threads, chunk, name, "meta_optimize")):
-        meta_optimize(POLICY, algorithm, learner, steps, run_seed=0, iteration=0, parallel=parallel)
+        meta_optimize(learner, state, steps, run_seed=0, iteration=0, parallel=parallel)
 
 
 @contextmanager

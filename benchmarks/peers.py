@@ -25,7 +25,8 @@ import gymnasium
 import numpy as np
 from sampling import policy_params
 
-from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import MEAN_NETWORK, network_inference
 from metaloom.pipeline.types import Array, TaskParams

@@ -26,6 +26,7 @@ from metaloom import storage
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Params, Samples, TaskBatch, TaskParams, Update
 from metaloom.storage import StageRef
 from metaloom.storage.format.codec import Value, flatten
+from metaloom.storage.format.stages import ON_POLICY
 
 
 class Sizes(NamedTuple):
@@ -89,6 +90,7 @@ _COLD = """
 import sys, time
 began = time.perf_counter(), time.process_time()
 from metaloom import storage
+from metaloom.storage.format.stages import ON_POLICY
 run = storage.open_run(sys.argv[1])
 opened = time.perf_counter(), time.process_time()
 {question}
@@ -168,7 +170,7 @@ def _load(folder: Path, ref: StageRef) -> list[object]:
 
 
 def _iteration(rng: np.random.Generator, i: int, n: Sizes) -> Iterator[tuple[StageRef, Value, list[StageRef]]]:
-    learner = storage.learner_ref(i)
+    learner = ON_POLICY.learner_ref(i)
     tasks = StageRef(i, "sample_tasks")
     yield tasks, TaskBatch(rng.random((n.tasks, 1)), np.full(n.tasks, -1), ("direction",), ("1",)), []
     acting = learner

@@ -16,6 +16,7 @@ from torch.nn.functional import softplus
 from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.contract import OwnPolicy
 
 
 class Betas(NamedTuple):
@@ -57,7 +58,7 @@ class Betas(NamedTuple):
         return self._asdict()
 
 
-class BetaPolicy:
+class BetaPolicy(OwnPolicy):
     """α and β of every action are 1 + softplus of the network's outputs, so that densities have one peak."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
@@ -69,10 +70,6 @@ class BetaPolicy:
     def initialize(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Parameters of the network."""
         return self.network.initialize(rng)
-
-    def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """All of them."""
-        return tuple(params)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Betas:
         """Distributions at observations [..., N, O]."""

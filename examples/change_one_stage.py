@@ -8,7 +8,6 @@ a folder a small run is trained first.
 
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +35,21 @@ def small_run(folder: Path) -> storage.Run:
     return storage.open_run(folder)
 
 
-def compute(config: RunConfig, ref: StageRef, load: Callable[[StageRef], Any]) -> Any:
-    """A stage's output under a configuration, from the inputs that `load` brings."""
+def compute(config: RunConfig, ref: StageRef, run: storage.Run) -> Any:
+    """A stage's output under a configuration, from inputs that a run has stored."""
     with stages_of(config, IN_THIS_PROCESS) as stages:
-        return stages.compute(ref, load)
+        return stages.compute(ref, run)
 
 
 def change_processing(run: storage.Run, config: RunConfig) -> None:
     """How much do the advantages depend on GAE's lambda?"""
     ref = StageRef(ITERATION, "process_samples", 1)
     stored = run.load(ref)
-    same = compute(config, ref, run.load)
+    same = compute(config, ref, run)
     print("unchanged settings give the stored digest:", storage.digest(same) == storage.digest(stored))
     for gae_lambda in (0.5, 0.9):
         changed = build_config(override(config.model_dump(), [f"processing.gae_lambda={gae_lambda}"]))
-        advantages = compute(changed, ref, run.load).advantages
+        advantages = compute(changed, ref, run).advantages
         correlation = np.corrcoef(advantages.ravel(), stored.advantages.ravel())[0, 1]
         print(f"gae_lambda={gae_lambda}: correlation with the stored advantages {correlation:.3f}")
 
@@ -61,7 +60,7 @@ def change_optimization(run: storage.Run, config: RunConfig) -> None:
     before = run[ITERATION].learner().params
     for setting in ("algorithm.clip_eps=0.3", "algorithm.clip_eps=0.05", "algorithm.num_epochs=20"):
         changed = build_config(override(config.model_dump(), [setting]))
-        update = compute(changed, ref, run.load)
+        update = compute(changed, ref, run)
         moved = np.sqrt(sum(float(np.sum((update.learner.params[name] - before[name]) ** 2)) for name in before))
         metrics = update.metrics
         print(f"{setting:26} loss {metrics['loss_before']:+.4f} -> {metrics['loss_after']:+.4f}  step {moved:.4f}")

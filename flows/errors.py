@@ -1,8 +1,8 @@
-"""Which errors a command tells in one line, and with which exit code. All others are bugs and keep their traceback."""
+"""Errors that a command tells in one line, with their exit codes. All others are bugs and keep their traceback."""
 
 
 class UsageError(ValueError):
-    """What was asked for cannot be done; the message says what can."""
+    """A command asks for something that cannot be done; the message says what can."""
 
 
 class ExtraMissing(UsageError):
@@ -22,13 +22,13 @@ USAGE, FAILURE = 2, 1
 EXIT_CODES = {
     "metaloom.flows.errors.UsageError": USAGE,
     "metaloom.flows.errors.WorkersError": FAILURE,
-    "metaloom.pipeline.config.input.ConfigError": USAGE,
+    "metaloom.pipeline.schema.ConfigError": USAGE,
     "metaloom.pipeline.envs.contract.EnvError": USAGE,
     "metaloom.storage.errors.InvalidRunName": USAGE,
     "metaloom.storage.errors.NotARun": USAGE,
     "metaloom.storage.errors.RunExists": USAGE,
     "metaloom.storage.errors.RunNotFound": USAGE,
-    "metaloom.storage.export.target.ExportExists": USAGE,
+    "metaloom.storage.export.ExportExists": USAGE,
     "metaloom.storage.errors.StoreError": FAILURE,
     "metaloom.pipeline.algorithms.finite_checks.NumericalError": FAILURE,
     "metaloom.pipeline.baselines.contract.BaselineError": FAILURE,
@@ -37,6 +37,6 @@ EXIT_CODES = {
 
 
 def exit_code(error: Exception) -> int | None:
-    """The exit code for an error that its message explains; None for any other, such as one of a user's environment."""
+    """Return the exit code of an error that its message explains; None for any other, as of a user's environment."""
     names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
     return next((EXIT_CODES[name] for name in names if name in EXIT_CODES), None)

@@ -12,7 +12,7 @@ EXIT_INTERRUPTED = 130
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yields a function that tells whether Ctrl-C (or SIGTERM) was received."""
+    """Yield a function that tells whether Ctrl-C (or SIGTERM) was received."""
     received = 0
 
     def handle(number: int, frame: FrameType | None) -> None:

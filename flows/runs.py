@@ -1,4 +1,4 @@
-"""Where runs live and how a user names one: a name under the runs folder, or a path, with `@ITERATION` behind it."""
+"""Places of runs, and how a user names one: a name under the runs folder, or a path, with `@ITERATION` behind it."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from metaloom.flows.errors import UsageError
 
 
 def runs_root() -> Path:
-    """The folder of all runs: $METALOOM_RUNS, else (also if that is empty) `runs` in the working folder.
+    """Return the folder of all runs: $METALOOM_RUNS, else (also if that is empty) `runs` in the working folder.
 
     For a URL it is the folder that caches what is there.
     """
@@ -19,12 +19,12 @@ def runs_root() -> Path:
 
 
 def run_folder(name_or_path: str) -> Path:
-    """The folder that a name or path stands for; it need not exist."""
+    """Return the folder that a name or path stands for; it need not exist."""
     return storage.run_path(name_or_path, runs_root())
 
 
 def report_folder(run: Path) -> Path:
-    """Where a run's report goes: beside the run, whose own folder holds only what its records vouch for.
+    """Return the folder for a run's report: beside the run, whose own folder holds only what its records vouch for.
 
     That of a run under object storage goes to the working folder.
     """
@@ -34,7 +34,7 @@ def report_folder(run: Path) -> Path:
 
 
 def new_run_name(recipe: str) -> str:
-    """A name for a new run that says what and when and is not taken."""
+    """Make a name for a new run that says what and when and is not taken."""
     stem = f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     names = [stem, *(f"{stem}-{n}" for n in range(2, 100))]
     return next(name for name in names if not run_folder(name).exists())
@@ -57,7 +57,7 @@ def require_iteration(run: storage.Run, iteration: int) -> None:
 
 
 def parse_span(option: str, text: str) -> slice | int:
-    """The value of an option that is `7` or `A:B`, as Python slices count.
+    """Parse an option that is `7` or `A:B`, as Python slices count.
 
     Raises:
         UsageError: it is neither.
@@ -71,7 +71,7 @@ def parse_span(option: str, text: str) -> slice | int:
 
 
 def best_iteration(run: storage.Run) -> int:
-    """The first iteration whose episodes had the highest mean return, after adaptation where there is any.
+    """Find the first iteration whose episodes had the highest mean return, after adaptation where there is any.
 
     Its own learner, the one after as many updates, is the policy that had it.
 
@@ -79,15 +79,15 @@ def best_iteration(run: storage.Run) -> int:
         storage.StageMissing: no iteration is complete.
     """
     table = run.metrics()
-    rounds = [name for name in table.column_names if re.fullmatch(r"step_\d+\.average_return", name)]
-    last = max(rounds, key=lambda name: int(name[5:].split(".")[0]))
+    returns_by_step = [name for name in table.column_names if re.fullmatch(r"step_\d+\.average_return", name)]
+    last = max(returns_by_step, key=lambda name: int(name[5:].split(".")[0]))
     returns = table[last].to_pylist()
     return int(table["iteration"].to_pylist()[returns.index(max(returns))])
 
 
 @dataclass(frozen=True)
 class RunAt:
-    """What RUN or RUN@ITERATION stands for."""
+    """A run, or an iteration of it, as a user names it."""
 
     path: Path
     iteration: int | None

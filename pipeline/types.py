@@ -19,6 +19,14 @@ ParallelMap = Callable[..., Iterable[Any]]
 """The built-in `map` or an executor's `map`: calls may run in any order, results come in the order given."""
 
 
+def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:
+    """Metadata of a field [B, E] of EpisodeBatch: one number per episode, or None if the field's default is None.
+
+    Checks, tables and exports find the field by it, and the store keeps every field, as `storage.format.layout` plans.
+    """
+    return {"each_episode": dtype}
+
+
 class BatchError(ValueError):
     """A batch does not have the shape or dtype that its type requires."""
 
@@ -81,9 +89,9 @@ class EpisodeBatch:
     observations: Array
     actions: Array
     rewards: Array
-    terminated: Array
-    truncated: Array
-    lengths: Array
+    terminated: Array = field(metadata=_each_episode(np.bool_))
+    truncated: Array = field(metadata=_each_episode(np.bool_))
+    lengths: Array = field(metadata=_each_episode(np.int32))
     behavior: Mapping[str, Array]
     reward_terms: Mapping[str, Array]
     initial_state: Array
@@ -98,9 +106,9 @@ class EpisodeBatch:
         else:
             _require(self, "actions", self.actions, np.float32, (B, E, T, None))
         _require(self, "rewards", self.rewards, np.float32, (B, E, T))
-        for name in ("terminated", "truncated"):
-            _require(self, name, getattr(self, name), np.bool_, (B, E))
-        _require(self, "lengths", self.lengths, np.int32, (B, E))
+        for name, dtype in EACH_EPISODE.items():
+            if (value := getattr(self, name)) is not None:
+                _require(self, name, value, dtype, (B, E))
         _require(self, "initial_state", self.initial_state, np.float64, (B, E, None))
         for name, value in self.reward_terms.items():
             _require(self, f"reward_terms[{name!r}]", value, np.float32, (B, E, T))
@@ -122,6 +130,11 @@ class EpisodeBatch:
             raise BatchError("EpisodeBatch.lengths: an empty place lies before an episode; required that they are last")
         if ((self.terminated | self.truncated) & ~real).any():
             raise BatchError("EpisodeBatch: an empty place has terminated or truncated set; required neither")
+
+    @property
+    def each_episode(self) -> dict[str, Array]:
+        """The arrays [B, E] by name."""
+        return {name: value for name in EACH_EPISODE if (value := getattr(self, name)) is not None}
 
     @property
     def real(self) -> Array:
@@ -153,9 +166,15 @@ class EpisodeBatch:
             if isinstance(values[0], Mapping):
                 named: list[Mapping[str, Array]] = values
                 merged[f.name] = {name: np.concatenate([v[name] for v in named]) for name in named[0]}
-            else:
+            elif values[0] is not None:
                 merged[f.name] = np.concatenate(values)
         return cls(**merged)
+
+
+EACH_EPISODE: Mapping[str, type[np.generic]] = {
+    f.name: f.metadata["each_episode"] for f in fields(EpisodeBatch) if "each_episode" in f.metadata
+}
+"""Fields [B, E] of EpisodeBatch, with their dtypes."""
 
 
 @dataclass(frozen=True)
@@ -288,11 +307,11 @@ class Minibatches:
     """The stored transitions that an iteration's gradient steps learn from: numbers of rows, not copies.
 
     Rows are numbered from 0 in the order in which a run collects its real steps: by iteration, round, task, episode
-    and step. Where an iteration makes fewer than U gradient steps, the last places are empty: -1.
+    and step. Where an iteration makes fewer than U gradient steps, the last ones are empty: -1.
 
     Attributes:
         rows: [U, K, N] int64, the transitions of every gradient step.
-        task_ids: [U, K] int64, the task of the fixed set whose memory they are from; 0 where there is one memory.
+        task_ids: [U, K] int64, the task of the fixed set whose replay buffer they are from; 0 where there is one.
         context_rows: [U, K, C] int64, from which the tasks are inferred; None where nothing is.
     """
 
@@ -311,7 +330,7 @@ class Minibatches:
 
     @property
     def num_updates(self) -> int:
-        """Gradient steps; the places after them are empty."""
+        """Number of gradient steps; those after them are empty."""
         return int(np.count_nonzero(self.task_ids[:, 0] >= 0))
 
 
@@ -361,7 +380,7 @@ class Evaluation:
 
     @property
     def adaptation_steps(self) -> int:
-        """K."""
+        """The number of adaptation steps, K."""
         return self.test_returns.shape[1] - 1
 
     @property

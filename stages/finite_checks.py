@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Samples, TaskBatch, TaskParams
+from metaloom.pipeline.types import EACH_EPISODE, Array, EpisodeBatch, Evaluation, Samples, TaskBatch, TaskParams
 from metaloom.stages.faults import StageFault
 
 _AXES = ("task", "episode", "t")
-_AXES_OF = {"initial_state": 2, "behavior.log_std": 1, "behavior.latent": 2}
+_AXES_OF = {"initial_state": 2, "behavior.log_std": 1, "behavior.latent": 2, **dict.fromkeys(EACH_EPISODE, 2)}
 """How many leading axes an array has, where its shape alone could be taken for more."""
 
 

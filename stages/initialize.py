@@ -1,10 +1,10 @@
 """The learner before the first iteration."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from metaloom.pipeline.algorithms import Algorithm
-from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, Params, Update
 from metaloom.stages.counters import no_steps
 
@@ -12,32 +12,29 @@ CRITICS = ("critic.", "q1.", "q2.", "v.", "target_")
 """Prefixes of what judges a policy in a learner: values, and the networks that follow them."""
 
 
-def initialize(
-    policy: GaussianPolicy, algorithm: Algorithm, *, run_seed: int, start: LearnerState | None = None
-) -> Update:
-    """The learner that iteration 0 starts from, with no metrics and all counters at zero.
+def initialize(learner: Learner[Any, Any], *, run_seed: int, start: LearnerState | None = None) -> Update:
+    """The learner state that iteration 0 starts from, with no metrics and all counters at zero.
 
     Args:
-        policy: the policy.
-        algorithm: what the learner is of.
+        learner: the algorithm.
         run_seed: of the parameters that are drawn.
-        start: a learner whose parameters it starts with instead, the policy's and, where both have one, the critic's.
+        start: whose parameters it starts with instead, the policy's and, where both have one, the critic's.
 
     Raises:
         ConfigError: the parameters of `start` are not those of this run's policy or critic.
     """
-    learner = algorithm.initialize(policy, run_seed=run_seed)
+    state = learner.initialize(run_seed=run_seed)
     if start is not None:
-        learner = _started(learner, start)
-    return Update(LearnerState(learner.params, learner.optimizer, learner.extra | no_steps()), {})
+        state = _started(state, start)
+    return Update(LearnerState(state.params, state.optimizer, state.extra | no_steps()), {})
 
 
-def _started(learner: LearnerState, start: LearnerState) -> LearnerState:
+def _started(state: LearnerState, start: LearnerState) -> LearnerState:
     needed, given = (
-        {name: value for name, value in of.extra.items() if name.startswith(CRITICS)} for of in (learner, start)
+        {name: value for name, value in of.extra.items() if name.startswith(CRITICS)} for of in (state, start)
     )
     critic = _taken(needed, given, "critic") if needed and given else {}
-    return LearnerState(_taken(learner.params, start.params, "policy"), learner.optimizer, learner.extra | critic)
+    return LearnerState(_taken(state.params, start.params, "policy"), state.optimizer, state.extra | critic)
 
 
 def _taken(needed: Mapping[str, Array], given: Mapping[str, Array], of: str) -> Params:

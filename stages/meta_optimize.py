@@ -1,41 +1,40 @@
 """The update of the meta-parameters that ends an iteration."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from metaloom.pipeline.algorithms import Algorithm
+from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.estimation.diagnostics import step_metrics
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.estimation.measures import NO_MEASURES, Measures, with_own
 from metaloom.pipeline.types import LearnerState, Metrics, ParallelMap, Step, Update
 from metaloom.stages.counters import counted
 
 
 def meta_optimize(
-    policy: GaussianPolicy,
-    algorithm: Algorithm,
-    learner: LearnerState,
+    learner: Learner[Any, Sequence[Step]],
+    state: LearnerState,
     steps: Sequence[Step],
     *,
     run_seed: int,
     iteration: int,
     parallel: ParallelMap = map,
+    measures: Measures = NO_MEASURES,
 ) -> Update:
-    """The learner of the next iteration, and the metrics of this one.
+    """The learner state of the next iteration, and the metrics of this one.
 
     Args:
-        policy: the policy.
-        algorithm: the meta-update.
-        learner: input of this iteration.
-        steps: samples of the rounds 0 ... inner_steps.
+        learner: the algorithm.
+        state: input of this iteration.
+        steps: episodes and samples before inner step 0, 1, ... and after the last.
         run_seed: with the iteration, decides the minibatches.
         iteration: the number of this iteration.
         parallel: maps over chunks of tasks; the result does not depend on it.
+        measures: what else is measured of every step.
     """
-    updated, update_metrics = algorithm.optimize(
-        policy, learner, steps, run_seed=run_seed, iteration=iteration, parallel=parallel
-    )
-    counters = counted(learner, [step.episodes for step in steps])
+    updated, update_metrics = learner.update(state, steps, run_seed=run_seed, iteration=iteration, parallel=parallel)
+    counters = counted(state, [step.episodes for step in steps])
     metrics: Metrics = {}
     for step in steps:
-        metrics |= step_metrics(step)
+        metrics |= with_own(step_metrics(step), measures.of_step(step))
     metrics |= update_metrics | {name: float(count) for name, count in counters.items()}
     return Update(LearnerState(updated.params, updated.optimizer, updated.extra | counters), metrics)

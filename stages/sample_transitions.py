@@ -4,45 +4,45 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from metaloom.pipeline.replay.index import MemoryView, ReplayError, TaskRows
+from metaloom.pipeline.replay.index import ReplayError, ReplayView, TaskRows
 from metaloom.pipeline.replay.sampling import draw_distinct, draw_with_replacement
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, Minibatches
 
 
 def sample_transitions(
-    view: MemoryView,
+    view: ReplayView,
     *,
     num_updates: int,
-    num_places: int,
+    max_updates: int,
     task_ids: Sequence[int],
     num_tasks: int,
     batch_size: int,
     context_size: int,
-    memory_size: int,
+    buffer_size: int,
     run_seed: int,
     iteration: int,
 ) -> Minibatches:
-    """K different tasks for every gradient step, N transitions of each, and C to infer it from.
+    """Draw K different tasks for every gradient step, N transitions of each, and C to infer it from.
 
-    Transitions are drawn uniformly with replacement from a task's memory. Context is drawn on its own, uniformly from
-    the task's rows of context; without replacement where there are C of them. What a gradient step draws does not
+    Transitions are drawn uniformly with replacement from a task's replay buffer. Context is drawn separately, uniformly
+    from the task's rows of context; without replacement where there are C of them. What a gradient step draws does not
     depend on how many follow it.
 
     Args:
-        view: the memories as of the iteration.
+        view: the replay buffers as of the iteration.
         num_updates: gradient steps to draw for.
-        num_places: U of the result; places after `num_updates` are -1.
-        task_ids: the tasks to choose from.
+        max_updates: U of the result; gradient steps after `num_updates` are -1.
+        task_ids: tasks to choose from.
         num_tasks: K.
         batch_size: N.
         context_size: C; 0 where no task is inferred.
-        memory_size: transitions that a task's memory holds; older ones are forgotten.
+        buffer_size: transitions that a task's replay buffer holds; older ones are not drawn.
         run_seed: the run's seed.
         iteration: whose gradient steps they are.
 
     Raises:
-        ReplayError: there are fewer tasks than K or fewer places than updates, or a task has nothing to draw from.
+        ReplayError: there are fewer tasks than K or more gradient steps than U, or a task has nothing to draw from.
     """
     where = f"sample_transitions of iteration {iteration}"
     if len(set(task_ids)) < num_tasks:
@@ -50,26 +50,26 @@ def sample_transitions(
             f"{where}: {len(set(task_ids))} train tasks; required at least {num_tasks}, the tasks of a gradient step. "
             "Lower their number or give the environment more train tasks"
         )
-    if not 1 <= num_updates <= num_places:
-        raise ReplayError(f"{where}: {num_updates} gradient steps; required 1 to {num_places}, the places for them")
-    memories = {task: view.memory(task, memory_size) for task in task_ids}
+    if not 1 <= num_updates <= max_updates:
+        raise ReplayError(f"{where}: {num_updates} gradient steps; required 1 to {max_updates}")
+    buffers = {task: view.rows(task, buffer_size) for task in task_ids}
     contexts = {task: view.context(task) for task in task_ids if context_size}
-    _require_rows(where, "memory", memories)
+    _require_rows(where, "replay buffer", buffers)
     _require_rows(where, "context", contexts)
 
     drawn = _draw_tasks(np.asarray(task_ids), num_updates, num_tasks, generator(run_seed, "minibatches", iteration, 0))
 
     def draw(purpose: int, count: int, choices: dict[int, TaskRows], pick: Callable[[Array, TaskRows], Array]) -> Array:
         uniforms = generator(run_seed, "minibatches", iteration, purpose).random((num_updates, num_tasks, count))
-        rows = np.full((num_places, num_tasks, count), -1, np.int64)
+        rows = np.full((max_updates, num_tasks, count), -1, np.int64)
         for task in np.unique(drawn).tolist():
             of_task = drawn == task
             rows[:num_updates][of_task] = pick(uniforms[of_task], choices[task])
         return rows
 
     return Minibatches(
-        rows=draw(1, batch_size, memories, _with_replacement),
-        task_ids=np.concatenate([drawn, np.full((num_places - num_updates, num_tasks), -1)]),
+        rows=draw(1, batch_size, buffers, _with_replacement),
+        task_ids=np.concatenate([drawn, np.full((max_updates - num_updates, num_tasks), -1)]),
         context_rows=draw(2, context_size, contexts, _distinct_if_possible) if context_size else None,
     )
 
@@ -78,12 +78,12 @@ def _require_rows(where: str, what: str, choices: dict[int, TaskRows]) -> None:
     if empty := [task for task, rows in choices.items() if not len(rows)]:
         raise ReplayError(
             f"{where}: the {what} of {len(empty)} of {len(choices)} tasks is empty, first of task {empty[0]}; required "
-            "at least one transition of each. Fill the memory with every train task before the first update"
+            "at least one transition of each. Fill it with every train task before the first update"
         )
 
 
 def _draw_tasks(task_ids: Array, num_updates: int, num_tasks: int, rng: np.random.Generator) -> Array:
-    """[u, K] int64: the first K of a random order of the tasks, for every gradient step."""
+    """Return the first K of a random order of the tasks for every gradient step: [u, K] int64."""
     order = rng.random((num_updates, len(task_ids))).argsort(axis=1, kind="stable")
     return task_ids[order[:, :num_tasks]].astype(np.int64)
 

@@ -28,11 +28,12 @@ from metaloom.storage.errors import (
 from metaloom.storage.format.digests import digest, output_digest
 from metaloom.storage.format.paths import check_run_name, run_path
 from metaloom.storage.format.records import StageRecord, read_record
-from metaloom.storage.format.refs import LAST_STAGES, STAGES, StageRef, learner_ref
+from metaloom.storage.format.refs import Span, StageRef
+from metaloom.storage.format.stages import StageTable, StoredStage
 from metaloom.storage.iteration import Iteration
 from metaloom.storage.keep.fork import Fork, fork_run
 from metaloom.storage.keep.quarantine import Quarantined, put_in_quarantine, read_quarantine
-from metaloom.storage.keep.thinning import THINNABLE, Retention, Thinned
+from metaloom.storage.keep.thinning import Retention, Thinned
 from metaloom.storage.read.verify import Damage, verify_run
 from metaloom.storage.remote.listing import find_runs
 from metaloom.storage.remote.places import folder_of, location, url_of
@@ -41,9 +42,6 @@ from metaloom.storage.write.creation import check_new_run, create_run
 from metaloom.storage.write.writer import RunWriter, open_writer
 
 __all__ = [
-    "LAST_STAGES",
-    "STAGES",
-    "THINNABLE",
     "BudgetReached",
     "Damage",
     "DamagedRun",
@@ -62,13 +60,16 @@ __all__ = [
     "RunLocked",
     "RunNotFound",
     "RunWriter",
+    "Span",
     "StageExists",
     "StageMissing",
     "StageRecord",
     "StageRef",
+    "StageTable",
     "StageThinned",
     "StorageFailed",
     "StoreError",
+    "StoredStage",
     "Thinned",
     "check_new_run",
     "check_run_name",
@@ -77,7 +78,6 @@ __all__ = [
     "find_runs",
     "folder_of",
     "fork_run",
-    "learner_ref",
     "location",
     "open_run",
     "open_writer",

@@ -1,4 +1,4 @@
-"""What can go wrong with a stored run. Every message says where, what was found, what is required and what helps."""
+"""Errors of stored runs. Every message says where, what was found, what is required and what helps."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -93,7 +93,7 @@ class StorageFailed(StoreError):
 
 
 def damaged(where: Path, found: str) -> DamagedRun:
-    """The error for a file that is not what was written."""
+    """Make the error for a file that is not what was written."""
     parts = where.absolute().parts
     # The innermost, because the folder of all runs may have such a name too.
     top = max((i for i, part in enumerate(parts) if part in _TOP), default=len(parts))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from metaloom.pipeline.types import (
+    Array,
     EpisodeBatch,
     Evaluation,
     LearnerState,
@@ -18,7 +19,7 @@ from metaloom.pipeline.types import (
     TaskParams,
     Update,
 )
-from metaloom.storage.errors import damaged
+from metaloom.storage.errors import StageMissing, damaged
 from metaloom.storage.format.codec import Value
 from metaloom.storage.format.refs import StageRef
 
@@ -38,15 +39,15 @@ class Outputs(Protocol):
     @property
     def files(self) -> "CommittedFiles": ...
 
-    def learner_ref(self, iteration: int) -> StageRef: ...
-
-    def last_ref(self, iteration: int) -> StageRef: ...
-
     def refs(self) -> list[StageRef]: ...
 
     def record(self, ref: StageRef) -> "StageRecord": ...
 
     def load(self, ref: StageRef) -> Value: ...
+
+    def lengths(self, ref: StageRef) -> Array: ...
+
+    def experience(self, ref: StageRef) -> EpisodeBatch: ...
 
 
 @dataclass(frozen=True)
@@ -58,32 +59,32 @@ class Iteration:
 
     def tasks(self) -> TaskBatch:
         """The tasks."""
-        return self._load("sample_tasks", 0, TaskBatch)
+        return self._load("tasks", 0, TaskBatch)
 
     def memory_fill(self) -> EpisodeBatch:
-        """The episodes that the replay memory begins with; they are those of iteration 0, before its tasks."""
-        return self._load("fill_memory", 0, EpisodeBatch)
+        """The episodes that the replay buffer begins with; they are those of iteration 0, before its tasks."""
+        return self._load("memory_fill", 0, EpisodeBatch)
 
     def rollouts(self, k: int = 0) -> EpisodeBatch:
         """The episodes of inner step k: 0 before adaptation, K after it."""
-        return self._load("collect_rollouts", k, EpisodeBatch)
+        return self._load("rollouts", k, EpisodeBatch)
 
     def samples(self, k: int = 0) -> Samples:
         """What processing added to the episodes of inner step k."""
-        return self._load("process_samples", k, Samples)
+        return self._load("samples", k, Samples)
 
     def adapted(self, k: int = 0) -> TaskParams:
         """Every task's parameters after k + 1 inner steps."""
-        return self._load("adapt", k, TaskParams)
+        return self._load("adapted", k, TaskParams)
 
     def minibatches(self) -> Minibatches:
         """Which transitions the gradient steps learned from, by their numbers."""
-        return self._load("sample_transitions", 0, Minibatches)
+        return self._load("minibatches", 0, Minibatches)
 
     def transitions(self, update: int = 0, *, context: bool = False, rows: slice = slice(None)) -> "pa.Table":
         """What a gradient step learned from: one row per transition, as `Run.transitions` gives them.
 
-        Before those columns stand `place` (k of K), `memory` (the task whose memory the row is from) and `n`.
+        Before those columns stand `place` (k of K), `memory` (the task whose replay buffer the row is from) and `n`.
 
         Args:
             update: the gradient step, from 0.
@@ -96,15 +97,15 @@ class Iteration:
 
     def learner(self) -> LearnerState:
         """What the iteration started from."""
-        return self._expect(self.run.learner_ref(self.index), Update).learner
+        return self._expect(self.run.files.stages.learner_ref(self.index), Update).learner
 
     def update(self) -> Update:
         """What the iteration led to: the next learner, and the metrics."""
-        return self._expect(self.run.last_ref(self.index), Update)
+        return self._expect(self.run.files.stages.last_ref(self.index), Update)
 
     def evaluation(self) -> Evaluation:
         """How the learner that the iteration led to did on the evaluation's tasks."""
-        return self._load("evaluate", 0, Evaluation)
+        return self._load("evaluation", 0, Evaluation)
 
     def metrics(self) -> Metrics:
         """The numbers that describe the iteration."""
@@ -114,11 +115,23 @@ class Iteration:
         """Tasks, episodes and samples of inner step k with named axes and units."""
         from metaloom.storage.read.datasets import to_xarray
 
-        self.run.record(StageRef(self.index, "collect_rollouts", k))
+        self.run.record(self._ref("rollouts", k))
         return to_xarray(self.run.files, self.index, k)
 
-    def _load(self, stage: str, step: int, kind: type[V]) -> V:
-        return self._expect(StageRef(self.index, stage, step), kind)
+    def _load(self, group: str, step: int, kind: type[V]) -> V:
+        return self._expect(self._ref(group, step), kind)
+
+    def _ref(self, group: str, step: int) -> StageRef:
+        stages = self.run.files.stages
+        ref = stages.in_group(group, self.index, step)
+        if ref is None:
+            raise StageMissing(
+                self.run.files.root,
+                found=f"none of its stages gives {group}",
+                required=f"one of {', '.join(stage.group for stage in stages.stages)}",
+                action="`metaloom show RUN` says what its algorithm is",
+            )
+        return ref
 
     def _expect(self, ref: StageRef, kind: type[V]) -> V:
         value = self.run.load(ref)

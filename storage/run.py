@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageMissing, system_errors
 from metaloom.storage.format.canonical import read_sealed
-from metaloom.storage.format.codec import Value
+from metaloom.storage.format.codec import KINDS, Value
 from metaloom.storage.format.records import SCHEMA, StageRecord
-from metaloom.storage.format.refs import LAST_STAGES, StageRef, learner_ref
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.iteration import Iteration
 from metaloom.storage.keep.thinning import thinnable
 from metaloom.storage.read.ancestry import origin
@@ -38,7 +39,7 @@ class Run:
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
         self.path = path
         self.info = info
-        self.files = CommittedFiles(path, remote, last_stage=last_stage_of(info))
+        self.files = CommittedFiles(path, StageTable.of(info), remote)
 
     def __repr__(self) -> str:
         return f"Run({self.location!r}, {len(self.iterations)} iterations)"
@@ -63,27 +64,27 @@ class Run:
         return origin(self.info, ref)["config"]
 
     @property
-    def last_stage(self) -> str:
-        """The stage that ends the run's iterations: meta_optimize, or update in a run that learns off policy."""
-        return self.files.last_stage
+    def stages(self) -> StageTable:
+        """The stages that the run consists of."""
+        return self.files.stages
 
     def learner_ref(self, iteration: int) -> StageRef:
         """The stage whose output is the learner that an iteration starts from, stored or not."""
-        return learner_ref(iteration, self.last_stage)
+        return self.stages.learner_ref(iteration)
 
     def last_ref(self, iteration: int) -> StageRef:
         """The stage whose output ends an iteration, stored or not."""
-        return StageRef(iteration, self.last_stage)
+        return self.stages.last_ref(iteration)
 
     @property
     def iterations(self) -> range:
         """The complete iterations: those from the first on whose last stage is stored."""
-        done = {ref.iteration for ref in self.files.refs() if ref.stage == self.last_stage}
+        done = {ref.iteration for ref in self.files.refs() if ref.stage == self.stages.last}
         return range(next(i for i in range(len(done) + 1) if i not in done))
 
     def refs(self) -> list[StageRef]:
         """Every stored output, in the order in which runs compute them."""
-        return sorted(self.files.refs(), key=lambda ref: ref.position)
+        return self.stages.sort(self.files.refs())
 
     def contains(self, ref: StageRef) -> bool:
         """Whether an output is stored."""
@@ -99,7 +100,7 @@ class Run:
 
     def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
         """The stored outputs of some iterations whose arrays may go, or are gone."""
-        return thinnable(self.files.refs(), iterations, self.last_stage)
+        return thinnable(self.files.refs(), iterations, self.stages)
 
     def thinned_iterations(self) -> list[int]:
         """The iterations of which arrays were removed by thinning."""
@@ -126,6 +127,20 @@ class Run:
             DamagedRun: a file of it is missing or changed.
         """
         return self.files.read_value(self.record(ref))
+
+    def lengths(self, ref: StageRef) -> Array:
+        """How many steps each episode of a stored batch has, [B, E] int32; nothing else of it is read.
+
+        Raises:
+            StageMissing: it is not stored.
+            StageThinned: its arrays were removed.
+            DamagedRun: it is not what was committed, or no batch of episodes.
+        """
+        return self.files.read_lengths(self.record(ref))
+
+    def experience(self, ref: StageRef) -> EpisodeBatch:
+        """A stored batch of episodes without behavior and reward terms, which are not read; raises as `lengths`."""
+        return self.files.read_experience(self.record(ref))
 
     def __getitem__(self, iteration: int) -> Iteration:
         """One iteration, complete or not; a negative number counts from the last complete one."""
@@ -197,7 +212,7 @@ class Run:
         """One row per row number, as minibatches name transitions: where it is from, and what it is.
 
         Columns: row, iteration, stage and step (which collected it), task (place in its batch), task_id (in the fixed
-        set, -1 without one; null for what filled the memory), episode, t, observation, action, reward,
+        set, -1 without one; null for the fill), episode, t, observation, action, reward,
         next_observation, terminated. Only batches that hold one of the rows are read.
 
         Raises:
@@ -278,18 +293,19 @@ def read_info(path: Path) -> dict[str, Any]:
     return info
 
 
-def last_stage_of(info: Mapping[str, Any]) -> str:
-    """The stage that ends the iterations of the run with this run.json; on-policy runs do not say it."""
-    return str(info.get("last_stage", "meta_optimize"))
-
-
 def _require_known(info: Mapping[str, Any], where: Path) -> None:
-    known = {"format": (SCHEMA,), "last_stage": (None, *LAST_STAGES)}
-    for name, values in known.items():
-        if info.get(name) not in values:
-            raise IncompatibleFormat(
-                where,
-                found=f"{name} {info.get(name)!r}",
-                required=" or ".join(value for value in values if value),
-                action="Use the version of metaloom that wrote the run; run.json names it under `versions`",
-            )
+    if info.get("format") != SCHEMA:
+        raise _incompatible(where, f"format {info.get('format')!r}", SCHEMA)
+    if "stages" not in info and (last := info.get("last_stage", ON_POLICY.last)) not in EARLIER:
+        raise _incompatible(where, f"last_stage {last!r}", " or ".join(EARLIER))
+    try:
+        unknown = {stage.output for stage in StageTable.of(info).stages} - {*KINDS}
+    except (KeyError, TypeError, ValueError) as error:
+        raise _incompatible(where, f"stages that are no table ({error})", "a table of stages") from None
+    if unknown:
+        raise _incompatible(where, f"stages that give {', '.join(sorted(unknown))}", f"outputs of {', '.join(KINDS)}")
+
+
+def _incompatible(where: Path, found: str, required: str) -> IncompatibleFormat:
+    action = "Use the version of metaloom that wrote the run; run.json names it under `versions`"
+    return IncompatibleFormat(where, found=found, required=required, action=action)

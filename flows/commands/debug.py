@@ -11,12 +11,12 @@ from typing import Any
 from metaloom import storage
 from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.faults import compute_checked, debug_command
+from metaloom.flows.graph.faults import debug_command, run_checked
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.formatting import stage_name
-from metaloom.pipeline.envs import EnvConfig
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.reproduce import reproduce
 from metaloom.storage import Quarantined, StageRef
@@ -57,7 +57,7 @@ def debug_stage(
     Inputs that were thinned are computed again.
 
     The debugger starts in the innermost frame; `up` leads to the stage and its arguments, and `stage_inputs` holds the
-    stored inputs by name, such as collect_rollouts.0. The run is not changed.
+    stored inputs by the names under which the stage declares them, such as episodes. The run is not changed.
 
     Args:
         path: the run's folder.
@@ -77,10 +77,10 @@ def debug_stage(
     with stages_of_run(run, backend) as all_stages:
         require_known(all_stages.order(iteration), stage, step)
         ref = StageRef(iteration, stage, step)
-        stages, load = all_stages.of(ref), Recomputed(run, all_stages)
-        inputs = {f"{i.stage}.{i.step}": load(i) for i in stages.inputs(ref)}
+        stages = all_stages.of(ref)
+        inputs = stages.load_inputs(ref, Recomputed(run, all_stages))
         try:
-            value = compute_checked(stages, ref, load)
+            value = run_checked(stages, ref, inputs)
         except Exception as fault:
             held = ", ".join(inputs) or "nothing"
             say(f"{type(fault).__name__}: {fault}\n`{INPUTS}` holds {held}; `up` leads out to the stage")

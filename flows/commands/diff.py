@@ -85,7 +85,7 @@ def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
     """
     a, b = storage.open_run(path_a), storage.open_run(path_b)
     refs_a, refs_b = set(a.refs()), set(b.refs())
-    shared = sorted(refs_a & refs_b)
+    shared = a.stages.sort(refs_a & refs_b)
     different = [ref for ref in shared if a.record(ref).digest != b.record(ref).digest]
     first = different[0] if different else None
     return RunDiff(
@@ -108,7 +108,10 @@ def _settings(run: Run) -> dict[str, str]:
 
 def _environment(run: Run) -> dict[str, str]:
     parts = {name: run.info[name] for name in ("environment", "versions", "system")}
-    return dict(dotted(parts))
+    facts = dict(dotted(parts))
+    # Up to version 0.1 the package was four, each with its own name.
+    place = facts.get("environment.env.class", "")
+    return facts | ({"environment.env.class": f"metaloom.{place}"} if place.startswith("pipeline.") else {})
 
 
 def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:

@@ -14,7 +14,7 @@ from metaloom.flows.graph.run_stages import config_of, stages_of
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_steps, summarize_tasks
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.evaluation import tasks_are_new
 from metaloom.pipeline.types import Evaluation, TaskBatch, Update
 from metaloom.stages.evaluate import Tested, unseen
@@ -111,7 +111,7 @@ def evaluate(
     config = _with_evaluation(trained, {name: value for name, value in asked.items() if value is not None})
     with stages_of(config, backend) as stages:
         outcome = stages.evaluate(learner, updates, tested)
-        return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, stages.env))
+        return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, stages.context.env))
 
 
 def _update_of(run: storage.Run, updates: int) -> Update:

@@ -8,16 +8,16 @@ import numpy as np
 
 from metaloom import storage
 from metaloom.flows.commands.train import environment
-from metaloom.flows.graph.iteration_stages import IterationStages
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
-from metaloom.pipeline.types import LearnerState, Update
-from metaloom.storage import Fork, Run, StageRef
+from metaloom.pipeline.types import Evaluation, LearnerState, Update
+from metaloom.storage import Fork, Run
 from metaloom.storage.format.codec import flatten
 
 _SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
@@ -61,7 +61,7 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
     )
 
 
-def _misfits(run: Run, iteration: int, old: RunConfig, stages: IterationStages) -> Iterator[str]:
+def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterator[str]:
     """Why batches under new settings could not be stored behind those of the parent."""
     new = stages.config
     # Without an iteration there is only a learner, which any sizes can go on from.
@@ -69,9 +69,9 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: IterationStages) 
         yield from _changed_sizes(old, new)
     if old.env != new.env:
         yield from _changed_env(make_env(old.env), make_env(new.env))
-        if iteration and new.infers_tasks and make_env(old.env).task_set != stages.env.task_set:
+        if iteration and stages.graph.remembers_by_task and make_env(old.env).task_set != stages.context.env.task_set:
             yield f"env: {new.env.name} has other training tasks than {old.env.name}, whose memories they would get"
-    fresh = _expect(stages.compute(StageRef(0, "initialize"), run.load))
+    fresh = _expect(stages.run(stages.graph.table.learner_ref(0), {}))
     stored = _expect(run.load(run.learner_ref(iteration)))
     yield from _differences("the learner", _forms(stored.learner), _forms(fresh.learner))
     if new.evaluation.every is not None:
@@ -82,20 +82,22 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: IterationStages) 
 
 def _changed_sizes(old: RunConfig, new: RunConfig) -> Iterator[str]:
     pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
-    for name in ("inner_steps", *getattr(old.algorithm, "sizes", ())):
+    pairs["adaptation steps"] = (old.algorithm.adaptation_steps, new.algorithm.adaptation_steps)
+    for name in old.algorithm.sizes:
         pairs[f"algorithm.{name}"] = (getattr(old.algorithm, name), getattr(new.algorithm, name, None))
     for name, (before, after) in pairs.items():
         if before != after:
             yield f"{name} cannot change from {before} to {after}: every array of a run has one shape"
 
 
-def _changed_evaluation(run: Run, iteration: int, stages: IterationStages) -> Iterator[str]:
-    shared = [ref for ref in run.refs() if ref.stage == "evaluate" and ref.iteration < iteration]
+def _changed_evaluation(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
+    evaluations = [stage.name for stage in stages.graph.stages if stage.output is Evaluation]
+    shared = [ref for ref in run.refs() if ref.stage in evaluations and ref.iteration < iteration]
     if not shared:
         return
     stored, plan = run[shared[-1].iteration].evaluation(), EvaluationPlan.of(stages.config)
     pairs = {
-        "tasks": (len(stored.tasks), len(evaluation_tasks(stages.config, stages.env, iteration + 1))),
+        "tasks": (len(stored.tasks), len(evaluation_tasks(stages.config, stages.context.env, iteration + 1))),
         "adaptation steps": (stored.adaptation_returns.shape[1], plan.adaptation_steps),
         "episodes": (stored.adaptation_returns.shape[2], plan.episodes if plan.adaptation_steps else 0),
         "test episodes": (stored.test_returns.shape[2], plan.test_episodes),
@@ -126,7 +128,7 @@ def _interface(env: Any) -> dict[str, Any]:
         env.close()
 
 
-def _changed_metrics(run: Run, iteration: int, stages: IterationStages) -> Iterator[str]:
+def _changed_metrics(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
     """Whether the last shared update, made again under the new settings, would fit where it is stored."""
     ref = run.last_ref(iteration - 1)
     try:

@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,16 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.faults import compute_checked
-from metaloom.flows.graph.iteration_stages import IterationStages, StageOutput
-from metaloom.flows.graph.run_stages import config_at, kind_of, stages_of
+from metaloom.flows.graph.faults import compute_checked, run_checked
+from metaloom.flows.graph.run_stages import config_at, stages_of
+from metaloom.flows.graph.runner import Runner
+from metaloom.flows.graph.stage import StageOutput
+from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.formatting import finite
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.types import Array, LearnerState, Samples, Update
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Samples, Update
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import flatten
 
@@ -85,7 +87,7 @@ class Counterfactual:
         """What describes both outcomes: name -> (stored, changed); None where one has no such quantity."""
         left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
         pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
-        # Metrics of the rounds describe the stored episodes, unless processing changed them.
+        # Metrics of inner steps describe the stored episodes, unless processing changed them.
         return {name: pair for name, pair in pairs.items() if not re.match(r"step_\d", name) or pair[0] != pair[1]}
 
     def distance(self) -> dict[str, float]:
@@ -170,8 +172,8 @@ def sweep(
     settings = tuple(settings)
     points = [tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True)) for point in _product(grid)]
     variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]
-    with stages_of(config, Backend(workers=0), run) as stages:
-        again = _Again(run, stages, _stage_ref(stages, iteration, stage or run.last_stage, step))
+    with stages_of(config, Backend(workers=0)) as stages:
+        again = _Again(run, stages, _stage_ref(stages, iteration, stage or run.stages.last, step))
         for words, changed in variants:
             again.check(changed, words)
         stored = again.outcome(config, ())
@@ -190,7 +192,7 @@ def changed_config(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     # The algorithm decides processing.name, so it is not kept when the algorithm changes.
     kept = {**before, "processing": {name: v for name, v in before["processing"].items() if name != "name"}}
     after = build_config(override(_without_other_algorithm(kept, settings), settings))
-    if kind_of(after) is not kind_of(config):
+    if graph_of(after) is not graph_of(config):
         raise UsageError(
             f"found algorithm.name={after.algorithm.name}; required an algorithm whose iterations have the stages of "
             f"{config.algorithm.name}, which the run was made with. `metaloom train` samples anew"
@@ -198,7 +200,7 @@ def changed_config(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     changed = after.model_dump(mode="json")
     refused = [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]
     if after.algorithm.name == config.algorithm.name:
-        of_episodes = getattr(config.algorithm, "decides_episodes", ())
+        of_episodes = config.algorithm.decides_episodes
         refused += [f"algorithm.{n}" for n in of_episodes if changed["algorithm"][n] != before["algorithm"][n]]
     if refused:
         raise UsageError(
@@ -213,74 +215,91 @@ class _Again:
     """One stage of a run, to be computed under several settings."""
 
     run: Run
-    stages: IterationStages
+    stages: Runner
     ref: StageRef
 
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
         """The stage under some settings."""
         stages = self.stages.under(config)
-        load = self._loader(stages)
-        for ref in stages.inputs(self.ref):
-            if ref.stage != self.ref.stage:  # the row numbers before are lineage, and not read
-                load(ref)  # so that the time is that of the stage alone
+        inputs = stages.load_inputs(self.ref, _Altered(self.run, stages, self.ref.iteration))
         began = time.perf_counter()
-        value = compute_checked(stages, self.ref, load)
+        value = run_checked(stages, self.ref, inputs)
         seconds = time.perf_counter() - began
         digest = storage.output_digest(storage.digest(value))
         identical = self.run.contains(self.ref) and digest == self.run.record(self.ref).digest
         return Outcome(settings, config, value, seconds, identical)
 
     def check(self, config: RunConfig, settings: tuple[str, ...]) -> None:
-        """Refuse settings whose algorithm needs rounds or a learner that are not stored."""
+        """Refuse settings whose algorithm needs episodes or a learner that are not stored."""
         stages = self.stages.under(config)
         asked = " ".join(settings) or "the settings of the run"
-        for ref in stages.inputs(self.ref):
-            if ref.stage == "collect_rollouts" and not self.run.contains(ref):
+        for ref in stages.upstream(self.ref):
+            if stages.graph[ref.stage].samples and not self.run.contains(ref):
                 raise UsageError(
-                    f"{asked}: {self.ref} reads the episodes of round {ref.step}, which are not stored; "
-                    f"required at most {self.stages.config.algorithm.inner_steps} inner steps, as in the run"
+                    f"{asked}: {self.ref} reads the episodes of inner step {ref.step}, which are not stored; "
+                    f"required at most {self.stages.config.algorithm.adaptation_steps} inner steps, as in the run"
                 )
         if self.run.learner_ref(self.ref.iteration) in stages.inputs(self.ref):
-            _fitted(self._stored_learner(), _own_learner(stages), asked)
+            _fitted(self._stored_update().learner, _own_learner(stages), asked)
 
     def start(self) -> dict[str, Array]:
         """Parameters before the update."""
-        if not self.ref.ends_iteration:
+        if not self.stages.graph[self.ref.stage].ends_iteration:
             return {}
-        return dict(self.stages.begun(self._stored_learner()).params)
+        return dict(self.stages.context.start(self._stored_update()).params)
 
-    def _stored_learner(self) -> LearnerState:
+    def _stored_update(self) -> Update:
         value = self.run.load(self.run.learner_ref(self.ref.iteration))
         assert isinstance(value, Update)
-        return value.learner
-
-    def _loader(self, stages: IterationStages) -> Callable[[StageRef], Any]:
-        """Loads stored outputs, with samples computed again and the learner as the algorithm knows it."""
-        known: dict[StageRef, Any] = {}
-
-        def load(ref: StageRef) -> Any:
-            if ref in known:
-                return known[ref]
-            value = self._load(stages, ref, load)
-            # Older rounds are for the replay memory to keep, within its bounds.
-            if ref.stage != "collect_rollouts" or ref.iteration == self.ref.iteration:
-                known[ref] = value
-            return value
-
-        return load
-
-    def _load(self, stages: IterationStages, ref: StageRef, load: Callable[[StageRef], Any]) -> Any:
-        if ref.stage in ("process_samples", "sample_transitions"):
-            return compute_checked(stages, ref, load)
-        value = self.run.load(ref)
-        if isinstance(value, Update):
-            return Update(_fitted(value.learner, _own_learner(stages), "this algorithm"), value.metrics)
         return value
 
 
-def _stage_ref(stages: IterationStages, iteration: int, stage: str, step: int) -> StageRef:
+class _Altered:
+    """Finds stored outputs; what does not decide the episodes is computed again, and the learner is fitted.
+
+    Args:
+        run: the run.
+        stages: of the run, under other settings.
+        iteration: of which outputs are computed again.
+    """
+
+    def __init__(self, run: Run, stages: Runner, iteration: int) -> None:
+        self._run = run
+        self._stages = stages
+        self._iteration = iteration
+        self._stored = stages.graph.sampled_from(stages.config, iteration)
+        self._known: dict[StageRef, Any] = {}
+
+    def load(self, ref: StageRef) -> Any:
+        """Return an output under the settings."""
+        if ref in self._known:
+            return self._known[ref]
+        value = self._find(ref)
+        # Rounds of other iterations are for the replay buffer to keep, within its bounds.
+        if ref.iteration == self._iteration or not self._stages.graph[ref.stage].samples:
+            self._known[ref] = value
+        return value
+
+    def lengths(self, ref: StageRef) -> Array:
+        """Return how many steps each episode of a stored batch has, [B, E]."""
+        return self._run.lengths(ref)
+
+    def experience(self, ref: StageRef) -> EpisodeBatch:
+        """Return a stored batch of episodes without behavior and reward terms."""
+        return self._run.experience(ref)
+
+    def _find(self, ref: StageRef) -> Any:
+        if ref.iteration == self._iteration and ref not in self._stored:
+            return compute_checked(self._stages, ref, self)
+        value = self._run.load(ref)
+        if isinstance(value, Update):
+            return Update(_fitted(value.learner, _own_learner(self._stages), "this algorithm"), value.metrics)
+        return value
+
+
+def _stage_ref(stages: Runner, iteration: int, stage: str, step: int) -> StageRef:
     require_known(stages.order(iteration), stage, step)
-    if stage in ("fill_memory", "collect_rollouts", "evaluate"):
+    if stages.graph[stage].samples:
         raise UsageError(f"found --stage {stage}, which samples; required a stage that computes on stored batches")
     return StageRef(iteration, stage, step)
 
@@ -297,9 +316,9 @@ def _product(grid: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, ...]]:
     return itertools.product(*grid.values())
 
 
-def _own_learner(stages: IterationStages) -> LearnerState:
+def _own_learner(stages: Runner) -> LearnerState:
     """A learner of the stages' algorithm, for the names and shapes in it."""
-    value = stages.compute(StageRef(0, "initialize"), lambda ref: None)
+    value = stages.run(stages.graph.table.learner_ref(0), {})
     assert isinstance(value, Update)
     return value.learner
 

@@ -96,22 +96,22 @@ def replay(
     """
     run = storage.open_run(path)
     with stages_of_run(run, backend) as stages:
-        load = Recomputed(run, stages)
+        outputs = Recomputed(run, stages)
         for ref in _selected(run, stages, iteration, stage, step):
-            outcome = _replay_stage(run, stages, ref, load)
+            outcome = _replay_stage(run, stages, ref, outputs)
             yield outcome
             if until_diff and not outcome.identical:
                 return
 
 
-def _replay_stage(run: Run, stages: RunStages, ref: StageRef, load: Recomputed) -> StageReplay:
+def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recomputed) -> StageReplay:
     """One stage run again from its stored inputs."""
     record = run.record(ref)
     with explained(run.path, ref):
-        value = compute_checked(stages.of(ref), ref, load)
+        value = compute_checked(stages.of(ref), ref, outputs)
     if storage.output_digest(storage.digest(value)) == record.digest:
         if run.is_thinned(ref):
-            load.remember(ref, value)
+            outputs.remember(ref, value)
         return StageReplay(ref, (), record.seconds)
     try:
         differences = compare(ref, flatten(run.load(ref)), flatten(value))

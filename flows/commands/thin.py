@@ -1,15 +1,15 @@
 """Make a stored run smaller, and bring back what was taken from it."""
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
-from metaloom.storage import Retention, Run, StageRef, Thinned
+from metaloom.storage import Retention, StageRef, Thinned
 from metaloom.storage.format.codec import Value
 
 
@@ -52,13 +52,8 @@ def materialise(
     with storage.open_writer(path) as writer, stages_of_run(run, backend) as stages:
         for i in iterations:
             thinned = [ref for ref in run.thinnable([i]) if run.is_thinned(ref)]
-            values: dict[StageRef, Value] = {}
-            for ref in thinned:
-                values[ref] = stages.of(ref).compute(ref, partial(_load, run, values))
+            outputs = Recomputed(run, stages)
+            values: dict[StageRef, Value] = {ref: outputs.load(ref) for ref in thinned}
             if values:
                 writer.restore(values)
             yield from thinned
-
-
-def _load(run: Run, values: Mapping[StageRef, Value], ref: StageRef) -> Value:
-    return values[ref] if ref in values else run.load(ref)

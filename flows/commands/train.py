@@ -9,14 +9,15 @@ from typing import Any, Protocol
 
 from metaloom import storage
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine
-from metaloom.flows.graph.iteration_stages import IterationStages
 from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs import with_all_options
+from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs.facts import env_facts
+from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
@@ -104,7 +105,7 @@ def train(
             capacity=config.iterations,
             environment=environment(stages),
             retention=retention_of(config),
-            last_stage=stages.last_stage,
+            stages=stages.graph.table,
         ) as writer,
     ):
         return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
@@ -177,9 +178,14 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
     return build_config(override(config.model_dump(mode="json"), assignments))
 
 
-def environment(stages: IterationStages) -> dict[str, Any]:
+def environment(stages: Runner) -> dict[str, Any]:
     """What decides the numbers besides the configuration, and is not known to the store: the code, and its defaults."""
-    return {"code": code_digest(), "env": env_facts(stages.config.env, stages.env)}
+    plugins = plugin_sources(stages.config)
+    return {
+        "code": code_digest(),
+        "env": env_facts(stages.config.env, stages.context.env),
+        **({"plugins": plugins} if plugins else {}),
+    }
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,7 @@ class _Plan:
 
     config: RunConfig
     order: Callable[[int], list[StageRef]]
-    stages_for: Callable[[StageRef], IterationStages]
+    stages_for: Callable[[StageRef], Runner]
 
 
 def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
@@ -205,19 +211,22 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 history.append(_update(writer, iteration).metrics)
             continue
         seconds: dict[str, float] = {}
-        steps = 0
+        steps, evaluations = 0, list[StageRef]()
         iteration_began = time.perf_counter()
         for ref in missing:
             if observer.should_stop():
                 return TrainResult(path, iteration, stopped=True)
             observer.stage_started(ref)
             stages = plan.stages_for(ref)
-            call(ref, stages.inputs(ref), partial(run_once, stages, writer, ref, seconds))
+            call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
             # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
-            steps += _num_steps(writer, ref)
+            if stages.graph[ref.stage].output is EpisodeBatch:
+                steps += _num_steps(writer, ref)
+            elif stages.graph[ref.stage].output is Evaluation:
+                evaluations.append(ref)
         update = _update(writer, iteration)
         history.append(update.metrics)
-        now = time.perf_counter()
+        now, evaluating = time.perf_counter(), sum(seconds.get(f"{ref.stage}.{ref.step}", 0.0) for ref in evaluations)
         observer.iteration_done(
             IterationReport(
                 iteration=iteration,
@@ -225,19 +234,19 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 metrics=update.metrics,
                 stage_seconds=seconds,
                 elapsed_seconds=now - began,
-                steps_per_second=steps / (now - iteration_began - seconds.get("evaluate.0", 0.0)) if steps else None,
-                evaluation_returns=_evaluation_returns(writer, missing),
+                steps_per_second=steps / (now - iteration_began - evaluating) if steps else None,
+                evaluation_returns=_evaluation_returns(writer, evaluations),
             )
         )
     return TrainResult(path, iterations, stopped=False)
 
 
-def run_once(stages: IterationStages, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
+def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
     """Compute and store a stage unless it is stored already; numbers that are not finite are refused, and kept."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
         with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)):
-            value = compute_checked(stages, ref, writer.load)
+            value = compute_checked(stages, ref, writer)
         took = time.perf_counter() - began
         seconds[f"{ref.stage}.{ref.step}"] = took
         writer.put(
@@ -252,8 +261,8 @@ def run_once(stages: IterationStages, writer: RunWriter, ref: StageRef, seconds:
 
 
 def _evaluation_returns(writer: RunWriter, refs: Iterable[StageRef]) -> list[float]:
-    """Mean test return by number of adaptation steps, of the evaluation among some stages."""
-    made = [writer.load(ref) for ref in refs if ref.stage == "evaluate"]
+    """Mean test return by number of adaptation steps, of some evaluations."""
+    made = [writer.load(ref) for ref in refs]
     return [r for e in made if isinstance(e, Evaluation) for r in e.test_returns.mean(axis=(0, 2)).tolist()]
 
 
@@ -264,6 +273,6 @@ def _update(writer: RunWriter, iteration: int) -> Update:
 
 
 def _num_steps(writer: RunWriter, ref: StageRef) -> int:
-    """Environment steps in a stage's output."""
-    batch = writer.load(ref) if ref.stage in ("fill_memory", "collect_rollouts") else None
+    """Environment steps in a batch of episodes."""
+    batch = writer.load(ref)
     return batch.num_steps if isinstance(batch, EpisodeBatch) else 0

@@ -1,1 +1,112 @@
-"""Stored runs in other formats."""
+"""Stored runs in other formats. Memory stays bounded by one iteration, and a folder appears whole or not at all.
+
+Each module of this package is a format by the module's name, which it describes in `FORMAT`:
+
+    FORMAT = ExportFormat(export_csv)
+
+Nothing else names formats. The options of the command that a format takes are the parameters of its function; any other
+option is refused.
+"""
+
+import difflib
+import inspect
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Literal
+
+from metaloom.flows.errors import UsageError
+from metaloom.storage import Run
+from metaloom.storage.export import Export
+from metaloom.storage.run import Iterations
+
+By = Literal["task", "position"]
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """A format that runs are exported to.
+
+    Attributes:
+        write: Writes a run to a new folder: `write(run, out, *, iterations)`, and for each option of the command that
+            the format takes a parameter: `steps`, `by`. Options that were left out are not passed.
+        holds_episodes: There is nothing to export where the episodes of every iteration were thinned.
+    """
+
+    write: Callable[..., Export]
+    holds_episodes: bool = False
+
+    def takes(self, option: str) -> bool:
+        """Tell whether the format has an option."""
+        return option in inspect.signature(self.write).parameters
+
+
+def format_names() -> list[str]:
+    """Return the names of all formats, without importing them."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def format_of(name: str) -> ExportFormat:
+    """Return the format of a name.
+
+    Raises:
+        UsageError: there is no such format.
+    """
+    names = format_names()
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f". Did you mean {close[0]}?" if close else ""
+        raise UsageError(f"found --to {name}; required one of {', '.join(names)}{hint}")
+    return import_module(f"{__name__}.{name}").FORMAT
+
+
+def export(
+    run: Run,
+    out: Path,
+    to: str,
+    *,
+    iterations: Iterations = None,
+    steps: Sequence[int] = (),
+    by: By | None = None,
+) -> Export:
+    """Write a run in another format.
+
+    Args:
+        run: the run.
+        out: a new or empty folder.
+        to: the format.
+        iterations: which of the complete iterations; None for all.
+        steps: which inner steps; empty for all.
+        by: what a history belongs to.
+
+    Raises:
+        UsageError: there is no such format, it does not take an option that was given, it needs a package that is not
+            installed, or nothing would be in it.
+        metaloom.storage.export.ExportExists: there is something at `out`.
+    """
+    form = format_of(to)
+    given = {name: value for name, value in (("steps", steps), ("by", by)) if value}
+    for name in given:
+        if not form.takes(name):
+            raise UsageError(f"found --{name.removesuffix('s')} with --to {to}, which does not take it; leave it out")
+    _check_there_is_something(run, out, form, iterations, steps)
+    return form.write(run, out, iterations=iterations, **given)
+
+
+def _check_there_is_something(
+    run: Run, out: Path, form: ExportFormat, iterations: Iterations, steps: Sequence[int]
+) -> None:
+    if not len(run.select(iterations)):
+        raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
+    stored = sorted({ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts")})
+    if wrong := [step for step in steps if step not in stored]:
+        raise UsageError(
+            f"found --step {wrong[0]}; required one of {', '.join(map(str, stored))}: the inner steps of this run"
+        )
+    if form.holds_episodes and next(Export(out).available(run, iterations, steps or None), None) is None:
+        raise UsageError(
+            f"{run.path}: found no iteration whose episodes are stored; required one. "
+            f"`metaloom replay {run.path} --materialise` brings back what was thinned"
+        )

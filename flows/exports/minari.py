@@ -1,5 +1,8 @@
 """A Minari dataset (https://minari.farama.org) of a run's episodes, in HDF5. Needs the extra `minari`."""
 
+# Minari ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -9,12 +12,16 @@ import gymnasium
 import numpy as np
 
 from metaloom.flows.errors import ExtraMissing
+from metaloom.flows.exports import ExportFormat
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch
 from metaloom.storage import Run
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.run import Iterations
+
+_IN_STEPS = ("lengths", "terminated", "truncated")
+"""Arrays of episodes that Minari's own arrays of steps tell."""
 
 
 def export_minari(run: Run, out: Path, *, iterations: Iterations = None, steps: Sequence[int] | None = None) -> Export:
@@ -54,7 +61,7 @@ def export_minari(run: Run, out: Path, *, iterations: Iterations = None, steps: 
 
 
 def dataset_id(run: Run) -> str:
-    """The dataset's name: the run's, with what Minari does not allow replaced."""
+    """Name of the dataset: the run's, with the characters that Minari does not allow replaced."""
     return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
 
 
@@ -69,15 +76,15 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
 
 
 def _episodes(run: Run, export: Export, iterations: Iterations, steps: Sequence[int] | None) -> Iterator[Any]:
-    for i, rounds in export.available(run, iterations, steps):
+    for i, inner_steps in export.available(run, iterations, steps):
         tasks = run[i].tasks()
-        for k in rounds:
-            for buffer in _round(i, k, tasks, run[i].rollouts(k)):
+        for k in inner_steps:
+            for buffer in _buffers(i, k, tasks, run[i].rollouts(k)):
                 export.rows += 1
                 yield buffer
 
 
-def _round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -> Iterable[Any]:
+def _buffers(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -> Iterable[Any]:
     from minari.data_collector import EpisodeBuffer
 
     for b, e in np.ndindex(episodes.lengths.shape):
@@ -94,4 +101,8 @@ def _round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -> 
             "truncations": last & bool(episodes.truncated[b, e]),
         }
         place = {"iteration": iteration, "step": k, "task": b, "episode": e, "task_id": int(tasks.ids[b])}
-        yield EpisodeBuffer(options={**place, **fields}, **arrays)
+        others = {name: values[b, e].item() for name, values in episodes.each_episode.items() if name not in _IN_STEPS}
+        yield EpisodeBuffer(options={**place, **fields, **others}, **arrays)
+
+
+FORMAT = ExportFormat(export_minari, holds_episodes=True)

@@ -1,9 +1,14 @@
 """A run's metrics as TensorBoard events. Needs the extra `tensorboard`."""
 
+# TensorBoard ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from datetime import datetime
 from pathlib import Path
 
 from metaloom.flows.errors import ExtraMissing
+from metaloom.flows.exports import ExportFormat
 from metaloom.storage import Run
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.run import Iterations
@@ -40,6 +45,9 @@ def export_tensorboard(run: Run, out: Path, *, iterations: Iterations = None) ->
 
 
 def _tag(metric: str) -> str:
-    """TensorBoard groups tags by what comes before the slash: metrics of a round go together."""
+    """Put a slash after the prefix, by which TensorBoard groups tags: metrics of an inner step go together."""
     group, dot, name = metric.partition(".")
     return f"{group}/{name}" if dot else f"update/{metric}"
+
+
+FORMAT = ExportFormat(export_tensorboard)

@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from metaloom import storage
-from metaloom.flows.graph.iteration_stages import IterationStages, Load, StageOutput
+from metaloom.flows.graph.outputs import Outputs
+from metaloom.flows.graph.runner import Runner
+from metaloom.flows.graph.stage import StageOutput
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.baselines import BaselineError
 from metaloom.stages.faults import StageFault
@@ -16,13 +19,18 @@ FAULTS = (StageFault, NumericalError, BaselineError)
 """What a stage raises about numbers and environments, as against errors in the program."""
 
 
-def compute_checked(stages: IterationStages, ref: StageRef, load: Load) -> StageOutput:
+def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> StageOutput:
     """A stage's output, all of whose numbers are finite.
 
     Raises:
         metaloom.stages.finite_checks.NotFinite: naming the place of the first that is not.
     """
-    value = stages.compute(ref, load)
+    return run_checked(stages, ref, stages.load_inputs(ref, outputs))
+
+
+def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
+    """As compute_checked, from inputs that are at hand by name."""
+    value = stages.run(ref, inputs)
     require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
     return value
 

@@ -1,223 +1,134 @@
-"""The stages of an on-policy meta-training run: their order, what each reads, and how each is computed.
-
-    learner --+--> sample_tasks --> collect_rollouts(0) --> process_samples(0) --> adapt(0) --> collect_rollouts(1) ...
-              |                                                                                        |
-              +------------------ meta_optimize(all steps) <------------------ process_samples(K) <----+--> next learner
-                                                                                  every n iterations:  evaluate
+"""On-policy runs: what an update learns from are the episodes of its own iteration.
 
 No gradient crosses a stage: `meta_optimize` computes the adaptation again from what is stored.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
 
-from gymnasium.spaces import Discrete
-
-from metaloom.flows.graph.iteration_stages import IterationStages, Load, StageOutput, evaluation_refs
-from metaloom.pipeline.algorithms.contract import AlgorithmSettings, Learner, Setup
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.flows.graph.common import INITIALIZE, SAMPLE_TASKS, evaluated, evaluation, position, state_before
+from metaloom.flows.graph.context import Context
+from metaloom.flows.graph.stage import EACH_STEP, INNER_STEP, ITERATION, Graph, Input, Stage
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv
-from metaloom.pipeline.envs.spaces import Spaces
-from metaloom.pipeline.policies.build import build_policy
-from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.seeding import seed_for
-from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams, Update
-from metaloom.stages.adapt import adapt
-from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskBatch, TaskParams, Update
 from metaloom.stages.meta_optimize import meta_optimize
-from metaloom.stages.process_samples import process_samples
-from metaloom.stages.sample_tasks import sample_tasks
-from metaloom.storage import StageRef
 
 
-@dataclass(frozen=True)
-class LearnerAlgorithm:
-    """A Learner of the contract as these stages call algorithms; until the graph is data."""
-
-    learner: Learner[Step, Sequence[Step]]
-    inner_steps: ClassVar[int] = 0
-
-    def initialize(self, policy: object, *, run_seed: int) -> LearnerState:
-        """See Learner."""
-        return self.learner.initialize(run_seed=run_seed)
-
-    def optimize(
-        self,
-        policy: object,
-        learner: LearnerState,
-        steps: Sequence[Step],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
-    ) -> tuple[LearnerState, Metrics]:
-        """See Learner.update."""
-        return self.learner.update(learner, steps, run_seed=run_seed, iteration=iteration, parallel=parallel)
+def _state(i: int) -> Mapping[str, Input]:
+    return state_before(META_OPTIMIZE, i)
 
 
-class OnPolicyStages(IterationStages):
-    """The stages of a run whose updates learn from the episodes of their own iteration alone."""
+def _adapted(i: int, k: int) -> Mapping[str, Input]:
+    """What inner step k - 1 led to, where there is one."""
+    return {"params": ADAPT.at(i, k - 1)} if k else {}
 
-    last_stage: ClassVar[str] = "meta_optimize"
 
-    @staticmethod
-    def build_algorithm(config: RunConfig, env: MetaEnv) -> Any:
-        """The algorithm as the stages use it; see IterationStages."""
-        if not isinstance(config.algorithm, AlgorithmSettings):
-            return config.build_algorithm()
-        spaces = Spaces.of(env)
-        setup = Setup(
-            observation_shape=spaces.observation_shape,
-            observation_scale=spaces.observation_scale,
-            action_size=spaces.action_size,
-            num_actions=spaces.num_actions,
-            env_name=config.env.name,
-            max_episode_steps=config.max_episode_steps,
-            policy=config.policy,
-            baseline=config.baseline,
-            processing=config.processing,
-            device="cpu",
-            sparse_rewards=env.sparse_rewards,
-        )
-        return LearnerAlgorithm(config.algorithm.build(setup))
+def _acting(i: int, k: int) -> Mapping[str, Input]:
+    """What the tasks act with at inner step k: the learner's parameters for all, or each task's adapted ones."""
+    return _adapted(i, k) or _state(i)
 
-    @staticmethod
-    def build_policy(config: RunConfig, env: MetaEnv) -> Policy:
-        """A Gaussian policy for continuous actions, a categorical one for discrete actions; see IterationStages."""
-        if isinstance(env.action_space, Discrete) and not config.has_critic:
-            raise ConfigError(
-                f"algorithm.name is {config.algorithm.name}, which is for actions that are numbers, but those of "
-                f"{config.env.name} are {env.action_space}; required a2c, ppo, ppo2, svpg or dql"
-            )
-        return build_policy(config.policy, Spaces.of(env))
 
-    @staticmethod
-    def stage_order(config: RunConfig, iteration: int) -> list[StageRef]:
-        """The stages of an iteration in the order in which they run."""
-        inner_steps = config.algorithm.inner_steps
-        refs = [] if iteration else [StageRef(0, "initialize", 0)]
-        refs.append(StageRef(iteration, "sample_tasks", 0))
-        for k in range(inner_steps + 1):
-            refs.append(StageRef(iteration, "collect_rollouts", k))
-            refs.append(StageRef(iteration, "process_samples", k))
-            if k < inner_steps:
-                refs.append(StageRef(iteration, "adapt", k))
-        refs.append(StageRef(iteration, "meta_optimize", 0))
-        return refs + evaluation_refs(config, iteration)
+def _every_step(config: RunConfig, i: int) -> Mapping[str, Input]:
+    """The episodes and samples of every inner step 0 ... K of an iteration."""
+    steps = EACH_STEP.steps(config, i)
+    return {name: tuple(stage.at(i, k) for k in steps) for name, stage in _STEP.items()}
 
-    def inputs(self, ref: StageRef) -> list[StageRef]:
-        """The stages whose outputs a stage reads."""
-        i, k = ref.iteration, ref.step
-        match ref.stage:
-            case "initialize" | "sample_tasks":
-                return []
-            case "collect_rollouts":
-                return [self._acting_params(i, k), StageRef(i, "sample_tasks", 0)]
-            case "process_samples":
-                critic = [self.learner_ref(i)] if isinstance(self.algorithm, LearnerAlgorithm) else []
-                return [*critic, StageRef(i, "collect_rollouts", k)]
-            case "adapt":
-                before = [] if k == 0 else [StageRef(i, "adapt", k - 1)]
-                return [self.learner_ref(i), *before, *self._step_refs(i, k)]
-            case "meta_optimize":
-                rounds = range(self.algorithm.inner_steps + 1)
-                return [self.learner_ref(i), *(ref for k in rounds for ref in self._step_refs(i, k))]
-            case "evaluate":
-                return [StageRef(i, "meta_optimize", 0)]
-            case _:
-                raise ValueError(f"no stage is called {ref.stage!r}")
 
-    def compute(self, ref: StageRef, load: Load) -> StageOutput:
-        """A stage's output, from the inputs that `load` brings."""
-        match ref.stage:
-            case "initialize":
-                return self.initialize()
-            case "sample_tasks":
-                return sample_tasks(
-                    self.env, num_tasks=self.config.num_tasks, run_seed=self.config.seed, iteration=ref.iteration
-                )
-            case "collect_rollouts":
-                return self._collect_rollouts(ref, load)
-            case "process_samples":
-                return self._process_samples(ref, load)
-            case "adapt":
-                return self._adapt(ref, load)
-            case "meta_optimize":
-                return self._meta_optimize(ref, load)
-            case "evaluate":
-                return self.evaluate(load(StageRef(ref.iteration, "meta_optimize", 0)).learner, ref.iteration + 1)
-            case _:
-                raise ValueError(f"no stage is called {ref.stage!r}")
+def _collect_rollouts(
+    context: Context, i: int, k: int, *, tasks: TaskBatch, state: Update | None = None, params: TaskParams | None = None
+) -> EpisodeBatch:
+    return context.rollouts.collect(_params(context, state, params), tasks, position(context.config, i, k))
 
-    def acting_params(self, learner: LearnerState, num_tasks: int) -> TaskParams:
-        """The same parameters for all tasks, but for particles; see IterationStages."""
-        if isinstance(self.algorithm, LearnerAlgorithm):
-            return self.algorithm.learner.acting_params(learner, num_tasks)
-        return TaskParams.broadcast(learner.params, num_tasks)
 
-    def begun(self, learner: LearnerState) -> LearnerState:
-        """A stored learner as the iteration behind it acts and learns with it."""
-        if isinstance(self.algorithm, LearnerAlgorithm):
-            return self.algorithm.learner.at_start(learner, run_seed=self.config.seed)
-        return learner
+def _process_samples(context: Context, i: int, k: int, *, state: Update, episodes: EpisodeBatch) -> Samples:
+    seed = seed_for(context.config.seed, "baseline", i, k)
+    return context.learner.process(context.start(state), episodes, seed=seed, parallel=context.parallel)
 
-    def _collect_rollouts(self, ref: StageRef, load: Load) -> EpisodeBatch:
-        return self.rollouts.collect(
-            self._params(load, ref.iteration, ref.step),
-            load(StageRef(ref.iteration, "sample_tasks", 0)),
-            RolloutPosition(self.config.seed, ref.iteration, ref.step),
-        )
 
-    def _process_samples(self, ref: StageRef, load: Load) -> Samples:
-        if isinstance(self.algorithm, LearnerAlgorithm):
-            episodes = load(StageRef(ref.iteration, "collect_rollouts", ref.step))
-            return self.algorithm.learner.process(self._learner(load, ref.iteration), episodes, seed=0)
-        return process_samples(
-            load(StageRef(ref.iteration, "collect_rollouts", ref.step)),
-            self.config.baseline.build(),
-            self.config.processing,
-            seed=seed_for(self.config.seed, "baseline", ref.iteration, ref.step),
-            parallel=self.parallel,
-        )
+def _adapt(
+    context: Context,
+    i: int,
+    k: int,
+    *,
+    state: Update,
+    episodes: EpisodeBatch,
+    samples: Samples,
+    params: TaskParams | None = None,
+) -> TaskParams:
+    del i
+    step = Step(episodes, samples, k)
+    acting = _params(context, state, params)
+    return context.learner.adapt(context.start(state), acting, step, parallel=context.parallel)
 
-    def _adapt(self, ref: StageRef, load: Load) -> TaskParams:
-        return adapt(
-            self.policy,
-            self.algorithm,
-            self._learner(load, ref.iteration),
-            self._params(load, ref.iteration, ref.step),
-            self._step(load, ref.iteration, ref.step),
-            parallel=self.parallel,
-        )
 
-    def _meta_optimize(self, ref: StageRef, load: Load) -> Update:
-        rounds = range(self.algorithm.inner_steps + 1)
-        return meta_optimize(
-            self.policy,
-            self.algorithm,
-            self._learner(load, ref.iteration),
-            [self._step(load, ref.iteration, k) for k in rounds],
-            run_seed=self.config.seed,
-            iteration=ref.iteration,
-            parallel=self.parallel,
-        )
+def _meta_optimize(
+    context: Context,
+    i: int,
+    k: int,
+    *,
+    state: Update,
+    episodes: tuple[EpisodeBatch, ...],
+    samples: tuple[Samples, ...],
+) -> Update:
+    del k
+    return meta_optimize(
+        context.learner,
+        context.start(state),
+        [Step(e, s, n) for n, (e, s) in enumerate(zip(episodes, samples, strict=True))],
+        run_seed=context.config.seed,
+        iteration=i,
+        parallel=context.parallel,
+        measures=context.measures,
+    )
 
-    def _learner(self, load: Load, iteration: int) -> LearnerState:
-        return self.begun(load(self.learner_ref(iteration)).learner)
 
-    def _acting_params(self, iteration: int, k: int) -> StageRef:
-        return StageRef(iteration, "adapt", k - 1) if k else self.learner_ref(iteration)
+def _params(context: Context, state: Update | None, params: TaskParams | None) -> TaskParams:
+    if params is not None:
+        return params
+    assert state is not None, "tasks act with a learner's parameters or with adapted ones"
+    return context.learner.acting_params(context.start(state), context.config.num_tasks)
 
-    def _params(self, load: Load, iteration: int, k: int) -> TaskParams:
-        """What the tasks act with in round k: the learner's parameters for all of them, or each task's adapted ones."""
-        stored = load(self._acting_params(iteration, k))
-        return stored if k else self.acting_params(self.begun(stored.learner), self.config.num_tasks)
 
-    def _step_refs(self, iteration: int, k: int) -> list[StageRef]:
-        return [StageRef(iteration, "collect_rollouts", k), StageRef(iteration, "process_samples", k)]
-
-    def _step(self, load: Load, iteration: int, k: int) -> Step:
-        episodes, samples = (load(ref) for ref in self._step_refs(iteration, k))
-        return Step(episodes, samples, k)
+COLLECT_ROLLOUTS = Stage(
+    "collect_rollouts",
+    EACH_STEP,
+    lambda config, i, k: {**_acting(i, k), "tasks": SAMPLE_TASKS.at(i)},
+    EpisodeBatch,
+    _collect_rollouts,
+    group="rollouts_{step}",
+    samples=True,
+    thinnable=True,
+)
+PROCESS_SAMPLES = Stage(
+    "process_samples",
+    EACH_STEP,
+    lambda config, i, k: {**_state(i), "episodes": COLLECT_ROLLOUTS.at(i, k)},
+    Samples,
+    _process_samples,
+    group="samples_{step}",
+    thinnable=True,
+)
+_STEP = {"episodes": COLLECT_ROLLOUTS, "samples": PROCESS_SAMPLES}
+ADAPT = Stage(
+    "adapt",
+    INNER_STEP,
+    lambda config, i, k: {**_state(i), **_adapted(i, k), **{name: s.at(i, k) for name, s in _STEP.items()}},
+    TaskParams,
+    _adapt,
+    group="adapted_{step}",
+    thinnable=True,
+)
+META_OPTIMIZE = Stage(
+    "meta_optimize",
+    ITERATION,
+    lambda config, i, k: {**_state(i), **_every_step(config, i)},
+    Update,
+    _meta_optimize,
+    group="learner",
+    ends_iteration=True,
+)
+ON_POLICY = Graph(
+    "on_policy",
+    (INITIALIZE, SAMPLE_TASKS, COLLECT_ROLLOUTS, PROCESS_SAMPLES, ADAPT, META_OPTIMIZE, evaluation(META_OPTIMIZE)),
+    evaluated,
+)

@@ -4,13 +4,14 @@ from typing import Any
 
 from metaloom import storage
 from metaloom.flows.graph.run_stages import RunStages
+from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import Value
 from metaloom.storage.keep.thinner import require_same
 
 
 class Recomputed:
-    """Loads a run's outputs; thinned ones are computed again, checked against their digest, and not stored.
+    """Finds a run's outputs; thinned ones are computed again, checked against their digest, and not stored.
 
     Args:
         run: the run.
@@ -22,8 +23,8 @@ class Recomputed:
         self._stages = stages
         self._values: dict[StageRef, Value] = {}
 
-    def __call__(self, ref: StageRef) -> Any:
-        """An output.
+    def load(self, ref: StageRef) -> Any:
+        """Return an output.
 
         Raises:
             storage.StageMissing: it is not stored.
@@ -38,6 +39,20 @@ class Recomputed:
         require_same(self._run.record(ref), value)
         self.remember(ref, value)
         return value
+
+    def lengths(self, ref: StageRef) -> Array:
+        """Return how many steps each episode of a batch has, [B, E]; raises as `load`."""
+        try:
+            return self._run.lengths(ref)
+        except storage.StageThinned:
+            return self.load(ref).lengths
+
+    def experience(self, ref: StageRef) -> EpisodeBatch:
+        """Return a batch of episodes, of which behavior and reward terms may be missing; raises as `load`."""
+        try:
+            return self._run.experience(ref)
+        except storage.StageThinned:
+            return self.load(ref)
 
     def remember(self, ref: StageRef, value: Value) -> None:
         """Have an output at hand that is known to be the stored one; those of other iterations are let go."""

@@ -1,6 +1,7 @@
 """The stages of a stored run, under the settings that decide each of its outputs."""
 
 import json
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -9,19 +10,20 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from metaloom.flows.graph.iteration_stages import IterationStages
-from metaloom.flows.graph.off_policy import OffPolicyStages
-from metaloom.flows.graph.on_policy import OnPolicyStages
-from metaloom.flows.graph.task_inference import TaskInferenceStages
+from metaloom.flows.graph.runner import Runner
+from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.workers import Backend, rollout_workers, usable_cores
 from metaloom.flows.views.run_info import planned_iterations
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.sources import changed_plugins
 from metaloom.storage import Run, StageRef
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
-def stages_of(config: RunConfig, backend: Backend, run: Run | None = None) -> Iterator[IterationStages]:
-    """The stages of a run, new or stored before, with their workers, for as long as the context lasts.
+def stages_of(config: RunConfig, backend: Backend) -> Iterator[Runner]:
+    """The stages of a run with their workers, for as long as the context lasts.
 
     One BLAS and one torch thread per Python thread: more would make bits depend on the number of cores.
     """
@@ -31,19 +33,12 @@ def stages_of(config: RunConfig, backend: Backend, run: Run | None = None) -> It
         ThreadPoolExecutor(usable_cores(), "metaloom-math", _overflow_quietly) as pool,
         rollout_workers(config, backend) as workers,
     ):
-        yield kind_of(config).build(config, workers, pool.map, run)
+        yield Runner.build(config, workers, pool.map)
 
 
 def _overflow_quietly() -> None:
     """Have NumPy not warn in a thread: what is not finite at the end of a stage is found, and told better."""
     np.seterr(over="ignore", invalid="ignore", divide="ignore")
-
-
-def kind_of(config: RunConfig) -> type[IterationStages]:
-    """How iterations of a run with this configuration proceed."""
-    if config.infers_tasks:
-        return TaskInferenceStages
-    return OffPolicyStages if config.off_policy else OnPolicyStages
 
 
 class RunStages:
@@ -64,28 +59,32 @@ class RunStages:
         self._backend = backend
         self._stack = stack
         self._own = config or config_of(run)
-        self._known: dict[str, IterationStages] = {}
+        self._known: dict[str, Runner] = {}
         self._configs: dict[str, RunConfig] = {json.dumps(run.config, sort_keys=True): self._own}
 
     def order(self, iteration: int) -> list[StageRef]:
         """The stages of an iteration in the order in which they run."""
-        config = self.config(StageRef(iteration, "sample_tasks"))
-        return kind_of(config).stage_order(config, iteration)
+        config = self.config_at(iteration)
+        return graph_of(config).order(config, iteration)
+
+    def config_at(self, iteration: int) -> RunConfig:
+        """The settings that decide an iteration."""
+        return self.config(self._run.last_ref(iteration))
 
     def config(self, ref: StageRef) -> RunConfig:
         """The settings that decide an output."""
         return self._configured(ref)[1]
 
-    def of(self, ref: StageRef) -> IterationStages:
+    def of(self, ref: StageRef) -> Runner:
         """The stages that compute an output."""
         key, config = self._configured(ref)
         if key not in self._known:
-            self._known[key] = self._stack.enter_context(stages_of(config, self._backend, self._run))
+            self._known[key] = self._stack.enter_context(stages_of(config, self._backend))
         return self._known[key]
 
-    def own(self) -> IterationStages:
+    def own(self) -> Runner:
         """The stages that compute what is not shared with another run."""
-        return self.of(StageRef(self._own.iterations, "sample_tasks"))
+        return self.of(self._run.last_ref(self._own.iterations))
 
     def _configured(self, ref: StageRef) -> tuple[str, RunConfig]:
         settings = self._run.config_of(ref)
@@ -98,6 +97,8 @@ class RunStages:
 @contextmanager
 def stages_of_run(run: Run, backend: Backend, config: RunConfig | None = None) -> Iterator[RunStages]:
     """The stages of a stored run with their workers, for as long as the context lasts."""
+    for line in changed_plugins(config or config_of(run), run.info["environment"].get("plugins", {})):
+        log.warning("%s", line)
     with ExitStack() as stack:
         yield RunStages(run, backend, stack, config)
 
@@ -113,4 +114,4 @@ def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
 
 def config_at(run: Run, iteration: int) -> RunConfig:
     """The configuration that an iteration was, or will be, computed under."""
-    return config_of(run, StageRef(iteration, "sample_tasks"))
+    return config_of(run, run.last_ref(iteration))

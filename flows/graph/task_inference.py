@@ -1,209 +1,271 @@
-"""The stages of a run that infers its tasks, as PEARL does: rounds of episodes with a belief about the task between.
+"""Runs that infer their tasks, as PEARL does: rounds of episodes with a posterior over the task between them.
 
-    fill_memory: every training task, by the prior (once)
-         |
-    learner --+--> sample_tasks --> collect_rollouts(0) --> ... --> adapt(k-1): belief --> collect_rollouts(k) ...
-              |                                                                                    |
-              +--> update --> next learner                 sample_transitions: rows, and context <-+
-                     ^----------------------------------------------|          every n iterations:  evaluate
-
-What a task is inferred from is what was collected of it last; what is learned from, all that was ever collected.
+What a task is inferred from is what an iteration has collected of it; what is learned from is all that was ever
+collected. The stages around the replay buffer are those of off-policy runs.
 """
 
-from collections.abc import Callable
-from functools import cached_property
-from typing import cast
+from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 
-from metaloom.flows.graph.iteration_stages import Load, StageOutput, evaluation_refs
-from metaloom.flows.graph.off_policy import BEFORE_ITERATIONS, FILL_MEMORY, INITIALIZE, OffPolicyStages
-from metaloom.pipeline.algorithms.pearl.rounds import Round
-from metaloom.pipeline.algorithms.pearl.settings import PEARL
+from metaloom.flows.graph.common import INITIALIZE, evaluation, position, state_before
+from metaloom.flows.graph.context import Context
+from metaloom.flows.graph.off_policy import draw_transitions, plan_of, replay_of
+from metaloom.flows.graph.outputs import SpanOutputs
+from metaloom.flows.graph.replay import BEFORE_ITERATIONS, Collected, StoredReplay
+from metaloom.flows.graph.stage import ITERATION, ONCE, Graph, Input, Per, Stage
+from metaloom.pipeline.algorithms.pearl.context import ContextRounds
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv
-from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.tasks.samplers import TaskPool, distinct_tasks, fixed_tasks
-from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, Minibatches, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.pipeline.types import (
+    Array,
+    EpisodeBatch,
+    Evaluation,
+    LearnerState,
+    Minibatches,
+    TaskBatch,
+    TaskParams,
+    Update,
+)
 from metaloom.stages.evaluate import Tested, evaluate, unseen
-from metaloom.stages.infer_task import by_inference, infer_tasks
-from metaloom.stages.sample_transitions import sample_transitions
-from metaloom.storage import StageRef
+from metaloom.stages.update import update
+from metaloom.storage import Span, StageRef
+
+ROUND = Per("per round", lambda config, i: range(len(plan_of(config).rounds)))
+INFERENCE = Per(
+    "before rounds by the posterior",
+    lambda config, i: [k - 1 for k, part in enumerate(plan_of(config).rounds) if part.from_posterior],
+)
 
 
-class TaskInferenceStages(OffPolicyStages):
-    """The stages of a run whose policy acts by a belief about the task."""
+def _state(i: int) -> Mapping[str, Input]:
+    return state_before(UPDATE, i)
 
-    @staticmethod
-    def build_policy(config: RunConfig, env: MetaEnv) -> OffPolicyPolicy:
-        """Sizes of what the networks take in and give; see IterationStages.
 
-        Raises:
-            ConfigError: there are fewer training tasks than are asked for at once.
-            EnvError: the environment has no fixed set of them, or no sparse rewards where they are asked for.
-        """
-        settings = cast(PEARL, config.algorithm)
-        num_train_tasks = len(fixed_tasks(env))
-        for name, asked in (("num_tasks", config.num_tasks), ("algorithm.meta_batch_size", settings.meta_batch_size)):
-            if asked > num_train_tasks:
-                raise ConfigError(
-                    f"{name} is {asked} but {config.env.name} has {num_train_tasks} training tasks, none of which is "
-                    "taken twice at once; use at most that many"
-                )
-        if settings.sparse_rewards:
-            env.sparse_rewards(np.zeros(0, np.float32))
-        return OffPolicyStages.build_policy(config, env)
+def _rounds(i: int) -> Mapping[str, Input]:
+    """All that was collected so far."""
+    return {"rounds": Span((FILL_MEMORY.name, COLLECT_ROLLOUTS.name), 0, i)}
 
-    @staticmethod
-    def stage_order(config: RunConfig, iteration: int) -> list[StageRef]:
-        """The stages of an iteration in the order in which they run."""
-        refs = [] if iteration else [INITIALIZE, FILL_MEMORY]
-        refs.append(StageRef(iteration, "sample_tasks"))
-        for k, collection in enumerate(cast(PEARL, config.algorithm).rounds(config.max_episode_steps)):
-            if collection.from_posterior:
-                refs.append(StageRef(iteration, "adapt", k - 1))
-            refs.append(StageRef(iteration, "collect_rollouts", k))
-        refs += [StageRef(iteration, "sample_transitions"), StageRef(iteration, "update")]
-        return refs + evaluation_refs(config, iteration)
 
-    def inputs(self, ref: StageRef) -> list[StageRef]:
-        """The stages whose outputs a stage reads; see OffPolicyStages."""
-        if ref.stage == "adapt":
-            return [self.learner_ref(ref.iteration), *self._context_refs(ref)]
-        inputs = super().inputs(ref)
-        if ref.stage == "collect_rollouts" and self._rounds[ref.step].from_posterior:
-            return [StageRef(ref.iteration, "adapt", ref.step - 1), *inputs]
-        return inputs
+def _seen(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
+    """The rounds of an iteration up to k that tasks are inferred from."""
+    rounds = plan_of(config).rounds[: k + 1]
+    return {"episodes": tuple(COLLECT_ROLLOUTS.at(i, n) for n, part in enumerate(rounds) if part.in_context)}
 
-    def compute(self, ref: StageRef, load: Load) -> StageOutput:
-        """A stage's output, from the inputs that `load` brings."""
-        if ref.stage != "adapt":
-            return super().compute(ref, load)
-        return infer_tasks(
-            self.algorithm,
-            load(self.learner_ref(ref.iteration)).learner,
-            [load(context) for context in self._context_refs(ref)],
-            num_transitions=self._pearl.embedding_batch_size,
-            context_rewards=self.context_rewards,
-            position=(self.config.seed, ref.iteration, ref.step),
-        )
 
-    def fill_memory(self, learner: LearnerState) -> EpisodeBatch:
-        """Episodes of every training task, by the prior."""
-        tasks = self._train_tasks
-        rollouts = self.rollouts.sampling(
-            self._pearl.initial_episodes(self.config.max_episode_steps), deterministic=False
-        )
-        return rollouts.collect(
-            self.acting_params(learner, len(tasks)), tasks, RolloutPosition(self.config.seed, BEFORE_ITERATIONS, 0)
-        )
+def _own(config: RunConfig, i: int) -> Mapping[str, Input]:
+    """What an iteration itself collected, which its metrics describe; before the first also what filled the buffer."""
+    episodes = tuple(COLLECT_ROLLOUTS.at(i, k) for k in ROUND.steps(config, i))
+    return {"episodes": episodes} | ({} if i else {"fill": FILL_MEMORY.at(0)})
 
-    def sample_tasks(self, iteration: int) -> TaskBatch:
-        """Different tasks of the training set."""
-        return distinct_tasks(self.env, self.config.num_tasks, generator(self.config.seed, "tasks", iteration))
 
-    def collect_rollouts(self, ref: StageRef, load: Load) -> EpisodeBatch:
-        """A round of episodes, by the prior or by what the last round showed."""
-        collection = self._rounds[ref.step]
-        learner = load(self.learner_ref(ref.iteration)).learner
-        tasks = load(StageRef(ref.iteration, "sample_tasks"))
-        params = self.acting_params(learner, len(tasks))
-        if collection.from_posterior:
-            belief = load(StageRef(ref.iteration, "adapt", ref.step - 1))
-            params = TaskParams({**params.params, **belief.params})
-        rollouts = self.rollouts.sampling(collection.episodes, deterministic=False)
-        return rollouts.collect(params, tasks, self.position(ref))
+def _inferred(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
+    """What a round by the posterior acts with besides the policy."""
+    return {"posterior": ADAPT.at(i, k - 1)} if plan_of(config).rounds[k].from_posterior else {}
 
-    def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
-        """Returns by the prior, and after inferring each task from 1 ... K rounds of episodes; see IterationStages.
 
-        Episodes that a task is inferred from act deterministically where test episodes do: they explore by drawing what
-        the task may be, not by drawing actions.
-        """
-        plan = EvaluationPlan.of(self.config)
-        tasks = evaluation_tasks(self.config, self.env, updates)
-        return evaluate(
-            self.acting_params(learner, len(tasks)),
-            tasks,
-            adaptation_steps=plan.adaptation_steps,
-            adaptation_rollouts=self.rollouts.sampling(plan.episodes, deterministic=plan.deterministic).collect,
-            test_rollouts=self.rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect,
-            adapted=by_inference(
-                self.algorithm,
-                learner,
-                first_inference=self._pearl.num_exp_traj_eval,
-                context_rewards=self.context_rewards,
-            ),
-            run_seed=plan.run_seed,
-            returns=self._evaluation_returns,
-            tested=tested,
-        )
+def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeBatch:
+    """Episodes of every training task, by the prior."""
+    del i
+    config, tasks = context.config, _train_tasks(context)
+    episodes = plan_of(config).filling.episodes
+    assert episodes is not None, "the buffers of training tasks are filled by episodes"
+    params = context.learner.acting_params(context.start(state), len(tasks))
+    rollouts = context.rollouts.sampling(episodes, deterministic=False)
+    return rollouts.collect(params, tasks, position(config, BEFORE_ITERATIONS, k))
 
-    def sample_transitions(self, iteration: int, load: Load) -> Minibatches:
-        """Rows for the gradient steps of an iteration, and the context of each of their tasks."""
-        settings = self._pearl
-        return sample_transitions(
-            self.memory.view(iteration, load),
-            num_updates=settings.num_updates,
-            num_places=settings.num_updates,
-            task_ids=range(len(self._train_tasks)),
-            num_tasks=settings.meta_batch_size,
-            batch_size=settings.batch_size,
-            context_size=settings.embedding_batch_size,
-            memory_size=settings.memory_size,
-            run_seed=self.config.seed,
-            iteration=iteration,
-        )
 
-    def collected(self, iteration: int, load: Load) -> dict[int, list[EpisodeBatch]]:
-        """The episodes of an iteration, by whether their actors had inferred the task."""
-        by: dict[int, list[EpisodeBatch]] = {}
-        for ref, collection in zip(self.round_refs(iteration), self._rounds, strict=True):
-            by.setdefault(int(collection.from_posterior), []).append(load(ref))
-        return by
+def _sample_tasks(context: Context, i: int, k: int) -> TaskBatch:
+    """Different tasks of the training set."""
+    del k
+    return distinct_tasks(context.env, context.config.num_tasks, generator(context.config.seed, "tasks", i))
 
-    def round_refs(self, iteration: int) -> list[StageRef]:
-        """The rounds of an iteration."""
-        return [StageRef(iteration, "collect_rollouts", k) for k in range(len(self._rounds))]
 
-    def in_context(self, ref: StageRef) -> bool:
-        """Whether tasks are inferred from a round."""
-        return ref.stage == "fill_memory" or self._rounds[ref.step].in_context
+def _collect_rollouts(
+    context: Context, i: int, k: int, *, state: Update, tasks: TaskBatch, posterior: TaskParams | None = None
+) -> EpisodeBatch:
+    """A round of episodes, by the prior or by what the last round showed."""
+    params = context.learner.acting_params(context.start(state), len(tasks))
+    if posterior is not None:
+        params = TaskParams({**params.params, **posterior.params})
+    rollouts = context.rollouts.sampling(plan_of(context.config).rounds[k].episodes, deterministic=False)
+    return rollouts.collect(params, tasks, position(context.config, i, k))
 
-    @property
-    def context_rewards(self) -> Callable[[Array], Array] | None:
-        """What a context shows instead of the rewards that are learned from."""
-        return self.env.sparse_rewards if self._pearl.sparse_rewards else None
 
-    @property
-    def _pearl(self) -> PEARL:
-        return cast(PEARL, self.config.algorithm)
+def _adapt(context: Context, i: int, k: int, *, state: Update, episodes: tuple[EpisodeBatch, ...]) -> TaskParams:
+    """The posterior over every task; of what a task acts with it is all that adaptation changes."""
+    evidence = ContextRounds(episodes, (context.config.seed, i, k))
+    return context.learner.adapt(context.start(state), TaskParams({}), evidence, parallel=context.parallel)
 
-    def _most_rows(self) -> int:
-        """Transitions that can ever be drawn from; see OffPolicyStages."""
-        config, tasks = self.config, len(self._train_tasks)
-        per_iteration = sum(collection.episodes for collection in self._rounds) * config.num_tasks
-        episodes = tasks * self._pearl.initial_episodes(config.max_episode_steps) + config.iterations * per_iteration
-        return min(self._pearl.memory_size * tasks, episodes * config.max_episode_steps)
 
-    @cached_property
-    def _rounds(self) -> tuple[Round, ...]:
-        return self._pearl.rounds(self.config.max_episode_steps)
+def _sample_transitions(context: Context, i: int, k: int, *, rounds: SpanOutputs, tasks: SpanOutputs) -> Minibatches:
+    del i, k
+    plan = plan_of(context.config)
 
-    @cached_property
-    def _train_tasks(self) -> TaskBatch:
-        return TaskPool.of(self.env, fixed_tasks(self.env)).all()
+    @cache
+    def ids(iteration: int) -> Array:
+        return tasks.load(SAMPLE_TASKS.at(iteration)).ids
 
-    def _context_refs(self, ref: StageRef) -> list[StageRef]:
-        """The rounds up to an inner step that tasks are inferred from."""
-        rounds = self.round_refs(ref.iteration)[: ref.step + 1]
-        return [collected for collected in rounds if self.in_context(collected)]
+    def collected(ref: StageRef, num_tasks: int) -> Collected:
+        if ref.stage == FILL_MEMORY.name:  # which is of all tasks in their order
+            return Collected(BEFORE_ITERATIONS, np.arange(num_tasks), in_context=True)
+        return Collected(ref.iteration, ids(ref.iteration), plan.rounds[ref.step].in_context)
 
-    def _evaluation_returns(self, episodes: EpisodeBatch) -> Array:
-        if self.context_rewards is None:
+    all_tasks = range(len(_train_tasks(context)))
+    return draw_transitions(context, _replay(context), rounds, collected, num_env_steps=0, task_ids=all_tasks)
+
+
+def _update(
+    context: Context,
+    i: int,
+    k: int,
+    *,
+    state: Update,
+    rounds: SpanOutputs,
+    drawn: Minibatches,
+    episodes: tuple[EpisodeBatch, ...],
+    fill: EpisodeBatch | None = None,
+) -> Update:
+    del k
+    by_posterior: dict[int, list[EpisodeBatch]] = {}
+    for batch, part in zip(episodes, plan_of(context.config).rounds, strict=True):
+        by_posterior.setdefault(int(part.from_posterior), []).append(batch)
+    return update(
+        context.learner,
+        context.start(state),
+        _replay(context).minibatches(rounds, drawn),
+        by_posterior,
+        fill=[] if fill is None else [fill],
+        run_seed=context.config.seed,
+        iteration=i,
+        parallel=context.parallel,
+        measures=context.measures,
+    )
+
+
+def _evaluate(context: Context, state: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
+    """Returns by the prior, and after inferring each task from 1 ... K rounds of episodes; see Evaluate.
+
+    Episodes that a task is inferred from act deterministically where test episodes do: they explore by drawing what
+    the task may be, not by drawing actions.
+    """
+    config, rewards = context.config, _context_rewards(context)
+    plan = EvaluationPlan.of(config)
+
+    def returns(episodes: EpisodeBatch) -> Array:
+        if rewards is None:
             return episodes.episode_returns
-        return (self.context_rewards(episodes.rewards) * episodes.mask).sum(axis=2, dtype=np.float64)
+        return (rewards(episodes.rewards) * episodes.mask).sum(axis=2, dtype=np.float64)
+
+    return evaluate(
+        context.learner,
+        state,
+        evaluation_tasks(config, context.env, updates),
+        adaptation_steps=plan.adaptation_steps,
+        adaptation_rollouts=context.rollouts.sampling(plan.episodes, deterministic=plan.deterministic).collect,
+        test_rollouts=context.rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect,
+        run_seed=plan.run_seed,
+        parallel=context.parallel,
+        returns=returns,
+        tested=tested,
+    )
+
+
+def _check(config: RunConfig, env: MetaEnv) -> None:
+    """Refuse fewer training tasks than are asked for at once.
+
+    Raises:
+        ConfigError: there are fewer.
+        EnvError: the environment has no fixed set of them, or no sparse rewards where they are asked for.
+    """
+    num_train_tasks, plan = len(fixed_tasks(env)), plan_of(config)
+    asked = {"num_tasks": config.num_tasks, "algorithm.meta_batch_size": plan.tasks_per_gradient_step}
+    for name, number in asked.items():
+        if number > num_train_tasks:
+            raise ConfigError(
+                f"{name} is {number} but {config.env.name} has {num_train_tasks} training tasks, none of which is "
+                "taken twice at once; use at most that many"
+            )
+    if plan.scores_sparse_rewards:
+        env.sparse_rewards(np.zeros(0, np.float32))
+
+
+def _context_rewards(context: Context) -> Callable[[Array], Array] | None:
+    return context.env.sparse_rewards if plan_of(context.config).scores_sparse_rewards else None
+
+
+def _train_tasks(context: Context) -> TaskBatch:
+    return context.keep("train tasks", lambda: TaskPool.of(context.env, fixed_tasks(context.env)).all())
+
+
+def _replay(context: Context) -> StoredReplay:
+    return replay_of(context, len(_train_tasks(context)))
+
+
+FILL_MEMORY = Stage(
+    "fill_memory",
+    ONCE,
+    lambda config, i, k: {"state": INITIALIZE.at(0)},
+    EpisodeBatch,
+    _fill_memory,
+    group="memory_fill",
+    samples=True,
+)
+SAMPLE_TASKS = Stage("sample_tasks", ITERATION, lambda config, i, k: {}, TaskBatch, _sample_tasks, group="tasks")
+COLLECT_ROLLOUTS = Stage(
+    "collect_rollouts",
+    ROUND,
+    lambda config, i, k: {**_state(i), "tasks": SAMPLE_TASKS.at(i), **_inferred(config, i, k)},
+    EpisodeBatch,
+    _collect_rollouts,
+    group="rollouts_{step}",
+    samples=True,
+)
+ADAPT = Stage(
+    "adapt",
+    INFERENCE,
+    lambda config, i, k: {**_state(i), **_seen(config, i, k)},
+    TaskParams,
+    _adapt,
+    group="adapted_{step}",
+    thinnable=True,
+)
+SAMPLE_TRANSITIONS = Stage(
+    "sample_transitions",
+    ITERATION,
+    lambda config, i, k: {**_rounds(i), "tasks": Span((SAMPLE_TASKS.name,), 0, i)},
+    Minibatches,
+    _sample_transitions,
+    group="minibatches",
+    thinnable=True,
+)
+UPDATE = Stage(
+    "update",
+    ITERATION,
+    lambda config, i, k: {**_state(i), **_rounds(i), "drawn": SAMPLE_TRANSITIONS.at(i), **_own(config, i)},
+    Update,
+    _update,
+    group="learner",
+    ends_iteration=True,
+)
+TASK_INFERENCE = Graph(
+    "task_inference",
+    (
+        INITIALIZE,
+        FILL_MEMORY,
+        SAMPLE_TASKS,
+        COLLECT_ROLLOUTS,
+        ADAPT,
+        SAMPLE_TRANSITIONS,
+        UPDATE,
+        evaluation(UPDATE, _evaluate),
+    ),
+    _evaluate,
+    remembers_by_task=True,
+    check=_check,
+)

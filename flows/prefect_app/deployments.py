@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from uuid import UUID
 
 import distributed
@@ -27,6 +27,7 @@ from metaloom import storage
 from metaloom.flows.commands.evaluate import evaluate as evaluate_run
 from metaloom.flows.commands.replay import replay as replay_run
 from metaloom.flows.commands.train import Observer, config_of, resume, train
+from metaloom.flows.graph.tables import stage_names
 from metaloom.flows.graph.warm_start import as_pinned
 from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
 from metaloom.flows.recipes import RECIPES, load_settings
@@ -34,25 +35,14 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import run_folder
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs import with_all_options
+from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
 
 DEFAULT_RECIPE = "promp-half-cheetah-dir"
 
 RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*sorted(RECIPES)]})]
-StageName = Literal[
-    "initialize",
-    "fill_memory",
-    "sample_tasks",
-    "collect_rollouts",
-    "process_samples",
-    "adapt",
-    "sample_transitions",
-    "meta_optimize",
-    "update",
-    "evaluate",
-]
+StageName = Annotated[str, Field(json_schema_extra={"enum": [*stage_names()]})]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]

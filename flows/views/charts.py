@@ -1,5 +1,8 @@
 """Charts of a run as matplotlib figures, drawn without a display."""
 
+# matplotlib types what it returns, but not all that it takes.
+# pyright: reportUnknownMemberType=false
+
 import base64
 import io
 from collections.abc import Sequence
@@ -19,16 +22,16 @@ BEFORE, AFTER = "#d55e00", "#0072b2"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
 INK, GRID = "#24292f", "#e6e8eb"
 STAGE_COLORS = {
-    "fill_memory": "#56b4e9",
-    "sample_tasks": "#8c959f",
-    "collect_rollouts": "#0072b2",
-    "process_samples": "#009e73",
-    "adapt": "#e69f00",
-    "sample_transitions": "#009e73",
-    "meta_optimize": "#8250a8",
-    "update": "#8250a8",
-    "evaluate": "#cc79a7",
+    "memory_fill": "#56b4e9",
+    "tasks": "#8c959f",
+    "rollouts_{step}": "#0072b2",
+    "samples_{step}": "#009e73",
+    "adapted_{step}": "#e69f00",
+    "minibatches": "#009e73",
+    "learner": "#8250a8",
+    "evaluation": "#cc79a7",
 }
+"""Of stages, by the group that keeps their output."""
 
 # Up to this many points a line also shows where they are.
 MARKED_POINTS = 40
@@ -51,16 +54,16 @@ class Series:
     band: tuple[Array, Array] | None = None
 
 
-def round_color(k: int, last: int) -> str:
-    """The colour of round k of last: the same in all charts."""
+def step_color(k: int, last: int) -> str:
+    """Colour of inner step k of last, the same in all charts."""
     if k == last:
         return AFTER
     return BEFORE if k == 0 else BETWEEN[(k - 1) % len(BETWEEN)]
 
 
-def stage_color(stage: str, step: int) -> str:
-    """The colour of a stage; later inner steps are lighter."""
-    red, green, blue = to_rgb(STAGE_COLORS.get(stage, INK))
+def stage_color(group: str, step: int) -> str:
+    """Colour of a stage by the group that keeps its output; later inner steps are lighter."""
+    red, green, blue = to_rgb(STAGE_COLORS.get(group, INK))
     white = min(0.4 * step, 0.8)
     return to_hex((red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white))
 
@@ -162,17 +165,17 @@ def style(axes: Axes) -> None:
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """The figure as PNG, sharp on dense screens."""
+    """Render a figure as PNG, sharp on dense screens."""
     return _saved(figure, "png", dpi=160)
 
 
 def svg_bytes(figure: Figure) -> bytes:
-    """The figure as SVG."""
+    """Render a figure as SVG."""
     return _saved(figure, "svg")
 
 
 def svg_data_uri(figure: Figure) -> str:
-    """The figure as an SVG data URI: an image that an HTML page can hold and that cannot run anything."""
+    """Render a figure as an SVG data URI: an image that an HTML page can hold and that cannot run anything."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg_bytes(figure)).decode()
 
 

@@ -1,15 +1,15 @@
-"""What `metaloom optimize` and `metaloom diff` show, as rich renderables. Nothing here prints."""
+"""Output of `metaloom optimize` and `metaloom diff`, as rich renderables. Nothing here prints."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.views.formatting import number, printable, short_time, stage_name
+from metaloom.flows.views.formatting import number, short_time, stage_name
+from metaloom.flows.views.parts import as_text, heading, new_table, optional
 from metaloom.flows.views.tables import difference_table
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
 
 def counterfactual_table(result: "Counterfactual") -> Table:
     """`metaloom optimize`: both outcomes side by side."""
-    table = _table("", ">as in the run", ">changed")
+    table = new_table("", ">as in the run", ">changed")
     table.title = f"iteration {result.ref.iteration}, {stage_name(result.ref)}: {_settings(result)}"
     for name, (stored, changed) in result.quantities().items():
         if name == "seconds":
             continue
         style = "" if stored == changed else "bold"
-        table.add_row(_text(name), _optional(stored), Text(_optional(changed), style))
+        table.add_row(as_text(name), optional(stored), Text(optional(changed), style))
     table.add_row("time", short_time(result.stored.seconds), short_time(result.changed.seconds))
     table.caption = _caption(result)
     return table
@@ -56,17 +56,17 @@ def grid_table(results: Sequence["Counterfactual"]) -> Table:
     names = [name for name in {**stored, **{n: None for row in rows for n in row}} if name != "seconds"]
     names = [name for name in names if len({row.get(name) for row in (stored, *rows)}) > 1]
     distances = [result.distance() for result in results]
-    table = _table("settings", *(f">{name}" for name in names), *(f">{name}" for name in distances[0]), ">time")
+    table = new_table("settings", *(f">{name}" for name in names), *(f">{name}" for name in distances[0]), ">time")
     ref = results[0].ref
     table.title = f"iteration {ref.iteration}, {stage_name(ref)}"
     blank = [""] * len(distances[0])
     table.add_row(
-        "as in the run", *(_optional(stored.get(n)) for n in names), *blank, short_time(results[0].stored.seconds)
+        "as in the run", *(optional(stored.get(n)) for n in names), *blank, short_time(results[0].stored.seconds)
     )
     for result, row, distance in zip(results, rows, distances, strict=True):
-        values = (_optional(row.get(name)) for name in names)
+        values = (optional(row.get(name)) for name in names)
         time = short_time(result.changed.seconds)
-        table.add_row(_text(_settings(result)), *values, *(number(d) for d in distance.values()), time)
+        table.add_row(as_text(_settings(result)), *values, *(number(d) for d in distance.values()), time)
     table.caption = _stored_words(results[0])
     return table
 
@@ -76,20 +76,20 @@ def diff_view(diff: "RunDiff") -> RenderableType:
     parts: list[RenderableType] = []
     for title, rows in (("settings", diff.settings), ("code, packages, machine", diff.environment)):
         if rows:
-            parts += [_heading(title), _difference_rows(diff, rows)]
+            parts += [heading(title), _difference_rows(diff, rows)]
     if diff.first is not None:
-        parts += [_heading(f"first difference: iteration {diff.first.iteration}, {stage_name(diff.first)}")]
+        parts += [heading(f"first difference: iteration {diff.first.iteration}, {stage_name(diff.first)}")]
         parts += [difference_table(diff.arrays, ("a", "b"))]
     words = f"{diff.different} of {diff.compared} outputs that both have differ"
     for run, count in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
         words += f"; {count} are in {run} only" if count else ""
-    return Group(*parts, _text("equal: " + words if diff.equal else words))
+    return Group(*parts, as_text("equal: " + words if diff.equal else words))
 
 
 def _difference_rows(diff: "RunDiff", rows: Sequence["Difference"]) -> Table:
-    table = _table("", diff.a.name, diff.b.name)
+    table = new_table("", diff.a.name, diff.b.name)
     for row in rows:
-        table.add_row(_text(row.name), *(_text("–" if value is None else value) for value in (row.a, row.b)))
+        table.add_row(as_text(row.name), *(as_text("–" if value is None else value) for value in (row.a, row.b)))
     return table
 
 
@@ -121,24 +121,3 @@ def _split(text: str) -> list[str]:
         else:
             values[-1] += char
     return values
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
-    for column in columns:
-        table.add_column(
-            _text(column.removeprefix(">")), justify="right" if column.startswith(">") else "left", overflow="fold"
-        )
-    return table
-
-
-def _heading(text: str) -> Text:
-    return Text(f"\n{printable(text)}", "bold")
-
-
-def _optional(value: float | None) -> str:
-    return "–" if value is None else number(value)
-
-
-def _text(value: object) -> Text:
-    return Text(printable(value))

@@ -11,14 +11,14 @@ from metaloom.flows.views.charts import Series
 from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_steps
 from metaloom.flows.views.formatting import adaptation_label
 from metaloom.pipeline.types import Array, Evaluation
-from metaloom.storage import Run, StageRef
+from metaloom.storage import Run
 
 INTERVAL_NOTE = "lines: averages over tasks of their mean test return; bands: 95 % bootstrap intervals"
 SUFFIXES = (".png", ".svg")
 
 
 def check_plot_file(path: Path) -> None:
-    """Say before any work is done that a picture could not be written.
+    """Refuse a picture that could not be written, before any work is done.
 
     Raises:
         UsageError: the name has another suffix, or there is no such folder.
@@ -28,7 +28,7 @@ def check_plot_file(path: Path) -> None:
 
 
 def write_plot(path: Path, figure: Figure) -> None:
-    """The figure as PNG or SVG, whichever the name says."""
+    """Write a figure as PNG or SVG, as the suffix says."""
     path.write_bytes(charts.png_bytes(figure) if path.suffix == ".png" else charts.svg_bytes(figure))
 
 
@@ -53,7 +53,8 @@ def per_shot_curve(title: str, evaluation: Evaluation) -> Figure:
 
 def stored_evaluations(run: Run) -> dict[int, Evaluation]:
     """A run's evaluations during training, by the iteration that they follow."""
-    return {i: run[i].evaluation() for i in run.iterations if run.contains(StageRef(i, "evaluate"))}
+    kept = (run.stages.in_group("evaluation", i) for i in run.iterations)
+    return {ref.iteration: run[ref.iteration].evaluation() for ref in kept if ref is not None and run.contains(ref)}
 
 
 def training_curve(name: str, env_steps: Array, evaluations: list[Evaluation]) -> Figure:
@@ -65,7 +66,7 @@ def training_curve(name: str, env_steps: Array, evaluations: list[Evaluation]) -
         line, band = _iqm([steps[k] for steps in summaries])
         # Between the first and the last a band would only cover the others.
         label = adaptation_label(k, last) if last else "test return"
-        series.append(Series(label, charts.round_color(k, last), line, band if k in (0, last) else None))
+        series.append(Series(label, charts.step_color(k, last), line, band if k in (0, last) else None))
     return charts.line_chart(
         f"Evaluation of {name}",
         env_steps,

@@ -42,12 +42,12 @@ class AdaptationSummary:
     upper_quartile: float
 
     def as_dict(self) -> dict[str, float]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
 
 def summarize_steps(evaluation: Evaluation) -> list[AdaptationSummary]:
-    """Averages over tasks for every number of adaptation steps."""
+    """Average over tasks for every number of adaptation steps."""
     return [_summary(evaluation, k) for k in range(evaluation.adaptation_steps + 1)]
 
 

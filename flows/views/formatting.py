@@ -1,4 +1,4 @@
-"""How numbers, times, sizes and stages are written for people, and how numbers get into JSON."""
+"""Formatting of numbers, times, sizes and stages for people, and of numbers for JSON."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -6,9 +6,10 @@ from typing import Any
 
 from metaloom.storage import StageRef
 from metaloom.storage.format import settings
+from metaloom.storage.format.stages import EARLIER
 
-STEPPED_STAGES = ("collect_rollouts", "process_samples", "adapt")
-"""Stages that run once per inner step; the others run once per iteration."""
+_STEPPED = {stage.name for table in EARLIER.values() for stage in table.stages if stage.stepped}
+# Labels are made where no run is at hand: of a stage that a plug-in brings, k tells itself from 1 on.
 
 
 def stage_name(ref: StageRef) -> str:
@@ -18,11 +19,11 @@ def stage_name(ref: StageRef) -> str:
 
 def stage_label(stage: str, step: int) -> str:
     """A stage by name and inner step: "adapt k=0", "meta_optimize"."""
-    return f"{stage} k={step}" if stage in STEPPED_STAGES else stage
+    return f"{stage} k={step}" if stage in _STEPPED or step else stage
 
 
 def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:
-    """Average episode return of every round: before adaptation, after one inner step, and so on."""
+    """Average episode return of every inner step: before adaptation, after one inner step, and so on."""
     returns: list[float] = []
     while (key := f"step_{len(returns)}.average_return") in metrics:
         returns.append(metrics[key])
@@ -30,7 +31,7 @@ def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:
 
 
 def adaptation_label(k: int, last: int) -> str:
-    """What round k of last is called in legends and tables."""
+    """Name of inner step k of last in legends and tables."""
     if last == 0:
         return "return"
     if k == 0:
@@ -82,7 +83,7 @@ def short_time(seconds: float) -> str:
 
 
 def finite(value: float) -> float | None:
-    """The value, or None where JSON has no word for it."""
+    """Return the value, or None where JSON has no word for it."""
     return value if math.isfinite(value) else None
 
 

@@ -53,12 +53,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Page:
-    """What the page holds, as plain text: everything is escaped when it is rendered.
+    """Content of a page, as plain text: everything is escaped when it is rendered.
 
     Attributes:
         title: heading and window title.
         subtitle: one line below it.
-        tiles: (what, value) of the figures to see first.
+        tiles: (name, value) of the figures to see first.
         main_picture: the image across the page.
         sections: (heading, pictures) in their order.
         tables: (heading, rows of name and value); folded, but for those in `unfolded`.
@@ -74,7 +74,7 @@ class Page:
     unfolded: Sequence[str] = ()
 
     def html(self) -> str:
-        """The page as one HTML document."""
+        """Render the page as one HTML document."""
         return "\n".join(
             [
                 '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',

@@ -1,11 +1,11 @@
-"""What a user sees while a run trains: a live panel in a terminal, else one line or JSON object per iteration."""
+"""Progress of a run that trains: a live panel in a terminal, else one line or JSON object per iteration."""
 
 import json
 import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -34,8 +34,8 @@ def progress(
     *,
     should_stop: Callable[[], bool] = lambda: False,
     out: TextIO | None = None,
-) -> Iterator[Observer]:
-    """An Observer that reports to `out` for as long as the context lasts.
+) -> Generator[Observer, None, None]:
+    """Give an Observer that reports to `out` for as long as the context lasts.
 
     Args:
         mode: auto: a live panel if `out` is a terminal, else plain; plain: one line per iteration; json: one JSON
@@ -84,7 +84,7 @@ class Pace:
 
 
 class Panel:
-    """The live panel: rich renders it again and again while training goes on in another thread."""
+    """Live panel: rich renders it again and again while training goes on in another thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -96,7 +96,7 @@ class Panel:
         self._evaluation = ""
 
     def stage_started(self, ref: StageRef) -> None:
-        """Show the stage and count its seconds."""
+        """Show a stage and count its seconds."""
         self._stage = (ref, self._clock())
 
     def iteration_done(self, report: IterationReport) -> None:
@@ -110,7 +110,7 @@ class Panel:
             self._after.append(returns[-1])
 
     def __rich__(self) -> RenderableType:
-        """The panel as it stands now."""
+        """Draw the panel as it stands now."""
         stage, report = self._stage, self._report
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", min_width=9)
@@ -173,7 +173,7 @@ class _PlainLines:
 
 
 def sparkline(values: "deque[float]") -> str:
-    """The values as bars of eight heights; empty for fewer than two."""
+    """Draw values as bars of eight heights; empty for fewer than two."""
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
@@ -182,7 +182,7 @@ def sparkline(values: "deque[float]") -> str:
 
 
 @contextmanager
-def _live_panel(console: Console) -> Iterator[Panel]:
+def _live_panel(console: Console) -> Generator[Panel, None, None]:
     panel = Panel()
     # Only a terminal's standard error may be drawn above the panel: a redirected one belongs to its file.
     with Live(Group(panel), console=console, refresh_per_second=4, redirect_stderr=sys.stderr.isatty()):

@@ -1,5 +1,9 @@
 """A run as a picture and a page: learning curve, divergences, entropy, timing by stage, configuration."""
 
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,19 +25,19 @@ from metaloom.flows.views.formatting import (
     number,
     short_time,
     size,
-    stage_label,
+    stage_name,
 )
 from metaloom.flows.views.page import Page, Picture
 from metaloom.flows.views.run_info import planned_iterations
 from metaloom.pipeline.types import Array
-from metaloom.storage import Run
+from metaloom.storage import Run, StageRef, StageTable
 
 BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
 
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """Where a report lies."""
+    """Files of a report."""
 
     png: Path
     html: Path
@@ -41,20 +45,22 @@ class ReportFiles:
 
 @dataclass(frozen=True)
 class History:
-    """What a report shows of a run, one row per complete iteration.
+    """Everything that a report shows of a run, one row per complete iteration.
 
     Attributes:
         iterations: [I] their numbers.
         metrics: name -> [I] float64; NaN where an iteration has no such metric.
-        task_returns: [I, K+1, B] mean episode return by round and task.
-        stage_seconds: (stage, inner step) -> [I] wall seconds, in the order in which stages run.
+        task_returns: [I, K+1, B] mean episode return by inner step and task.
+        stage_seconds: output -> [I] wall seconds of its stage, in the order in which stages run; of iteration 0.
+        stages: of the run.
         num_bytes: stored bytes of these iterations, as recorded.
     """
 
     iterations: Array
     metrics: Mapping[str, Array]
     task_returns: Array
-    stage_seconds: Mapping[tuple[str, int], Array]
+    stage_seconds: Mapping[StageRef, Array]
+    stages: StageTable
     num_bytes: int
 
     @property
@@ -63,8 +69,8 @@ class History:
         return self.metrics["env_steps"]
 
     @property
-    def last_round(self) -> int:
-        """K, the number of inner steps."""
+    def last_step(self) -> int:
+        """The number of inner steps, K."""
         return self.task_returns.shape[1] - 1
 
 
@@ -83,7 +89,7 @@ def write_report(run: Run, out: Path) -> ReportFiles:
 
 
 def load_history(run: Run) -> History:
-    """What a report shows, from the run's tables."""
+    """Read what a report shows from the run's tables."""
     if not run.iterations:
         raise UsageError(
             f"{run.path} has no complete iteration, so there is nothing to report yet; "
@@ -96,7 +102,8 @@ def load_history(run: Run) -> History:
         iterations=np.asarray(iterations),
         metrics=_metrics(run.metrics(iterations)),
         task_returns=_task_returns(run.episodes(iterations), len(iterations)),
-        stage_seconds=_stage_seconds(lineage, len(iterations)),
+        stage_seconds=_stage_seconds(lineage, len(iterations), run.stages.first),
+        stages=run.stages,
         num_bytes=int(lineage["stored_bytes"].to_numpy().sum()),
     )
 
@@ -115,7 +122,7 @@ def learning_curve(name: str, history: History) -> Figure:
 
 
 def report_page(run: Run, history: History) -> Page:
-    """The page of a run."""
+    """Compose the page of a run."""
     config = run.config
     return Page(
         title=run.path.name,
@@ -148,24 +155,24 @@ def _evaluation_section(run: Run, history: History) -> Iterator[tuple[str, list[
     latest = max(evaluations)
     over_training = training_curve(run.path.name, history.env_steps[[*evaluations]], [*evaluations.values()])
     over_adaptation = per_shot_curve(f"Adaptation after {latest + 1} updates", evaluations[latest])
-    words = "Test episodes are fresh: no adaptation step learns from them, and training counts none of their steps."
+    note = "Test episodes are fresh: no adaptation step learns from them, and training counts none of their steps."
     yield (
         "Evaluation",
         [
-            _picture(over_training, "Test return before and after adaptation against environment steps", words),
+            _picture(over_training, "Test return before and after adaptation against environment steps", note),
             _picture(over_adaptation, "Test return of the last evaluation against adaptation episodes"),
         ],
     )
 
 
 def _return_series(history: History) -> Iterator[Series]:
-    last = history.last_round
+    last = history.last_step
     for k in range(last + 1):
         by_task = history.task_returns[:, k]
-        # Between the first and the last round a band would only cover the others.
+        # Between the first and the last a band would only cover the others.
         edges = np.quantile(by_task, [0.25, 0.75], axis=1) if k in (0, last) else None
         band = None if edges is None or by_task.shape[1] == 1 else (edges[0], edges[1])
-        yield Series(adaptation_label(k, last), charts.round_color(k, last), by_task.mean(axis=1), band)
+        yield Series(adaptation_label(k, last), charts.step_color(k, last), by_task.mean(axis=1), band)
 
 
 def _optimization_pictures(history: History) -> Iterator[Picture]:
@@ -183,7 +190,7 @@ def _optimization_pictures(history: History) -> Iterator[Picture]:
         history,
         "Policy entropy",
         "entropy (nats)",
-        _of_every_round(history, "entropy"),
+        _of_every_step(history, "entropy"),
         "Falls as the policy's standard deviations shrink.",
     )
     yield from _chart_of(
@@ -197,14 +204,14 @@ def _optimization_pictures(history: History) -> Iterator[Picture]:
         history,
         "Explained variance of the baseline",
         "share of variance",
-        _of_every_round(history, "explained_variance"),
+        _of_every_step(history, "explained_variance"),
         "1: the baseline predicts the returns exactly; 0: no better than their mean.",
     )
 
 
-def _of_every_round(history: History, metric: str) -> dict[str, tuple[str, str]]:
-    last = history.last_round
-    return {f"step_{k}.{metric}": (adaptation_label(k, last), charts.round_color(k, last)) for k in range(last + 1)}
+def _of_every_step(history: History, metric: str) -> dict[str, tuple[str, str]]:
+    last = history.last_step
+    return {f"step_{k}.{metric}": (adaptation_label(k, last), charts.step_color(k, last)) for k in range(last + 1)}
 
 
 def _chart_of(
@@ -221,8 +228,8 @@ def _chart_of(
 
 def _time_pictures(history: History) -> Iterator[Picture]:
     layers = [
-        Series(stage_label(stage, step), charts.stage_color(stage, step), seconds)
-        for (stage, step), seconds in history.stage_seconds.items()
+        Series(stage_name(ref), charts.stage_color(history.stages[ref.stage].group, ref.step), seconds)
+        for ref, seconds in history.stage_seconds.items()
     ]
     typical = np.array([_typical_seconds(layer.values) for layer in layers])
     shares = typical / max(float(typical.sum()), 1e-12)
@@ -246,7 +253,7 @@ def _time_pictures(history: History) -> Iterator[Picture]:
 
 
 def _typical_seconds(seconds: Array) -> float:
-    """The median over iterations; of a stage that only some of them have, its share of each."""
+    """Median over iterations; of a stage that only some of them have, its share of each."""
     missing = np.isnan(seconds)
     return float(np.where(missing, 0, seconds).mean() if missing.any() else np.median(seconds))
 
@@ -254,7 +261,7 @@ def _typical_seconds(seconds: Array) -> float:
 def _tiles(run: Run, history: History) -> list[tuple[str, str]]:
     returns = history.task_returns[-1].mean(axis=1)
     compute = sum(float(np.nansum(seconds)) for seconds in history.stage_seconds.values())
-    last = history.last_round
+    last = history.last_step
     shown = (
         {f"last return {adaptation_label(k, last)}": returns[k] for k in (0, last)}
         if last
@@ -270,7 +277,7 @@ def _tiles(run: Run, history: History) -> list[tuple[str, str]]:
 
 
 def _provenance(info: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """When, where and with what the run was made; each fact once, however many places recorded it."""
+    """List when, where and with what the run was made; each fact once, however many places recorded it."""
     facts = {"created": info["created"], "configuration digest": info["config_digest"]}
     return list(dotted(facts | info["versions"] | info["environment"] | info["system"]))
 
@@ -290,15 +297,15 @@ def _metrics(table: pa.Table) -> dict[str, Array]:
 def _task_returns(episodes: pa.Table, num_iterations: int) -> Array:
     means = episodes.group_by(["iteration", "step", "task"]).aggregate([("return", "mean")])
     means = means.sort_by([("iteration", "ascending"), ("step", "ascending"), ("task", "ascending")])
-    rounds = len(means["step"].unique())
-    return means["return_mean"].to_numpy().reshape(num_iterations, rounds, -1)
+    inner_steps = len(means["step"].unique())
+    return means["return_mean"].to_numpy().reshape(num_iterations, inner_steps, -1)
 
 
-def _stage_seconds(lineage: pa.Table, num_iterations: int) -> dict[tuple[str, int], Array]:
-    # In the order of writing. What runs once per run (initialize) has no share in an iteration.
-    seconds: dict[tuple[str, int], Array] = {}
+def _stage_seconds(lineage: pa.Table, num_iterations: int, first_stage: str) -> dict[StageRef, Array]:
+    # In the order of writing. What makes the first learner has no share in an iteration.
+    seconds: dict[StageRef, Array] = {}
     for row in lineage.sort_by("sequence").select(["iteration", "stage", "step", "seconds"]).to_pylist():
-        if row["stage"] != "initialize" and row["iteration"] < num_iterations:
-            by_iteration = seconds.setdefault((row["stage"], row["step"]), np.full(num_iterations, np.nan))
+        if row["stage"] != first_stage and row["iteration"] < num_iterations:
+            by_iteration = seconds.setdefault(StageRef(0, row["stage"], row["step"]), np.full(num_iterations, np.nan))
             by_iteration[row["iteration"]] = row["seconds"]
     return seconds

@@ -1,4 +1,7 @@
-"""What commands show, as rich renderables and as plain data for `--json`. Nothing here prints."""
+"""Output of the commands, as rich renderables and as plain data for `--json`. Nothing here prints."""
+
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +10,6 @@ from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -22,7 +24,9 @@ from metaloom.flows.views.formatting import (
     stage_label,
     stage_name,
 )
+from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
 from metaloom.flows.views.run_info import iteration_info, list_run_rows, run_info
+from metaloom.pipeline.types import Params
 from metaloom.storage import Run, location, url_of
 
 if TYPE_CHECKING:
@@ -60,15 +64,15 @@ DIGEST_PREFIX = 12
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """`metaloom ls`."""
-    table = _table("run", "environment", "algorithm", ">iterations", ">last return", ">on disk", "state")
+    table = new_table("run", "environment", "algorithm", ">iterations", ">last return", ">on disk", "state")
     for row in rows:
         known = "iterations" in row
         table.add_row(
-            _text(row["name"]),
-            _text(row.get("env", "")),
-            _text(row.get("algorithm", "")),
+            as_text(row["name"]),
+            as_text(row.get("env", "")),
+            as_text(row.get("algorithm", "")),
             f"{row['iterations_done']} / {row['iterations']}" if known else "",
-            _optional(row.get("last_return")),
+            optional(row.get("last_return")),
             size(row["bytes"]),
             _state_text(row),
         )
@@ -80,29 +84,32 @@ def run_view(run: Run) -> RenderableType:
     info = run_info(run)
     config = info["config"]
     facts = [
-        ("path", _text(info["path"])),
+        ("path", as_text(info["path"])),
         ("state", _state_text(info)),
         ("iterations", Text(f"{info['iterations_done']} / {info['iterations']}")),
-        ("created", _text(f"{info['created'][:19].replace('T', ' ')} UTC")),
-        ("environment", _text(config["env"]["name"])),
-        ("algorithm", _text(config["algorithm"]["name"])),
-        ("sizes", _text(_sizes(config))),
-        ("seed", _text(config["seed"])),
+        ("created", as_text(f"{info['created'][:19].replace('T', ' ')} UTC")),
+        ("environment", as_text(config["env"]["name"])),
+        ("algorithm", as_text(config["algorithm"]["name"])),
+        ("sizes", as_text(_sizes(config))),
+        ("seed", as_text(config["seed"])),
     ]
     if info["parent"]:
-        facts.append(("forked from", _text(f"{info['parent']['name']}@{info['parent']['iteration']}")))
+        facts.append(("forked from", as_text(f"{info['parent']['name']}@{info['parent']['iteration']}")))
     if info["thinned_iterations"]:
         facts.append(("thinned", Text(f"{info['thinned_iterations']} iterations")))
-    parts: list[RenderableType] = [_heading(info["name"]), _facts(facts)]
+    parts: list[RenderableType] = [heading(info["name"]), fact_grid(facts)]
     if info["last_metrics"]:
-        parts += [_heading(f"metrics of iteration {info['last_iteration']}"), _metrics_view(info["last_metrics"])]
-    parts += [_heading("on disk"), _disk_table(info["bytes"])]
+        parts += [heading(f"metrics of iteration {info['last_iteration']}"), _metrics_view(info["last_metrics"])]
+    parts += [heading("on disk"), _disk_table(info["bytes"])]
     # Runs that are older than these facts have none.
     if env := info["environment"].get("env"):
-        parts += [_heading("environment, with defaults"), _facts([(name, _text(value)) for name, value in dotted(env)])]
+        parts += [
+            heading("environment, with defaults"),
+            fact_grid([(name, as_text(value)) for name, value in dotted(env)]),
+        ]
     if info["quarantine"]:
-        parts += [_heading("quarantine: what stages failed with"), _quarantine_table(info["quarantine"])]
-    parts += [_heading("settings"), _facts([(name, _text(value)) for name, value in dotted(config)])]
+        parts += [heading("quarantine: what stages failed with"), _quarantine_table(info["quarantine"])]
+    parts += [heading("settings"), fact_grid([(name, as_text(value)) for name, value in dotted(config)])]
     return Group(*parts)
 
 
@@ -110,44 +117,51 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
     """`metaloom show RUN@ITERATION`."""
     info = iteration_info(run, iteration)
     state = "" if info["complete"] else " (not complete)"
-    table = _table("stage", ">seconds", ">on disk", "digest", "computed from")
+    table = new_table("stage", ">seconds", ">on disk", "digest", "computed from")
     for stage in info["stages"]:
         inputs = [
             stage_label(i["stage"], i["step"]) + (f" i={i['iteration']}" if i["iteration"] != iteration else "")
             for i in stage["inputs"]
         ]
+        inputs += [_span(item) for item in stage["spans"]]
         table.add_row(
             stage_label(stage["stage"], stage["step"]),
             f"{stage['seconds']:.3f}",
             "thinned" if stage["thinned"] else size(stage["bytes"]),
-            _text(stage["digest"][:DIGEST_PREFIX]),
+            as_text(stage["digest"][:DIGEST_PREFIX]),
             ", ".join(inputs),
         )
-    parts: list[RenderableType] = [_heading(f"{info['run']}, iteration {iteration}{state}"), table]
+    parts: list[RenderableType] = [heading(f"{info['run']}, iteration {iteration}{state}"), table]
     if info["metrics"]:
-        parts += [_heading("metrics"), _metrics_view(info["metrics"])]
+        parts += [heading("metrics"), _metrics_view(info["metrics"])]
     return Group(*parts)
+
+
+def _span(item: Mapping[str, Any]) -> str:
+    iterations = f"{item['first']['iteration']}–{item['last']['iteration']}"
+    steps = f" with {item['steps']:,} steps" if item["steps"] else ""
+    return f"all {' and '.join(item['stages'])} i={iterations} ({item['outputs']:,} outputs{steps})"
 
 
 def fork_view(fork: "Fork", parent: Path) -> RenderableType:
     """`metaloom fork`."""
     shared, place = f"{fork.shared_files} files, {size(fork.shared_bytes)}", location(fork.path)
     facts = [
-        ("run", _text(place)),
-        ("begins with", _text(f"{fork.iteration} iterations of {location(parent)}")),
+        ("run", as_text(place)),
+        ("begins with", as_text(f"{fork.iteration} iterations of {location(parent)}")),
         # An object store has no links: only the cache shares.
         ("shared with it", Text(shared if url_of(fork.path) is None else f"{shared} in the cache; all was uploaded")),
     ]
     if fork.copied_files:
         copied = f"{fork.copied_files} files, {size(fork.copied_bytes)}: the file system cannot share them"
         facts.append(("copied", Text(copied)))
-    return Group(_facts([*facts, ("go on with", _text(f"metaloom resume {place}"))]))
+    return Group(fact_grid([*facts, ("go on with", as_text(f"metaloom resume {place}"))]))
 
 
 def thinned_line(thinned: "Thinned", *, dry_run: bool) -> str:
     """`metaloom thin`."""
-    what = f"{len(thinned.iterations)} iterations, {thinned.files} files, {size(thinned.num_bytes)}"
-    return f"would remove: {what}" if dry_run else f"removed: {what}"
+    amount = f"{len(thinned.iterations)} iterations, {thinned.files} files, {size(thinned.num_bytes)}"
+    return f"would remove: {amount}" if dry_run else f"removed: {amount}"
 
 
 def damage_info(damage: "Damage") -> dict[str, Any]:
@@ -157,12 +171,12 @@ def damage_info(damage: "Damage") -> dict[str, Any]:
 
 def damage_table(damages: Sequence["Damage"]) -> Table:
     """`metaloom verify`."""
-    table = _table("file", ">iteration", "stage", "array", "problem")
+    table = new_table("file", ">iteration", "stage", "array", "problem")
     for damage in damages:
         stage = stage_label(damage.stage, damage.step or 0) if damage.stage else ""
         iteration = "" if damage.iteration is None else str(damage.iteration)
         table.add_row(
-            _text(damage.file), iteration, _text(stage), _text(damage.array or ""), _text(damage.problem, "red")
+            as_text(damage.file), iteration, as_text(stage), as_text(damage.array or ""), as_text(damage.problem, "red")
         )
     return table
 
@@ -194,17 +208,17 @@ def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
 def difference_table(
     differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
 ) -> Table:
-    """The arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
-    table = _table(">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
+    """Arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
+    table = new_table(">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     for difference in differences:
         comparable = difference.count >= 0
         table.add_row(
             str(difference.ref.iteration),
             stage_name(difference.ref),
-            _text(difference.array),
-            _text(list(difference.index)) if comparable else "shape or dtype",
-            _text(difference.stored),
-            _text(difference.replayed),
+            as_text(difference.array),
+            as_text(list(difference.index)) if comparable else "shape or dtype",
+            as_text(difference.stored),
+            as_text(difference.replayed),
             f"{difference.max_abs:.3g}" if comparable else "",
             "" if difference.max_ulp is None else f"{difference.max_ulp:,}",
             f"{difference.count:,}" if comparable else "all",
@@ -223,9 +237,19 @@ def recipe_rows() -> list[dict[str, Any]]:
 
 def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """`metaloom recipes`."""
-    table = _table("recipe", "environment", "algorithm", "sizes", "about")
+    table = new_table("recipe", "environment", "algorithm", "sizes", "about")
     for row in rows:
         table.add_row(row["name"], row["env"], row["algorithm"], row["sizes"], Text(row["about"]))
+    return table
+
+
+def parameters_table(fitted: Mapping[str, Params]) -> Table:
+    """`metaloom show RUN@N --stage process_samples`: one row per parameter of a baseline, over all tasks."""
+    table = new_table("baseline", "parameter", ">shape", ">mean", ">smallest", ">largest")
+    for baseline, params in fitted.items():
+        for name, value in params.items():
+            shape = " x ".join(map(str, value.shape))
+            table.add_row(baseline, name, shape, *map(number, (value.mean(), value.min(), value.max())))
     return table
 
 
@@ -243,7 +267,7 @@ def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
 
 def evaluation_table(outcome: "EvaluationOutcome") -> Table:
     """`metaloom evaluate`: the return after every number of adaptation steps."""
-    table = _table(
+    table = new_table(
         *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
         *(">interquartile mean", "95 % interval", "middle half of tasks"),
     )
@@ -277,14 +301,14 @@ def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def doctor_table(checks: Sequence["Check"]) -> Table:
     """`metaloom doctor`."""
-    table = _table("check", "", "found", "required", "what helps")
+    table = new_table("check", "", "found", "required", "what helps")
     for check in checks:
         table.add_row(
             check.name,
             Text(check.status, CHECK_STYLES[check.status]),
-            _text(check.found),
+            as_text(check.found),
             check.required,
-            _text(check.advice),
+            as_text(check.advice),
         )
     return table
 
@@ -319,74 +343,42 @@ def _state_text(row: Mapping[str, Any]) -> Text:
 
 
 def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
-    """Metrics of the rounds side by side, and below them those of the iteration as a whole."""
-    rounds: dict[str, dict[int, str]] = {}
+    """Metrics of the inner steps side by side, and below them those of the iteration as a whole."""
+    by_step: dict[str, dict[int, str]] = {}
     others: list[tuple[str, Text]] = []
     for name, value in metrics.items():
         prefix, _, short = name.partition(".")
         k = prefix.removeprefix("step_")
         if short and k.isdecimal():
-            rounds.setdefault(short, {})[int(k)] = _optional(value)
+            by_step.setdefault(short, {})[int(k)] = optional(value)
         else:
-            others.append((name, Text(_optional(value))))
-    last = max((k for values in rounds.values() for k in values), default=-1)
-    table = _table("by round", *(f">{adaptation_label(k, last)}" for k in range(last + 1)))
+            others.append((name, Text(optional(value))))
+    last = max((k for values in by_step.values() for k in values), default=-1)
+    table = new_table("by inner step", *(f">{adaptation_label(k, last)}" for k in range(last + 1)))
     # What training is about comes first.
-    for name in sorted(rounds, key=lambda name: (name != "average_return", name)):
-        table.add_row(_text(name), *(rounds[name].get(k, "") for k in range(last + 1)))
-    return Group(table, _facts(others)) if rounds else _facts(others)
+    for name in sorted(by_step, key=lambda name: (name != "average_return", name)):
+        table.add_row(as_text(name), *(by_step[name].get(k, "") for k in range(last + 1)))
+    return Group(table, fact_grid(others)) if by_step else fact_grid(others)
 
 
 def _disk_table(sizes: Mapping[str, int]) -> Table:
-    table = _table("group", ">size")
+    table = new_table("group", ">size")
     for name, num_bytes in sizes.items():
-        table.add_row(_text(name), size(num_bytes))
+        table.add_row(as_text(name), size(num_bytes))
     table.add_section()
     table.add_row("all", size(sum(sizes.values())))
     return table
 
 
 def _quarantine_table(entries: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("when", ">iteration", "stage", "what", "kept in", "")
+    table = new_table("when", ">iteration", "stage", "what", "kept in", "")
     for entry in entries:
         table.add_row(
-            _text(entry["when"][:19].replace("T", " ")),
+            as_text(entry["when"][:19].replace("T", " ")),
             str(entry["iteration"]),
             stage_label(entry["stage"], entry["step"]),
-            _text(entry["message"]),
-            _text(entry["path"]),
+            as_text(entry["message"]),
+            as_text(entry["path"]),
             "stored since" if entry["stored_since"] else "",
         )
     return table
-
-
-def _facts(rows: Sequence[tuple[str, Text]]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(_text(name), value)
-    return grid
-
-
-def _table(*columns: str) -> Table:
-    """A table without a frame; a column whose name starts with ">" is a number, on the right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
-    for column in columns:
-        table.add_column(
-            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
-        )
-    return table
-
-
-def _heading(text: str) -> Text:
-    return Text(f"\n{printable(text)}", "bold")
-
-
-def _optional(value: float | None) -> str:
-    return "–" if value is None else number(value)
-
-
-def _text(value: object, style: str = "") -> Text:
-    # Text, not a string: rich would read [brackets] in a user's name as markup.
-    return Text(printable(value), style)

@@ -1,19 +1,22 @@
-"""What `metaloom show --stage sample_transitions` shows: the transitions of a minibatch. Nothing here prints."""
+"""Output of `metaloom show --stage sample_transitions`: the transitions of a minibatch. Nothing here prints."""
+
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from metaloom.flows.views.formatting import finite, number, stage_label
+from metaloom.flows.views.parts import new_table
 from metaloom.storage import Run
 
 _MOST_COMPONENTS = 4
 
 
 def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, context: bool) -> dict[str, Any]:
-    """Some transitions of a gradient step as plain data, each with where it is from.
+    """Describe some transitions of a gradient step as plain data, each with its origin.
 
     Args:
         run: the run.
@@ -43,12 +46,11 @@ def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, contex
 
 
 def minibatch_view(info: Mapping[str, Any]) -> Table:
-    """The same for people."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
-    for name in ("memory", "row", "iteration", "stage", "task", "episode", "t"):
-        table.add_column(name, justify="left" if name == "stage" else "right")
-    for name in ("observation", "action", "reward", "next observation", "terminated"):
-        table.add_column(name, overflow="fold")
+    """Lay the same out for people."""
+    table = new_table(
+        *(">buffer", ">row", ">iteration", "stage", ">task", ">episode", ">t"),
+        *("observation", "action", "reward", "next observation", "terminated"),
+    )
     for row in info["transitions"]:
         table.add_row(
             *(str(row[name]) for name in ("memory", "row", "iteration")),

@@ -22,7 +22,7 @@ class RetentionConfig(Settings):
 
 
 class ReplayConfig(Settings):
-    """How an off-policy algorithm reads its replay memory, which is the stored run. No number depends on it."""
+    """How an off-policy algorithm reads its replay buffer, which is the stored run. No number depends on it."""
 
     cache_mib: int = Field(default=1024, ge=1)
     """Mebibytes of the newest transitions that are kept at hand; older ones are read from the store."""

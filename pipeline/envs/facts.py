@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.spaces import Discrete
 
-from metaloom.pipeline.envs import ENVS, import_object
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.registry import find_env, require_env
 
 
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
@@ -41,12 +41,17 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     }
 
 
+def class_path(config: EnvConfig) -> str:
+    """module:Class of an environment; only a name where gymnasium was given an object."""
+    return _factory(config)[0]
+
+
 def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
-    """Find an environment's class or function: its path, itself, and the options for its call."""
-    path = ENVS.get(config.name, config.name)
-    if ":" in path:
-        return path, import_object(path), config.options
-    spec = gymnasium.spec(config.name)
+    """Where an environment's class or function is, itself, and the options that it is called with."""
+    path = require_env(config.name)
+    if path not in gymnasium.registry:
+        return path, find_env(config.name), config.options
+    spec = gymnasium.spec(path)
     creator = spec.entry_point
     factory = load_env_creator(creator) if isinstance(creator, str) else creator
     path = creator if isinstance(creator, str) else getattr(creator, "__qualname__", repr(creator))

@@ -1,5 +1,6 @@
 """Between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -8,7 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.spaces.utils import flatten, flatten_space
 
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class ActionMap:
@@ -87,6 +88,9 @@ class PolicyActions(MetaEnv):
 
     def sparse_rewards(self, rewards: Array) -> Array:
         return self.env.sparse_rewards(rewards)
+
+    def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
+        return self.env.diagnostics(episodes)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)

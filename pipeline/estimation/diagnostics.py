@@ -47,7 +47,7 @@ def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
 
 
 def _real(episodes: EpisodeBatch) -> Array | EllipsisType:
-    """What selects the real episodes; all at once where there are no others, which sums in another order."""
+    """Index of the real episodes; all at once where there are no others, which sums in another order."""
     return ... if episodes.real.all() else episodes.real
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from metaloom.pipeline.baselines import Baseline, BaselineError
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.returns import discounted_returns, discounted_rewards, gae, normalize, shift_positive
-from metaloom.pipeline.types import Array, EpisodeBatch, ParallelMap, Samples
+from metaloom.pipeline.types import Array, EpisodeBatch, ParallelMap, Params, Samples
 
 
 def process_samples(
@@ -40,6 +40,32 @@ def process_samples(
     adjusted = _by_task(task_adjusted_rewards, (rewards, predicted, samples.mask), processing, parallel)
     # With statistics over padding, padding is not zero; losses mask it in any case.
     return replace(samples, advantages=samples.advantages * samples.mask, adjusted_rewards=adjusted * samples.mask)
+
+
+def baseline_parameters(
+    episodes: EpisodeBatch,
+    baseline: Baseline,
+    processing: ProcessingConfig,
+    *,
+    seed: int = 0,
+    parallel: ParallelMap = map,
+) -> dict[str, Params]:
+    """Parameters [B, ...] by name of what `process_samples` fits to the same episodes: `baseline`, `return_baseline`.
+
+    They are not stored, because the same episodes and seed give them again.
+    """
+    observations, mask = episodes.observations[:, :, :-1], episodes.mask
+    rewards = episodes.rewards * mask
+    returns = discounted_returns(rewards, processing.discount)
+    if processing.name == "advantages":
+        fits = {"baseline": (baseline, returns)}
+    else:
+        adjusted = discounted_rewards(rewards, processing.discount)
+        fits = {"baseline": (baseline, adjusted), "return_baseline": (processing.build_return_baseline(), returns)}
+    return {
+        name: fitted.fit(observations, targets, mask, seed=seed, parallel=parallel)
+        for name, (fitted, targets) in fits.items()
+    }
 
 
 def task_advantages(rewards: Array, values: Array, mask: Array, processing: ProcessingConfig) -> Array:

@@ -1,14 +1,13 @@
 """Which implementation computes a learner's updates: the definition in torch, or a fused kernel where one fits."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
-from metaloom.pipeline.algorithms.contract import Kernel
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice
 from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.schema import ConfigError
 
 
-def choose_kernel(asked: Literal["auto", "torch", "fused"], *, blockers: Sequence[str], fused: str) -> Kernel:
+def choose_kernel(asked: KernelChoice, *, blockers: Sequence[str], fused: str) -> Kernel:
     """Return the kernel of a learner: fused where it was asked for or left to us, and nothing stands against it.
 
     Args:
@@ -38,8 +37,8 @@ def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:
     for network in networks:
         if network.name != "mlp":
             yield f"network is {network.name}"
+        elif network.input_scale != 1:
+            yield f"inputs are divided by {network.input_scale:g}"
         elif not network.is_plain:
             last = "" if network.output_activation == "identity" else f" with a last {network.output_activation}"
             yield f"network is an mlp of {network.activation}{last}"
-        elif network.input_scale != 1:
-            yield f"inputs are divided by {network.input_scale:g}"

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from metaloom.pipeline.nn.mlp import layer_names
+from metaloom.pipeline.nn.spec import NetworkSpec, layer_names
 from metaloom.pipeline.types import Array, Params
 
 Activation = Literal["tanh", "relu"]
@@ -111,6 +111,13 @@ class FlatNetwork:
         # Errors have the column too, of zeros there: elementwise work is fastest on whole arrays.
         self._errors = [_Buffer(width + self._ones, dtype, filled_with=0) for width in widths]
         self._activations: list[Array] = []
+
+    @classmethod
+    def of(cls, prefix: str, spec: NetworkSpec, flat: FlatParams, *, fold_bias: bool = False) -> FlatNetwork:
+        """The plain network that a spec describes, with parameters named `prefix.*`."""
+        assert spec.is_plain
+        activation: Activation = "tanh" if spec.activation == "tanh" else "relu"
+        return cls(flat, layer_paths(prefix, len(spec.hidden_sizes)), activation, fold_bias=fold_bias)
 
     def forward(self, *inputs: Array) -> Array:
         """Outputs [n, out] for inputs [n, in], or several that are joined to that; derivatives are about the last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import singledispatch
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -105,3 +106,18 @@ class Categorical(NamedTuple):
 def likelihood_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     """p_new(a) / p_old(a) from the joint log-densities."""
     return (log_prob - old_log_prob).exp()
+
+
+@singledispatch
+def kl_from_itself(distribution: Distribution) -> Tensor:
+    """KL(distributions as constants ‖ themselves): [...]. Zero, with no gradient; the Hessian is the Fisher matrix."""
+    return distribution.detach().kl(distribution)
+
+
+@kl_from_itself.register
+def _(distribution: DiagGaussian) -> Tensor:
+    # Without the ε of DiagGaussian.kl, which is no longer small where σ² is not much larger.
+    mean, log_std = distribution
+    squares = (mean - mean.detach()).square() * (-2 * log_std).exp()
+    log_ratios = log_std.detach() - log_std
+    return (0.5 * (squares + (2 * log_ratios).expm1()) - log_ratios).sum(-1)

@@ -27,8 +27,9 @@ class FlatTensors:
     def __init__(
         self, params: Mapping[str, Array], device: torch.device | str = "cpu", learned: Collection[str] | None = None
     ) -> None:
-        self.vector = torch.from_numpy(np.concatenate([np.ravel(value) for value in params.values()])).to(device)
-        self.gradient = torch.zeros_like(self.vector)
+        flat = np.concatenate([np.ravel(value) for value in params.values()])
+        self.vector: Tensor = torch.from_numpy(flat).to(device)
+        self.gradient: Tensor = torch.zeros_like(self.vector)
         self.learned = np.zeros(len(self.vector), bool)
         self.params: dict[str, Tensor] = {}
         offset = 0

@@ -1,13 +1,9 @@
 """A user's own torch.nn.Module as a function of explicit parameters."""
 
 import copy
-import importlib
-import importlib.metadata
 import json
-import os
-import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
@@ -17,12 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.mlp import scaled
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, NetworkSpec, Shapes
+from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, Shapes
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params
-
-ENTRY_POINTS = "metaloom.networks"
 
 
 class ModuleNetwork:
@@ -40,7 +34,7 @@ class ModuleNetwork:
                 f"policy.network is {spec.name}, but the algorithm puts {spec.extra_size} numbers behind observations "
                 f"of shape {spec.input_shape}; required policy.network=cnn, or observations of one axis"
             )
-        self._class = resolve(spec.name, "policy.network", ENTRY_POINTS, BUILT_IN_NETWORKS)
+        self._class = _find(spec.name)
         self._module = _checked(self._class, spec.name, self._shape, spec.output_size, json.dumps(dict(spec.options)))
         # A module is not safe to call from several threads with parameters of their own.
         self._copies = threading.local()
@@ -83,28 +77,11 @@ class ModuleNetwork:
         return copies[key]
 
 
-def resolve(name: str, field: str, group: str, built_in: Sequence[str] = ()) -> Any:
-    """Import the object that a setting names: an entry point of a group, or module:Class.
-
-    Raises:
-        ConfigError: there is no such thing.
-    """
-    entry_points = {point.name: point for point in importlib.metadata.entry_points(group=group)}
-    if name in entry_points:
-        return entry_points[name].load()
-    module_name, colon, class_name = name.partition(":")
-    if not colon:
-        known = ", ".join((*built_in, *entry_points))
-        raise ConfigError(f"{field} is {name!r}; required {known + ', or ' if known else ''}module:Class of your own")
-    # A user's own module lies in the folder where the command runs, which an installed command does not search.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+def _find(name: str) -> type[nn.Module]:
     try:
-        return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as problem:
-        raise ConfigError(
-            f"{field} is {name!r}: {problem}; required module:Class, with the module in {os.getcwd()} or installed"
-        ) from problem
+        return NETWORKS.find(name, nn.Module)
+    except ConfigError as problem:
+        raise ConfigError(f"policy.network: {problem}") from problem
 
 
 @contextmanager
@@ -134,8 +111,6 @@ def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, 
         raise ConfigError(
             f"policy.network: {name}({arguments}) raised {type(problem).__name__}: {problem}"
         ) from problem
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"policy.network: {name} makes a {type(module).__name__}; required a torch.nn.Module")
     for parameter, value in module.named_parameters():
         if value.dtype != torch.float32:
             raise ConfigError(

@@ -68,7 +68,7 @@ class LearningRate(Settings):
         return self
 
     def lr_factor(self, num_updates: int) -> float:
-        """What multiplies the step sizes in the iteration after so many updates; built-in schedules only."""
+        """Factor of the step sizes in the iteration after so many updates; built-in schedules only."""
         assert not isinstance(self.lr_schedule, TorchScheduler), "required metaloom.pipeline.nn.schedules.lr_factor"
         return built_in_factor(self, num_updates)
 

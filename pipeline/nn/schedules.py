@@ -8,8 +8,8 @@ import torch
 from pydantic import JsonValue
 from torch.optim.lr_scheduler import LRScheduler
 
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.optimization import LearningRate, ScheduledSteps, TorchScheduler, built_in_factor
+from metaloom.pipeline.schema import ConfigError
 
 LrFactor = Callable[[int], float]
 """Factor of the step sizes after so many updates."""
@@ -66,7 +66,7 @@ class _TorchFactor:
             self._start()
         while self._done < num_updates:
             # Nothing is learned here; torch warns where a scheduler steps before its optimizer.
-            self._optimizer.step()
+            self._optimizer.step()  # pyright: ignore[reportUnknownMemberType]
             self._scheduler.step()
             self._done += 1
         factor = float(self._optimizer.param_groups[0]["lr"]) / self._learning_rate

@@ -8,11 +8,22 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.plugins import Plugins
+from metaloom.pipeline.schema import ConfigError, Settings
 
 MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"
 BUILT_IN_NETWORKS = (MLP, CNN, RESIDUAL)
+
+NETWORKS = Plugins(
+    "network",
+    "metaloom.networks",
+    {
+        MLP: "metaloom.pipeline.nn.networks:MLP",
+        CNN: "metaloom.pipeline.nn.networks:CNN",
+        RESIDUAL: "metaloom.pipeline.nn.networks:ResidualMLP",
+    },
+)
+"""Networks; those of others are subclasses of torch.nn.Module."""
 
 TORCH_ACTIVATIONS = (
     "CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid", "Mish",
@@ -111,6 +122,7 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
     Raises:
         ValueError: saying which options it has.
     """
+    NETWORKS.path(name)
     if name == CNN:
         ConvolutionOptions.model_validate(dict(options))
     elif name in BUILT_IN_NETWORKS and options:

@@ -2,15 +2,16 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, Params
 
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
@@ -62,39 +63,36 @@ class TorchOptimizer:
         """Every quantity by name, as arrays of their own."""
         arrays: Params = {STEP_COUNT: np.array(self._count, np.int64)}
         for name, kinds in self._kinds.items():
-            now = self._optimizer.state[self._params[name]] if self._count else {}
+            now: Mapping[str, Tensor | float] = self._optimizer.state[self._params[name]] if self._count else {}
             for key, kind in kinds.items():
                 arrays[f"{key}.{name}"] = _array(now[key]) if key in now else np.zeros_like(_array(kind))
         return arrays
 
 
+@dataclass(frozen=True)
 class TorchSteps:
     """As TorchOptimizer, as a function: parameters and state go in and come out as arrays. See nn.optimizers.Adam."""
 
-    def __init__(self, config: OptimizerConfig) -> None:
-        self._config = config
+    config: OptimizerConfig
+    learning_rate: float
 
     def initialize(self, params: Mapping[str, Array]) -> Params:
-        """State before the first step."""
-        return TorchOptimizer(self._config, _tensors(params)).state
+        """State before the first step; see Adam."""
+        return TorchOptimizer(self.config, _tensors(params)).state
 
     def step(
-        self,
-        params: Mapping[str, Array],
-        gradients: Mapping[str, Array],
-        state: Mapping[str, Array],
-        learning_rate: float,
+        self, params: Mapping[str, Array], gradients: Mapping[str, Array], state: Mapping[str, Array]
     ) -> tuple[Params, Params]:
-        """Parameters and state after one step; parameters without a gradient are passed on."""
+        """Parameters and state after one step; see Adam."""
         stepped = _tensors({name: params[name] for name in gradients})
-        optimizer = TorchOptimizer(self._config, stepped, state)
-        optimizer.step(_tensors(gradients), learning_rate)
+        optimizer = TorchOptimizer(self.config, stepped, state)
+        optimizer.step(_tensors(gradients), self.learning_rate)
         return {**params, **{name: value.numpy() for name, value in stepped.items()}}, optimizer.state
 
 
 def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
     # Copied, since stored arrays may be read-only.
-    return {name: torch.from_numpy(np.array(value, order="C")) for name, value in arrays.items()}
+    return {name: torch.as_tensor(np.array(value, order="C")) for name, value in arrays.items()}
 
 
 def _tried(config: OptimizerConfig, params: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor | float]]:
@@ -134,5 +132,5 @@ def _array(value: Tensor | float) -> Array:
 
 def _restored(array: Array, kind: Tensor | float) -> Any:
     if isinstance(kind, Tensor):
-        return torch.from_numpy(np.array(array, order="C")).to(kind.device)
+        return torch.as_tensor(np.array(array, order="C")).to(kind.device)
     return array.item()

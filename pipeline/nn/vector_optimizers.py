@@ -41,8 +41,8 @@ class VectorOptimizer(Protocol):
 class AdamOnVector:
     """Adam by torch's fused kernel; names of its state, formula and ε are those of AdamInPlace."""
 
-    def __init__(self, vector: Tensor, state: Mapping[str, Array]) -> None:
-        self._vector = vector
+    def __init__(self, vector: Tensor, state: Mapping[str, Array], epsilon: float = AdamInPlace.epsilon) -> None:
+        self._vector, self._epsilon = vector, epsilon
         self._first, self._second = (_like(vector, state[name]) for name in (FIRST_MOMENT, SECOND_MOMENT))
         # Not in the vector's precision: float32 is what the kernel takes.
         self._count = torch.tensor(float(state[STEP_COUNT]), device=vector.device)
@@ -60,7 +60,7 @@ class AdamOnVector:
             lr=learning_rate,
             beta1=AdamInPlace.beta_1,
             beta2=AdamInPlace.beta_2,
-            eps=AdamInPlace.epsilon,
+            eps=self._epsilon,
             weight_decay=0.0,
             amsgrad=False,
             maximize=False,
@@ -76,13 +76,13 @@ class AdamOnVector:
 class RMSpropOnVector:
     """RMSprop; names of its state, formula and ε are those of RMSpropInPlace."""
 
-    def __init__(self, vector: Tensor, state: Mapping[str, Array]) -> None:
-        self._vector, self._second = vector, _like(vector, state[SECOND_MOMENT])
+    def __init__(self, vector: Tensor, state: Mapping[str, Array], epsilon: float = RMSpropInPlace.epsilon) -> None:
+        self._vector, self._second, self._epsilon = vector, _like(vector, state[SECOND_MOMENT]), epsilon
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
         """Move the vector against a gradient; see VectorOptimizer."""
         self._second.mul_(RMSpropInPlace.beta).addcmul_(gradient, gradient, value=1 - RMSpropInPlace.beta)
-        self._vector.addcdiv_(gradient, self._second.sqrt().add_(RMSpropInPlace.epsilon), value=-learning_rate)
+        self._vector.addcdiv_(gradient, self._second.sqrt().add_(self._epsilon), value=-learning_rate)
 
     @property
     def state(self) -> Params:
@@ -96,9 +96,12 @@ _ON_VECTOR: Mapping[str, type[AdamOnVector | RMSpropOnVector]] = {"adam": AdamOn
 class _OfTorch:
     """Any other optimizer of torch."""
 
-    def __init__(self, config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array] | None) -> None:
-        # ε is that of AdamInPlace and RMSpropInPlace too where only other options are asked for.
-        defaults: dict[str, JsonValue] = {"eps": IN_PLACE[config.name].epsilon} if config.name in IN_PLACE else {}
+    def __init__(
+        self, config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array] | None, epsilon: float | None = None
+    ) -> None:
+        # ε stays what it is where only other options are asked for.
+        known = IN_PLACE.get(config.name)
+        defaults: dict[str, JsonValue] = {"eps": known.epsilon if epsilon is None else epsilon} if known else {}
         config = config.model_copy(update={"options": defaults | config.options})
         self._optimizer = TorchOptimizer(config, {_VECTOR: vector}, state)
 
@@ -110,11 +113,20 @@ class _OfTorch:
         return self._optimizer.state
 
 
-def vector_optimizer(config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array]) -> VectorOptimizer:
-    """Return the optimizer that goes on from a state, for a vector that it changes in place."""
+def vector_optimizer(
+    config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array], *, epsilon: float | None = None
+) -> VectorOptimizer:
+    """Return the optimizer that goes on from a state, for a vector that it changes in place.
+
+    Args:
+        config: which optimizer.
+        vector: that it changes.
+        state: from `initial_state`, or what `state` gave.
+        epsilon: of Adam and RMSprop where the options have none; that of AdamInPlace if not given.
+    """
     if is_customary(config):
-        return _ON_VECTOR[config.name](vector, state)
-    return _OfTorch(config, vector, state)
+        return _ON_VECTOR[config.name](vector, state, epsilon or IN_PLACE[config.name].epsilon)
+    return _OfTorch(config, vector, state, epsilon)
 
 
 def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Params:

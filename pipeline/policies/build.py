@@ -3,15 +3,12 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.envs.spaces import Spaces
-from metaloom.pipeline.nn.modules import resolve
 from metaloom.pipeline.policies.categorical import CategoricalPolicy
-from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.config import POLICIES, PolicyConfig
 from metaloom.pipeline.policies.contract import OwnPolicy, Policy
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
-
-ENTRY_POINTS = "metaloom.policies"
+from metaloom.pipeline.schema import ConfigError
 
 
 class Sizes(Protocol):
@@ -54,11 +51,11 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
         ConfigError: it cannot be found or constructed.
     """
     assert config.name is not None
-    factory: Callable[[Spaces, PolicyConfig], OwnPolicy] = resolve(config.name, "policy.name", ENTRY_POINTS)
     try:
-        return factory(spaces, config)
-    except ConfigError:
-        raise
+        make: Callable[[Spaces, PolicyConfig], OwnPolicy] = POLICIES.find(config.name, OwnPolicy)
+        return make(spaces, config)
+    except ConfigError as problem:
+        raise ConfigError(f"policy.name: {problem}") from problem
     except Exception as problem:
         raise ConfigError(
             f"policy.name: {config.name}({spaces}, config) raised {type(problem).__name__}: {problem}"

@@ -1,12 +1,12 @@
 """The settings of policies, as plain data: workers read them without importing torch."""
 
-import difflib
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from metaloom.pipeline.nn.spec import ACTIVATIONS, NetworkSpec, check_fits, check_network_settings
-from metaloom.pipeline.schema import Settings, later
+from metaloom.pipeline.plugins import Plugins
+from metaloom.pipeline.schema import Settings, later, suggestion
 
 ActorKind = Literal["policy", "uniform", "tanh_gaussian", "q_values"]
 """The ways of choosing actions in rollouts: "policy" is the Gaussian where actions are continuous and the categorical
@@ -14,6 +14,9 @@ where they are discrete, "uniform" draws all with equal probability, "tanh_gauss
 off-policy learners."""
 
 LayerSize = Annotated[int, Field(ge=1)]
+
+POLICIES = Plugins("policy", "metaloom.policies", {})
+"""Policies of others, subclasses of OwnPolicy."""
 
 
 class PolicyConfig(Settings):
@@ -56,7 +59,7 @@ class PolicyConfig(Settings):
     @classmethod
     def _activation_is_known(cls, value: str | None) -> str | None:
         if value is not None and value not in ACTIVATIONS:
-            raise ValueError(f"found {value!r}{_did_you_mean(value, ACTIVATIONS)}; required {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"found {value!r};{suggestion(value, ACTIVATIONS)} required {', '.join(ACTIVATIONS)}")
         return value
 
     @model_validator(mode="after")
@@ -67,6 +70,8 @@ class PolicyConfig(Settings):
 
     @model_validator(mode="after")
     def _network_has_its_options(self) -> "PolicyConfig":
+        if self.name is not None:
+            POLICIES.path(self.name)
         check_network_settings(self.network, self.hidden_sizes, self.network_options)
         return self
 
@@ -133,12 +138,6 @@ class PolicyConfig(Settings):
             extra_size=extra_size,
             activation=activation,
         )
-
-
-def _did_you_mean(value: str, known: tuple[str, ...]) -> str:
-    by_small_letters = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(value.lower(), by_small_letters, n=1)
-    return f", did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
 _DEFAULTS: dict[str, Any] = {name: about.default for name, about in PolicyConfig.model_fields.items()}

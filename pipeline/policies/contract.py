@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,7 +13,9 @@ from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.types import Params
 
 if TYPE_CHECKING:
+    from metaloom.pipeline.envs.spaces import Spaces
     from metaloom.pipeline.nn.networks import Network
+    from metaloom.pipeline.policies.config import PolicyConfig
 
 
 class Policy(Protocol):
@@ -47,10 +50,30 @@ class Policy(Protocol):
         ...
 
 
-class OwnPolicy(Policy, Protocol):
-    """A policy of the user's, `policy=module:Class`, constructed as Class(spaces, config)."""
+class OwnPolicy(ABC):
+    """What a policy of the user's derives from, `policy=module:Class`; see Policy.
 
+    Attributes:
+        network: the one from whose outputs distributions are made.
+    """
+
+    network: Network
+
+    @abstractmethod
+    def __init__(self, spaces: Spaces, config: PolicyConfig) -> None: ...
+
+    @abstractmethod
+    def initialize(self, rng: np.random.Generator) -> Params: ...
+
+    def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
+        """All parameters, unless said."""
+        return tuple(params)
+
+    @abstractmethod
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> OwnDistribution: ...
+
+    @abstractmethod
+    def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution: ...
 
 
 class OwnDistribution(Distribution, Protocol):

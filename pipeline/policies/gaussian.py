@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from metaloom.pipeline.kernels.linearization import LinearizedMLP
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import MEAN_NETWORK
-from metaloom.pipeline.types import Array, Params
+from metaloom.pipeline.types import Params
 
 LOG_STD = "log_std"
 
@@ -70,7 +69,3 @@ class GaussianPolicy:
     def recorded(self, behavior: Mapping[str, Tensor]) -> DiagGaussian:
         """Rebuild the distribution of actions that acted from what was recorded of it."""
         return DiagGaussian(**behavior)
-
-    def linearize(self, params: Mapping[str, Array], observations: Array) -> LinearizedMLP:
-        """Return derivatives of the mean network, a plain tanh one, at params [b, ...] and observations [b, N, O]."""
-        return LinearizedMLP(MEAN_NETWORK, len(self.config.hidden_sizes), params, observations)

@@ -13,7 +13,7 @@ class TransitionColumns:
 
     Attributes:
         observation_size: O.
-        action_size: A; 0 for choices, whose index takes one column. Float32 holds it exactly below 2**24.
+        action_size: A; 0 for discrete actions, whose number takes one column. Float32 holds it exactly below 2**24.
     """
 
     observation_size: int
@@ -21,7 +21,7 @@ class TransitionColumns:
 
     @property
     def width(self) -> int:
-        """W, the number of columns."""
+        """Number of columns W."""
         return 2 * self.observation_size + max(self.action_size, 1) + 2
 
     @property
@@ -30,7 +30,7 @@ class TransitionColumns:
         return self.width * np.dtype(np.float32).itemsize
 
     def pack(self, episodes: EpisodeBatch, b: Array, e: Array, t: Array) -> Array:
-        """[n, W] float32: the steps t [n] of the episodes e [n] of the tasks b [n]."""
+        """Copy the steps t [n] of the episodes e [n] of the tasks b [n] into rows: [n, W] float32."""
         rows = np.empty((len(t), self.width), np.float32)
         O, end = self.observation_size, self.width - 1
         rows[:, :O] = episodes.observations[b, e, t]
@@ -41,7 +41,7 @@ class TransitionColumns:
         return rows
 
     def unpack(self, rows: Array) -> Transitions:
-        """The transitions in rows [..., W], each field contiguous."""
+        """Return the transitions in rows [..., W], each field contiguous."""
         O, end = self.observation_size, self.width - 1
         actions = rows[..., O : end - O - 1]
         return Transitions(

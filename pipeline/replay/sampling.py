@@ -1,23 +1,23 @@
-"""Whole numbers made of uniform ones: many draws at once, each from its own numbers only."""
+"""Draw integers from uniform numbers: many draws at once, each from its own numbers only."""
 
 import numpy as np
 
 from metaloom.pipeline.types import Array
 
 _BLOCK = 4096
-"""Sets that are drawn side by side, so that they stay in the processor's cache."""
+"""How many sets are drawn side by side, so that they stay in the processor's cache."""
 
 
 def draw_with_replacement(uniforms: Array, sizes: Array | int) -> Array:
-    """[...] int64 below `sizes` (broadcast), from `uniforms` [...] float64 in [0, 1)."""
+    """Draw [...] int64 below `sizes` (broadcast) from `uniforms` [...] float64 in [0, 1)."""
     return (uniforms * sizes).astype(np.int64)
 
 
 def draw_distinct(uniforms: Array, sizes: Array) -> Array:
-    """S sets of C different whole numbers, set s from 0 to `sizes[s]` - 1. Every set of C has the same probability.
+    """Draw S sets of C different integers, set s from 0 to `sizes[s]` - 1. Every set of C has the same probability.
 
     Floyd's algorithm: Bentley and Floyd 1987, "A sample of brilliance", Communications of the ACM 30(9). Its cost does
-    not depend on the sizes. Which number stands where in a set is not uniform.
+    not depend on the sizes. The order within a set is not uniform.
 
     Args:
         uniforms: [S, C] float64 in [0, 1).

@@ -2,9 +2,10 @@
 
 from functools import cached_property
 
-from metaloom.pipeline.envs import EnvConfig, make_batch_env, make_env
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv
 from metaloom.pipeline.envs.loop_batch import LoopBatch
+from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.policies.acting import check_actor
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig

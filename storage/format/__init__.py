@@ -1,1 +1,1 @@
-"""What stored bytes mean: references, layout, codecs, digests, records, paths."""
+"""Meaning of stored bytes: references, layout, codecs, digests, records, paths."""

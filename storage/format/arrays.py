@@ -16,7 +16,7 @@ import numpy as np
 from metaloom.storage.errors import IncompatibleFormat
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.codec import DTYPES, Piece, dtype_name
-from metaloom.storage.format.layout import dims_of, plan_of
+from metaloom.storage.format.layout import dims_of
 
 COMPRESS_FROM = 64 * 2**10
 """Chunks of at least this many raw bytes are compressed."""
@@ -33,6 +33,7 @@ class ArraySpec:
         rows: length of the leading axis, the capacity.
         shape: of one row.
         dtype: name of the dtype.
+        dims: names of the axes, the leading one included.
         attributes: unit, description and whatever the codec keeps with the array.
     """
 
@@ -40,14 +41,16 @@ class ArraySpec:
     rows: int
     shape: tuple[int, ...]
     dtype: str
+    dims: tuple[str, ...]
     attributes: Mapping[str, Any]
 
     @classmethod
     def of(cls, piece: Piece, rows: int) -> "ArraySpec":
         """The array that a piece is a row of."""
-        plan = plan_of(piece.path)
+        plan, shape = piece.plan, piece.data.shape
         about = {"unit": plan.unit, "description": plan.description} if plan else {}
-        return cls(piece.path, rows, piece.data.shape, dtype_name(piece.data), {**about, **piece.attributes})
+        dims = dims_of(piece.path, plan, len(shape))
+        return cls(piece.path, rows, shape, dtype_name(piece.data), dims, {**about, **piece.attributes})
 
     @property
     def raw_bytes(self) -> int:
@@ -80,7 +83,7 @@ class ArraySpec:
                 "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
                 "codecs": [_bytes_codec(itemsize), *([_blosc_codec(itemsize)] if self.compressed else []), _CRC_CODEC],
                 "data_type": self.dtype,
-                "dimension_names": list(dims_of(self.path, len(self.shape))),
+                "dimension_names": list(self.dims),
                 "fill_value": _fill_value(self.dtype),
                 "node_type": "array",
                 "shape": [self.rows, *self.shape],
@@ -150,10 +153,10 @@ def _blosc_codec(itemsize: int) -> dict[str, Any]:
 def _parse_spec(document: Mapping[str, Any], path: str) -> ArraySpec | None:
     try:
         rows, *shape = (int(size) for size in document["shape"])
-        dtype = str(document["data_type"])
+        dtype, dims = str(document["data_type"]), tuple(str(name) for name in document["dimension_names"])
         attributes = {name: value for name, value in document["attributes"].items() if name != "sha256"}
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    if dtype not in DTYPES or min(rows, *shape, 0) < 0:
+    if dtype not in DTYPES or min(rows, *shape, 0) < 0 or len(dims) != len(shape) + 1:
         return None
-    return ArraySpec(path, rows, tuple(shape), dtype, attributes)
+    return ArraySpec(path, rows, tuple(shape), dtype, dims, attributes)

@@ -20,7 +20,7 @@ _LARGEST = 16 * 2**20  # parsed, JSON can take fifty times as much memory
 
 
 def render(document: Mapping[str, Any], *, indented: bool = False) -> bytes:
-    """The canonical bytes of a document.
+    """Write a document as its canonical bytes.
 
     Raises:
         ValueError: it holds a NaN or an infinity.
@@ -31,7 +31,7 @@ def render(document: Mapping[str, Any], *, indented: bool = False) -> bytes:
 
 
 def sealed(document: Mapping[str, Any], *, holder: str | None = None) -> Document:
-    """A copy of a document that carries its own hash, at the top or in the mapping `holder` inside it."""
+    """Copy a document so that it carries its own hash, at the top or in the mapping `holder` inside it."""
     copy: Document = dict(document)
     target = copy
     if holder is not None:
@@ -42,7 +42,7 @@ def sealed(document: Mapping[str, Any], *, holder: str | None = None) -> Documen
 
 
 def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None) -> Document:
-    """The document in a file, after checking that every byte is as it was written.
+    """Read the document in a file, after checking that every byte is as it was written.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -56,7 +56,7 @@ def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None
 
 
 def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = None) -> Document:
-    """The document that bytes stand for, after checking that every byte is as it was written.
+    """Parse the document that bytes stand for, after checking that every byte is as it was written.
 
     Raises:
         ValueError: it is not; the message says what is wrong.

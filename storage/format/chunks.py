@@ -1,11 +1,11 @@
-"""The bytes of one chunk: what goes to the disk, and what is let near a decoder."""
+"""Chunks as bytes: what goes to the disk, and what is let near a decoder."""
 
 import struct
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import google_crc32c
-import numcodecs.blosc
 import numpy as np
 
 from metaloom.pipeline.types import Array
@@ -24,18 +24,22 @@ class _Codec(Protocol):
     def decode(self, buf: memoryview, out: Array) -> Any: ...
 
 
-# Blosc's own threads, which numcodecs uses in the main thread alone, write blocks as they finish: the same array would
-# have other bytes the next time, and a thinned one could not come back as it was.
-numcodecs.blosc.use_threads = False  # pyright: ignore[reportUnknownMemberType]
+@cache
+def _blosc() -> _Codec:
+    # Imported on first use: it takes 0.04 s, a tenth of what listing runs does.
+    import numcodecs.blosc
 
-# numcodecs is not typed.
-_BLOSC = cast(_Codec, numcodecs.blosc.Blosc("lz4", clevel=5, shuffle=1))  # pyright: ignore[reportUnknownMemberType]
+    # Blosc's own threads, which numcodecs uses in the main thread alone, write blocks as they finish: the same array
+    # would have other bytes the next time, and a thinned one could not come back as it was.
+    numcodecs.blosc.use_threads = False  # pyright: ignore[reportUnknownMemberType]
+    # numcodecs is not typed.
+    return cast(_Codec, numcodecs.blosc.Blosc("lz4", clevel=5, shuffle=1))  # pyright: ignore[reportUnknownMemberType]
 
 
 def encode_chunk(data: Array, *, compressed: bool) -> tuple[Content, int]:
-    """The bytes of a row's chunk, and the CRC-32C of all but their last four (which hold it)."""
+    """Encode a row as a chunk: its bytes, and the CRC-32C of all but their last four (which hold it)."""
     raw = np.ascontiguousarray(data).reshape(-1)
-    payload = _BLOSC.encode(raw) if compressed else raw.tobytes()
+    payload = _blosc().encode(raw) if compressed else raw.tobytes()
     crc = crc32c(payload)
     # Not joined: a copy of every batch is a tenth of what storing it costs.
     return (payload, crc.to_bytes(_CRC_BYTES, "little")), crc
@@ -55,7 +59,7 @@ def check_chunk(raw: bytes, where: Path, *, size: int, crc: int) -> None:
 
 
 def decode_chunk(raw: bytes, spec: ArraySpec, where: Path) -> Array:
-    """The row that a checked chunk holds, writable.
+    """Decode the row that a checked chunk holds, writable.
 
     Raises:
         DamagedRun: the chunk does not decode to a row of the array.
@@ -68,14 +72,14 @@ def decode_chunk(raw: bytes, spec: ArraySpec, where: Path) -> Array:
     _check_blosc_header(payload, spec, where)
     row = np.empty(spec.shape, spec.dtype)
     try:
-        _BLOSC.decode(payload, row)
+        _blosc().decode(payload, row)
     except (RuntimeError, ValueError) as error:
         raise damaged(where, f"does not decompress ({error})") from None
     return row
 
 
 def largest_chunk(spec: ArraySpec) -> int:
-    """No chunk of the array is larger than this."""
+    """Largest size that a chunk of the array can have."""
     return spec.raw_bytes + 1024
 
 

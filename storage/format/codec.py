@@ -7,7 +7,7 @@ one array per dtype because Zarr costs per array and not per byte.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, cast
 
@@ -27,8 +27,9 @@ from metaloom.pipeline.types import (
     Update,
 )
 from metaloom.storage.errors import LayoutMismatch
-from metaloom.storage.format.layout import group_of, row_of
+from metaloom.storage.format.layout import METRICS, ArrayPlan, plan_in
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.stages import METRICS_GROUP, StageTable
 
 Value = TaskBatch | EpisodeBatch | Samples | TaskParams | Minibatches | Update | Evaluation
 Stored = Mapping[str, tuple[Array, Mapping[str, Any]]]
@@ -37,18 +38,10 @@ Stored = Mapping[str, tuple[Array, Mapping[str, Any]]]
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
-_OUTPUTS: dict[str, type[Value]] = {
-    "initialize": Update,
-    "fill_memory": EpisodeBatch,
-    "sample_tasks": TaskBatch,
-    "collect_rollouts": EpisodeBatch,
-    "process_samples": Samples,
-    "adapt": TaskParams,
-    "sample_transitions": Minibatches,
-    "meta_optimize": Update,
-    "update": Update,
-    "evaluate": Evaluation,
+KINDS: Mapping[str, type[Value]] = {
+    kind.__name__: kind for kind in (TaskBatch, EpisodeBatch, Samples, TaskParams, Minibatches, Update, Evaluation)
 }
+"""What stages may give, by the name that a table of stages says."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +52,14 @@ class Piece:
         path: of the array, below `data.zarr`.
         row: index on the leading axis.
         data: the row, contiguous, without the leading axis.
+        plan: of the array.
         attributes: what the array says about itself; the same in every row.
     """
 
     path: str
     row: int
     data: Array
+    plan: ArrayPlan | None
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -88,53 +83,74 @@ def dtype_name(array: Array) -> str:
     return _DTYPE_NAMES.get(array.dtype) or str(array.dtype)
 
 
-def encode(ref: StageRef, value: Value) -> list[Piece]:
+def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
     """The stored arrays of a stage's output.
 
     Raises:
         LayoutMismatch: the value is not what the stage yields, or holds something that cannot be stored.
     """
-    expected = _OUTPUTS[ref.stage]
-    if not isinstance(value, expected):
-        raise _mismatch(ref, f"output of type {type(value).__name__}", expected.__name__)
-    group = group_of(ref)
-    row = row_of(ref, group)
-    if isinstance(value, Update):
-        return _encode_update(ref, value, row)
-    arrays = _group_arrays(ref, value)
-    return [Piece(f"{group}/{name}", row, data, attributes) for name, (data, attributes) in arrays.items()]
+    expected = stages[ref.stage].output
+    if not isinstance(value, KINDS[expected]):
+        raise _mismatch(ref, f"output of type {type(value).__name__}", expected)
+    arrays = _learner_arrays(ref, value.learner) if isinstance(value, Update) else _group_arrays(ref, value)
+    group, row = stages.group_of(ref), stages.row_of(ref)
+    pieces = [
+        Piece(f"{group}/{name}", row, data, plan_in(expected, name), attributes)
+        for name, (data, attributes) in arrays.items()
+    ]
+    if not isinstance(value, Update):
+        return pieces
+    if stages[ref.stage].ends_iteration:
+        return [*pieces, _encode_metrics(ref, value.metrics)]
+    if value.metrics:
+        raise _mismatch(ref, f"{len(value.metrics)} metrics", "none: there is no iteration yet that they describe")
+    return pieces
 
 
-def decode(ref: StageRef, groups: Mapping[str, Stored]) -> Value:
-    """The output of a stage, from the arrays of each group that it wrote.
+def decode(output: str, group: str, groups: Mapping[str, Stored]) -> Value:
+    """An output from the arrays of each group that it was written to.
+
+    Args:
+        output: the name of its type.
+        group: that holds it; metrics are in one of their own.
+        groups: what was read.
 
     Raises:
         KeyError: an array that belongs to the output is not among them.
         ValueError: the arrays do not fit together.
     """
-    arrays = groups[group_of(ref)]
-    match ref.stage:
-        case "sample_tasks":
-            params, attributes = arrays["params"]
-            return TaskBatch(params, arrays["ids"][0], tuple(attributes["names"]), tuple(attributes["units"]))
-        case "fill_memory" | "collect_rollouts":
-            return EpisodeBatch(
-                **{f.name: arrays[f.name][0] for f in fields(EpisodeBatch) if f.name in arrays},
-                behavior=_unprefixed(arrays, "behavior."),
-                reward_terms=_unprefixed(arrays, "reward_terms."),
-            )
-        case "process_samples":
-            return Samples(**_present(Samples, arrays))
-        case "sample_transitions":
-            return Minibatches(**_present(Minibatches, arrays))
-        case "adapt":
-            return TaskParams(_unpack(arrays, "params", leading=1))
-        case "evaluate":
-            attributes = arrays["task_params"][1]
-            values = {f.name: arrays[f.name][0] for f in fields(Evaluation) if f.name not in ("names", "units")}
-            return Evaluation(names=tuple(attributes["names"]), units=tuple(attributes["units"]), **values)
-        case _:
-            return Update(_decode_learner(arrays), _decode_metrics(groups.get("metrics", {})))
+    if output == Update.__name__:
+        return Update(_decode_learner(groups[group]), _decode_metrics(groups.get(METRICS_GROUP, {})))
+    return _DECODERS[output](groups[group])
+
+
+def _decode_tasks(arrays: Stored) -> TaskBatch:
+    params, attributes = arrays["params"]
+    return TaskBatch(params, arrays["ids"][0], tuple(attributes["names"]), tuple(attributes["units"]))
+
+
+def _decode_episodes(arrays: Stored) -> EpisodeBatch:
+    return EpisodeBatch(
+        **{f.name: arrays[f.name][0] for f in fields(EpisodeBatch) if f.name in arrays},
+        behavior=_unprefixed(arrays, "behavior."),
+        reward_terms=_unprefixed(arrays, "reward_terms."),
+    )
+
+
+def _decode_evaluation(arrays: Stored) -> Evaluation:
+    attributes = arrays["task_params"][1]
+    values = {f.name: arrays[f.name][0] for f in fields(Evaluation) if f.name not in ("names", "units")}
+    return Evaluation(names=tuple(attributes["names"]), units=tuple(attributes["units"]), **values)
+
+
+_DECODERS: Mapping[str, Callable[[Stored], Value]] = {
+    "TaskBatch": _decode_tasks,
+    "EpisodeBatch": _decode_episodes,
+    "Samples": lambda arrays: Samples(**_present(Samples, arrays)),
+    "TaskParams": lambda arrays: TaskParams(_unpack(arrays, "params", leading=1)),
+    "Minibatches": lambda arrays: Minibatches(**_present(Minibatches, arrays)),
+    "Evaluation": _decode_evaluation,
+}
 
 
 def _present(kind: type[Samples | Minibatches], arrays: Stored) -> Params:
@@ -155,25 +171,18 @@ def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[st
     return arrays
 
 
-def _encode_update(ref: StageRef, update: Update, row: int) -> list[Piece]:
-    learner = update.learner
-    packed = {
+def _learner_arrays(ref: StageRef, learner: LearnerState) -> dict[str, tuple[Array, dict[str, Any]]]:
+    return {
         **_pack(ref, "params", learner.params, leading=0),
         **_pack(ref, "optimizer", learner.optimizer, leading=0),
         **_pack(ref, "extra", learner.extra, leading=0),
     }
-    pieces = [Piece(f"learner/{name}", row, data, attributes) for name, (data, attributes) in packed.items()]
-    if ref.ends_iteration:
-        pieces.append(_encode_metrics(ref, update.metrics))
-    elif update.metrics:
-        raise _mismatch(ref, f"{len(update.metrics)} metrics", "none: there is no iteration yet that they describe")
-    return pieces
 
 
 def _encode_metrics(ref: StageRef, metrics: Metrics) -> Piece:
     names = sorted(metrics)
     values = np.array([metrics[_checked_name(ref, name)] for name in names], np.float64)
-    return Piece("metrics/values", ref.iteration, values, {"names": names})
+    return Piece(f"{METRICS_GROUP}/values", ref.iteration, values, METRICS, {"names": names})
 
 
 def _decode_metrics(arrays: Stored) -> Metrics:

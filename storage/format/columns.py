@@ -11,7 +11,7 @@ from metaloom.pipeline.types import Array
 
 
 def column(values: Array) -> pa.Array:
-    """An Arrow array of numbers [n], or of lists of numbers of one length [n, ...]."""
+    """Make an Arrow array of numbers [n], or of lists of numbers of one length [n, ...]."""
     if values.ndim == 1:
         return _flat(values)
     size = int(np.prod(values.shape[1:]))
@@ -19,7 +19,7 @@ def column(values: Array) -> pa.Array:
 
 
 def column_type(dtype: np.dtype, size: int | None = None) -> pa.DataType:
-    """The type of a column of numbers, or of lists of `size` numbers."""
+    """Return the type of a column of numbers, or of lists of `size` numbers."""
     number = pa.from_numpy_dtype(dtype)
     return number if size is None else pa.list_(pa.field("item", number, nullable=False), size)
 

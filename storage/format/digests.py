@@ -16,7 +16,7 @@ def digest(value: Value | LearnerState) -> dict[str, str]:
 
 
 def output_digest(digests: Mapping[str, str]) -> str:
-    """One digest for all arrays of a value, from what `digest` returns."""
+    """Combine the digests of all arrays of a value into one, from what `digest` returns."""
     lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
     return hashlib.sha256(lines.encode()).hexdigest()
 

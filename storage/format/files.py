@@ -7,11 +7,11 @@ from pathlib import Path
 from metaloom.storage.errors import StorageFailed, damaged
 
 Content = tuple[bytes, ...]
-"""What a file holds, in pieces."""
+"""Content of a file, in pieces."""
 
 
 def read_file(path: Path, *, limit: int) -> bytes:
-    """The bytes of a regular file.
+    """Read a regular file.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -12,7 +12,7 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNOREC
 
 
 def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str]) -> Path:
-    """The folder of a run.
+    """Return the folder of a run.
 
     Args:
         name_or_path: a name stands for a run below `root`; what holds a separator, or is a Path, stands for itself;
@@ -33,7 +33,7 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
 
 
 def check_run_name(name: str) -> str:
-    """The name itself, if a run can have it on every system.
+    """Return the name itself, if a run can have it on every system.
 
     Raises:
         InvalidRunName: it cannot.

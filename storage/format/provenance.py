@@ -1,4 +1,4 @@
-"""Where and with what a run was written."""
+"""Machine and packages that a run was written with."""
 
 import os
 import platform

@@ -7,7 +7,7 @@ from typing import Any
 
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.refs import Span, StageRef
 
 SCHEMA = "metaloom/1"
 
@@ -18,6 +18,38 @@ class Input:
 
     ref: StageRef
     digest: str
+
+
+@dataclass(frozen=True)
+class SpanInput:
+    """All outputs of some stages up to an iteration that another stage was computed from, in one entry.
+
+    Attributes:
+        stages: their names. Outputs are in order of iteration, then step, then place in `stages`.
+        first: the first of the outputs.
+        last: the last of them.
+        outputs: how many there are.
+        steps: real environment steps in them, 0 where they hold no episodes.
+        digest: SHA-256 of a line per output, "ITERATION STAGE STEP DIGEST".
+    """
+
+    stages: tuple[str, ...]
+    first: StageRef
+    last: StageRef
+    outputs: int
+    steps: int
+    digest: str
+
+    @property
+    def span(self) -> Span:
+        """What was summed up."""
+        return Span(self.stages, self.first.iteration, self.last.iteration)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry as plain data."""
+        ends = {"first": _ref_document(self.first), "last": _ref_document(self.last)}
+        about = {"outputs": self.outputs, "steps": self.steps, "digest": self.digest}
+        return {"stages": list(self.stages), **ends, **about}
 
 
 @dataclass(frozen=True)
@@ -55,6 +87,7 @@ class StageRecord:
         sequence: position in the run's history, from 0; the only order there is.
         session: number of the writing session; `token` identifies it for ever.
         inputs: the outputs it was computed from, with their digests.
+        spans: what it was computed from besides: all outputs of some stages up to its iteration.
         seed_position: iteration, inner step, ... that its random streams are derived from.
         config_digest: of the configuration that decided the numbers.
         chunks, tables: files that hold the output, and tables derived from the iteration.
@@ -83,6 +116,7 @@ class StageRecord:
     seconds: float
     previous: str
     sha256: str = ""
+    spans: tuple[SpanInput, ...] = ()
 
     @property
     def stored_bytes(self) -> int:
@@ -119,6 +153,8 @@ class StageRecord:
                 "started": self.started,
                 "seconds": self.seconds,
                 "previous": self.previous,
+                # Left out where there are none: records without spans are as they have always been.
+                **({"spans": [item.as_dict() for item in self.spans]} if self.spans else {}),
             }
         )
 
@@ -163,7 +199,22 @@ def _parse(document: Mapping[str, Any]) -> StageRecord:
         seconds=float(document["seconds"]),
         previous=str(document["previous"]),
         sha256=str(document["sha256"]),
+        spans=tuple(_parse_span(item) for item in document.get("spans", [])),
     )
+
+
+def _parse_span(document: Mapping[str, Any]) -> SpanInput:
+    item = SpanInput(
+        stages=tuple(str(stage) for stage in document["stages"]),
+        first=_parse_ref(document["first"]),
+        last=_parse_ref(document["last"]),
+        outputs=int(document["outputs"]),
+        steps=int(document["steps"]),
+        digest=str(document["digest"]),
+    )
+    if item.first not in item.span or item.last not in item.span:
+        raise ValueError(f"the span {item.span} begins with {item.first} and ends with {item.last}")
+    return item
 
 
 def _parse_ref(document: Mapping[str, Any]) -> StageRef:

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting by its full name; a section without settings is one, {}."""
+    """Yield every setting by its full name; a section without settings is one, {}."""
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from dotted(value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
@@ -14,7 +14,7 @@ def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What each setting that differs was and is, by full name in order; None where it is absent."""
+    """Compare settings: old and new value of each that differs, by full name in order; None where it is absent."""
     old, new = ({name: value for name, value in dotted(settings) if value != {}} for settings in (before, after))
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     return {name: (old.get(name), new.get(name)) for name in names}

@@ -28,7 +28,6 @@ from metaloom.storage.write.locks import acquire_lock
 from metaloom.storage.write.sessions import SESSION_NAME, Session, begin_session, read_session
 
 _CANNOT_SHARE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
-_START = StageRef(0, "initialize")
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def fork_run(
             _share_outputs(parent, records, links, session, capacity)
             links.sync()
             origin = _origin(parent, iteration, records, config)
-            publish_info(folder, session, new_info(config, config_digest, environment, parent.last_stage, **origin))
+            publish_info(folder, session, new_info(config, config_digest, environment, parent.stages, **origin))
             session.describe({"lost": _gaps(records), "next_sequence": records[-1].sequence + 1})
         finally:
             session.close()
@@ -131,7 +130,8 @@ def _require(parent: Run, iteration: int) -> None:
 
 
 def _shared_records(parent: Run, iteration: int) -> list[StageRecord]:
-    refs = [ref for ref in parent.refs() if ref.iteration < iteration or ref == _START]
+    start = parent.learner_ref(0)
+    refs = [ref for ref in parent.refs() if ref.iteration < iteration or ref == start]
     return sorted((parent.record(ref) for ref in refs), key=lambda record: record.sequence)
 
 
@@ -174,9 +174,13 @@ def _share_sessions(root: Path, links: "_Links") -> None:
 
 
 def _share_outputs(parent: Run, records: list[StageRecord], links: "_Links", session: Session, capacity: int) -> None:
-    thinned = _share_markers(parent, {record.ref.iteration for record in records if record.ref != _START}, links)
+    thinned = _share_markers(
+        parent, {record.ref.iteration for record in records if record.ref != parent.learner_ref(0)}, links
+    )
     arrays = {chunk.array for record in records for chunk in record.chunks}
-    ArrayStore(CommittedFiles(session.root), session).adopt([parent.files.spec(path) for path in sorted(arrays)])
+    ArrayStore(CommittedFiles(session.root, parent.stages), session).adopt(
+        [parent.files.spec(path) for path in sorted(arrays)]
+    )
     for record in records:
         links.share(f"_commits/{record.ref.file_name}")
         for file in _files_of(record, with_arrays=thinned.get(record.ref) != record.sha256):
@@ -194,7 +198,7 @@ def _share_markers(parent: Run, iterations: Iterable[int], links: "_Links") -> d
     thinned: dict[StageRef, str] = {}
     for iteration in sorted({*iterations}.intersection(parent.files.thinned_iterations())):
         links.share(marker_path(Path(), iteration).as_posix())
-        thinned |= CommittedFiles(links.target, last_stage=parent.last_stage).thinned(iteration)
+        thinned |= CommittedFiles(links.target, parent.stages).thinned(iteration)
     return thinned
 
 

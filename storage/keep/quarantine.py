@@ -103,7 +103,8 @@ def read_quarantine(run: Path) -> list[Quarantined]:
     root = run / FOLDER
     names = [entry.name for entry in root.iterdir()] if root.is_dir() and not root.is_symlink() else []
     refs = (StageRef.from_file_name(f"{name}.json") for name in names)
-    return [_read(root, ref) for ref in sorted(ref for ref in refs if ref is not None)]
+    found = sorted((ref for ref in refs if ref is not None), key=lambda ref: (ref.iteration, ref.step, ref.stage))
+    return [_read(root, ref) for ref in found]
 
 
 def _document(ref: StageRef, message: str, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, Any]:

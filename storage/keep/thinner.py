@@ -37,7 +37,7 @@ class Thinner:
             FencedOut: a later session has begun.
         """
         taken: list[StageRecord] = []
-        for iteration, group in groupby(sorted(refs), key=lambda ref: ref.iteration):
+        for iteration, group in groupby(self._files.stages.sort(refs), key=lambda ref: ref.iteration):
             before = self._valid(iteration)
             records = [self._files.record(ref) for ref in group if ref not in before]
             if records:
@@ -62,7 +62,7 @@ class Thinner:
         for ref, value in values.items():
             self._check(records[ref], value, ref in thinned)
         for ref, value in values.items():
-            written = self._arrays.write(encode(ref, value), expected=records[ref].chunks)
+            written = self._arrays.write(encode(self._files.stages, ref, value), expected=records[ref].chunks)
             assert {chunk.path for chunk in written} == {chunk.path for chunk in records[ref].chunks}
         self._mark(iteration, {ref: sha256 for ref, sha256 in thinned.items() if ref not in values})
         self._session.share()

@@ -1,9 +1,10 @@
 """What is left of an iteration that was thinned, and how a reader tells that from damage.
 
 The arrays of rollouts, samples and adapted parameters are the bulk of an on-policy run, and each can be computed again
-from what stays: learners, tasks, seeds and records. Off policy the rollouts are the memory that later iterations draw
-from, so they stay, and what goes are minibatches and adapted parameters. A marker in `_thinned` names the records whose
-arrays may be gone. It is published before the first of their files is removed and goes only after the last one is back.
+from what stays: learners, tasks, seeds and records. Off policy the rollouts are the replay buffer that later iterations
+draw from, so they stay, and what goes are minibatches and adapted parameters. A marker in `_thinned` names the records
+whose arrays may be gone. It is published before the first of their files is removed and goes only after the last one is
+back.
 """
 
 import re
@@ -16,12 +17,7 @@ from metaloom.storage.errors import StageThinned, damaged
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.refs import StageRef
-
-THINNABLE = {
-    "meta_optimize": ("collect_rollouts", "process_samples", "adapt"),
-    "update": ("adapt", "sample_transitions"),
-}
-"""Stages whose arrays go when an iteration is thinned, by the stage that ends the run's iterations."""
+from metaloom.storage.format.stages import StageTable
 
 FOLDER = "_thinned"
 
@@ -98,16 +94,19 @@ def render_marker(iteration: int, outputs: Mapping[StageRef, str]) -> bytes:
         iteration: the iteration it is about.
         outputs: the thinned outputs, with the hash of the record that commits each.
     """
-    entries = [{"stage": ref.stage, "step": ref.step, "record": outputs[ref]} for ref in sorted(outputs)]
+    entries = [
+        {"stage": ref.stage, "step": ref.step, "record": outputs[ref]}
+        for ref in sorted(outputs, key=lambda ref: (ref.step, ref.stage))
+    ]
     return render(sealed({"schema": SCHEMA, "iteration": iteration, "outputs": entries}))
 
 
-def read_marker(path: Path, last_stage: str) -> dict[StageRef, str]:
+def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
     """The thinned outputs that a marker names, with the hash of the record of each.
 
     Args:
         path: of the marker.
-        last_stage: the stage that ends the run's iterations.
+        stages: of the run.
 
     Raises:
         FileNotFoundError: there is no marker.
@@ -115,14 +114,14 @@ def read_marker(path: Path, last_stage: str) -> dict[StageRef, str]:
     """
     document = read_sealed(path)
     try:
-        return _parse(document, marked_iteration(path.name), THINNABLE[last_stage])
+        return _parse(document, marked_iteration(path.name), stages)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"is no marker of a thinned iteration ({type(error).__name__}: {error})") from None
 
 
-def thinnable(refs: Iterable[StageRef], iterations: Collection[int], last_stage: str) -> list[StageRef]:
-    """The outputs of some iterations whose arrays may go, in a run whose iterations `last_stage` ends."""
-    return sorted(ref for ref in refs if ref.stage in THINNABLE[last_stage] and ref.iteration in iterations)
+def thinnable(refs: Iterable[StageRef], iterations: Collection[int], stages: StageTable) -> list[StageRef]:
+    """The outputs of some iterations whose arrays may go, in a run that has these stages."""
+    return stages.sort(ref for ref in refs if ref.iteration in iterations and stages.thinnable(ref))
 
 
 def thinned_error(root: Path, ref: StageRef) -> StageThinned:
@@ -136,13 +135,13 @@ def thinned_error(root: Path, ref: StageRef) -> StageThinned:
     )
 
 
-def _parse(document: Mapping[str, Any], iteration: int | None, stages: Collection[str]) -> dict[StageRef, str]:
+def _parse(document: Mapping[str, Any], iteration: int | None, stages: StageTable) -> dict[StageRef, str]:
     if document["schema"] != SCHEMA or iteration is None or document["iteration"] != iteration:
         raise ValueError(f"schema {document['schema']!r}, iteration {document['iteration']!r}")
     outputs = {
         StageRef(iteration, str(entry["stage"]), int(entry["step"])): str(entry["record"])
         for entry in document["outputs"]
     }
-    if wrong := [str(ref) for ref in outputs if ref.stage not in stages]:
+    if wrong := [str(ref) for ref in outputs if not stages.thinnable(ref)]:
         raise ValueError(f"{', '.join(wrong)} always stays")
     return outputs

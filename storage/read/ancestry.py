@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.stages import StageTable
 
 
 def boundaries(info: Mapping[str, Any]) -> dict[int, str]:
@@ -23,7 +24,7 @@ def first_sequence(info: Mapping[str, Any]) -> int:
 def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
     """Of the run and its ancestors the one whose `config` decides an output, whether or not it is stored."""
     runs = _contributors(info)
-    if ref.stage == "initialize":  # every fork takes it over
+    if ref.stage == StageTable.of(info).first:  # every fork takes it over
         return runs[0]
     return next(run for run in reversed(runs) if _first_iteration(run) <= ref.iteration)
 

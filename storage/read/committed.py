@@ -3,20 +3,22 @@
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.arrays import ArraySpec, read_spec
 from metaloom.storage.format.chunks import check_chunk, crc32c, decode_chunk, largest_chunk
 from metaloom.storage.format.codec import Stored, Value, decode
 from metaloom.storage.format.files import read_file
-from metaloom.storage.format.layout import group_of, plan_of, row_of
+from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import StageRecord, StoredFile, read_record
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.stages import METRICS_GROUP, StageTable
 from metaloom.storage.keep.thinning import FOLDER, marked_iteration, marker_path, read_marker, thinned_error
 from metaloom.storage.remote.log import RemoteLog
 
@@ -32,20 +34,20 @@ class CommittedFiles:
 
     Args:
         root: the folder.
+        stages: of the run.
         remote: the log of the run that the folder caches, None if it is the run itself.
-        last_stage: the stage that ends the run's iterations.
     """
 
-    def __init__(self, root: Path, remote: RemoteLog | None = None, *, last_stage: str = "meta_optimize") -> None:
+    def __init__(self, root: Path, stages: StageTable, remote: RemoteLog | None = None) -> None:
         self.root = root
-        self.last_stage = last_stage
+        self.stages = stages
         self.data = root / "data.zarr"
         self.remote = remote
         self._specs: dict[str, ArraySpec] = {}
 
-    def table_stage(self, name: str) -> str:
-        """The stage whose record commits an iteration's part of a table."""
-        return "evaluate" if name == "evaluations" else self.last_stage
+    def table_stages(self, name: str) -> tuple[str, ...]:
+        """The stages whose records commit an iteration's part of a table."""
+        return self.stages.yielding("Evaluation") if name == "evaluations" else (self.stages.last,)
 
     def stored_size(self, path: str) -> int:
         """The bytes of a file of the run, in the folder or in the object store that it caches.
@@ -87,7 +89,8 @@ class CommittedFiles:
             names = os.listdir(self.root / "_commits")
         except (FileNotFoundError, NotADirectoryError):
             raise damaged(self.root / "_commits", "is missing") from None
-        return {ref for name in names if (ref := StageRef.from_file_name(name)) is not None}
+        refs = (StageRef.from_file_name(name) for name in names)
+        return {ref for ref in refs if ref is not None and ref.stage in self.stages}
 
     def record_path(self, ref: StageRef) -> Path:
         """The file whose existence makes an output exist."""
@@ -109,7 +112,7 @@ class CommittedFiles:
             DamagedRun: the marker is not what was written.
         """
         try:
-            return read_marker(marker_path(self.root, iteration), self.last_stage)
+            return read_marker(marker_path(self.root, iteration), self.stages)
         except FileNotFoundError:
             return {}
 
@@ -134,7 +137,7 @@ class CommittedFiles:
         """
         if path not in self._specs:
             file = self.data / path / "zarr.json"
-            if not _ARRAY_PATH.fullmatch(path) or plan_of(path) is None:
+            if not _ARRAY_PATH.fullmatch(path) or plan_of(path, self.stages) is None:
                 raise damaged(self.data, f"a record names the array {path!r}, which no run has")
             try:
                 self._specs[path] = read_spec(self.data, path)
@@ -160,8 +163,9 @@ class CommittedFiles:
         Raises:
             DamagedRun: arrays are missing or do not fit together.
         """
+        group = self.stages.group_of(record.ref)
         try:
-            return decode(record.ref, {group_of(record.ref): {}, **groups})
+            return decode(self.stages[record.ref.stage].output, group, {group: {}, **groups})
         except (KeyError, ValueError, TypeError, IndexError) as error:
             where = self.record_path(record.ref)
             raise damaged(where, f"its arrays do not make up {record.ref} ({type(error).__name__}: {error})") from None
@@ -174,6 +178,34 @@ class CommittedFiles:
             if names is None or name in names:
                 groups.setdefault(group, {})[name] = self.read_row(record, chunk)
         return {**groups}
+
+    def read_lengths(self, record: StageRecord) -> Array:
+        """Read how many steps each episode of a batch has, and nothing else of it: [B, E] int32.
+
+        Raises:
+            DamagedRun: it is not what was committed, or no batch of episodes.
+        """
+        group = self.stages.group_of(record.ref)
+        arrays = self.read_arrays(record, ("lengths",)).get(group, {})
+        if "lengths" not in arrays:
+            raise damaged(self.record_path(record.ref), "commits no episodes")
+        lengths = arrays["lengths"][0]
+        T = self.spec(f"{group}/rewards").shape[2]
+        if not (lengths.ndim == 2 and lengths.any() and lengths.min() >= 0 and lengths.max() <= T):
+            raise damaged(self.record_path(record.ref), f"its lengths are not those of episodes of at most {T} steps")
+        return lengths
+
+    def read_experience(self, record: StageRecord) -> EpisodeBatch:
+        """Read a batch of episodes without behavior and reward terms: all that transitions are made of.
+
+        Raises:
+            DamagedRun: it is not what was committed, or no batch of episodes.
+        """
+        names = [field.name for field in fields(EpisodeBatch)]
+        value = self.decode(record, self.read_arrays(record, names))
+        if not isinstance(value, EpisodeBatch):
+            raise damaged(self.record_path(record.ref), "commits no episodes")
+        return value
 
     def read_bytes(self, record: StageRecord, file: StoredFile) -> bytes:
         """The bytes of a file that a record commits, checked.
@@ -213,8 +245,14 @@ class CommittedFiles:
 
     def _own_places(self, ref: StageRef, file: StoredFile) -> tuple[str, ...]:
         if not file.array:
-            return tuple(table_path(name, ref.iteration) for name in TABLES if self.table_stage(name) == ref.stage)
-        return (f"data.zarr/{self.spec(file.array).chunk_key(row_of(ref, file.array.partition('/')[0]))}",)
+            return tuple(table_path(name, ref.iteration) for name in TABLES if ref.stage in self.table_stages(name))
+        row = ref.iteration if file.array.startswith(f"{METRICS_GROUP}/") else self.stages.row_of(ref)
+        return (f"data.zarr/{self.spec(file.array).chunk_key(row)}",)
+
+
+def bytes_in(folder: Path) -> int:
+    """What all files in a folder hold, whether or not it is a run."""
+    return sum(size for _, size in _sizes(folder, ""))
 
 
 def table_path(name: str, iteration: int) -> str:

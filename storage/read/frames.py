@@ -13,16 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import EACH_EPISODE, Array
 from metaloom.storage.errors import StageMissing, damaged
+from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column, column_type
-from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import StageRecord, StoredFile
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.read.committed import CommittedFiles
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
-_ENDS = ("terminated", "truncated")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
 _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantage"}
 _MOST_CELLS = 2**24
@@ -32,11 +31,17 @@ _DICE_SAMPLE_NAMES = {"adjusted_rewards": "adjusted_reward"}
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a column of steps comes from."""
+    """Where a column of steps comes from.
 
-    stage: str
+    Attributes:
+        array: of the episodes, or of what was made of them.
+        kind: of its numbers.
+        at_end: it is a flag of the episode, which its last step has.
+    """
+
     array: str
     kind: pa.DataType
+    at_end: bool = False
 
 
 def scan_steps(
@@ -48,9 +53,10 @@ def scan_steps(
         StageMissing: the run has no rollouts yet.
         ValueError: there is no such column.
     """
-    rounds = sorted(ref for ref in files.refs() if ref.stage == "collect_rollouts")
+    name = files.stages.named("rollouts")
+    rounds = files.stages.sort(ref for ref in files.refs() if ref.stage == name)
     sources = _step_sources(files, rounds)
-    known = (*_POSITION, *sources, *_ENDS)
+    known = (*_POSITION, *sources)
     names = known if columns is None else tuple(columns)
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"steps have no columns {unknown}; there are {', '.join(known)}")
@@ -58,6 +64,13 @@ def scan_steps(
     chosen = set(iterations)
     wanted = [ref for ref in rounds if ref.iteration in chosen and _is_wanted(ref.step, steps)]
     return pa.RecordBatchReader.from_batches(schema, (_step_rows(files, ref, sources, schema) for ref in wanted))
+
+
+def num_tabled_steps(files: CommittedFiles, ref: StageRef) -> int:
+    """Count the real steps of a round by the table of episodes, which stays when the round is thinned."""
+    episodes = read_tables(files, "episodes", [ref.iteration])
+    steps, lengths = (episodes[name].to_numpy() for name in ("step", "length"))
+    return int(lengths[steps == ref.step].sum())
 
 
 def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> pa.Table:
@@ -108,26 +121,31 @@ def _step_sources(files: CommittedFiles, rounds: Sequence[StageRef]) -> dict[str
         raise _nothing(files, "no rollouts")
     first = files.record(rounds[0])
     sources: dict[str, _Source] = {}
-    per_step = files.spec(f"rollouts_{rounds[0].step}/rewards").shape
+    per_step = files.spec(f"{files.stages.group_of(rounds[0])}/rewards").shape
     for path in sorted((chunk.array for chunk in first.chunks), key=_column_order):
         array = path.partition("/")[2]
         spec = files.spec(path)
         # What holds per episode or per task, such as log_std, is no column of steps.
-        if (name := _column_name(array)) and (array == "observations" or _is_per_step(path, spec.shape, per_step)):
-            sources[name] = _Source(first.ref.stage, array, _kind(spec.dtype, spec.shape))
-    if files.last_stage != "meta_optimize":  # off policy there are no samples
-        return sources
+        if (name := _column_name(array)) and (array == "observations" or _is_per_step(spec, per_step)):
+            sources[name] = _Source(array, _kind(spec.dtype, spec.shape))
+    stored = {chunk.array.partition("/")[2] for chunk in first.chunks}
+    ends = {
+        name: _Source(name, pa.bool_(), at_end=True)
+        for name, dtype in EACH_EPISODE.items()
+        if dtype is np.bool_ and name in stored
+    }
+    if not files.stages.named("samples"):  # off policy there are no samples
+        return sources | ends
     names = dict(_SAMPLE_NAMES)
     # Which columns there are is asked of the folder: a damaged record of samples is no reason to hide the rollouts.
     names |= {array: name for array, name in _DICE_SAMPLE_NAMES.items() if (files.data / "samples_0" / array).is_dir()}
-    return sources | {name: _Source("process_samples", array, pa.float32()) for array, name in names.items()}
+    return sources | {name: _Source(array, pa.float32()) for array, name in names.items()} | ends
 
 
-def _is_per_step(path: str, shape: tuple[int, ...], per_step: tuple[int, ...]) -> bool:
-    # The names of the axes first: as many numbers may describe an episode as it can have steps.
-    plan = plan_of(path)
-    named = plan.dims[2] if plan and len(plan.dims) > 2 else "t"
-    return named == "t" and shape[:3] == per_step
+def _is_per_step(spec: ArraySpec, per_step: tuple[int, ...]) -> bool:
+    # The names of the axes first: as many numbers may describe an episode as it can have steps. Others have none.
+    named = spec.dims[3] if len(spec.dims) > 3 else ""
+    return (named == "t" or named.endswith("_axis_2")) and spec.shape[:3] == per_step
 
 
 def _column_name(array: str) -> str | None:
@@ -148,9 +166,7 @@ def _kind(dtype: str, shape: tuple[int, ...]) -> pa.DataType:
 
 
 def _kind_of(name: str, sources: dict[str, _Source]) -> pa.DataType:
-    if name in sources:
-        return sources[name].kind
-    return pa.bool_() if name in _ENDS else pa.int32()
+    return sources[name].kind if name in sources else pa.int32()
 
 
 def _is_wanted(step: int, steps: int | Sequence[int] | None) -> bool:
@@ -159,11 +175,11 @@ def _is_wanted(step: int, steps: int | Sequence[int] | None) -> bool:
 
 def _step_rows(files: CommittedFiles, ref: StageRef, sources: dict[str, _Source], schema: pa.Schema) -> pa.RecordBatch:
     wanted = {sources[name].array for name in schema.names if name in sources}
-    arrays = _arrays(files, ref, wanted | {"lengths", *_ENDS})
-    samples = StageRef(ref.iteration, "process_samples", ref.step)
-    if wanted & {*_SAMPLE_NAMES, *_DICE_SAMPLE_NAMES} and files.record_path(samples).exists():
+    arrays = _arrays(files, ref, wanted | {"lengths"})
+    samples = files.stages.in_group("samples", ref.iteration, ref.step)
+    if samples and wanted & {*_SAMPLE_NAMES, *_DICE_SAMPLE_NAMES} and files.record_path(samples).exists():
         arrays |= _arrays(files, samples, wanted)
-    T = files.spec(f"rollouts_{ref.step}/rewards").shape[2]
+    T = files.spec(f"{files.stages.group_of(ref)}/rewards").shape[2]
     rows = _Rows(ref, arrays["lengths"], T)
     return pa.record_batch([_step_column(name, rows, arrays, sources, schema) for name in schema.names], schema=schema)
 
@@ -173,11 +189,11 @@ def _step_column(
 ) -> pa.Array:
     if name in _POSITION:
         return column(rows.position(name))
-    if name in _ENDS:
-        return column(rows.at_end(arrays[name]))
-    if sources[name].array not in arrays:  # a round that no stage processed
+    source = sources[name]
+    if source.array not in arrays:  # a round that no stage processed
         return pa.nulls(rows.count, schema.field(name).type)
-    return column(rows.of(arrays[sources[name].array]))
+    array = arrays[source.array]
+    return column(rows.at_end(array) if source.at_end else rows.of(array))
 
 
 @dataclass(frozen=True)
@@ -229,19 +245,19 @@ def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str]) -> dic
 
 
 def _metric_chunks(files: CommittedFiles, iteration: int) -> Iterator[tuple[StoredFile, StageRecord]]:
-    ref = StageRef(iteration, files.last_stage)
+    ref = files.stages.last_ref(iteration)
     if files.record_path(ref).exists():
         record = files.record(ref)
         yield from ((chunk, record) for chunk in record.chunks if chunk.array == "metrics/values")
 
 
 def _read_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:
-    ref = StageRef(iteration, files.table_stage(name))
-    if files.record_path(ref).exists():
-        record = files.record(ref)
-        for file in record.tables:
-            if file.path.split("/")[1] == name:
-                yield _parse_table(files.read_bytes(record, file), files.root / file.path)
+    for ref in (StageRef(iteration, stage) for stage in files.table_stages(name)):
+        if files.record_path(ref).exists():
+            record = files.record(ref)
+            for file in record.tables:
+                if file.path.split("/")[1] == name:
+                    yield _parse_table(files.read_bytes(record, file), files.root / file.path)
 
 
 def _parse_table(raw: bytes, where: Path) -> pa.Table:
@@ -270,26 +286,22 @@ def _nothing(files: CommittedFiles, found: str) -> StageMissing:
     )
 
 
+_REF = [("iteration", pa.int32()), ("stage", pa.string()), ("step", pa.int32())]
+_SPAN = [
+    ("stages", pa.list_(pa.string())),
+    ("first", pa.struct(_REF)),
+    ("last", pa.struct(_REF)),
+    ("outputs", pa.int64()),
+    ("steps", pa.int64()),
+    ("digest", pa.string()),
+]
 _LINEAGE = pa.schema(
     [
         ("sequence", pa.int64()),
-        ("iteration", pa.int32()),
-        ("stage", pa.string()),
-        ("step", pa.int32()),
+        *_REF,
         ("digest", pa.string()),
-        (
-            "inputs",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("iteration", pa.int32()),
-                        ("stage", pa.string()),
-                        ("step", pa.int32()),
-                        ("digest", pa.string()),
-                    ]
-                )
-            ),
-        ),
+        ("inputs", pa.list_(pa.struct([*_REF, ("digest", pa.string())]))),
+        ("spans", pa.list_(pa.struct(_SPAN))),
         ("seed_position", pa.list_(pa.int64())),
         ("config_digest", pa.string()),
         ("started", pa.timestamp("us", "UTC")),
@@ -314,6 +326,7 @@ def _lineage_row(record: StageRecord) -> dict[str, object]:
         "step": record.ref.step,
         "digest": record.digest,
         "inputs": inputs,
+        "spans": [item.as_dict() for item in record.spans],
         "seed_position": list(record.seed_position),
         "config_digest": record.config_digest,
         "started": datetime.fromisoformat(record.started),

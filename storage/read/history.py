@@ -123,7 +123,7 @@ def _sound_records(files: CommittedFiles, thinned: Mapping[StageRef, str], *, re
             if not repair:
                 raise
             # Without its update an iteration is not complete, so whoever resumes comes back to it.
-            lost |= {ref, StageRef(ref.iteration, files.last_stage)}
+            lost |= {ref, files.stages.last_ref(ref.iteration)}
     for ref in lost:
         files.record_path(ref).unlink(missing_ok=True)
     return sorted((record for ref, record in records.items() if ref not in lost), key=lambda record: record.sequence)

@@ -10,27 +10,42 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Metrics, TaskBatch
+from metaloom.pipeline.types import EACH_EPISODE, Array, EpisodeBatch, Evaluation, Metrics, TaskBatch
 
 
 @dataclass(frozen=True)
 class EpisodeSummary:
-    """What the table of episodes keeps of a batch: [B, E] each."""
+    """Columns of the table of episodes: [B, E] each.
+
+    Attributes:
+        returns: sums of rewards.
+        others: the arrays of the batch that have a number per episode, by name; among them `lengths`.
+    """
 
     returns: Array
-    lengths: Array
-    terminated: Array
-    truncated: Array
+    others: Mapping[str, Array]
 
     @classmethod
-    def of(cls, rewards: Array, lengths: Array, terminated: Array, truncated: Array) -> "EpisodeSummary":
-        """The summary of a batch, from its arrays."""
-        return cls(rewards.sum(axis=2, dtype=np.float64), lengths, terminated, truncated)
+    def of(cls, arrays: Mapping[str, Array]) -> "EpisodeSummary":
+        """Summarize a batch, given its `rewards` and those of its arrays that have a number per episode."""
+        others = {name: arrays[name] for name in EACH_EPISODE if name in arrays}
+        return cls(arrays["rewards"].sum(axis=2, dtype=np.float64), others)
+
+    @property
+    def lengths(self) -> Array:
+        """Steps in each episode."""
+        return self.others["lengths"]
+
+    @property
+    def columns(self) -> dict[str, Array]:
+        """The arrays under the names of their columns."""
+        named = {"return": self.returns, "length": self.lengths, **self.others}
+        return {name: array for name, array in named.items() if name != "lengths"}
 
 
 def summarize(episodes: EpisodeBatch) -> EpisodeSummary:
-    """The summary of a batch."""
-    return EpisodeSummary.of(episodes.rewards, episodes.lengths, episodes.terminated, episodes.truncated)
+    """Summarize a batch."""
+    return EpisodeSummary.of({"rewards": episodes.rewards, **episodes.each_episode})
 
 
 def iteration_tables(
@@ -102,17 +117,14 @@ def _task_rows(iteration: int, tasks: TaskBatch) -> dict[str, Array]:
 
 
 def _episode_rows(iteration: int, k: int, summary: EpisodeSummary, tasks: TaskBatch | None) -> dict[str, Array]:
-    B, E = summary.lengths.shape
+    B, E = summary.returns.shape
     repeated = {name: np.repeat(column, E) for name, column in _task_columns(tasks).items()} if tasks else {}
     rows = {
         "iteration": np.full(B * E, iteration, np.int32),
         "step": np.full(B * E, k, np.int32),
         "task": np.repeat(np.arange(B, dtype=np.int32), E),
         "episode": np.tile(np.arange(E, dtype=np.int32), B),
-        "return": summary.returns.reshape(-1),
-        "length": summary.lengths.reshape(-1),
-        "terminated": summary.terminated.reshape(-1),
-        "truncated": summary.truncated.reshape(-1),
+        **{name: values.reshape(-1) for name, values in summary.columns.items()},
         **repeated,
     }
     real = rows["length"] > 0

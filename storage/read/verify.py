@@ -3,24 +3,27 @@
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from metaloom.pipeline.types import EpisodeBatch
 from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageThinned, StoreError, damaged
 from metaloom.storage.format.arrays import read_metadata
 from metaloom.storage.format.digests import array_digests, output_digest
-from metaloom.storage.format.records import StageRecord
+from metaloom.storage.format.records import SpanInput, StageRecord
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.keep.thinning import FOLDER as THINNED
 from metaloom.storage.keep.thinning import marked_iteration, marker_path
 from metaloom.storage.read.ancestry import boundaries
 from metaloom.storage.read.committed import TABLES, CommittedFiles
 from metaloom.storage.read.history import chain_problems
+from metaloom.storage.read.spans import SpanSums
 from metaloom.storage.remote.checks import problems
 from metaloom.storage.remote.log import RemoteLog, follow
 from metaloom.storage.remote.places import folder_of
-from metaloom.storage.run import last_stage_of, read_info
+from metaloom.storage.run import read_info
 from metaloom.storage.write.sessions import PART_NAME, SESSION_NAME, read_session
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
@@ -71,16 +74,17 @@ class _Verification:
         _require_run(root)
         self.root = root
         self.remote = remote
-        self.files = CommittedFiles(root, remote)
+        self.files = CommittedFiles(root, ON_POLICY, remote)
         self.records: dict[StageRef, StageRecord] = {}
         self.unreadable: set[StageRef] = set()
         self.thinned: dict[StageRef, str] = {}
+        self.steps: dict[StageRef, int] = {}
         self.reported: set[str] = set()
 
     def damage(self) -> Iterator[Damage]:
         info = yield from self._info()
+        self.files = CommittedFiles(self.root, self._stages(info), self.remote)
         yield from self._read_records()
-        self.files = CommittedFiles(self.root, self.remote, last_stage=self._last_stage(info))
         yield from self._objects()
         lost = yield from self._sessions()
         yield from self._history(info, lost)
@@ -90,6 +94,7 @@ class _Verification:
             yield from self._inputs(record)
             if self.thinned.get(record.ref) != record.sha256:
                 yield from self._output(record)
+        yield from self._spans()
         yield from self._foreign()
 
     def _info(self) -> Generator[Damage, None, dict[str, Any] | None]:
@@ -101,11 +106,13 @@ class _Verification:
             yield self._damage(self.root / "run.json", error.found)
             return None
 
-    def _last_stage(self, info: Mapping[str, Any] | None) -> str:
-        """The stage that ends the run's iterations; its records tell where its run.json is damaged."""
+    def _stages(self, info: Mapping[str, Any] | None) -> StageTable:
+        """The run's stages; the names of its records tell which kind it is where its run.json is damaged."""
         if info is not None:
-            return last_stage_of(info)
-        return "update" if any(ref.stage == "update" for ref in self.records) else "meta_optimize"
+            return StageTable.of(info)
+        names = os.listdir(self.root / "_commits") if (self.root / "_commits").is_dir() else []
+        found = {ref.stage for name in names if (ref := StageRef.from_file_name(name)) is not None}
+        return next((table for table in EARLIER.values() if table.last in found), ON_POLICY)
 
     def _names(self, folder: str) -> Generator[Damage, None, list[str]]:
         try:
@@ -116,7 +123,8 @@ class _Verification:
 
     def _read_records(self) -> Iterator[Damage]:
         names = yield from self._names("_commits")
-        for ref in sorted(ref for name in names if (ref := StageRef.from_file_name(name)) is not None):
+        refs = (ref for name in names if (ref := StageRef.from_file_name(name)) is not None)
+        for ref in self.files.stages.sort(ref for ref in refs if ref.stage in self.files.stages):
             try:
                 self.records[ref] = self.files.record(ref)
             except (StoreError, OSError) as error:
@@ -195,6 +203,26 @@ class _Verification:
             elif self.records[item.ref].digest != item.digest:
                 yield self._damage(file, f"was computed from another {item.ref} than the one stored", record.ref)
 
+    def _spans(self) -> Iterator[Damage]:
+        """Damage of inputs that records name as a span; after all outputs were read."""
+        sums = SpanSums(lambda ref: self.steps.get(ref, 0))
+        for ref, record in self.records.items():
+            sums.add(ref, record.digest)
+        # Thinned, or damaged, which is told once and not again for what was computed from it.
+        uncounted = [
+            ref for ref, record in self.records.items() if "lengths" in record.arrays and ref not in self.steps
+        ]
+        for record in sorted(self.records.values(), key=lambda record: self.files.stages.position(record.ref)):
+            for item in record.spans:
+                if any(ref in item.span for ref in self.unreadable):
+                    continue
+                found = sums.of(item.span)
+                if found is not None and any(ref in item.span for ref in uncounted):
+                    found = replace(found, steps=item.steps)
+                if found != item:
+                    problem = f"was computed from {_summary(item)}, but stored are {_summary(found)}"
+                    yield self._damage(self.files.record_path(record.ref), problem, record.ref)
+
     def _output(self, record: StageRecord) -> Iterator[Damage]:
         arrays: dict[str, dict[str, Any]] = {}
         whole = True
@@ -221,10 +249,13 @@ class _Verification:
     def _digests(self, record: StageRecord, arrays: Mapping[str, Any]) -> Iterator[Damage]:
         file = self.files.record_path(record.ref)
         try:
-            found = array_digests(self.files.decode(record, arrays))
+            value = self.files.decode(record, arrays)
         except StoreError as error:
             yield self._damage(file, _problem(error), record.ref)
             return
+        if isinstance(value, EpisodeBatch):
+            self.steps[record.ref] = value.num_steps
+        found = array_digests(value)
         for name in sorted({*found, *record.arrays}):
             if found.get(name) != record.arrays.get(name):
                 yield self._damage(file, "the stored array does not have the recorded digest", record.ref, name)
@@ -239,7 +270,7 @@ class _Verification:
                 relative = path.relative_to(self.root).as_posix()
                 if path.is_symlink():
                     yield self._damage(path, "is a symbolic link; a run consists of files")
-                elif relative not in committed and not _belongs(relative):
+                elif relative not in committed and not _belongs(relative, self.files.stages):
                     yield self._damage(path, "does not belong to the run")
 
     def _damage(self, file: Path | str, problem: str, ref: StageRef | None = None, array: str | None = None) -> Damage:
@@ -264,6 +295,12 @@ def _require_run(root: Path) -> None:
         return
 
 
+def _summary(item: SpanInput | None) -> str:
+    if item is None:
+        return "none of them"
+    return f"{item.outputs} outputs {item.span} with {item.steps} steps and the digest {item.digest[:12]}"
+
+
 def _check_group(file: Path) -> None:
     if read_metadata(file).get("node_type") != "group":
         raise damaged(file, "does not describe a group")
@@ -281,7 +318,7 @@ def _walk(root: Path) -> Iterator[tuple[Path, Iterable[str]]]:
         yield Path(folder), sorted([*names, *links])
 
 
-def _belongs(relative: str) -> bool:
+def _belongs(relative: str, stages: StageTable) -> bool:
     """Whether a file that no record commits may lie at a path: metadata, or what an interruption leaves."""
     match relative.split("/"):
         case (
@@ -293,7 +330,8 @@ def _belongs(relative: str) -> bool:
         case [name]:
             return _LOCK_NAME.fullmatch(name) is not None
         case ["_commits", name]:
-            return StageRef.from_file_name(name) is not None
+            ref = StageRef.from_file_name(name)
+            return ref is not None and ref.stage in stages
         case [folder, name] if folder == THINNED:
             return marked_iteration(name) is not None
         case ["_sessions", session, name]:

@@ -11,7 +11,7 @@ _BYTES_AT_ONCE = 2**26
 
 
 def problems(log: RemoteLog) -> Iterator[tuple[str, str]]:
-    """What is wrong with the objects of the run: (path in the run or key of the entry, problem).
+    """Find what is wrong with the objects of the run: (path in the run or key of the entry, problem).
 
     Copies in the folder that are not what was committed, while their objects are, are replaced.
     """

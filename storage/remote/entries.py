@@ -38,7 +38,7 @@ class LoggedFile:
 
     @classmethod
     def of(cls, raw: bytes, key: str, *, inline: bool) -> "LoggedFile":
-        """The entry's words about a file."""
+        """The file as the entry writes it."""
         if inline:
             return cls(len(raw), raw.decode())
         return cls(len(raw), None, key, hashlib.sha256(raw).hexdigest())
@@ -88,7 +88,7 @@ class Entry:
 
     @classmethod
     def parse(cls, raw: bytes) -> "Entry":
-        """The entry that bytes hold.
+        """Parse the entry that bytes hold.
 
         Raises:
             ValueError: they are not what was written, or name what no run has.
@@ -120,12 +120,12 @@ class Entry:
 
 
 def object_key(session: str, sequence: int, path: str) -> str:
-    """Where the content of a file goes: below its session's own prefix, so that no other session can replace it."""
+    """Key of a file's content: below its session's own prefix, so that no other session can replace it."""
     return f"_objects/{session}/{sequence:08d}/{path}"
 
 
 def entry_key(sequence: int) -> str:
-    """The object that is an entry."""
+    """Key of an entry."""
     return f"_log/{sequence:08d}.json"
 
 
@@ -136,7 +136,7 @@ def _parse_file(about: Mapping[str, Any], key: str) -> LoggedFile:
 
 
 def problem_of(file: LoggedFile, raw: bytes) -> str | None:
-    """What tells bytes from those of a logged file."""
+    """Difference of bytes from those of a logged file."""
     if len(raw) != file.size:
         return f"holds {len(raw)} bytes, {file.size} were committed"
     return None if hashlib.sha256(raw).hexdigest() == file.sha256 else "its SHA-256 is not the committed one"

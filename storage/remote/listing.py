@@ -1,4 +1,4 @@
-"""Which runs there are in a folder, or under the URL that it caches."""
+"""Runs in a folder, or under the URL that it caches."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def _created(folder: Path) -> str | None:
-    """When the run that a folder caches was created; None if there is none, "" if it cannot be read."""
+    """Time of creation of the run that a folder caches; None if there is none, "" if it cannot be read."""
     try:
         follow(folder)
         return str(read_sealed(folder / "run.json", indented=True).get("created", ""))

@@ -69,7 +69,7 @@ class RemoteLog:
                 self._keep(entry, raw)
 
     def fetch(self, path: str) -> bool:
-        """Bring a file into the folder; False if the log has none there.
+        """Bring a file into the folder; return False if the log has none there.
 
         Raises:
             DamagedRun: its object is missing, or not what was committed.
@@ -112,7 +112,7 @@ class RemoteLog:
         )
 
     def is_own(self, session: str) -> bool:
-        """Whether a session was one of this cache: then it is over, for whoever has the lock of the folder."""
+        """Tell whether a session was one of this cache: then it is over, for whoever has the lock of the folder."""
         return session in self._own
 
     def claim(self, session: str) -> None:
@@ -133,7 +133,7 @@ class RemoteLog:
                 self._write_text(name, file.text)
 
     def changes(self) -> list[Path]:
-        """What of the folder is not in the log as it is: new, different, or gone."""
+        """Find the files of the folder that are not in the log as they are: new, different, or gone."""
         here = {name: path for path, name in self.local_files()}
         changed = [path for name, path in here.items() if not self._is_logged(name, path)]
         gone = [self.local_path(n) for n, file in self.files.items() if file.text is not None and n not in here]
@@ -157,7 +157,7 @@ class RemoteLog:
         return "/".join(parts)
 
     def local_path(self, name: str) -> Path:
-        """Where the folder has a file of the log."""
+        """Path in the folder of a file of the log."""
         path = self.root / name
         if name.startswith("_sessions/"):
             open_folder = path.parent.with_name(path.parent.name.removesuffix(".closed"))
@@ -224,7 +224,7 @@ class RemoteLog:
             self._here = {line.decode() for line in raw.rpartition(_EMPTIED)[2].split()}
 
     def _pull_some(self, count: int) -> bool:
-        """Take in some entries, and look whether the newest one known is still there; whether there may be more."""
+        """Take in some entries, and check that the newest one known is there; return whether there may be more."""
         known = self.next > 0
         keys = [entry_key(n) for n in range(self.next - known, self.next + count)]
         found = self.objects.get_all(keys)
@@ -323,7 +323,7 @@ def follow(root: Path) -> RemoteLog | None:
 
 
 def log_folder(root: Path) -> Path:
-    """Where a cached run's copies of entries are."""
+    """Folder of a cached run's copies of entries."""
     return root.with_name(f".{root.name}.log")
 
 

@@ -38,7 +38,7 @@ class ObjectFolder:
                 self._fs.pipe({self._path(key): content for key, content in contents.items()})
 
     def put_new(self, key: str, content: bytes) -> bool:
-        """Store an object if there is none; whether it was stored."""
+        """Store an object if there is none; return whether it was stored."""
         with self._failures():
             try:
                 self._fs.pipe_file(self._path(key), content, mode="create")

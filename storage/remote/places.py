@@ -1,4 +1,4 @@
-"""Which folder of the cache stands for which URL. The path says it, so nothing has to be looked up."""
+"""Folders of the cache, and the URLs they stand for. The path says it, so nothing has to be looked up."""
 
 import os
 import re
@@ -11,13 +11,13 @@ _PART = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*")
 
 
 def cache_root() -> Path:
-    """Where runs under object storage are cached: $METALOOM_CACHE, else `metaloom` in the user's cache folder."""
+    """Return the folder that caches runs under object storage: $METALOOM_CACHE, else one in the user's cache folder."""
     chosen = os.environ.get("METALOOM_CACHE")
     return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "metaloom").expanduser().absolute()
 
 
 def is_url(text: object) -> bool:
-    """Whether a text is a URL and no path."""
+    """Tell whether a text is a URL and no path."""
     return isinstance(text, str) and _URL.fullmatch(text) is not None
 
 
@@ -54,5 +54,5 @@ def url_of(folder: Path) -> str | None:
 
 
 def location(folder: Path) -> str:
-    """What a user calls a folder: its URL if it stands for one."""
+    """Name of a folder for users: its URL if it stands for one."""
     return url_of(folder) or str(folder)

@@ -85,7 +85,7 @@ class RemoteSession:
             raise
 
     def commit_all(self) -> None:
-        """Commit whatever the folder has otherwise than the log; run.json, which makes it a run, at the very end."""
+        """Commit all in which the folder differs from the log; run.json, which makes it a run, at the very end."""
         changes = sorted(self._log.changes(), key=lambda path: path.name == "run.json")
         for start in range(0, len(changes), _FILES_PER_ENTRY):
             self.commit(changes[start : start + _FILES_PER_ENTRY])
@@ -125,7 +125,7 @@ class RemoteSession:
         files: Mapping[str, LoggedFile] | None = None,
         removed: Iterable[str] = (),
     ) -> bool:
-        """Append an entry; whether its number was still free."""
+        """Append an entry; return whether its number was still free."""
         entry = Entry(
             self._next, self._previous, kind, self._token, about=about or {}, files=files or {}, removed=[*removed]
         )

@@ -1,4 +1,4 @@
-"""How much a run may hold on disk: a warning before the limit, and a stop that comes before a write would pass it."""
+"""Limit on what a run may hold on disk: a warning before it, and a stop that comes before a write would pass it."""
 
 import logging
 from pathlib import Path
@@ -13,7 +13,7 @@ _BESIDES_ARRAYS = 64 * 2**10  # a record, tables, checksums: more than they take
 
 
 class Budget:
-    """What a run's files hold, against a limit. Not shared between threads: its owner has a lock.
+    """Size of a run's files, against a limit. Not shared between threads: its owner has a lock.
 
     Args:
         root: folder of the run.

@@ -13,7 +13,7 @@ from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.files import make_folder, sync_folder
 from metaloom.storage.format.provenance import system, utc, versions
 from metaloom.storage.format.records import SCHEMA
-from metaloom.storage.format.refs import LAST_STAGES
+from metaloom.storage.format.stages import ON_POLICY, StageTable
 from metaloom.storage.keep.thinning import KEEP_ALL, Retention
 from metaloom.storage.remote.log import follow
 from metaloom.storage.remote.places import folder_of, location
@@ -30,7 +30,7 @@ def create_run(
     config_digest: str,
     capacity: int,
     environment: Mapping[str, Any],
-    last_stage: str = "meta_optimize",
+    stages: StageTable = ON_POLICY,
     retention: Retention = KEEP_ALL,
 ) -> RunWriter:
     """Create a run and open it for writing.
@@ -41,7 +41,7 @@ def create_run(
         config_digest: digest of those that decide the numbers.
         capacity: iterations to make room for; `open_writer` can raise it later.
         environment: what else decides the numbers or helps to find it again, as plain JSON data.
-        last_stage: the stage that ends an iteration: "meta_optimize", or "update" for a run that learns off policy.
+        stages: what the run consists of; those of on-policy runs unless given.
         retention: which iterations keep their arrays while this writer goes on.
 
     Raises:
@@ -50,8 +50,6 @@ def create_run(
         StorageFailed: the system does not let us write there.
     """
     path = folder_of(path)
-    if last_stage not in LAST_STAGES:
-        raise ValueError(f"last_stage is {last_stage!r}; required one of {', '.join(LAST_STAGES)}")
     if capacity < 1:
         raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
     with creating(path):
@@ -63,7 +61,7 @@ def create_run(
         try:
             check_free(path)
             write_skeleton(path, session, capacity)
-            publish_info(path, session, new_info(config, config_digest, environment, last_stage))
+            publish_info(path, session, new_info(config, config_digest, environment, stages))
             return run_writer(path, session, None, repair=False, retention=retention)
         except BaseException:
             session.close()
@@ -126,11 +124,9 @@ def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
 
 
 def new_info(
-    config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any], last_stage: str, **origin: Any
+    config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any], stages: StageTable, **origin: Any
 ) -> dict[str, Any]:
     """The content of a new run's run.json; `origin` says from which run it was forked."""
-    if last_stage != "meta_optimize":  # what earlier versions do not know is said only where it matters
-        origin["last_stage"] = last_stage
     return sealed(
         {
             "format": SCHEMA,
@@ -138,6 +134,9 @@ def new_info(
             "config": dict(config),
             "config_digest": config_digest,
             "environment": dict(environment),
+            "stages": stages.document(),
+            # Earlier versions read this, and take a run without it for an on-policy one.
+            **({} if stages.last == ON_POLICY.last else {"last_stage": stages.last}),
             "system": system(),
             "versions": versions(),
             "created": utc(),

@@ -4,16 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from metaloom.pipeline.types import EpisodeBatch, Evaluation, TaskBatch, Update
+from metaloom.pipeline.types import EACH_EPISODE, EpisodeBatch, Evaluation, TaskBatch, Update
 from metaloom.storage.errors import StageExists
 from metaloom.storage.format.codec import Piece, Value
 from metaloom.storage.format.digests import array_digests, output_digest
 from metaloom.storage.format.provenance import utc, versions
-from metaloom.storage.format.records import Input, StageRecord, StoredFile
-from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.records import Input, SpanInput, StageRecord, StoredFile
+from metaloom.storage.format.refs import Span, StageRef
 from metaloom.storage.read.ancestry import origin
 from metaloom.storage.read.committed import CommittedFiles, table_path
 from metaloom.storage.read.history import History
+from metaloom.storage.read.spans import SpanSums
 from metaloom.storage.read.tables import EpisodeSummary, evaluation_file, iteration_tables, summarize
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.sessions import Session
@@ -26,7 +27,7 @@ class Output:
     ref: StageRef
     value: Value
     pieces: tuple[Piece, ...]
-    inputs: tuple[StageRef, ...]
+    inputs: tuple[StageRef | Span, ...]
     seed_position: tuple[int, ...]
     started: float
     seconds: float
@@ -53,6 +54,7 @@ class Publisher:
         self._info = info
         self._tasks: dict[int, TaskBatch] = {}
         self._episodes: dict[StageRef, EpisodeSummary] = {}
+        self._spans: SpanSums | None = None
 
     def publish(self, output: Output) -> int:
         """Make an output exist: data first, safe from a power cut, then the record. Returns the bytes it took.
@@ -77,6 +79,8 @@ class Publisher:
             ) from None
         self._session.share()
         self._history.append(record)
+        if self._spans is not None:
+            self._spans.add(record.ref, record.digest)
         return record.stored_bytes + len(content)
 
     def _record(self, output: Output, chunks: tuple[StoredFile, ...], tables: tuple[StoredFile, ...]) -> StageRecord:
@@ -86,7 +90,8 @@ class Publisher:
             sequence=self._history.next_sequence,
             session=self._session.number,
             token=self._session.token,
-            inputs=tuple(Input(ref, self._history.digests[ref]) for ref in output.inputs),
+            inputs=tuple(Input(r, self._history.digests[r]) for r in output.inputs if isinstance(r, StageRef)),
+            spans=tuple(self._summed(span) for span in output.inputs if isinstance(span, Span)),
             seed_position=output.seed_position,
             config_digest=str(origin(self._info, output.ref)["config_digest"]),
             chunks=chunks,
@@ -99,17 +104,40 @@ class Publisher:
             previous=self._history.last_hash,
         ).with_hash()
 
+    def _summed(self, span: Span) -> SpanInput:
+        if self._spans is None:
+            self._spans = SpanSums(self._num_steps)
+            for ref, digest in self._history.digests.items():
+                self._spans.add(ref, digest)
+        found = self._spans.of(span)
+        assert found is not None, f"{span} was stored when it was put"
+        return found
+
+    def _num_steps(self, ref: StageRef) -> int:
+        if ref in self._episodes:
+            return int(self._episodes[ref].lengths.sum())
+        # Of an earlier session, or what filled the replay buffer.
+        record = self._files.record(ref)
+        if "lengths" not in record.arrays:
+            return 0
+        if self._files.is_thinned(record):
+            # Imports pyarrow, which opening a run does without.
+            from metaloom.storage.read.frames import num_tabled_steps
+
+            return num_tabled_steps(self._files, ref)
+        return int(self._files.read_lengths(record).sum())
+
     def _remember(self, output: Output) -> None:
         if isinstance(output.value, TaskBatch):
             self._tasks = {output.ref.iteration: output.value}
-        if isinstance(output.value, EpisodeBatch) and output.ref.stage == "collect_rollouts":
+        if isinstance(output.value, EpisodeBatch) and output.ref.stage == self._files.stages.named("rollouts"):
             self._episodes[output.ref] = summarize(output.value)
 
     def _write_tables(self, output: Output) -> tuple[StoredFile, ...]:
         if isinstance(output.value, Evaluation):
             raw = evaluation_file(output.ref.iteration, output.value)
             return self._arrays.write_tables({table_path("evaluations", output.ref.iteration): raw})
-        if not output.ref.ends_iteration or not isinstance(output.value, Update):
+        if output.ref.stage != self._files.stages.last or not isinstance(output.value, Update):
             return ()
         iteration = output.ref.iteration
         tables = iteration_tables(
@@ -119,21 +147,22 @@ class Publisher:
         return self._arrays.write_tables({table_path(name, iteration): raw for name, raw in tables.items()})
 
     def _tasks_of(self, iteration: int) -> TaskBatch | None:
-        ref = StageRef(iteration, "sample_tasks")
-        if iteration not in self._tasks and ref in self._history.digests:
+        ref = self._files.stages.in_group("tasks", iteration)
+        if ref is not None and iteration not in self._tasks and ref in self._history.digests:
             value = self._files.read_value(self._files.record(ref))
             if isinstance(value, TaskBatch):
                 self._tasks = {iteration: value}
         return self._tasks.get(iteration)
 
     def _rounds_of(self, iteration: int) -> Mapping[int, EpisodeSummary]:
-        stored = [r for r in self._history.digests if r.iteration == iteration and r.stage == "collect_rollouts"]
-        return {ref.step: self._summary(ref) for ref in sorted(stored)}
+        stages = self._files.stages
+        name = stages.named("rollouts")
+        stored = [ref for ref in self._history.digests if ref.iteration == iteration and ref.stage == name]
+        return {ref.step: self._summary(ref) for ref in stages.sort(stored)}
 
     def _summary(self, ref: StageRef) -> EpisodeSummary:
         # An earlier session may have collected them; then only the disk has them.
         if ref not in self._episodes:
-            names = ("rewards", "lengths", "terminated", "truncated")
-            stored = self._files.read_arrays(self._files.record(ref), names)[f"rollouts_{ref.step}"]
-            self._episodes[ref] = EpisodeSummary.of(*(stored[name][0] for name in names))
+            (stored,) = self._files.read_arrays(self._files.record(ref), {"rewards", *EACH_EPISODE}).values()
+            self._episodes[ref] = EpisodeSummary.of({name: array for name, (array, _) in stored.items()})
         return self._episodes[ref]

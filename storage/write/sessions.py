@@ -51,7 +51,7 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """Where the session keeps what it has not published yet."""
+        """Folder of what the session has not published yet."""
         return self.root / "_sessions" / f"{self.number:06d}-{self.token}"
 
     def describe(self, facts: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ class Session:
         self._changed.clear()
 
     def share_all(self) -> None:
-        """Send whatever the object store has otherwise."""
+        """Send all in which the object store differs."""
         if self.remote is not None:
             self.remote.commit_all()
         self._changed.clear()
@@ -211,7 +211,7 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
 
 
 def read_session(folder: Path) -> Document:
-    """What a session wrote down about itself.
+    """Read what a session wrote down about itself.
 
     Raises:
         FileNotFoundError: it was interrupted before it could.

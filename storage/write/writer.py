@@ -9,11 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import LayoutMismatch, StageExists, StageMissing, StoreError, damaged, system_errors
 from metaloom.storage.format.codec import Value, encode, flatten
 from metaloom.storage.format.files import sync_folder
 from metaloom.storage.format.records import StageRecord
-from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.refs import Span, StageRef
 from metaloom.storage.keep.thinner import Thinner
 from metaloom.storage.keep.thinning import KEEP_ALL, Retention, Thinned, thinnable
 from metaloom.storage.read.history import History, read_history
@@ -73,7 +74,7 @@ class RunWriter:
         ref: StageRef,
         value: Value,
         *,
-        inputs: Sequence[StageRef],
+        inputs: Sequence[StageRef | Span],
         seed_position: Sequence[int],
         started: float,
         seconds: float,
@@ -83,20 +84,28 @@ class RunWriter:
         Args:
             ref: the output's name.
             value: the output; its arrays must not change any more.
-            inputs: the outputs it was computed from.
+            inputs: the outputs it was computed from, one by one or as all in a span that are stored by then.
             seed_position: what its random streams were derived from.
             started: when the computation began, in seconds since 1970.
             seconds: how long it took.
 
         Raises:
             StageExists: the output is stored already.
-            StageMissing: an input is not.
+            StageMissing: an input is not, or nothing of a span.
             LayoutMismatch: the value is not what the stage yields, or lies beyond the run's capacity.
             BudgetReached: the run would hold more bytes than it may.
         """
         self._queue.check()
         self._check(ref, inputs)
-        output = Output(ref, value, tuple(encode(ref, value)), tuple(inputs), tuple(seed_position), started, seconds)
+        output = Output(
+            ref,
+            value,
+            tuple(encode(self.run.stages, ref, value)),
+            tuple(inputs),
+            tuple(seed_position),
+            started,
+            seconds,
+        )
         with self._lock:
             if self._budget:
                 self._budget.reserve(ref, value)
@@ -112,11 +121,18 @@ class RunWriter:
 
     def load(self, ref: StageRef) -> Value:
         """A stage's output: from memory if it was put lately, else from the disk."""
-        with self._lock:
-            value = self._pending.get(ref)
-            if value is None:
-                value = self._recent.get(ref)
+        value = self._in_memory(ref)
         return self.run.load(ref) if value is None else value
+
+    def lengths(self, ref: StageRef) -> Array:
+        """How many steps each episode of a batch has, [B, E] int32; on the disk nothing else of it is read."""
+        value = self._in_memory(ref)
+        return value.lengths if isinstance(value, EpisodeBatch) else self.run.lengths(ref)
+
+    def experience(self, ref: StageRef) -> EpisodeBatch:
+        """A batch of episodes, from the disk without behavior and reward terms."""
+        value = self._in_memory(ref)
+        return value if isinstance(value, EpisodeBatch) else self.run.experience(ref)
 
     def record(self, ref: StageRef) -> StageRecord:
         """The record of an output; waits until it is published."""
@@ -125,7 +141,7 @@ class RunWriter:
         return self.run.record(ref)
 
     def thin(self, iterations: Iterable[int]) -> Thinned:
-        """Remove the arrays of iterations that can be computed again (`THINNABLE`); all else stays.
+        """Remove the arrays of iterations that can be computed again (`StoredStage.thinnable`); all else stays.
 
         Raises:
             StageMissing: one of them is not complete.
@@ -174,6 +190,20 @@ class RunWriter:
             if own is not error:
                 _LOG.warning("not everything could be stored: %s", own, exc_info=not isinstance(own, StoreError))
 
+    def _has(self, item: StageRef | Span) -> bool:
+        if isinstance(item, StageRef):
+            return self.contains(item)
+        if any(self.contains(StageRef(item.first, stage)) for stage in item.stages):
+            return True
+        with self._lock:
+            # A copy, because the thread that publishes adds to them.
+            return any(ref in item for ref in [*self._pending, *self._history.digests])
+
+    def _in_memory(self, ref: StageRef) -> Value | None:
+        with self._lock:
+            value = self._pending.get(ref)
+            return self._recent.get(ref) if value is None else value
+
     def _writing(self) -> AbstractContextManager[None]:
         again = f"`metaloom resume {self.run.name}` goes on behind what was stored"
         return system_errors(self.run.path, required=WRITABLE, action=f"Free space or mend the disk; then {again}")
@@ -181,7 +211,7 @@ class RunWriter:
     def _publish(self, output: Output) -> None:
         with self._writing():
             written = self._publisher.publish(output)
-            freed = self._retire(output.ref.iteration) if output.ref.ends_iteration else 0
+            freed = self._retire(output.ref.iteration) if output.ref.stage == self.run.stages.last else 0
         with self._lock:
             self._pending.pop(output.ref, None)
             if self._budget:
@@ -198,9 +228,9 @@ class RunWriter:
         return self._thinner.thin(self._thinnable(done)).num_bytes
 
     def _thinnable(self, iterations: set[int]) -> list[StageRef]:
-        return thinnable(self._history.digests, iterations, self.run.last_stage)
+        return thinnable(self._history.digests, iterations, self.run.stages)
 
-    def _check(self, ref: StageRef, inputs: Sequence[StageRef]) -> None:
+    def _check(self, ref: StageRef, inputs: Sequence[StageRef | Span]) -> None:
         if self._closed:
             raise ValueError("this RunWriter is closed; open the run again to write")
         if self.contains(ref):
@@ -210,12 +240,12 @@ class RunWriter:
                 required="an output that is not",
                 action="Ask `contains` first",
             )
-        if ref.ends_iteration and ref.stage != self.run.last_stage:
+        if ref.stage not in self.run.stages:
             raise LayoutMismatch(
                 self.run.path,
                 found=str(ref),
-                required=f"{self.run.last_stage}, which ends the iterations of this run",
-                action="Create the run with the `last_stage` of its algorithm",
+                required=f"a stage of the run: {', '.join(stage.name for stage in self.run.stages.stages)}",
+                action="Create the run with the table of stages of its algorithm",
             )
         if ref.iteration >= self.capacity:
             raise LayoutMismatch(
@@ -224,7 +254,7 @@ class RunWriter:
                 required=f"an iteration below the capacity of {self.capacity}",
                 action="Open the run with a larger `capacity`",
             )
-        for missing in (item for item in inputs if not self.contains(item)):
+        for missing in (item for item in inputs if not self._has(item)):
             raise StageMissing(
                 self.run.path,
                 found=f"{missing}, an input of {ref}, is not stored",
@@ -234,7 +264,7 @@ class RunWriter:
 
 
 def _whole_iterations(run: Run, history: History) -> set[int]:
-    complete = {ref.iteration for ref in history.digests if ref.ends_iteration}
+    complete = {ref.iteration for ref in history.digests if ref.stage == run.stages.last}
     return complete.difference(run.files.thinned_iterations())
 
 

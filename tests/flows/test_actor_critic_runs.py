@@ -11,7 +11,7 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.on_policy import OnPolicyStages
+from metaloom.flows.graph.context import setup_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
@@ -19,8 +19,9 @@ from metaloom.flows.runs import RunAt, best_iteration
 from metaloom.flows.views.run_info import run_info
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.inference import log_softmax
+from metaloom.storage.format.stages import ON_POLICY
 
 HERE = Backend(workers=0)
 TINY = [
@@ -38,18 +39,24 @@ def tiny(recipe, *changes):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "env"),
+    ("recipe", "env", "changes"),
     [
-        ("a2c", "CartPole-v1"),
-        ("ppo", "CartPole-v1"),
-        ("ppo2", "Pendulum-v1"),
-        ("svpg", "CartPole-v1"),
-        ("ppo", "Acrobot-v1"),
+        ("a2c", "CartPole-v1", []),
+        ("ppo", "CartPole-v1", []),
+        ("ppo2", "Pendulum-v1", []),
+        ("svpg", "CartPole-v1", []),
+        ("ppo", "Acrobot-v1", []),
+        (
+            "ppo2",
+            "Pendulum-v1",
+            ["algorithm.kernel=torch", "algorithm.lr_schedule={name: ExponentialLR, options: {gamma: 0.5}}"],
+        ),
+        ("svpg", "CartPole-v1", ["algorithm.particle={name: ppo, optimizer: AdamW, critic_network: residual}"]),
     ],
 )
-def test_a_run_is_replayed_resumed_and_verified_bit_for_bit(tmp_path, digests, recipe, env):
+def test_a_run_is_replayed_resumed_and_verified_bit_for_bit(tmp_path, digests, recipe, env, changes):
     path, halves = tmp_path / "whole", tmp_path / "halves"
-    config = tiny(recipe, f"env={env}")
+    config = tiny(recipe, f"env={env}", *changes)
     train(config, path, backend=HERE)
     train(config.model_copy(update={"iterations": 2}), halves, backend=HERE)
     resume(halves, iterations=3, backend=HERE)
@@ -90,7 +97,7 @@ def test_a_policy_is_evaluated_as_it_is(tmp_path):
     evaluation = evaluate(tmp_path / "run", num_tasks=5, backend=HERE)  # of four particles
     assert [summary.adaptation_steps for summary in evaluation.summary()] == [0]
     assert len(evaluation.tasks) == 5
-    with pytest.raises(ConfigError, match=r"evaluation.adaptation_steps is 1 but algorithm.inner_steps is 0"):
+    with pytest.raises(ConfigError, match=r"evaluation.adaptation_steps is 1 but svpg does not adapt"):
         evaluate(tmp_path / "run", adaptation_steps=1, backend=HERE)
 
 
@@ -98,11 +105,11 @@ def test_a_horizon_starts_particles_afresh_in_the_iteration_behind_it(tmp_path):
     train(tiny("svpg", "algorithm.num_particles=2", "algorithm.horizon=1"), tmp_path / "run", backend=HERE)
     run = storage.open_run(tmp_path / "run")
     name = "logits_network.hidden_0.kernel"
-    learners = [run.load(storage.learner_ref(updates)).learner.params[name] for updates in range(4)]
+    learners = [run.load(ON_POLICY.learner_ref(updates)).learner.params[name] for updates in range(4)]
     config = config_of(run)
-    svpg = OnPolicyStages.build_algorithm(config, make_env(config.env)).learner
+    svpg = config.algorithm.build(setup_of(config, make_env(config.env)))
     for iteration in (1, 2):
-        before = run.load(storage.learner_ref(iteration)).learner
+        before = run.load(ON_POLICY.learner_ref(iteration)).learner
         afresh = svpg.at_start(before, run_seed=config.seed).params[name]
         # An update is a short step from where its iteration began.
         assert np.abs(learners[iteration + 1] - afresh).max() < 0.2 < np.abs(afresh - learners[iteration]).max()
@@ -130,7 +137,7 @@ def test_a_warm_start_has_the_parameters_of_the_other_run_and_nothing_else(tmp_p
     assert not start.optimizer["policy.second_moment"].any()
     assert int(start.extra["num_updates"]) == int(start.extra["env_steps"]) == 0
     pin = config_of(second).init_from
-    assert (pin.updates, pin.digest) == (2, first.record(storage.learner_ref(2)).digest)
+    assert (pin.updates, pin.digest) == (2, first.record(ON_POLICY.learner_ref(2)).digest)
     assert all(outcome.identical for outcome in replay(tmp_path / "second", 0))
 
 
@@ -234,7 +241,7 @@ def test_settings_that_an_actor_critic_has_no_use_for_are_refused(changes, messa
         (
             "promp-point-corner",
             ["env.action_scale=null", "env.name=CartPole-v1"],
-            "promp, which is for actions that are numbers",
+            "promp, which is for continuous actions",
         ),
     ],
 )

@@ -72,6 +72,6 @@ def test_the_same_chart_is_the_same_file():
 
 
 def test_later_inner_steps_of_a_stage_have_a_lighter_colour_of_their_own():
-    colors = [charts.stage_color("collect_rollouts", k) for k in range(3)]
-    assert colors[0] == charts.STAGE_COLORS["collect_rollouts"]
+    colors = [charts.stage_color("rollouts_{step}", k) for k in range(3)]
+    assert colors[0] == charts.STAGE_COLORS["rollouts_{step}"]
     assert len(set(colors)) == 3

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from metaloom.flows.graph.context import learner_of
 from metaloom.flows.rollouts.dask import dask_client
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
-from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
-from metaloom.pipeline.types import TaskParams
+from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.initialize import initialize
 from metaloom.stages.sample_tasks import sample_tasks
 
 pytestmark = [pytest.mark.dask, pytest.mark.slow]
@@ -47,9 +47,8 @@ def test_a_task_and_an_env_in_mid_episode_survive_the_way_to_a_worker(name: str,
 def test_a_shard_of_tasks_gives_the_same_bits_there_and_here(name: str, client: Client) -> None:
     config = run_config(name)
     env = make_env(config.env)
-    spaces = [space.shape for space in (env.observation_space, env.action_space) if space.shape]
-    policy = GaussianPolicy(spaces[0][0], spaces[1][0], config.policy)
-    params = TaskParams.broadcast(initialize(policy, config.algorithm, run_seed=1).learner.params, 2)
+    learner = learner_of(config)
+    params = learner.acting_params(learner.initialize(run_seed=1), 2)
     tasks = sample_tasks(env, num_tasks=2, run_seed=1, iteration=0)
     shard = (SamplerSpec.of(config, threads=1), params, tasks, RolloutPosition(1, 0, 0))
     there, here = client.submit(collect_shard, *shard, pure=False).result(), collect_shard(*shard)

@@ -1,19 +1,21 @@
 """Formats that need a package of their own, and the command."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from metaloom import storage
-from metaloom.flows import cli
+from metaloom.flows import cli, exports
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.exports.export import export
+from metaloom.flows.exports import export
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import parse_span
@@ -79,7 +81,7 @@ def test_tensorboard_shows_every_metric_of_every_iteration(stored, tmp_path):
     assert returns[0].wall_time < returns[1].wall_time
 
 
-@pytest.mark.parametrize("to", ["parquet", "minari", "histories", "tensorboard"])
+@pytest.mark.parametrize("to", exports.format_names())
 def test_the_command_writes_every_format_and_says_what(stored, tmp_path, capsys, to):
     command = ["export", str(stored.path), "--to", to, "--out", str(tmp_path / "out"), "--json"]
     assert cli.run(command) == 0
@@ -90,7 +92,7 @@ def test_the_command_writes_every_format_and_says_what(stored, tmp_path, capsys,
     assert "something is there already" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("to", ["parquet", "minari", "histories", "tensorboard"])
+@pytest.mark.parametrize("to", exports.format_names())
 def test_a_run_of_one_task_is_exported_without_places_that_no_episode_took(tmp_path, capsys, to):
     env = {"name": "CartPole-v1"}
     settings = {"env": env, "algorithm": {"name": "a2c"}, "iterations": 2, "min_steps": 50, "episodes_per_task": 9}
@@ -169,7 +171,7 @@ def test_places_without_an_episode_are_no_rows_of_a_history(tmp_path):
 @pytest.mark.parametrize(
     ("to", "options", "message"),
     [
-        ("parquet", {"by": "task"}, "only histories have it"),
+        ("parquet", {"by": "task"}, "found --by with --to parquet, which does not take it"),
         ("tensorboard", {"steps": (0,)}, "leave it out"),
         ("parquet", {"steps": (5,)}, "found --step 5; required one of 0, 1"),
         ("parquet", {"iterations": slice(5, 6)}, "no complete iteration"),
@@ -209,3 +211,46 @@ def test_iterations_are_chosen_as_python_slices(text, parsed):
 def test_other_words_for_iterations_are_refused(text):
     with pytest.raises(UsageError, match="required N or FROM:TO"):
         parse_span("--iterations", text)
+
+
+@pytest.fixture
+def csv_format(tmp_path, monkeypatch):
+    """The format that docs/export.md makes, as one file in a folder where formats are looked for."""
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    (source,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "FORMAT" in block)
+    (tmp_path / "formats").mkdir()
+    (tmp_path / "formats" / "csv.py").write_text(source, encoding="utf-8")
+    monkeypatch.setattr(exports, "__path__", [*exports.__path__, str(tmp_path / "formats")])
+    yield "csv"
+    sys.modules.pop(f"{exports.__name__}.csv", None)
+
+
+def test_a_new_format_is_one_file_and_refuses_the_options_it_does_not_take(csv_format, stored, tmp_path, capsys):
+    assert csv_format in exports.format_names()
+    command = ["export", str(stored.path), "--to", csv_format, "--out", str(tmp_path / "out")]
+    assert cli.run([*command, "--step", "0"]) == 2
+    assert "found --step with --to csv, which does not take it" in capsys.readouterr().err
+    assert cli.run([*command, "--iterations", "1:"]) == 0
+    rows = (tmp_path / "out" / "metrics.csv").read_text().splitlines()
+    assert len(rows) == 2
+    assert rows[0].startswith("iteration,")
+    assert "1 iterations, 1 rows" in capsys.readouterr().out
+
+
+def test_a_format_that_does_not_exist_is_refused_with_those_that_do(stored, tmp_path, capsys):
+    assert cli.run(["export", str(stored.path), "--to", "parket", "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert "required one of histories, minari, parquet, tensorboard. Did you mean parquet?" in told
+
+
+@pytest.mark.parametrize("option", [{"steps": (0,)}, {"by": "task"}])
+@pytest.mark.parametrize("to", exports.format_names())
+def test_every_option_is_honoured_or_refused(stored, tmp_path, to, option):
+    (name,) = option
+    if not exports.format_of(to).takes(name):
+        with pytest.raises(UsageError, match="does not take it"):
+            export(stored, tmp_path / "out", to, **option)
+        return
+    rows = export(stored, tmp_path / "out", to, **option).rows
+    everything = export(stored, tmp_path / "all", to).rows
+    assert rows == (everything // 2 if name == "steps" else everything)

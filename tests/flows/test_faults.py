@@ -9,13 +9,12 @@ import shlex
 import numpy as np
 import pytest
 
-import metaloom.flows.graph.iteration_stages
-import metaloom.flows.graph.on_policy
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.debug import debug_stage
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.stages.faults import StageFault
@@ -52,21 +51,13 @@ def poisoned(value, name, index):
 
 def inject(monkeypatch, stage, step, name, index):
     """Make a stage of iteration 0 give a NaN in the place said."""
-    owners = {"collect_rollouts": LocalWorkers, "initialize": metaloom.flows.graph.iteration_stages}
-    owner, attribute = (
-        owners.get(stage, metaloom.flows.graph.on_policy),
-        "collect" if stage == "collect_rollouts" else stage,
-    )
-    right, calls = getattr(owner, attribute), []
+    right = Runner.run
 
-    def wrong(*arguments, **options):
-        value = right(*arguments, **options)
-        calls.append(stage)
-        return poisoned(value, name, index) if len(calls) == 1 + wrong.skip else value
+    def wrong(stages, ref, inputs):
+        value = right(stages, ref, inputs)
+        return poisoned(value, name, index) if ref == StageRef(0, stage, step) else value
 
-    wrong.skip = step
-    monkeypatch.setattr(owner, attribute, wrong)
-    return lambda: (calls.clear(), setattr(wrong, "skip", 0))
+    monkeypatch.setattr(Runner, "run", wrong)
 
 
 @pytest.mark.parametrize(("stage", "step", "name", "index"), DRILL, ids=IDS)
@@ -74,7 +65,7 @@ def test_a_nan_in_any_stage_is_named_kept_and_replays_to_the_same_nan(
     tmp_path, tiny_config, monkeypatch, stage, step, name, index
 ):
     path = tmp_path / "run"
-    rearm = inject(monkeypatch, stage, step, name, index)
+    inject(monkeypatch, stage, step, name, index)
     with pytest.raises(NotFinite) as caught:
         train(tiny_config(iterations=1), path, backend=SERIAL)
     message, ref = str(caught.value), StageRef(0, stage, step)
@@ -90,7 +81,6 @@ def test_a_nan_in_any_stage_is_named_kept_and_replays_to_the_same_nan(
     assert not run.contains(ref)
     assert storage.verify_run(path) == []
 
-    rearm()
     again = debug_stage(path, 0, stage, step, debugger=pdb.Pdb(stdin=io.StringIO("quit\n"), stdout=io.StringIO()))
     assert isinstance(again.fault, NotFinite)
     assert again.fault.about["index"] == list(index)
@@ -120,20 +110,24 @@ def diverged(tmp_path, tiny_config):
 def test_the_command_in_the_error_leads_to_the_fault_with_the_inputs_loaded(diverged, monkeypatch, capsys):
     _, error = diverged
     command = str(error).rpartition("debugger: ")[2]
-    script = "p sorted(stage_inputs)\nup\np stage_inputs['process_samples.0'].returns.shape\nquit\n"
+    script = "p sorted(stage_inputs)\nup\np stage_inputs['samples'].returns.shape\nquit\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(script))
     assert cli.run(shlex.split(command)[1:]) == 1
     printed = capsys.readouterr().out
-    assert "'process_samples.0'" in printed
+    assert "['episodes', 'samples', 'state']" in printed
     assert "(4, 3, 10)" in printed
     assert "failed: " in printed
 
 
 def test_numerical_errors_inside_a_stage_are_kept_too_and_keep_their_type(tmp_path, tiny_config, monkeypatch):
-    def fail(*arguments, **options):
-        raise NumericalError("the gradient of task 3 holds nan")
+    right = Runner.run
 
-    monkeypatch.setattr(metaloom.flows.graph.on_policy, "adapt", fail)
+    def fail(stages, ref, inputs):
+        if ref.stage == "adapt":
+            raise NumericalError("the gradient of task 3 holds nan")
+        return right(stages, ref, inputs)
+
+    monkeypatch.setattr(Runner, "run", fail)
     with pytest.raises(NumericalError, match=r"the gradient of task 3 holds nan\. What it failed with is kept in"):
         train(tiny_config(), tmp_path / "run", backend=SERIAL)
     (entry,) = storage.read_quarantine(tmp_path / "run")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.flows.graph.on_policy import OnPolicyStages
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import LocalWorkers, SamplerSpec
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.types import TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.storage import learner_ref
+from metaloom.storage.format.stages import ON_POLICY
 
 PLACES = Box(-1, 1, (1,), np.float32)
 DISCOUNT = 0.5
@@ -105,6 +105,12 @@ def own_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "probes", module)
 
 
+class Stored(dict):
+    """Outputs that are kept in memory."""
+
+    load = dict.__getitem__
+
+
 @pytest.fixture
 def solve():
     """Trains for a number of iterations, keeping nothing; returns the stages, the learner and the last episodes."""
@@ -120,19 +126,19 @@ def solve():
                 "max_episode_steps": 2,
             }
         )
-        stages = OnPolicyStages.build(config, LocalWorkers(SamplerSpec.of(config, 1)), map)
-        stored = {}
+        stages = Runner.build(config, LocalWorkers(SamplerSpec.of(config, 1)), map)
+        stored = Stored()
         for iteration in range(iterations):
             for ref in stages.order(iteration):
-                stored[ref] = stages.compute(ref, stored.__getitem__)
-        return stages, stored[learner_ref(iterations)].learner
+                stored[ref] = stages.compute(ref, stored)
+        return stages, stored[ON_POLICY.learner_ref(iterations)].learner
 
     return run
 
 
 def values_of(stages, learner, place):
     """The value of a place to every critic."""
-    algorithm, inputs = stages.algorithm.learner, np.array([[place]], np.float32)
+    algorithm, inputs = stages.context.learner, np.array([[place]], np.float32)
     return [algorithm.steps(part).values(inputs).item() for part in algorithm.split(learner)]
 
 
@@ -158,9 +164,9 @@ def test_critics_learn_values_that_are_known(solve, env, values, algorithm):
 @pytest.mark.parametrize("env", ["Acted", "Both"])
 def test_policies_learn_actions_that_are_known(solve, env, algorithm, choices):
     stages, learner = solve(env, algorithm, choices, iterations=80)
-    params: TaskParams = stages.algorithm.learner.acting_params(learner, stages.config.num_tasks)
-    tasks = stages.compute(stages.order(1)[0], {}.__getitem__)
-    episodes = stages.rollouts.collect(params, tasks, RolloutPosition(1, 1000, 0))
+    params: TaskParams = stages.context.learner.acting_params(learner, stages.config.num_tasks)
+    tasks = stages.compute(stages.order(1)[0], Stored())
+    episodes = stages.context.rollouts.collect(params, tasks, RolloutPosition(1, 1000, 0))
     wanted = episodes.observations[:, :, 0, 0] if env == "Both" else 1.0
     if choices:
         chosen = 2.0 * episodes.actions[:, :, 0] - 1

@@ -72,7 +72,7 @@ def tasks(*chosen: list[float]) -> str:
 def stages(*changes: str):
     """The stages of a run and a learner whose beliefs depend much on what was seen, and its actions on z."""
     with stages_of(tiny(*changes), Backend(workers=0)) as built:
-        learner, rng = built.initialize().learner, np.random.default_rng(0)
+        learner, rng = built.run(built.graph.table.learner_ref(0), {}).learner, np.random.default_rng(0)
         params = {
             name: rng.normal(0, 0.7, value.shape).astype(np.float32) if "output" in name else value
             for name, value in learner.params.items()
@@ -247,14 +247,14 @@ def test_training_infers_from_this_iterations_context_alone(tmp_path, contexts):
     """Rounds 0, 1 and 2 are context, 2 by the posterior; 3 and 4 are for actor and critics, 4 by the posterior."""
     train(tiny("evaluation.every=null"), tmp_path / "run", backend=Backend(workers=0))
     run = storage.open_run(tmp_path / "run")
-    with stages_of(tiny(), Backend(workers=0), run) as built:
+    with stages_of(tiny(), Backend(workers=0)) as built:
         adapts = [ref for ref in built.order(1) if ref.stage == "adapt"]
         assert [ref.step for ref in adapts] == [1, 3]
         for ref, rounds in zip(adapts, ([0, 1], [0, 1, 2]), strict=True):
             context = [StageRef(1, "collect_rollouts", k) for k in rounds]
-            assert built.inputs(ref) == [built.learner_ref(1), *context]
+            assert built.inputs(ref) == [run.learner_ref(1), *context]
             del contexts[:]
-            built.compute(ref, run.load)
+            built.compute(ref, run)
             for b, shown in enumerate(contexts):
                 assert shown.rewards.shape == (1, 7)
                 batches = [run[1].rollouts(k) for k in rounds]

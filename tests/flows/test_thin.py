@@ -10,7 +10,7 @@ from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import materialise
 from metaloom.flows.commands.train import resume, train
-from metaloom.flows.graph.on_policy import OnPolicyStages
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.storage import StageRef
@@ -92,15 +92,15 @@ def test_what_was_thinned_is_shown_and_replayed_from_inputs_computed_again(train
 
 def test_a_replay_of_what_was_thinned_names_the_arrays_that_differ(trained, monkeypatch, capsys):
     command(["thin", "run", "--keep-last", "1"])
-    original = OnPolicyStages.compute
+    original = Runner.run
 
-    def changed(stages, ref, load):
-        value = original(stages, ref, load)
+    def changed(stages, ref, inputs):
+        value = original(stages, ref, inputs)
         if ref == StageRef(0, "collect_rollouts", 1):
             value.rewards[0, 0, 0] += 1
         return value
 
-    monkeypatch.setattr(OnPolicyStages, "compute", changed)
+    monkeypatch.setattr(Runner, "run", changed)
     capsys.readouterr()
     assert command(["replay", "run@0", "--stage", "collect_rollouts", "--step", "1", "--json"]) == 1
     (outcome,) = json.loads(capsys.readouterr().out)
@@ -152,15 +152,15 @@ def test_resume_changes_nothing_but_retention(trained, tmp_path, capsys):
 def test_a_stage_that_gives_other_bits_now_is_not_stored(trained, monkeypatch):
     command(["thin", "run", "--keep-last", "0"])
     before = files_of(trained)
-    original = OnPolicyStages.compute
+    original = Runner.run
 
-    def changed(stages, ref, load):
-        value = original(stages, ref, load)
+    def changed(stages, ref, inputs):
+        value = original(stages, ref, inputs)
         if ref == StageRef(1, "collect_rollouts", 1):
             value.rewards[0, 0, 0] += 1
         return value
 
-    monkeypatch.setattr(OnPolicyStages, "compute", changed)
+    monkeypatch.setattr(Runner, "run", changed)
     with pytest.raises(storage.DigestMismatch, match=r"collect_rollouts\(i=1, k=1\): other bits in rewards"):
         list(materialise(trained, 1))
     after = files_of(trained)

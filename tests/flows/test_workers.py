@@ -18,12 +18,10 @@ import pytest
 
 import metaloom.flows.rollouts.dask
 from metaloom.flows.commands.train import resume, train
+from metaloom.flows.graph.context import learner_of
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard, rollout_workers
-from metaloom.pipeline.envs import make_env
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
-from metaloom.pipeline.types import TaskParams
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.initialize import initialize
 from metaloom.stages.sample_tasks import sample_tasks
 
 PROJECT = Path(metaloom.flows.rollouts.dask.__file__).parents[1]
@@ -80,9 +78,8 @@ def test_work_is_watched_for_a_minute_and_tried_four_times_unless_told_otherwise
 def test_two_threads_of_one_process_do_not_share_a_simulator(tiny_config):
     config = tiny_config(env="half-cheetah-dir", max_episode_steps=50)
     spec, env = SamplerSpec.of(config, threads=1), make_env(config.env)
-    policy = GaussianPolicy(env.observation_space.shape[0], env.action_space.shape[0], config.policy)
-    learner = initialize(policy, config.algorithm, run_seed=1).learner
-    params = TaskParams.broadcast(learner.params, config.num_tasks)
+    learner = learner_of(config)
+    params = learner.acting_params(learner.initialize(run_seed=1), config.num_tasks)
     tasks = sample_tasks(env, num_tasks=config.num_tasks, run_seed=1, iteration=0)
 
     def collect(iteration: int) -> np.ndarray:

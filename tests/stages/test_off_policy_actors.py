@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.point import Point2DGoal
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import EpisodeBatch, Params, TaskBatch, TaskParams

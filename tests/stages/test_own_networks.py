@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.config import PolicyConfig
@@ -127,8 +128,7 @@ def test_beta_actions_stay_in_their_box_and_are_drawn_anew_for_every_task_step_a
     [
         (PolicyConfig(), ConfigError, r"policy.network is mlp, but observations are images .*policy.network=cnn"),
         (PolicyConfig(network="own_network:Residual"), ConfigError, r"Residual\(\(16, 16, 1\), 3\) raised ValueError"),
-        (PolicyConfig(name="beta_policy:Gamma"), ConfigError, "policy.name is 'beta_policy:Gamma'"),
-        (PolicyConfig(name="beta"), ConfigError, "policy.name is 'beta'; required module:Class of your own"),
+        (PolicyConfig(name="beta_policy:Gamma"), ConfigError, "policy.name: found 'beta_policy:Gamma'"),
     ],
 )
 def test_what_does_not_fit_pixels_is_refused_by_learners_and_by_workers(policy, error, message):
@@ -146,3 +146,9 @@ def test_options_of_a_gaussian_are_refused_where_actions_are_discrete():
 
 def test_a_bare_name_stands_for_the_policys_name():
     assert PolicyConfig.model_validate("beta_policy:BetaPolicy") == PolicyConfig(name="beta_policy:BetaPolicy")
+
+
+@pytest.mark.parametrize("field", ["name", "network"])
+def test_a_name_that_nothing_has_is_refused_with_the_settings(field):
+    with pytest.raises(ValueError, match=r"found 'betta'; required .*module:Class for a (policy|network) of your own"):
+        PolicyConfig.model_validate({field: "betta"})

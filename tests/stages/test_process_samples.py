@@ -8,7 +8,7 @@ from metaloom.pipeline.baselines import BaselineError
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
 from metaloom.pipeline.baselines.zero import ZeroBaseline
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.processing import process_samples, task_advantages
 from metaloom.pipeline.estimation.returns import discounted_returns
 

@@ -1,34 +1,34 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.replay.index import ReplayError, ReplayIndex, Round
+from metaloom.pipeline.replay.index import ReplayError, TaskIndex
 from metaloom.stages.sample_transitions import sample_transitions
 
 
-def filled(tasks: int = 6, steps: int = 20) -> ReplayIndex:
+def filled(tasks: int = 6, steps: int = 20) -> TaskIndex:
     """The fill of a run: so many steps of every task in two episodes."""
-    index = ReplayIndex()
+    index = TaskIndex()
     lengths = np.tile([[steps // 4, steps - steps // 4]], (tasks, 1))
-    index.append(Round(0, "fill_memory", 0), range(tasks), lengths, in_context=True)
+    index.append(-1, range(tasks), lengths, in_context=True)
     return index
 
 
-def draw(index: ReplayIndex, **changes):
+def draw(index: TaskIndex, **changes):
     iteration = changes.pop("iteration", 0)
     settings = {
         "num_updates": 8,
-        "num_places": 8,
+        "max_updates": 8,
         "task_ids": range(6),
         "num_tasks": 4,
         "batch_size": 16,
         "context_size": 5,
-        "memory_size": 1000,
+        "buffer_size": 1000,
         "run_seed": 3,
     }
     return sample_transitions(index.as_of(iteration), iteration=iteration, **(settings | changes))
 
 
-def test_rows_are_from_the_memory_of_their_task() -> None:
+def test_rows_are_from_the_buffer_of_their_task() -> None:
     drawn = draw(filled())
     assert drawn.num_updates == 8
     assert np.array_equal(drawn.rows // 20, np.broadcast_to(drawn.task_ids[..., None], drawn.rows.shape))
@@ -36,16 +36,16 @@ def test_rows_are_from_the_memory_of_their_task() -> None:
 
 
 def test_the_tasks_of_a_gradient_step_are_different_and_all_tasks_have_their_turn() -> None:
-    task_ids = draw(filled(), num_updates=600, num_places=600).task_ids
+    task_ids = draw(filled(), num_updates=600, max_updates=600).task_ids
     assert all(len(set(step)) == 4 for step in task_ids.tolist())
     counts = np.bincount(task_ids.ravel())
     # 4 of 6 tasks in 600 steps: 400 each with standard deviation sqrt(600 * 2/3 * 1/3) = 11.5.
     assert np.abs(counts - 400).max() < 4 * 11.5
 
 
-def test_rows_are_uniform_over_the_newest_memory_size_rows() -> None:
+def test_rows_are_uniform_over_the_newest_buffer_size_rows() -> None:
     index = filled(tasks=1, steps=60)
-    rows = draw(index, task_ids=[0], num_tasks=1, context_size=0, memory_size=50, batch_size=2500).rows
+    rows = draw(index, task_ids=[0], num_tasks=1, context_size=0, buffer_size=50, batch_size=2500).rows
     counts = np.bincount(rows.ravel(), minlength=60)
     assert not counts[:10].any()
     # 85.35 is exceeded with probability 0.001 at 49 degrees of freedom.
@@ -59,7 +59,7 @@ def test_context_has_no_row_twice_where_there_are_enough() -> None:
 
 def test_context_repeats_rows_where_there_are_too_few() -> None:
     index = filled()
-    index.append(Round(1, "collect_rollouts", 0), range(6), np.full((6, 1), 3), in_context=True)
+    index.append(1, range(6), np.full((6, 1), 3), in_context=True)
     drawn = draw(index, iteration=1, context_size=50)
     first = 120 + 3 * drawn.task_ids[..., None]
     assert set(np.unique(drawn.context_rows - first)) == {0, 1, 2}
@@ -73,7 +73,7 @@ def test_context_is_drawn_on_its_own() -> None:
     assert not np.array_equal(together.rows, together.context_rows)
 
 
-def test_more_updates_only_prolong_and_the_places_after_them_are_empty() -> None:
+def test_more_updates_only_prolong_and_what_follows_them_is_empty() -> None:
     index = filled()
     few, many = draw(index, num_updates=3), draw(index)
     assert few.num_updates == 3
@@ -86,7 +86,7 @@ def test_more_updates_only_prolong_and_the_places_after_them_are_empty() -> None
 def test_an_iteration_draws_the_same_when_the_run_has_gone_on() -> None:
     index = filled()
     before = draw(index)
-    index.append(Round(1, "collect_rollouts", 0), range(6), np.full((6, 1), 9), in_context=True)
+    index.append(1, range(6), np.full((6, 1), 9), in_context=True)
     again = draw(index)
     for name in ("rows", "task_ids", "context_rows"):
         assert np.array_equal(getattr(before, name), getattr(again, name))
@@ -103,7 +103,7 @@ def test_seed_and_iteration_decide_the_draws() -> None:
     [
         ({"task_ids": range(3)}, "3 train tasks; required at least 4"),
         ({"task_ids": [0, 1, 2, 2]}, "3 train tasks; required at least 4"),
-        ({"task_ids": range(8)}, "the memory of 2 of 8 tasks is empty, first of task 6"),
+        ({"task_ids": range(8)}, "the replay buffer of 2 of 8 tasks is empty, first of task 6"),
         ({"num_updates": 9}, "9 gradient steps; required 1 to 8"),
         ({"num_updates": 0}, "0 gradient steps; required 1 to 8"),
     ],
@@ -114,8 +114,8 @@ def test_what_cannot_be_drawn_is_refused(changes, message: str) -> None:
 
 
 def test_a_task_without_context_is_refused_where_tasks_are_inferred() -> None:
-    index = ReplayIndex()
-    index.append(Round(0, "fill_memory", 0), range(6), np.full((6, 1), 3), in_context=False)
+    index = TaskIndex()
+    index.append(-1, range(6), np.full((6, 1), 3), in_context=False)
     assert draw(index, context_size=0).num_updates == 8
     with pytest.raises(ReplayError, match="the context of 6 of 6 tasks is empty"):
         draw(index)

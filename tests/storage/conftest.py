@@ -20,9 +20,12 @@ from metaloom.pipeline.types import (
     TaskParams,
     Update,
 )
-from metaloom.storage import RunWriter, StageRef
+from metaloom.storage import RunWriter, Span, StageRef
 from metaloom.storage.format.codec import Value
+from metaloom.storage.format.stages import OFF_POLICY, ON_POLICY
 
+Output = tuple[StageRef, Value, list[StageRef | Span]]
+Outputs = list[Output]
 CREATION = {"config": {"seed": 1}, "config_digest": "abc", "environment": {"code": "none"}}
 
 
@@ -95,22 +98,22 @@ class Batches:
         }
         return Evaluation(tasks.params, tasks.ids, tasks.names, tasks.units, **outcomes)
 
-    def iteration(self, i: int, rounds: int = 2) -> list[tuple[StageRef, Value, list[StageRef]]]:
+    def iteration(self, i: int, rounds: int = 2) -> Outputs:
         """The outputs of an iteration with their inputs, in the order of the stages."""
         first = [(StageRef(0, "initialize"), Update(self.learner(), {}), [])] if i == 0 else []
-        outputs: list[tuple[StageRef, Value, list[StageRef]]] = [
+        outputs: Outputs = [
             *first,
             (StageRef(i, "sample_tasks"), self.tasks(), []),
         ]
         for k in range(rounds):
             rollouts = StageRef(i, "collect_rollouts", k)
             episodes = self.episodes()
-            outputs.append((rollouts, episodes, [storage.learner_ref(i), StageRef(i, "sample_tasks")]))
+            outputs.append((rollouts, episodes, [ON_POLICY.learner_ref(i), StageRef(i, "sample_tasks")]))
             outputs.append((StageRef(i, "process_samples", k), self.samples(episodes), [rollouts]))
             if k < rounds - 1:
                 outputs.append((StageRef(i, "adapt", k), self.adapted(), [StageRef(i, "process_samples", k)]))
         processed = [StageRef(i, "process_samples", k) for k in range(rounds)]
-        outputs.append((StageRef(i, "meta_optimize"), self.update(), [storage.learner_ref(i), *processed]))
+        outputs.append((StageRef(i, "meta_optimize"), self.update(), [ON_POLICY.learner_ref(i), *processed]))
         return outputs
 
     def fill(self) -> EpisodeBatch:
@@ -134,15 +137,15 @@ class Batches:
             empty[2:] = -1
         return Minibatches(rows, task_ids, contexts if context else None)
 
-    def off_policy_iteration(self, i: int, rounds: int = 2) -> list[tuple[StageRef, Value, list[StageRef]]]:
+    def off_policy_iteration(self, i: int, rounds: int = 2) -> Outputs:
         """The outputs of an iteration that learns from stored transitions, in the order of the stages."""
         begin, fill = StageRef(0, "initialize"), StageRef(0, "fill_memory")
         learner, tasks, drawn = (
-            storage.learner_ref(i, "update"),
+            OFF_POLICY.learner_ref(i),
             StageRef(i, "sample_tasks"),
             StageRef(i, "sample_transitions"),
         )
-        outputs: list[tuple[StageRef, Value, list[StageRef]]] = []
+        outputs: Outputs = []
         if i == 0:
             outputs += [(begin, Update(self.learner(), {}), []), (fill, self.fill(), [begin])]
         outputs.append((tasks, self.tasks(self.rng.permutation(self.B)), []))
@@ -153,16 +156,16 @@ class Batches:
             if k < rounds - 1:
                 outputs.append((StageRef(i, "adapt", k), self.adapted(), [learner, collected]))
         collected = [StageRef(i, "collect_rollouts", k) for k in range(rounds)]
-        before = StageRef(i - 1, "sample_transitions") if i else fill
-        outputs.append((drawn, self.minibatches(), [before, tasks, *collected]))
-        outputs.append((StageRef(i, "update"), self.update(), [learner, *collected, drawn]))
+        all_rounds = Span(("fill_memory", "collect_rollouts"), 0, i)
+        outputs.append((drawn, self.minibatches(), [Span(("sample_tasks",), 0, i), all_rounds]))
+        outputs.append((StageRef(i, "update"), self.update(), [learner, *collected, drawn, all_rounds]))
         return outputs
 
     def _floats(self, shape: tuple[int, ...]) -> np.ndarray:
         return self.rng.standard_normal(shape, np.float32)
 
 
-def put_all(writer: RunWriter, outputs: Sequence[tuple[StageRef, Value, list[StageRef]]]) -> None:
+def put_all(writer: RunWriter, outputs: Sequence[Output]) -> None:
     for ref, value, inputs in outputs:
         position = (ref.iteration, ref.step)
         writer.put(ref, value, inputs=inputs, seed_position=position, started=1.7e9, seconds=0.25)
@@ -205,7 +208,7 @@ def make_off_policy_run(tmp_path: Path) -> Callable[..., Path]:
 
     def make(iterations: int = 2, name: str = "run", capacity: int | None = None, **about: Any) -> Path:
         batches, capacity = Batches(), capacity or iterations
-        with storage.create_run(tmp_path / name, capacity=capacity, last_stage="update", **CREATION, **about) as writer:
+        with storage.create_run(tmp_path / name, capacity=capacity, stages=OFF_POLICY, **CREATION, **about) as writer:
             for i in range(iterations):
                 put_all(writer, batches.off_policy_iteration(i))
         return tmp_path / name

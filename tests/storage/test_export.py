@@ -11,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from metaloom import storage
+from metaloom.flows.exports.histories import export_histories
+from metaloom.flows.exports.parquet import export_parquet
 from metaloom.pipeline.types import TaskBatch
 from metaloom.storage import StageRef
-from metaloom.storage.export import ExportExists, export_folder, export_histories, export_parquet
+from metaloom.storage.export import ExportExists, export_folder
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_iterations_whose_episodes_are_gone_are_left_out_and_named(run, tmp_path
         (run.path / "_commits" / StageRef(1, "collect_rollouts", k).file_name).unlink()
     result = export(run, tmp_path / "out")
     assert result.iterations == 2
-    assert result.skipped == [(1, "no episodes of these rounds are stored")]
+    assert result.skipped == [(1, "no episodes of these inner steps are stored")]
 
 
 @pytest.mark.parametrize("export", [export_parquet, export_histories])
@@ -174,7 +176,7 @@ def fixed_run(tmp_path, make_batches, put, creation):
 
 @pytest.mark.parametrize("open_files", [1, 2, 128])
 def test_the_history_of_a_task_in_a_fixed_set_goes_through_all_iterations(fixed_run, tmp_path, monkeypatch, open_files):
-    monkeypatch.setattr("metaloom.storage.export.histories._OPEN_FILES", open_files)
+    monkeypatch.setattr("metaloom.flows.exports.histories._OPEN_FILES", open_files)
     export = export_histories(fixed_run, tmp_path / "out")
     rows = read_histories(export.path)
     check_history(fixed_run, rows)

@@ -21,6 +21,7 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.run_info import list_run_rows
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
+from metaloom.storage.format.stages import OFF_POLICY
 from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.remote.objects import ObjectFolder
 from metaloom.storage.remote.session import RemoteSession
@@ -327,13 +328,13 @@ def test_only_what_is_asked_for_is_fetched_and_the_cache_may_be_removed_at_any_t
 
 
 def test_transitions_are_read_from_the_few_objects_that_hold_them(bucket, batches, put, other_machine):
-    with storage.create_run(f"{URL}/first", capacity=1, last_stage="update", **CREATION) as writer:
+    with storage.create_run(f"{URL}/first", capacity=1, stages=OFF_POLICY, **CREATION) as writer:
         put(writer, batches.off_policy_iteration(0))
     expected = storage.open_run(f"{URL}/first")[0].transitions(1, context=True)
     other_machine("second")
     run = storage.open_run(f"{URL}/first")
     assert run[0].transitions(1, context=True).equals(expected)
-    assert run.last_stage == "update"
+    assert run.stages.last == "update"
     assert not list(run.path.glob("data.zarr/*/initial_state/c.*"))
     assert storage.verify_run(f"{URL}/first") == []
 

@@ -149,7 +149,7 @@ def test_only_the_arrays_that_columns_need_are_read(run, monkeypatch):
     monkeypatch.setattr(type(run.files), "read_row", lambda self, r, c: read.append(c.array) or read_row(self, r, c))
     table = run.steps(0, columns=["task", "reward"], steps=1)
     assert table.column_names == ["task", "reward"]
-    assert {array.partition("/")[2] for array in read} == {"rewards", "lengths", "terminated", "truncated"}
+    assert {array.partition("/")[2] for array in read} == {"rewards", "lengths"}
 
 
 def test_an_unknown_column_is_refused_with_the_known_ones(run):

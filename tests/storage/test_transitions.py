@@ -7,6 +7,7 @@ import pytest
 
 from metaloom import storage
 from metaloom.storage import StageRef
+from metaloom.storage.format.stages import OFF_POLICY
 from metaloom.storage.read.transitions import stored_rounds
 
 
@@ -89,7 +90,8 @@ def test_only_batches_that_hold_a_row_are_read(run, transitions, monkeypatch):
     read.clear()
     run.transitions([first, first + 1])
     assert {name for name in read if "lengths" not in name and "ids" not in name} == {
-        f"rollouts_0/{name}" for name in ("observations", "actions", "rewards", "terminated")
+        f"rollouts_0/{name}"
+        for name in ("observations", "actions", "rewards", "terminated", "truncated", "initial_state")
     }
     assert len([name for name in read if "observations" in name]) == 1
 
@@ -120,7 +122,7 @@ def test_a_run_whose_algorithm_infers_no_tasks_has_no_context(tmp_path, creation
     outputs = [
         (r, batches.minibatches(context=False) if r.stage == "sample_transitions" else v, i) for r, v, i in outputs
     ]
-    with storage.create_run(tmp_path / "run", capacity=1, last_stage="update", **creation) as writer:
+    with storage.create_run(tmp_path / "run", capacity=1, stages=OFF_POLICY, **creation) as writer:
         put(writer, outputs)
     run = storage.open_run(tmp_path / "run")
     assert run[0].minibatches().context_rows is None
@@ -180,7 +182,7 @@ def test_choices_come_back_as_numbers(tmp_path, creation, put, make_batches):
         (ref, with_choices(value) if ref.stage in ("fill_memory", "collect_rollouts") else value, inputs)
         for ref, value, inputs in batches.off_policy_iteration(0, rounds=1)
     ]
-    with storage.create_run(tmp_path / "run", capacity=1, last_stage="update", **creation) as writer:
+    with storage.create_run(tmp_path / "run", capacity=1, stages=OFF_POLICY, **creation) as writer:
         put(writer, outputs)
     run = storage.open_run(tmp_path / "run")
     fill = run[0].memory_fill()

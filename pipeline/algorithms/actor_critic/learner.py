@@ -11,7 +11,7 @@ from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POL
 from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.algorithms.actor_critic.update import Update, estimated
-from metaloom.pipeline.algorithms.contract import Learner, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Learner, Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.estimation.returns import discounted_returns
@@ -26,9 +26,6 @@ from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step
-
-NUM_UPDATES = "num_updates"
-"""Name of the count of updates so far."""
 
 
 class ActorCriticLearner(Learner[Step, Sequence[Step]]):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-from metaloom.pipeline.config.processing import processing_problems
+from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.schema import later
@@ -40,7 +40,6 @@ class ActorCritic(AlgorithmSettings, LearningRate):
 
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
-    inner_steps: ClassVar[int] = 0  # until all ask for adaptation_steps
 
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the samples of an iteration."""

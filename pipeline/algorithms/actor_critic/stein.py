@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import GradientSteps
-from metaloom.pipeline.algorithms.actor_critic.learner import NUM_UPDATES, ActorCriticLearner
+from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
 from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
-from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
 from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, Params, TaskParams

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
+from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
-from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
-from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
-from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
+from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS, ActorCritic
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-
-
-def _by_name(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+from metaloom.pipeline.plugins import ByName
 
 
 class SVPG(AlgorithmSettings):
@@ -23,11 +19,10 @@ class SVPG(AlgorithmSettings):
 
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.stein:SVPGLearner"
-    inner_steps: ClassVar[int] = 0  # until all ask for adaptation_steps
 
     name: Literal["svpg"] = "svpg"
 
-    particle: Annotated[Annotated[A2C | PPO | PPO2, Field(discriminator="name")], BeforeValidator(_by_name)] = A2C()
+    particle: Annotated[ActorCritic, ByName(ALGORITHMS, ActorCritic)] = A2C()
     """The algorithm of a particle, with its options; a bare name stands for its defaults."""
     num_particles: int = Field(default=4, ge=1)
     """Policies; they take the places of the tasks, so num_tasks is the same number."""

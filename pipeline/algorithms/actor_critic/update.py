@@ -10,7 +10,7 @@ import numpy as np
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import GradientSteps
 from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic, CriticFit
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.experience import Estimate, Experience, Rows
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, Metrics, Samples

@@ -5,11 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import A2C, PPO, PPO2, SVPG
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
+from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
+from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
+from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.experience import Rows
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.inference import log_softmax

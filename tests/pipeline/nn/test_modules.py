@@ -163,8 +163,8 @@ def test_threads_do_not_see_each_others_parameters():
         ("Failing", {}, "raised RuntimeError on inputs of shape .*: shapes do not match"),
         ("Double", {}, "parameter first.weight of nets:Double is torch.float64; required torch.float32"),
         ("Net", {"breadth": 3}, r"nets:Net\(\(5,\), 3, breadth=3\) raised TypeError: .*breadth"),
-        ("factory", {}, "makes a str; required a torch.nn.Module"),
-        ("Nothing", {}, "policy.network is 'nets:Nothing': .*required module:Class"),
+        ("factory", {}, "found 'nets:factory', which is a function; required a subclass of torch"),
+        ("Nothing", {}, "policy.network: found 'nets:Nothing': .*required module:Class"),
     ],
 )
 def test_what_is_no_function_of_its_parameters_and_single_inputs_is_refused(name, options, message):
@@ -173,5 +173,7 @@ def test_what_is_no_function_of_its_parameters_and_single_inputs_is_refused(name
 
 
 def test_a_name_that_nobody_knows_is_refused_with_those_that_are_known():
-    with pytest.raises(ConfigError, match=r"policy.network is 'resnet'; required mlp, cnn, residual, or module:Class"):
+    with pytest.raises(
+        ConfigError, match=r"policy.network: found 'resnet'; required one of mlp, cnn, residual; or module:Class"
+    ):
         build_network("net", NetworkSpec("resnet", (5,), 3))

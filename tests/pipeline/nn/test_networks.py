@@ -139,7 +139,7 @@ def test_every_activation_can_be_called(name):
 
 
 def test_tanh_of_many_tasks_on_the_cpu_is_numpys_as_in_acting():
-    values = torch.linspace(-3, 3, 1001).reshape(7, 11, 13)
+    values = torch.linspace(-3, 3, 1000).reshape(2, 50, 10)
     assert np.array_equal(activation("tanh")(values.clone()).numpy(), np.tanh(values.numpy()))
 
 
@@ -166,10 +166,10 @@ def test_convolutions_that_leave_nothing_of_an_image_are_refused():
     ("settings", "message"),
     [
         ({"network_options": {"width": 3}}, "network mlp has no options"),
-        ({"network": "cnn", "network_options": {"width": 3}}, "(?s)width.*Extra inputs are not permitted"),
+        ({"network": "cnn", "network_options": {"width": 3}}, "(?s)width.*unknown key"),
         ({"network": "cnn", "network_options": {"strides": [2]}}, "differ in length"),
         ({"network": "residual", "hidden_sizes": (64, 32)}, "required equal sizes"),
-        ({"activation": "Silu"}, "found 'Silu', did you mean SiLU"),
+        ({"activation": "Silu"}, "found 'Silu'; did you mean SiLU"),
         ({"output_activation": "PReLU"}, "required identity, tanh"),
     ],
 )

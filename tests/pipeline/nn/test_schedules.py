@@ -49,7 +49,7 @@ def test_absolute_step_sizes_of_a_scheduler_are_those_of_the_run():
         ("ReduceLROnPlateau", "waits for a metric"),
         ({"name": "SequentialLR"}, "is made of other schedulers"),
         ("cosine", "Input should be 'constant', 'linear' or 'exponential'"),
-        ({"name": "StepLR", "option": {}}, "Extra inputs are not permitted"),
+        ({"name": "StepLR", "option": {}}, "unknown key; did you mean options"),
     ],
 )
 def test_settings_refuse_what_the_count_of_updates_does_not_decide(schedule, message):

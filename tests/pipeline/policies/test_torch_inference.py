@@ -120,7 +120,8 @@ def test_only_networks_that_are_not_plain_ones_import_torch(network, needs_torch
 import sys
 import numpy as np
 from metaloom.flows.rollouts import supervised
-from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.nn.spec import parameter_shapes
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import TaskParams

@@ -7,7 +7,7 @@ import pytest
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.inference import log_softmax
 from metaloom.pipeline.types import EpisodeBatch

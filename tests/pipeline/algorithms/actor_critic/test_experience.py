@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import A2C
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
 from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.experience import Experience
 
 from .conftest import CATEGORICAL, GAUSSIAN, LENGTHS, POLICIES, learner_of

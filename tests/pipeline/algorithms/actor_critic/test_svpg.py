@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import A2C, SVPG
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
 from metaloom.pipeline.algorithms.actor_critic.stein import median_bandwidth, stein_direction
+from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
 from metaloom.pipeline.estimation.experience import Rows
 from metaloom.pipeline.types import Step
 

@@ -1,0 +1,74 @@
+"""The command line. Exit codes: 0 done, 1 found a difference or a failure, 2 wrong usage, 130 stopped by Ctrl-C.
+
+Each command is a function in a module of this package and a line in `COMMANDS`. Its docstring is its help text. Modules
+import numerics inside the functions, because help, lists and refusals should not wait seconds for torch;
+tests/flows/test_startup.py holds them to it.
+"""
+
+import faulthandler
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+import metaloom
+from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED, OutputClosed, PipeConsole, discard_output
+from metaloom.flows.errors import USAGE, exit_code
+
+COMMANDS = {
+    "train": "train:train",
+    "resume": "train:resume",
+    "replay": "replay:replay",
+    "optimize": "optimize:optimize",
+    "evaluate": "evaluate:evaluate",
+    "fork": "fork:fork",
+    "thin": "thin:thin",
+    "diff": "diff:diff",
+    "ls": "ls:list_runs",
+    "show": "show:show",
+    "verify": "verify:verify",
+    "report": "report:report",
+    "export": "export:export",
+    "recipes": "recipes:recipes",
+    "graph": "graph:graph",
+    "doctor": "doctor:doctor",
+}
+"""Name of the command -> "module:function" in this package, imported when the command is used."""
+
+app = App(
+    console=PipeConsole(),
+    name="metaloom",
+    help=(metaloom.__doc__ or "").partition("\n")[0],
+    help_format="markdown",
+    version=metaloom.__version__,
+    version_flags=["--version"],
+)
+for _name, _place in COMMANDS.items():
+    app.command(f"{__name__}.{_place}", name=_name)
+
+
+def main() -> None:
+    """Entry point of the `metaloom` command."""
+    # An environment that crashes this process (`--workers 0`) leaves at least a traceback.
+    faulthandler.enable()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Run one command and return its exit code."""
+    if [*tokens] in ([], ["-h"], ["--help"]):
+        for name in COMMANDS:  # what a command does is told by its docstring, which is in its module
+            app[name]
+    try:
+        return app(tokens, exit_on_error=False, result_action="return_value") or 0
+    except CycloptsError:
+        return USAGE  # cyclopts has printed what is wrong
+    except OutputClosed:
+        discard_output()
+        return EXIT_OUTPUT_CLOSED
+    except Exception as error:
+        code = exit_code(error)
+        if code is None:
+            raise
+        print(f"metaloom: {error}", file=sys.stderr)
+        return code

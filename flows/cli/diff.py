@@ -1,0 +1,23 @@
+"""`metaloom diff`."""
+
+from metaloom.flows.cli.options import AsJson, RunArgument
+from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.runs import run_folder
+
+
+def diff(run_a: RunArgument, run_b: RunArgument, *, as_json: AsJson = False) -> int:
+    """Compare two runs: settings, code and packages, and the first output that differs, by how much.
+
+    Exit code 0 when settings and outputs are equal, 1 when they differ.
+
+    Example: `metaloom diff first second`
+    """
+    from metaloom.flows.commands.diff import diff_runs
+    from metaloom.flows.views.comparison_tables import diff_view
+
+    outcome = diff_runs(run_folder(run_a), run_folder(run_b))
+    if as_json:
+        print_json(outcome.as_dict())
+    else:
+        console().print(diff_view(outcome))
+    return 0 if outcome.equal else 1

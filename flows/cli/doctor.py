@@ -1,0 +1,35 @@
+"""`metaloom doctor`."""
+
+from metaloom.flows.cli.options import AsJson, Overrides
+from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.errors import UsageError
+from metaloom.flows.runs import runs_root
+
+
+def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson = False) -> int:
+    """Check that this machine can train: packages, cores, disk, physics, Prefect. Or check an environment.
+
+    Exit code 1 when something is wrong; the table says what helps.
+
+    Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
+
+    Args:
+        env: Check this environment instead: whether its answers are sound, and the same when it is run twice.
+    """
+    if env is None and overrides:
+        raise UsageError("found --set without --env; required both: the machine has no settings")
+    from metaloom.flows.commands.doctor import check_all
+    from metaloom.flows.views.tables import doctor_table
+
+    if env is None:
+        checks = check_all(runs_root())
+    else:
+        # Imported only here: a broken package must become a line of the other table.
+        from metaloom.flows.commands.check_env import check_environment, env_config
+
+        checks = check_environment(env_config(env, overrides))
+    if as_json:
+        print_json([check.as_dict() for check in checks])
+    else:
+        console().print(doctor_table(checks))
+    return 0 if all(check.ok for check in checks) else 1

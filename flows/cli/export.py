@@ -1,0 +1,46 @@
+"""`metaloom export`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from metaloom.flows.cli.options import AsJson, RunArgument
+from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.exports import By, format_names
+from metaloom.flows.exports import export as export_run
+from metaloom.flows.runs import parse_span, run_folder
+from metaloom.storage import open_run
+
+
+def export(
+    run: RunArgument,
+    *,
+    to: Annotated[str, Parameter(help=f"The format: {', '.join(format_names())}. Some need an extra of that name.")],
+    out: Path,
+    iterations: str | None = None,
+    step: Annotated[tuple[int, ...], Parameter(negative=())] = (),
+    by: By | None = None,
+    as_json: AsJson = False,
+) -> int:
+    """Write a run for other tools, such as Parquet, a Minari dataset, learning histories or TensorBoard events.
+
+    Example: `metaloom export first --to parquet --out first-parquet`
+
+    Args:
+        out: A new or empty folder.
+        iterations: N or FROM:TO, as Python slices count; all complete ones when left out.
+        step: Only episodes of this inner step; repeatable.
+        by: What a learning history belongs to: its task, or its place in the meta-batch.
+    """
+    chosen = None if iterations is None else parse_span("--iterations", iterations)
+    result = export_run(open_run(run_folder(run)), out, to, iterations=chosen, steps=step, by=by)
+    if as_json:
+        skipped = [{"iteration": i, "reason": reason} for i, reason in result.skipped]
+        done = {"path": str(result.path), "iterations": result.iterations, "rows": result.rows}
+        print_json({**done, "skipped": skipped})
+        return 0
+    for i, reason in result.skipped:
+        console().print(f"iteration {i} left out: {reason}", markup=False)
+    console().print(f"{result.iterations} iterations, {result.rows:,} rows  {result.path}", markup=False)
+    return 0

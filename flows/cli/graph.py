@@ -1,0 +1,36 @@
+"""`metaloom graph`."""
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from metaloom.flows.cli.options import Overrides
+
+
+def graph(
+    recipe: Annotated[str, Parameter(help="A recipe, a .yaml or .json file of settings, or a stored run.")],
+    *,
+    form: Annotated[Literal["text", "mermaid", "svg"], Parameter(name="--format")] = "text",
+    overrides: Overrides = (),
+) -> int:
+    """Draw the stages of a run and what each reads of the others.
+
+    Example: `metaloom graph promp-half-cheetah-dir --format mermaid`
+
+    Args:
+        form: A table of text, a flowchart for Markdown, or an image.
+    """
+    from metaloom.flows.graph.run_stages import config_of
+    from metaloom.flows.recipes import RECIPES, load_settings
+    from metaloom.flows.runs import run_folder
+    from metaloom.flows.views.diagrams import FORMATS, diagram_of
+    from metaloom.pipeline.config.input import override
+    from metaloom.pipeline.config.run import build_config
+    from metaloom.storage import open_run, run_exists
+
+    stored = (
+        recipe not in RECIPES and not recipe.endswith((".yaml", ".yml", ".json")) and run_exists(run_folder(recipe))
+    )
+    settings = config_of(open_run(run_folder(recipe))).model_dump(mode="json") if stored else load_settings(recipe)
+    print(FORMATS[form](diagram_of(build_config(override(settings, overrides)))), end="")
+    return 0

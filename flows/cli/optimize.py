@@ -1,0 +1,48 @@
+"""`metaloom optimize`."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from metaloom.flows.cli.options import AsJson, Overrides
+from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.errors import UsageError
+from metaloom.flows.runs import RunAt
+
+
+def optimize(
+    run: Annotated[str, Parameter(help="RUN@ITERATION.")],
+    *,
+    overrides: Overrides = (),
+    grid: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--grid", negative=(), help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable."
+        ),
+    ] = (),
+    stage: str | None = None,
+    step: int = 0,
+    as_json: AsJson = False,
+) -> int:
+    """Compute a stage again on stored batches under other settings, without sampling, and compare the outcomes.
+
+    Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
+
+    Args:
+        stage: Which stage: any that does not sample, such as adapt; when left out the one that ends the iteration,
+            which is meta_optimize, or update in a run that learns off policy.
+        step: Its inner step.
+    """
+    at = RunAt.parse(run)
+    if at.iteration is None:
+        raise UsageError(f"{run}: required RUN@ITERATION, such as {run}@0")
+    from metaloom.flows.commands.optimize import sweep
+    from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table, parse_grid
+
+    values = parse_grid(grid)
+    results = list(sweep(at.path, at.iteration, values, overrides, stage=stage, step=step))
+    if as_json:
+        print_json([result.as_dict() for result in results])
+    else:
+        console().print(grid_table(results) if values else counterfactual_table(results[0]))
+    return 0

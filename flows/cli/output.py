@@ -1,0 +1,60 @@
+"""Standard output of the commands, which a reader may close at any time."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn, ParamSpec
+
+from rich.console import Console
+
+EXIT_OUTPUT_CLOSED = 128 + 13  # as of a process that SIGPIPE ended
+
+_P = ParamSpec("_P")
+
+
+class OutputClosed(Exception):
+    """The reader of standard output has gone away, as `head` does."""
+
+
+class PipeConsole(Console):
+    """A console that raises `OutputClosed` instead of ending the process."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise OutputClosed
+
+
+def console() -> Console:
+    """Return a console on the current standard output, wide enough that pipes do not wrap."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
+    return PipeConsole(file=sys.stdout, width=width, soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, with null for what is not a finite number refused."""
+    console().out(json.dumps(value, indent=2, default=str, allow_nan=False))
+
+
+def say(as_json: bool, message: str) -> None:
+    """Tell the user something that is not data: with --json, standard output carries JSON alone."""
+    if as_json:
+        print(message, file=sys.stderr)
+    else:
+        console().out(message)
+
+
+def unless_closed(tell: Callable[_P, None]) -> Callable[_P, None]:
+    """Wrap a function that prints, so that work goes on when nobody reads its output any more."""
+
+    def tell_if_read(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            tell(*args, **kwargs)
+        except (OutputClosed, BrokenPipeError):
+            discard_output()
+
+    return tell_if_read
+
+
+def discard_output() -> None:
+    """Send standard output nowhere, including what is still buffered: Python would fail to write it when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,121 @@
+"""`metaloom replay`."""
+
+from dataclasses import asdict, replace
+
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, RunArgument, refuse_with
+from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.errors import UsageError
+from metaloom.flows.runs import RunAt
+
+
+def replay(
+    run: RunArgument,
+    *,
+    stage: str | None = None,
+    step: int | None = None,
+    until_diff: Flag = False,
+    pdb: Flag = False,
+    materialise: Flag = False,
+    quarantine: Flag = False,
+    where: BackendOptions = ANYWHERE,
+    as_json: AsJson = False,
+) -> int:
+    """Run stored stages again from their stored inputs and compare every array, bit for bit.
+
+    Exit code 0 when all are identical, 1 when one differs.
+
+    Example: `metaloom replay first@3 --stage adapt`
+
+    Args:
+        run: RUN@ITERATION for one iteration, RUN for all of them.
+        stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt, meta_optimize or evaluate; off
+            policy fill_memory, sample_tasks, collect_rollouts, adapt, sample_transitions, update or evaluate.
+        step: Only this inner step of the stage.
+        until_diff: Stop after the first stage that differs.
+        pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
+        materialise: Compute what was thinned again and store it, if it has its old digest.
+        quarantine: Run the episode again, in this process, in which an environment failed and which was kept.
+    """
+    if quarantine or pdb:
+        elsewhere = {name: value for name, value in asdict(where).items() if name != "threads"}
+        option = "--quarantine" if quarantine else "--pdb"
+        refuse_with(option, until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
+    if quarantine:
+        return _reproduce(run, stage, step, debug=pdb)
+    if pdb:
+        return _debug(run, stage, step, where.threads)
+    at = RunAt.parse(run)
+    if where.workers is None and where.scheduler is None:
+        where = replace(where, workers=0)
+    if materialise:
+        return _materialise(at, where, whole=stage is None and step is None and not until_diff, as_json=as_json)
+    return _replay(at, stage, step, where, until_diff=until_diff, as_json=as_json)
+
+
+def _replay(
+    at: RunAt, stage: str | None, step: int | None, where: BackendOptions, *, until_diff: bool, as_json: bool
+) -> int:
+    backend = where.backend()
+    from metaloom.flows.commands.replay import StageReplay
+    from metaloom.flows.commands.replay import replay as replay_run
+    from metaloom.flows.views.tables import difference_table, replay_line
+
+    outcomes: list[StageReplay] = []
+    for outcome in replay_run(at.path, at.iteration, stage=stage, step=step, until_diff=until_diff, backend=backend):
+        outcomes.append(outcome)
+        if not as_json:
+            console().print(replay_line(outcome))
+    different = [outcome for outcome in outcomes if not outcome.identical]
+    if as_json:
+        print_json([outcome.as_dict() for outcome in outcomes])
+    elif different:
+        console().print(difference_table([difference for outcome in different for difference in outcome.differences]))
+    else:
+        console().print(f"{len(outcomes)} stages replayed: all identical")
+    return 1 if different else 0
+
+
+def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
+    at = RunAt.parse(run)
+    if at.iteration is None or stage is None:
+        raise UsageError(
+            f"{run}: --pdb is for one stage; name it as in: metaloom replay {at.path}@0 --stage adapt --pdb"
+        )
+    backend = BackendOptions(workers=0, threads=threads).backend()
+    from metaloom.flows.commands.debug import debug_stage
+
+    outcome = debug_stage(
+        at.path, at.iteration, stage, step or 0, backend=backend, say=lambda words: console().out(words)
+    )
+    console().print(str(outcome))
+    return 1 if outcome.fault else 0
+
+
+def _reproduce(run: str, stage: str | None, step: int | None, *, debug: bool) -> int:
+    at = RunAt.parse(run)
+    if at.iteration is None:
+        raise UsageError(f"{run}: --quarantine is about one iteration, such as {at.path}@0")
+    from pdb import Pdb
+
+    from metaloom.flows.commands.debug import reproduce_kept
+
+    entry = reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if debug else None)
+    console().print(f"the episode of {entry.path} went well this time. It failed with:\n{entry.message}", markup=False)
+    return 0
+
+
+def _materialise(at: RunAt, where: BackendOptions, *, whole: bool, as_json: bool) -> int:
+    if not whole:
+        raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
+    backend = where.backend()
+    from metaloom.flows.commands.thin import materialise
+    from metaloom.flows.views.formatting import stage_label
+
+    refs = list(materialise(at.path, at.iteration, backend=backend))
+    if as_json:
+        print_json([asdict(ref) for ref in refs])
+    for ref in () if as_json else refs:
+        console().print(f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again, its old digest")
+    if not refs and not as_json:
+        console().print("nothing was thinned there")
+    return 0

@@ -1,0 +1,40 @@
+"""`metaloom thin`."""
+
+from dataclasses import asdict
+
+from metaloom.flows.cli.options import AsJson, Flag, RunArgument
+from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.runs import run_folder
+from metaloom.storage import Retention
+
+
+def thin(
+    run: RunArgument,
+    *,
+    keep_every: int | None = None,
+    keep_last: int | None = None,
+    dry_run: Flag = False,
+    as_json: AsJson = False,
+) -> int:
+    """Remove the episodes, samples and adapted parameters of iterations; everything else stays.
+
+    Of a run that learns off policy the episodes stay too, since they are its replay buffer: minibatches and adapted
+    parameters go. `metaloom replay RUN@ITERATION --materialise` computes them again, bit for bit.
+
+    Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
+
+    Args:
+        keep_every: Keep iterations 0, N, 2N, ... whole.
+        keep_last: Keep the N newest iterations whole.
+        dry_run: Only tell what would go.
+    """
+    folder = run_folder(run)
+    from metaloom.flows.commands.thin import thin as thin_run
+    from metaloom.flows.views.tables import thinned_line
+
+    thinned = thin_run(folder, Retention(keep_last=keep_last, keep_every=keep_every), dry_run=dry_run)
+    if as_json:
+        print_json({**asdict(thinned), "dry_run": dry_run})
+    else:
+        console().print(thinned_line(thinned, dry_run=dry_run))
+    return 0

@@ -1,0 +1,147 @@
+"""`metaloom train` and `metaloom resume`."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument
+from metaloom.flows.cli.output import say, unless_closed
+
+if TYPE_CHECKING:
+    from metaloom.flows.commands.train import Observer, TrainResult
+
+
+_ADDED = [point.name for point in entry_points(group="metaloom.recipes")]
+Recipe = Annotated[
+    str,
+    Parameter(
+        help="A recipe (`metaloom recipes` lists them), or a YAML or JSON file of settings."
+        + (f" Installed packages add {', '.join(_ADDED)}." if _ADDED else "")
+    ),
+]
+
+
+def train(
+    recipe: Recipe,
+    *,
+    run: str | None = None,
+    overrides: Overrides = (),
+    where: BackendOptions = ANYWHERE,
+    as_json: AsJson = False,
+) -> int:
+    """Train a new run.
+
+    Example: `metaloom train promp-point-corner --run first --set iterations=20`
+
+    Args:
+        run: Name of the run under the runs folder, or a path; made from recipe and time when left out.
+    """
+    from metaloom.flows.recipes import new_config
+
+    # Settings are refused before numerics are imported, which takes seconds.
+    config = new_config(recipe, overrides)
+    backend = where.backend()
+    from metaloom.flows.runs import new_run_name, run_folder
+
+    folder = run_folder(run if run is not None else new_run_name(Path(recipe).stem))
+    from metaloom.flows.commands.train import train as train_run
+
+    return _train(lambda observer: train_run(config, folder, backend=backend, observer=observer), folder, as_json)
+
+
+def resume(
+    run: RunArgument,
+    *,
+    iterations: int | None = None,
+    take_over: Flag = False,
+    repair: Flag = False,
+    retention: Annotated[
+        tuple[str, ...],
+        Parameter(name="--set", negative=(), help="Change what is kept: `--set retention.keep_last=10`. Repeatable."),
+    ] = (),
+    where: BackendOptions = ANYWHERE,
+    as_json: AsJson = False,
+) -> int:
+    """Go on with a run from its first missing stage, whatever interrupted it.
+
+    Example: `metaloom resume first --iterations 40`
+
+    Args:
+        iterations: How many iterations the run shall have; as configured when left out.
+        take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
+        repair: Drop the outputs that `metaloom verify` finds damaged, and compute them again.
+    """
+    from metaloom.flows.runs import run_folder
+
+    folder, backend = run_folder(run), where.backend()
+    from metaloom.flows.commands.train import resume as resume_run
+
+    def start(observer: "Observer") -> "TrainResult":
+        return resume_run(
+            folder,
+            iterations=iterations,
+            take_over=take_over,
+            repair=repair,
+            retention=retention,
+            backend=backend,
+            observer=observer,
+        )
+
+    return _train(start, folder, as_json)
+
+
+def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bool) -> int:
+    from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
+    from metaloom.flows.views.progress import progress
+    from metaloom.storage import location
+
+    with (
+        stop_on_interrupt() as should_stop,
+        progress(mode="json" if as_json else "auto", should_stop=should_stop, out=sys.stdout) as observer,
+    ):
+        result = start(replace(observer, iteration_done=unless_closed(observer.iteration_done)))
+    tell = unless_closed(say)
+    if result.stopped:
+        place = location(folder)
+        tell(as_json, f"stopped after {result.iterations_done} iterations; go on with: metaloom resume {place}")
+        return EXIT_INTERRUPTED
+    tell(as_json, _next_steps(result.path))
+    return 0
+
+
+def _next_steps(folder: Path) -> str:
+    from metaloom.flows.cli.report import write
+    from metaloom.flows.runs import report_folder, run_folder
+    from metaloom.storage import location, open_run
+
+    files = write(open_run(folder), report_folder(folder))
+    place = location(folder)
+    name = folder.name if run_folder(folder.name) == folder else place
+    question = f"import metaloom; print(metaloom.open_run({place!r}).episodes().to_pandas())"
+    return "\n".join(
+        [
+            f"\nrun             {place}",
+            f"learning curve  {files.png}",
+            f"report page     {files.html}",
+            "\nlook further:",
+            f"  {_program('metaloom')} show {name}",
+            f"  {_program('metaloom')} replay {name}@0",
+            f"  {_program('python')} -c {question!r}",
+        ]
+    )
+
+
+def _program(name: str) -> str:
+    """Return how to call a program of this environment: by its name where that finds it, else by its path."""
+    ours = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    if not ours.exists() or (found and Path(found).parent == ours.parent):
+        return name
+    return os.path.relpath(ours)

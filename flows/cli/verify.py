@@ -1,0 +1,26 @@
+"""`metaloom verify`."""
+
+from metaloom.flows.cli.options import AsJson, RunArgument
+from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.runs import run_folder
+from metaloom.storage import location, verify_run
+
+
+def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
+    """Check every stored file of a run against its records.
+
+    Exit code 0 when all are whole, 1 when one is damaged, missing or foreign.
+
+    Example: `metaloom verify first`
+    """
+    from metaloom.flows.views.tables import damage_info, damage_table
+
+    folder = run_folder(run)
+    damages = verify_run(folder)
+    if as_json:
+        print_json([damage_info(damage) for damage in damages])
+    elif damages:
+        console().print(damage_table(damages))
+    else:
+        console().print(f"{location(folder)}: every file is whole")
+    return 1 if damages else 0

@@ -1,0 +1,165 @@
+"""Learning histories: all episodes of a task in training order, for in-context reinforcement learning.
+
+A history is all that one task saw of the learner. Which episodes belong together depends on the run:
+
+- by task, where tasks come from a fixed set: one history per task id, over all iterations;
+- by task, where every task is a fresh draw: one history per draw, over the inner steps of its iteration, so before and
+  after adaptation;
+- by position: one history per place in the meta-batch, over all iterations; with fresh draws its task changes.
+"""
+
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from metaloom.flows.exports import By, ExportFormat
+from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
+from metaloom.storage.export import Export, export_folder
+from metaloom.storage.format.columns import column, column_type
+from metaloom.storage.read.tables import summarize
+from metaloom.storage.run import Iterations, Run
+
+_OPEN_FILES = 128
+"""Files written side by side; more histories than that are written in several passes over the run."""
+
+
+def export_histories(
+    run: Run, out: Path, *, by: By = "task", iterations: Iterations = None, steps: Sequence[int] | None = None
+) -> Export:
+    """Write one row per episode, those of a history one after the other.
+
+    A file holds one history (`task-00000003.parquet`, `position-00000003.parquet`) or, with fresh draws, those of one
+    iteration (`iteration-00000003.parquet`). Within a file rows are sorted by `history` and `order`, the place of the
+    episode in its history. `observations` has one entry more than `actions` and `rewards`.
+
+    Args:
+        run: the run.
+        out: a new or empty folder.
+        by: what a history belongs to.
+        iterations: which of the complete ones; None for all.
+        steps: which inner steps; None for all.
+
+    Raises:
+        ExportExists: there is something at `out`.
+        StageMissing: an iteration that was asked for is not complete.
+    """
+    export = Export(out)
+    with export_folder(out) as folder:
+        available = list(export.available(run, iterations, steps))
+        if by == "task" and not _is_fixed(run, available):
+            for i, steps_of in available:
+                with _Files(folder, "iteration") as files:
+                    export.rows += _write_draws(run, files, i, steps_of)
+            return export
+        keys = sorted({int(key) for i, _ in available for key in _keys(run[i].tasks(), by)})
+        for start in range(0, len(keys), _OPEN_FILES):
+            with _Files(folder, by) as files:
+                wanted = set(keys[start : start + _OPEN_FILES])
+                export.rows += sum(_write_step(run, files, i, k, by, wanted) for i, ks in available for k in ks)
+    return export
+
+
+def _is_fixed(run: Run, available: Sequence[tuple[int, list[int]]]) -> bool:
+    return all((run[i].tasks().ids >= 0).all() for i, _ in available)
+
+
+def _keys(tasks: TaskBatch, by: By) -> Array:
+    """[B], the history that each task of an iteration belongs to."""
+    return tasks.ids if by == "task" else np.arange(len(tasks))
+
+
+def _write_step(run: Run, files: "_Files", iteration: int, k: int, by: By, wanted: set[int]) -> int:
+    tasks, episodes = run[iteration].tasks(), run[iteration].rollouts(k)
+    keys, written = _keys(tasks, by), 0
+    for key in sorted(wanted & {int(key) for key in keys}):
+        places = [int(b) for b in np.flatnonzero(keys == key)]
+        rows = _rows(iteration, k, tasks, episodes, places)
+        files.write(key, key, rows)
+        written += rows.num_rows
+    return written
+
+
+def _write_draws(run: Run, files: "_Files", iteration: int, steps: Sequence[int]) -> int:
+    tasks, batches = run[iteration].tasks(), [(k, run[iteration].rollouts(k)) for k in steps]
+    written = 0
+    for b in range(len(tasks)):
+        # The number of the draw in the run, were all meta-batches of this size.
+        history = iteration * len(tasks) + b
+        for k, episodes in batches:
+            rows = _rows(iteration, k, tasks, episodes, [b])
+            files.write(iteration, history, rows)
+            written += rows.num_rows
+    return written
+
+
+def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, places: Sequence[int]) -> pa.Table:
+    """One row per episode of the tasks at some places, without `history` and `order`."""
+    chosen = np.array(places)
+    # Places for episodes that were not needed hold none.
+    found = np.argwhere(episodes.lengths[chosen] > 0)
+    b, e = chosen[found[:, 0]], found[:, 1]
+    lengths = episodes.lengths[b, e]
+    table: dict[str, pa.Array] = {
+        "iteration": column(np.full(len(b), iteration, np.int32)),
+        "step": column(np.full(len(b), k, np.int32)),
+        "task": column(b.astype(np.int32)),
+        "episode": column(e.astype(np.int32)),
+        **{name: column(values[b, e]) for name, values in summarize(episodes).columns.items()},
+        "task_id": column(tasks.ids[b]),
+    }
+    for p, name in enumerate(tasks.names):
+        table[f"task_{name}"] = column(tasks.params[b, p])
+    table["observations"] = _lists(episodes.observations[b, e], lengths + 1)
+    table["actions"] = _lists(episodes.actions[b, e], lengths)
+    table["rewards"] = _lists(episodes.rewards[b, e], lengths)
+    return pa.table(table)
+
+
+def _lists(values: Array, lengths: Array) -> pa.Array:
+    """A list per episode, of numbers or of vectors, from [n, T, ...]; padding is left out."""
+    flat = values[np.arange(values.shape[1]) < lengths[:, None]]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    items = column(flat)
+    kind = column_type(values.dtype, int(np.prod(values.shape[2:])) if values.ndim > 2 else None)
+    return pa.ListArray.from_arrays(column(offsets), items.cast(kind))
+
+
+@dataclass
+class _Files:
+    """Parquet files of histories, open until the block ends; numbers the episodes of each history."""
+
+    folder: Path
+    kind: str
+    writers: dict[int, pq.ParquetWriter] = field(default_factory=dict)
+    orders: dict[int, int] = field(default_factory=dict)
+
+    def write(self, file: int, history: int, rows: pa.Table) -> None:
+        """Add episodes to a history, in a file of some number."""
+        first = self.orders.get(history, 0)
+        self.orders[history] = first + rows.num_rows
+        order = column(np.arange(first, first + rows.num_rows, dtype=np.int64))
+        number = column(np.full(rows.num_rows, history, np.int64))
+        table = rows.add_column(0, "order", order).add_column(0, "history", number)
+        if file not in self.writers:
+            self.writers[file] = pq.ParquetWriter(
+                self.folder / f"{self.kind}-{file:08d}.parquet", table.schema, compression="zstd"
+            )
+        self.writers[file].write_table(table)
+
+    def __enter__(self) -> "_Files":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for writer in self.writers.values():
+            writer.close()
+
+
+FORMAT = ExportFormat(export_histories, holds_episodes=True)

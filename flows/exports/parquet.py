@@ -1,0 +1,84 @@
+"""Hive-partitioned Parquet: what DuckDB, polars, pandas and Spark open as one table."""
+
+# pyarrow ships no types: what it returns is unknown to pyright.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from metaloom.flows.exports import ExportFormat
+from metaloom.storage.export import Export, export_folder
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.run import Iterations, Run
+
+ROW_GROUP = 65_536
+"""Rows that a reader has to take at once."""
+
+
+def export_parquet(run: Run, out: Path, *, iterations: Iterations = None, steps: Sequence[int] | None = None) -> Export:
+    """Write one row per real step, one file per iteration and inner step, and the derived tables beside them.
+
+        OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as of `Run.steps`, without `iteration`
+        OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, where there are any, OUT/evaluations.parquet
+
+    Args:
+        run: the run.
+        out: a new or empty folder.
+        iterations: which of the complete ones; None for all.
+        steps: which inner steps; None for all.
+
+    Raises:
+        ExportExists: there is something at `out`.
+        StageMissing: an iteration that was asked for is not complete.
+    """
+    export = Export(out)
+    with export_folder(out) as folder:
+        export.rows = _write_steps(run, folder, [i for i, _ in export.available(run, iterations, steps)], steps)
+        chosen = run.select(iterations)
+        for name, table_of in (("episodes", run.episodes), ("tasks", run.tasks), ("metrics", run.metrics)):
+            _write_table(folder / f"{name}.parquet", table_of, chosen, steps if name == "episodes" else None)
+        evaluated = [
+            i for i in chosen if any(run.contains(StageRef(i, name)) for name in run.files.table_stages("evaluations"))
+        ]
+        _write_table(folder / "evaluations.parquet", run.evaluations, evaluated, None)
+    return export
+
+
+def _write_steps(run: Run, folder: Path, iterations: Sequence[int], steps: Sequence[int] | None) -> int:
+    rows = 0
+    with run.scan_steps(iterations, steps=steps) as batches:
+        names = [name for name in batches.schema.names if name != "iteration"]
+        schema = pa.schema([batches.schema.field(name) for name in names])
+        for batch in batches:  # one inner step each
+            i, k = batch["iteration"][0].as_py(), batch["step"][0].as_py()
+            file = folder / "steps" / f"iteration={i}" / f"stage=rollouts_{k}" / "steps.parquet"
+            file.parent.mkdir(parents=True)
+            with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+                writer.write_batch(batch.select(names), row_group_size=ROW_GROUP)
+            rows += batch.num_rows
+    return rows
+
+
+def _write_table(
+    file: Path,
+    table_of: Callable[[Sequence[int]], pa.Table],
+    iterations: Sequence[int],
+    steps: Sequence[int] | None,
+) -> None:
+    """A derived table, a block of iterations at a time."""
+    if not iterations:
+        return
+    with pq.ParquetWriter(file, table_of(iterations[-1:]).schema, compression="zstd") as writer:
+        for start in range(0, len(iterations), 64):
+            table = table_of(iterations[start : start + 64]).select(writer.schema.names)
+            if steps is not None:
+                table = table.filter(pc.field("step").isin(list(steps)))
+            writer.write_table(table, row_group_size=ROW_GROUP)
+
+
+FORMAT = ExportFormat(export_parquet)

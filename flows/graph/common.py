@@ -1,0 +1,91 @@
+"""Stages that every kind of run has, and what they share."""
+
+from collections.abc import Mapping
+
+from metaloom.flows.graph.context import Context
+from metaloom.flows.graph.stage import EVALUATION, ITERATION, ONCE, Evaluate, Input, Stage
+from metaloom.flows.graph.warm_start import read_learner
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
+from metaloom.pipeline.types import Evaluation, LearnerState, TaskBatch, Update
+from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.evaluate import Tested, evaluate, unseen
+from metaloom.stages.initialize import initialize
+from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.storage.format.stages import LEARNER
+
+
+def nothing(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
+    """The inputs of a stage that draws all it needs."""
+    del config, i, k
+    return {}
+
+
+def _initialize(context: Context, i: int, k: int) -> Update:
+    del i, k
+    config = context.config
+    start = None if config.init_from is None else read_learner(config.init_from)
+    return initialize(context.learner, run_seed=config.seed, start=start)
+
+
+def _sample_tasks(context: Context, i: int, k: int) -> TaskBatch:
+    del k
+    config = context.config
+    return sample_tasks(context.env, num_tasks=config.num_tasks, run_seed=config.seed, iteration=i)
+
+
+INITIALIZE = Stage("initialize", ONCE, nothing, Update, _initialize, group=LEARNER)
+SAMPLE_TASKS = Stage("sample_tasks", ITERATION, nothing, TaskBatch, _sample_tasks, group="tasks")
+
+
+def state_before(update: Stage, i: int) -> Mapping[str, Input]:
+    """The learner that iteration i starts from, where `update` makes the next one."""
+    return {"state": update.at(i - 1) if i else INITIALIZE.at(0)}
+
+
+def position(config: RunConfig, i: int, k: int) -> RolloutPosition:
+    """Where the episodes of a round draw."""
+    return RolloutPosition(config.seed, i, k)
+
+
+def evaluated(context: Context, state: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
+    """Returns after 0 ... K adaptation steps of a learner that has had so many updates; see Evaluate."""
+    config, learner = context.config, context.learner
+    plan = EvaluationPlan.of(config)
+    tasks = evaluation_tasks(config, context.env, updates)
+    return evaluate(
+        learner,
+        state,
+        tasks,
+        adaptation_steps=plan.adaptation_steps,
+        adaptation_rollouts=context.rollouts.sampling(plan.episodes, deterministic=False).collect,
+        test_rollouts=context.rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect,
+        run_seed=plan.run_seed,
+        parallel=context.parallel,
+        tested=tested,
+    )
+
+
+def _seed_of_evaluation(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
+    # Equal tasks and episodes in every evaluation make them comparable.
+    del i, k
+    return (config.seed, config.evaluation.seed)
+
+
+def evaluation(update: Stage, evaluated: Evaluate = evaluated) -> Stage:
+    """The stage that tests what `update` made, every so many iterations."""
+
+    def run(context: Context, i: int, k: int, *, state: Update) -> Evaluation:
+        del k
+        return evaluated(context, state.learner, i + 1, unseen)
+
+    return Stage(
+        "evaluate",
+        EVALUATION,
+        lambda config, i, k: {"state": update.at(i)},
+        Evaluation,
+        run,
+        group="evaluation",
+        samples=True,
+        seed_position=_seed_of_evaluation,
+    )

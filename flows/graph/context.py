@@ -1,0 +1,99 @@
+"""What stages share: one small object per run, from which they take what does not change between iterations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar, cast
+
+import numpy as np
+from gymnasium.spaces import Discrete
+
+from metaloom.flows.rollouts.workers import RolloutWorkers
+from metaloom.pipeline.algorithms.contract import Learner, Setup
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.estimation.measures import Measures
+from metaloom.pipeline.types import LearnerState, ParallelMap, Update
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Context:
+    """One run's stages share this.
+
+    Attributes:
+        config: the run's settings.
+        setup: what the learner was built for.
+        learner: the algorithm, built for the run.
+        env: one environment of the run, for its spaces and tasks.
+        rollouts: where episodes are collected.
+        parallel: maps over chunks of tasks; no result depends on it.
+        measures: what is measured of every round besides what always is.
+    """
+
+    config: RunConfig
+    setup: Setup
+    learner: Learner[Any, Any]
+    env: MetaEnv
+    rollouts: RolloutWorkers
+    parallel: ParallelMap
+    measures: Measures
+    _kept: dict[str, object] = field(default_factory=dict[str, object], repr=False)
+
+    @classmethod
+    def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
+        """What the stages of a run with this configuration share.
+
+        Raises:
+            ConfigError: the algorithm or an option is not for such an environment.
+        """
+        # Which actions there are is told before a scale of them is asked for, which discrete ones do not have.
+        setup = setup_of(config, make_env(config.env.model_copy(update={"action_scale": None})))
+        learner, env = config.algorithm.build(setup), make_env(config.env)
+        return cls(config, setup, learner, env, rollouts, parallel, measures_of(config, env))
+
+    def under(self, config: RunConfig) -> Self:
+        """The same under settings that leave the environment as it is."""
+        setup = setup_of(config, self.env)
+        learner, measures = config.algorithm.build(setup), measures_of(config, self.env)
+        return replace(self, config=config, setup=setup, learner=learner, measures=measures, _kept={})
+
+    def start(self, update: Update) -> LearnerState:
+        """A stored learner as the iteration behind it acts and learns with it."""
+        return self.learner.at_start(update.learner, run_seed=self.config.seed)
+
+    def keep(self, name: str, build: Callable[[], T]) -> T:
+        """What stages keep between iterations to save time; it never decides a bit."""
+        if name not in self._kept:
+            self._kept[name] = build()
+        return cast(T, self._kept[name])
+
+
+def learner_of(config: RunConfig) -> Learner[Any, Any]:
+    """The algorithm of a run, built for its environment."""
+    return config.algorithm.build(setup_of(config, make_env(config.env)))
+
+
+def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
+    """What a run measures of every round besides what always is."""
+    return Measures.named(config.metrics, diagnostics=env.diagnostics if config.env.diagnostics else None)
+
+
+def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
+    """What a learner is told about a run and its environment."""
+    space, actions = env.observation_space, env.action_space
+    discrete = isinstance(actions, Discrete)
+    return Setup(
+        observation_shape=space.shape or (),
+        observation_scale=255.0 if space.dtype == np.uint8 else 1.0,
+        action_size=0 if discrete else (actions.shape or (0,))[0],
+        num_actions=int(actions.n) if discrete else 0,
+        env_name=config.env.name,
+        max_episode_steps=config.max_episode_steps,
+        policy=config.policy,
+        baseline=config.baseline,
+        processing=config.processing,
+        device="cpu",
+        sparse_rewards=env.sparse_rewards,
+    )

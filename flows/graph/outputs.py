@@ -1,0 +1,60 @@
+"""Where stages find what other stages gave."""
+
+from typing import Any, Protocol
+
+from metaloom.flows.graph.stage import Graph
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.types import Array, EpisodeBatch
+from metaloom.storage import Span, StageRef
+
+
+class Outputs(Protocol):
+    """Where stages find what other stages gave: a Run, its RunWriter, or what computes again what is not stored."""
+
+    def load(self, ref: StageRef) -> Any:
+        """An output."""
+        ...
+
+    def lengths(self, ref: StageRef) -> Array:
+        """How many steps each episode of a batch has, [B, E]."""
+        ...
+
+    def experience(self, ref: StageRef) -> EpisodeBatch:
+        """A batch of episodes; behavior and reward terms may be missing."""
+        ...
+
+
+class SpanOutputs:
+    """The outputs of a span, of which a stage reads what it needs.
+
+    Args:
+        span: what they are.
+        graph: of the run.
+        config: of the run.
+        outputs: where they are found.
+    """
+
+    def __init__(self, span: Span, graph: Graph, config: RunConfig, outputs: Outputs) -> None:
+        self.span = span
+        self._graph, self._config, self._outputs = graph, config, outputs
+
+    def refs(self, iteration: int) -> list[StageRef]:
+        """Return the outputs of an iteration, in the order in which they were computed."""
+        return self._graph.within(self._config, self.span, iteration)
+
+    def load(self, ref: StageRef) -> Any:
+        """Return one of the outputs; of each of these three, ValueError where it is not in the span."""
+        return self._outputs.load(self._own(ref))
+
+    def lengths(self, ref: StageRef) -> Array:
+        """Return how many steps each episode of a batch has, [B, E]; nothing else of it is read."""
+        return self._outputs.lengths(self._own(ref))
+
+    def experience(self, ref: StageRef) -> EpisodeBatch:
+        """Return a batch of episodes, of which behavior and reward terms may be missing."""
+        return self._outputs.experience(self._own(ref))
+
+    def _own(self, ref: StageRef) -> StageRef:
+        if ref not in self.span:
+            raise ValueError(f"{ref} is not among the outputs that were declared: {self.span}")
+        return ref

@@ -1,0 +1,106 @@
+"""Computes stages: loads exactly what a stage declares, hands it over by name, and returns the output.
+
+Training, resuming, replaying and all that asks a stored run again go through `Runner.compute`; they differ only in
+where inputs come from and what is done with the output.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from metaloom.flows.graph.context import Context
+from metaloom.flows.graph.outputs import Outputs, SpanOutputs
+from metaloom.flows.graph.stage import Graph, Input, StageOutput
+from metaloom.flows.graph.tables import graph_of
+from metaloom.flows.rollouts.workers import RolloutWorkers
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.tasks.evaluation import evaluation_tasks
+from metaloom.pipeline.types import Evaluation, LearnerState, ParallelMap, Samples
+from metaloom.stages.evaluate import Tested, unseen
+from metaloom.storage import Span, StageRef
+
+
+@dataclass(frozen=True)
+class Runner:
+    """One run's stages, ready to be computed in any order in which their inputs are at hand.
+
+    Attributes:
+        graph: the stages.
+        context: what they share.
+    """
+
+    graph: Graph
+    context: Context
+
+    @classmethod
+    def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
+        """The stages of a run with this configuration.
+
+        Raises:
+            ConfigError, EnvError: settings and environment do not fit each other.
+        """
+        graph, context = graph_of(config), Context.build(config, rollouts, parallel)
+        graph.check(config, context.env)
+        if context.measures.of_steps and not any(stage.output is Samples for stage in graph.stages):
+            raise ConfigError(
+                f"metrics: found {', '.join(context.measures.of_steps)}, of a Step, but {config.algorithm.name} has no "
+                "samples; required functions of an EpisodeBatch"
+            )
+        if config.evaluation.every is not None:
+            # What is wrong with the tasks of the last evaluation is known before the first iteration.
+            evaluation_tasks(config, context.env, config.iterations)
+        return cls(graph, context)
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's settings."""
+        return self.context.config
+
+    def under(self, config: RunConfig) -> Self:
+        """The same stages under settings that leave the environment as it is."""
+        return replace(self, context=self.context.under(config))
+
+    def order(self, iteration: int) -> list[StageRef]:
+        """The stages of an iteration in the order in which they run."""
+        return self.graph.order(self.config, iteration)
+
+    def inputs(self, ref: StageRef) -> list[StageRef | Span]:
+        """What a stage reads, as its record says it."""
+        inputs = self.graph.inputs(self.config, ref).values()
+        return [one for wanted in inputs for one in (wanted if isinstance(wanted, tuple) else (wanted,))]
+
+    def upstream(self, ref: StageRef) -> list[StageRef]:
+        """The stages of a stage's inputs; of a span those of its last iteration, since what came before is done."""
+        found: list[StageRef] = []
+        for wanted in self.inputs(ref):
+            found += self.graph.within(self.config, wanted, wanted.last) if isinstance(wanted, Span) else [wanted]
+        return list(dict.fromkeys(found))
+
+    def seed_position(self, ref: StageRef) -> tuple[int, ...]:
+        """Where in the run's random streams a stage draws."""
+        return self.graph[ref.stage].seed_position(self.config, ref.iteration, ref.step)
+
+    def load_inputs(self, ref: StageRef, outputs: Outputs) -> dict[str, Any]:
+        """What a stage reads, by the name that it gets it under."""
+        return {name: self._bring(wanted, outputs) for name, wanted in self.graph.inputs(self.config, ref).items()}
+
+    def compute(self, ref: StageRef, outputs: Outputs) -> StageOutput:
+        """A stage's output, from stored ones."""
+        return self.run(ref, self.load_inputs(ref, outputs))
+
+    def run(self, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
+        """A stage's output, from its inputs by name."""
+        return self.graph[ref.stage].run(self.context, ref.iteration, ref.step, **inputs)
+
+    def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
+        """How a learner that has had so many updates does, as the configuration's evaluation section says."""
+        return self.graph.evaluate(self.context, learner, updates, tested)
+
+    def _bring(self, wanted: Input, outputs: Outputs) -> Any:
+        match wanted:
+            case StageRef():
+                return outputs.load(wanted)
+            case Span():
+                return SpanOutputs(wanted, self.graph, self.config, outputs)
+            case _:
+                return tuple(outputs.load(ref) for ref in wanted)

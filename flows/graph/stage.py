@@ -1,0 +1,155 @@
+"""Kinds of runs as data: their stages, what each reads, and how each is computed.
+
+What else must know about stages reads it from here: the order of an iteration, the lineage in records, Prefect's edges,
+what replaying and thinning need, the debugger's variables, the store's groups, choices on the command line, diagrams.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from metaloom.flows.graph.context import Context
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.types import (
+    EpisodeBatch,
+    Evaluation,
+    LearnerState,
+    Minibatches,
+    Samples,
+    TaskBatch,
+    TaskParams,
+    Update,
+)
+from metaloom.stages.evaluate import Tested
+from metaloom.storage import Span, StageRef
+from metaloom.storage.format.stages import StageTable, StoredStage
+
+StageOutput = TaskBatch | EpisodeBatch | Samples | TaskParams | Minibatches | Update | Evaluation
+Input = StageRef | tuple[StageRef, ...] | Span
+"""One output, those of several steps, or all of some stages so far, of which a stage reads what it needs."""
+
+
+@dataclass(frozen=True)
+class Per:
+    """How many executions of a stage an iteration has.
+
+    Attributes:
+        words: for diagrams, such as "per inner step".
+        steps: the inner steps k of them, under a configuration, in iteration i.
+    """
+
+    words: str
+    steps: Callable[[RunConfig, int], Sequence[int]]
+
+
+ONCE = Per("once per run", lambda config, i: () if i else (0,))
+ITERATION = Per("per iteration", lambda config, i: (0,))
+INNER_STEP = Per("k = 0 ... K-1", lambda config, i: range(config.algorithm.adaptation_steps))
+ROUND = Per("k = 0 ... K", lambda config, i: range(config.algorithm.adaptation_steps + 1))
+
+
+def _after_evaluated(config: RunConfig, i: int) -> Sequence[int]:
+    every = config.evaluation.every
+    return (0,) if every is not None and (i + 1) % every == 0 else ()
+
+
+EVALUATION = Per("every n iterations", _after_evaluated)
+
+
+def by_place(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
+    """Where in the run's random streams a stage draws, unless it says otherwise."""
+    return (config.seed, i, k)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a kind of run.
+
+    Attributes:
+        name: of the stage.
+        per: how many an iteration has.
+        inputs: what it reads in iteration i and inner step k: argument of `run` -> where that comes from.
+        output: the type of what it gives.
+        run: computes it from the run's context, i, k and the inputs by name. Of a Span it gets `SpanOutputs`.
+        group: that keeps it in the store; with "{step}" in its name one for every inner step.
+        samples: it runs environments, so that other settings of the algorithm cannot be tried on what is stored.
+        thinnable: its arrays may go when an iteration is thinned, because they can be computed again.
+        ends_iteration: its output is the next learner.
+        seed_position: where in the run's random streams it draws.
+    """
+
+    name: str
+    per: Per
+    inputs: Callable[[RunConfig, int, int], Mapping[str, Input]]
+    output: type[StageOutput]
+    run: Callable[..., StageOutput]
+    group: str
+    samples: bool = False
+    thinnable: bool = False
+    ends_iteration: bool = False
+    seed_position: Callable[[RunConfig, int, int], tuple[int, ...]] = by_place
+
+    def at(self, i: int, k: int = 0) -> StageRef:
+        """Its output in iteration i and inner step k."""
+        return StageRef(i, self.name, k)
+
+
+Evaluate = Callable[[Context, LearnerState, int, Tested], Evaluation]
+"""How a learner that has had so many updates does; shows the test episodes after each number of adaptation steps."""
+
+
+def _fits(config: RunConfig, env: MetaEnv) -> None:
+    del config, env
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A kind of run.
+
+    Attributes:
+        name: by which an algorithm's settings ask for it.
+        stages: in the order in which data passes them; stepped ones that follow one another come step by step.
+        evaluate: tests a learner, as the configuration's evaluation section says.
+        remembers_by_task: what is stored of a task belongs to its place in the training set, which cannot change then.
+        check: raises ConfigError or EnvError where configuration and environment do not fit each other.
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    evaluate: Evaluate
+    remembers_by_task: bool = False
+    check: Callable[[RunConfig, MetaEnv], None] = _fits
+
+    @cached_property
+    def table(self) -> StageTable:
+        """The stages as the store knows them."""
+        return StageTable(
+            StoredStage(s.name, s.group, s.output.__name__, s.thinnable, s.ends_iteration) for s in self.stages
+        )
+
+    @cached_property
+    def _by_name(self) -> dict[str, Stage]:
+        return {stage.name: stage for stage in self.stages}
+
+    def __getitem__(self, name: str) -> Stage:
+        return self._by_name[name]
+
+    def order(self, config: RunConfig, iteration: int) -> list[StageRef]:
+        """The stages of an iteration in the order in which they run."""
+        refs = (stage.at(iteration, k) for stage in self.stages for k in stage.per.steps(config, iteration))
+        return self.table.sort(refs)
+
+    def sampled_from(self, config: RunConfig, iteration: int) -> set[StageRef]:
+        """What decides the episodes of an iteration: stages that sample, and what they read of this iteration."""
+        sampling = [ref for ref in self.order(config, iteration) if self[ref.stage].samples]
+        read = (wanted for ref in sampling for wanted in self.inputs(config, ref).values())
+        return {*sampling, *(wanted for wanted in read if isinstance(wanted, StageRef))}
+
+    def inputs(self, config: RunConfig, ref: StageRef) -> Mapping[str, Input]:
+        """What a stage reads, by the name that it gets it under."""
+        return self[ref.stage].inputs(config, ref.iteration, ref.step)
+
+    def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:
+        """The outputs of a span that are of an iteration, in the order in which they are computed."""
+        return span.of(self.order(config, iteration))

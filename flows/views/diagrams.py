@@ -1,0 +1,150 @@
+"""The stages of a kind of run drawn from their table: as text, as a Mermaid flowchart, as SVG."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from metaloom.flows.graph.stage import Graph, Input, Stage
+from metaloom.flows.graph.tables import graph_of
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.storage import Span, StageRef
+
+SAME, BEFORE, EARLIER_STEP, STEPS, ALL_SO_FAR = "", "iteration before", "step before", "steps so far", "all so far"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An input of a stage.
+
+    Attributes:
+        source: the stage whose output it is.
+        target: the stage that reads it.
+        name: under which it gets it.
+        which: of the outputs: one of the constants above.
+    """
+
+    source: str
+    target: str
+    name: str
+    which: str
+
+    @property
+    def label(self) -> str:
+        """Name and which, as a diagram shows them."""
+        return f"{self.name}, {self.which}" if self.which else self.name
+
+
+@dataclass(frozen=True)
+class Diagram:
+    """The stages of a run in the order in which data passes them, and what each reads."""
+
+    stages: tuple[Stage, ...]
+    edges: tuple[Edge, ...]
+
+    def inputs(self, stage: Stage) -> list[Edge]:
+        """Return what a stage reads."""
+        return [edge for edge in self.edges if edge.target == stage.name]
+
+
+def diagram_of(config: RunConfig) -> Diagram:
+    """Return the diagram of a run with this configuration, without stages that it never reaches."""
+    graph = graph_of(config)
+    # The first iterations, and one that is evaluated, have every kind of input that there is.
+    iterations = {0, 1, (config.evaluation.every or 1) - 1}
+    refs = graph.table.sort(ref for i in iterations for ref in graph.order(config, i))
+    edges = dict.fromkeys(edge for ref in refs for edge in _edges(graph, config, ref))
+    reached = {ref.stage for ref in refs}
+    return Diagram(tuple(stage for stage in graph.stages if stage.name in reached), tuple(edges))
+
+
+def as_text(diagram: Diagram) -> str:
+    """One line per stage: how often, what it reads from where, and what it gives."""
+    rows = [("stage", "", "reads", "gives")]
+    for stage in diagram.stages:
+        sources: dict[str, list[str]] = {}
+        for edge in diagram.inputs(stage):
+            sources.setdefault(edge.name, []).append(f"{edge.source} ({edge.which})" if edge.which else edge.source)
+        reads = [f"{name} <- {' or '.join(found)}" for name, found in sources.items()]
+        for n, read in enumerate(reads or [""]):
+            name, words, output = ("", "", "") if n else (stage.name, stage.per.words, stage.output.__name__)
+            rows.append((name, words, read, output))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(lines) + "\n"
+
+
+def as_mermaid(diagram: Diagram) -> str:
+    """A Mermaid flowchart; dotted arrows come from earlier iterations."""
+    lines = ["flowchart TD"]
+    lines += [f'    {stage.name}["{stage.name}<br/><small>{stage.per.words}</small>"]' for stage in diagram.stages]
+    for edge in diagram.edges:
+        arrow = "-.->" if edge.which in (BEFORE, ALL_SO_FAR) else "-->"
+        lines.append(f'    {edge.source} {arrow}|"{edge.label}"| {edge.target}')
+    return "\n".join(lines) + "\n"
+
+
+def as_svg(diagram: Diagram) -> str:
+    """Stages from top to bottom. Arcs on the right lead down, those on the left come from earlier iterations."""
+    places = {stage.name: n for n, stage in enumerate(diagram.stages)}
+    arcs = [_arc(edge, places[edge.source], places[edge.target], n) for n, edge in enumerate(diagram.edges)]
+    boxes = [_box(stage, places[stage.name]) for stage in diagram.stages]
+    width, height = 2 * _SIDE + _BOX, len(boxes) * _ROW + 20
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="11">'
+    )
+    marker = (
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path d="M0 0 8 4 0 8z" fill="#57606a"/></marker></defs>'
+    )
+    return "\n".join([head, marker, *arcs, *boxes, "</svg>"]) + "\n"
+
+
+FORMATS: Mapping[str, Callable[[Diagram], str]] = {"text": as_text, "mermaid": as_mermaid, "svg": as_svg}
+
+_SIDE, _BOX, _ROW, _HEIGHT = 260, 170, 74, 40
+
+
+def _edges(graph: Graph, config: RunConfig, ref: StageRef) -> Iterator[Edge]:
+    for name, wanted in graph.inputs(config, ref).items():
+        for source, which in _sources(graph, wanted, ref):
+            yield Edge(source, ref.stage, name, which)
+
+
+def _sources(graph: Graph, wanted: Input, ref: StageRef) -> Sequence[tuple[str, str]]:
+    if isinstance(wanted, Span):
+        return [(stage, ALL_SO_FAR) for stage in wanted.stages]
+    if isinstance(wanted, tuple):
+        return [(one.stage, STEPS) for one in wanted]
+    if wanted.iteration < ref.iteration:
+        return [(wanted.stage, BEFORE)]
+    # Of what an iteration has once, there is no step before.
+    is_earlier = wanted.step < ref.step and graph.table[wanted.stage].stepped
+    return [(wanted.stage, EARLIER_STEP if is_earlier else SAME)]
+
+
+def _box(stage: Stage, n: int) -> str:
+    x, y = _SIDE, n * _ROW + 10
+    middle = x + _BOX / 2
+    return (
+        f'<rect x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="6" fill="#f6f8fa" stroke="#57606a"/>'
+        f'<text x="{middle:g}" y="{y + 17}" text-anchor="middle" font-weight="bold">{escape(stage.name)}</text>'
+        f'<text x="{middle:g}" y="{y + 32}" text-anchor="middle" fill="#57606a">{escape(stage.per.words)}</text>'
+    )
+
+
+def _arc(edge: Edge, source: int, target: int, n: int) -> str:
+    down = source < target
+    x, out = (_SIDE + _BOX, 1) if down else (_SIDE, -1)
+    # Ends beside one another, so that arrows at the same box can be told apart.
+    y0, y1 = (place * _ROW + 10 + _HEIGHT * (0.25 + 0.5 * (n % 4) / 3) for place in (source, target))
+    reach = x + out * min(30 + 34 * abs(target - source), _SIDE - 30)
+    dashes = ' stroke-dasharray="4 3"' if edge.which in (BEFORE, ALL_SO_FAR) else ""
+    # The apex of a cubic curve lies three quarters of the way to its control points.
+    apex, anchor = x + 0.75 * (reach - x) + 4 * out, "start" if down else "end"
+    return (
+        f'<path d="M{x} {y0:g}C{reach} {y0:g} {reach} {y1:g} {x} {y1:g}" fill="none" stroke="#57606a"{dashes} '
+        'marker-end="url(#head)"/>'
+        f'<text x="{apex:g}" y="{(y0 + y1) / 2 + 4:g}" text-anchor="{anchor}" fill="#0969da">'
+        f"{escape(edge.label)}</text>"
+    )

@@ -1,0 +1,168 @@
+"""The transitions that an off-policy run learns from: the newest in memory, older ones read when they are drawn."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from metaloom.pipeline.replay.columns import TransitionColumns
+from metaloom.pipeline.replay.growing import GrowingColumns
+from metaloom.pipeline.replay.index import ReplayError, RowIndex
+from metaloom.pipeline.types import Array, EpisodeBatch, Minibatch, Minibatches, Transitions
+
+ReadRound = Callable[[int], EpisodeBatch]
+"""Reads the episodes of a round by its number, in order of collection."""
+
+
+class ReplayBuffer:
+    """Gathers minibatches of a run's transitions. Which rows are in memory changes the time it takes, never a bit.
+
+    A round is read when one of its rows is first drawn. So a resumed run, or one iteration that is replayed, reads what
+    it learns from and nothing else.
+
+    Attributes:
+        rows: where every row is.
+    """
+
+    def __init__(
+        self,
+        columns: TransitionColumns,
+        *,
+        cache_bytes: int,
+        max_rows: int,
+        context_rewards: Callable[[Array], Array] | None = None,
+    ) -> None:
+        """Make a buffer without transitions.
+
+        Args:
+            columns: what a transition consists of.
+            cache_bytes: memory for transitions. Only a single gradient step whose rows do not fit exceeds it. The
+                batch that is being read comes on top.
+            max_rows: how many of the newest transitions can ever be drawn; no memory is set aside for more.
+            context_rewards: what a task is inferred from shows these rewards [..., C] in place of the stored ones.
+
+        Raises:
+            ReplayError: the cache is too small for two rows.
+        """
+        self.rows = RowIndex()
+        self._columns = columns
+        self._context_rewards = context_rewards
+        fitting = cache_bytes // columns.row_bytes
+        if fitting < 2:
+            raise ReplayError(
+                f"the replay buffer may take {cache_bytes} bytes; required at least {2 * columns.row_bytes}, two "
+                "transitions. Raise the limit: what does not fit is read from the store over and over"
+            )
+        # Where not all rows fit, those that are read again get half: twice the room for them halves the reads.
+        newest = max_rows if max_rows <= 0.75 * fitting else fitting // 2
+        self._most_old_rows = fitting - newest
+        # Row r is at r modulo the size. The system gives memory to pages of it as they are first written.
+        self._newest = np.empty((newest, columns.width), np.float32)
+        self._is_read = GrowingColumns(1)  # per round: 1 once its rows are there, as far as they are among the newest
+
+    def append(self, lengths: Array) -> None:
+        """Append the next round of collection, whose episodes have so many steps [B, E]; nothing of it is read yet.
+
+        Raises:
+            ReplayError: these are no lengths, or none is positive.
+        """
+        self.rows.append(lengths)
+        self._is_read.append(0)
+
+    def minibatches(self, drawn: Minibatches, read: ReadRound) -> Iterator[Minibatch]:
+        """Return the transitions of one gradient step after the other. The buffer must not grow meanwhile.
+
+        Raises:
+            ReplayError: a row is not in the buffer, a round is not what it was said to be, or the buffer has grown.
+        """
+        rows, N = drawn.rows[: drawn.num_updates], drawn.rows.shape[2]
+        if drawn.context_rows is not None:
+            rows = np.concatenate([rows, drawn.context_rows[: drawn.num_updates]], axis=2)
+        self.rows.require(rows)
+        num_rows = self.rows.num_rows
+        self._read_newest(rows, read)
+        is_old = rows < self._first_newest
+        for block in blocks_within(is_old.sum(axis=(1, 2)), self._most_old_rows):
+            numbers, old = self._read_old(rows[block][is_old[block]], read)
+            for step in rows[block]:
+                if self.rows.num_rows != num_rows:
+                    raise ReplayError("the replay buffer has grown while minibatches were taken from it")
+                yield self._minibatch(self._gather(step, numbers, old), N)
+
+    @property
+    def _first_newest(self) -> int:
+        return max(0, self.rows.num_rows - len(self._newest))
+
+    def _minibatch(self, gathered: Array, N: int) -> Minibatch:
+        transitions = self._columns.unpack(gathered[:, :N])
+        if gathered.shape[1] == N:
+            return Minibatch(transitions)
+        return Minibatch(transitions, self._as_context(self._columns.unpack(gathered[:, N:])))
+
+    def _as_context(self, transitions: Transitions) -> Transitions:
+        if self._context_rewards is None:
+            return transitions
+        return replace(transitions, rewards=self._context_rewards(transitions.rewards))
+
+    def _gather(self, rows: Array, numbers: Array, old: Array) -> Array:
+        """Copy rows [K, n]: [K, n, W], those older than the newest from `old`, whose ascending numbers are given."""
+        flat = rows.ravel()
+        gathered = self._newest.take(flat % len(self._newest), axis=0)
+        if len(numbers):
+            is_old = flat < self._first_newest
+            gathered[is_old] = old[np.searchsorted(numbers, flat[is_old])]
+        return gathered.reshape(*rows.shape, -1)
+
+    def _read_newest(self, rows: Array, read: ReadRound) -> None:
+        """Read the rounds of those rows that are among the newest but not in memory yet."""
+        if not rows.size:
+            return
+        oldest = int(self.rows.round_numbers(np.array(self._first_newest)))
+        unread = oldest + np.flatnonzero(self._is_read[0][oldest:] == 0)
+        if not len(unread):
+            return
+        # Most rows are of rounds that were read before: they need not be looked up.
+        first = max(self._first_newest, self.rows.rows_of(int(unread[0])).start)
+        is_drawn = np.zeros(len(self.rows), bool)
+        is_drawn[self.rows.round_numbers(rows[rows >= first])] = True
+        for number in unread[is_drawn[unread]].tolist():
+            self._keep(number, self._read(number, read))
+
+    def _keep(self, number: int, episodes: EpisodeBatch) -> None:
+        """Keep what of a round is among the newest rows."""
+        rows = self.rows.rows_of(number)
+        start = max(rows.start, self._first_newest)
+        b, e, t = (axis[start - rows.start :] for axis in np.nonzero(episodes.mask))
+        self._newest[np.arange(start, rows.stop) % len(self._newest)] = self._columns.pack(episodes, b, e, t)
+        self._is_read[0][number] = 1
+
+    def _read_old(self, rows: Array, read: ReadRound) -> tuple[Array, Array]:
+        """Return the ascending numbers of rows, and copies of them; every round is read once, and no more is kept."""
+        numbers = np.unique(rows)
+        data = np.empty((len(numbers), self._columns.width), np.float32)
+        found = self.rows.locate(numbers)
+        rounds, firsts = np.unique(found.rounds, return_index=True)
+        for number, first, stop in zip(rounds.tolist(), firsts, np.append(firsts, len(numbers))[1:], strict=True):
+            data[first:stop] = self._columns.pack(self._read(number, read), *(axis[first:stop] for axis in found[1:]))
+        return numbers, data
+
+    def _read(self, number: int, read: ReadRound) -> EpisodeBatch:
+        episodes = read(number)
+        if episodes.num_steps != (known := len(self.rows.rows_of(number))):
+            raise ReplayError(
+                f"round {number} holds {episodes.num_steps} steps, but was appended to the replay buffer with {known}; "
+                "required the batch that was appended. `metaloom verify` checks what is stored"
+            )
+        return episodes
+
+
+def blocks_within(counts: Array, limit: int) -> Iterator[slice]:
+    """Split `counts` [n] into consecutive blocks that sum to at most `limit`, or are a single count."""
+    first, total = 0, 0
+    for n, count in enumerate(counts.tolist()):
+        if n > first and total + count > limit:
+            yield slice(first, n)
+            first, total = n, 0
+        total += count
+    if first < len(counts):
+        yield slice(first, len(counts))

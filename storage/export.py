@@ -1,0 +1,84 @@
+"""The folder that an export writes, and the account of it."""
+
+import shutil
+import tempfile
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metaloom.storage.errors import StageMissing, StoreError, system_errors
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.run import Iterations, Run
+
+_WRITABLE = "room and permission to write the export"
+
+
+class ExportExists(StoreError, FileExistsError):
+    """An export would have been written over something that is already there."""
+
+
+@dataclass
+class Export:
+    """Account of what an export wrote.
+
+    Attributes:
+        path: the folder.
+        iterations: how many iterations are in it.
+        rows: rows, episodes or points in it, whatever the format counts.
+        skipped: iterations that are not in it because their batches are not stored any more, with the reason.
+    """
+
+    path: Path
+    iterations: int = 0
+    rows: int = 0
+    skipped: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+
+    def available(
+        self, run: Run, iterations: Iterations, steps: Sequence[int] | None
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Yield the iterations to export, each with its inner steps; those without episodes are noted and left out.
+
+        Raises:
+            StageMissing: an iteration that was asked for is not complete.
+        """
+        inner_steps: dict[int, list[int]] = {}
+        collects = run.stages.named("rollouts")
+        for ref in run.refs():
+            if ref.stage == collects and (steps is None or ref.step in steps):
+                inner_steps.setdefault(ref.iteration, []).append(ref.step)
+        for i in run.select(iterations):
+            if i not in inner_steps:
+                self.skipped.append((i, "no episodes of these inner steps are stored"))
+                continue
+            try:
+                for k in inner_steps[i]:
+                    run.files.read_arrays(run.record(StageRef(i, collects, k)), {"lengths"})
+            except StageMissing as error:
+                self.skipped.append((i, error.found))
+                continue
+            self.iterations += 1
+            yield i, inner_steps[i]
+
+
+@contextmanager
+def export_folder(out: Path) -> Generator[Path, None, None]:
+    """Make a folder to write to, which takes the place of `out` if the block ends well, and else is removed.
+
+    Raises:
+        ExportExists: there is something at `out`.
+        StorageFailed: the system does not let us write there.
+    """
+    with system_errors(out, required=_WRITABLE, action="Free space, or choose another folder"):
+        if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
+            raise ExportExists(
+                out, found="something is there already", required="a new or empty folder", action="Choose another --out"
+            )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
+        try:
+            part.chmod(0o755)  # a folder of mkdtemp is for its owner alone
+            yield part
+            part.rename(out)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)

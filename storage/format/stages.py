@@ -1,0 +1,192 @@
+"""The stages of a run as the store knows them: data that run.json keeps, so that any table of stages can be stored."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from metaloom.storage.format.refs import StageRef
+
+LEARNER = "learner"
+"""The group of what an update learned; the learner that iteration i starts from is its row i."""
+
+METRICS_GROUP = "metrics"
+"""The group of the metrics of an iteration, which are written with its update."""
+
+STEP = "{step}"
+"""Stands for the inner step in the name of a group."""
+
+
+_GROUP = re.compile(r"[a-z][a-z0-9_]{0,60}?(_\{step\})?")
+
+
+@dataclass(frozen=True)
+class StoredStage:
+    """What the store has to know of a stage.
+
+    Attributes:
+        name: of the stage.
+        group: below `data.zarr`, which holds its output; with "{step}" in its name one for every inner step.
+        output: name of the type of its output, such as EpisodeBatch.
+        thinnable: its arrays may go when an iteration is thinned, because they can be computed again.
+        ends_iteration: the iteration is complete with its output, which is the next learner and the metrics.
+    """
+
+    name: str
+    group: str
+    output: str
+    thinnable: bool = False
+    ends_iteration: bool = False
+
+    @property
+    def stepped(self) -> bool:
+        """Whether an iteration may have several, one for every inner step."""
+        return STEP in self.group
+
+
+class StageTable:
+    """The stages of a run, in the order in which data passes them.
+
+    Args:
+        stages: one of them ends iterations; one that comes before has the first learner as its output.
+
+    Raises:
+        ValueError: two have one name, a group has none that a folder can have, or none or several end an iteration.
+    """
+
+    def __init__(self, stages: Iterable[StoredStage]) -> None:
+        self.stages = tuple(stages)
+        self._by_name = {stage.name: stage for stage in self.stages}
+        if wrong := [stage.group for stage in self.stages if not _GROUP.fullmatch(stage.group)]:
+            raise ValueError(
+                f"found the group {wrong[0]!r}; required small letters, digits and _, with {STEP} at the end"
+            )
+        ends = [stage.name for stage in self.stages if stage.ends_iteration]
+        starts = [stage.name for stage in self.stages if stage.group == LEARNER and not stage.ends_iteration]
+        if len(ends) != 1 or len(starts) != 1 or len(self._by_name) != len(self.stages):
+            raise ValueError(
+                f"the stages are {', '.join(stage.name for stage in self.stages)}, of which {len(starts)} make the "
+                f"first learner and {len(ends)} end an iteration; required different names, and one of each"
+            )
+        self.first, self.last = starts[0], ends[0]
+        self._places = {stage.name: (self._block(n), n) for n, stage in enumerate(self.stages)}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def __getitem__(self, name: str) -> StoredStage:
+        return self._by_name[name]
+
+    def position(self, ref: StageRef) -> tuple[int, int, int, int]:
+        """What references sort by: the order in which a run computes outputs.
+
+        Stages that follow one another in the table and are stepped come step by step.
+        """
+        block, place = self._places.get(ref.stage, (len(self.stages), 0))
+        return (ref.iteration, block, ref.step, place)
+
+    def sort(self, refs: Iterable[StageRef]) -> list[StageRef]:
+        """References in the order in which a run computes outputs."""
+        return sorted(refs, key=self.position)
+
+    def learner_ref(self, iteration: int) -> StageRef:
+        """The stage whose output is the learner that an iteration starts from, stored or not."""
+        return StageRef(0, self.first) if iteration == 0 else self.last_ref(iteration - 1)
+
+    def last_ref(self, iteration: int) -> StageRef:
+        """The stage whose output ends an iteration, stored or not."""
+        return StageRef(iteration, self.last)
+
+    def writing(self, group: str) -> StoredStage | None:
+        """The stage whose outputs are in a group below `data.zarr`, such as rollouts_0; one of them for the learner."""
+        pattern = re.sub(r"_\d{1,4}$", f"_{STEP}", group)
+        return next((stage for stage in self.stages if stage.group in (group, pattern)), None)
+
+    def named(self, group: str) -> str:
+        """The stage whose outputs a group holds, "" if there is none; "rollouts" stands for "rollouts_{step}"."""
+        found = (stage.name for stage in self.stages if stage.group in (group, f"{group}_{STEP}"))
+        return next(found, "")
+
+    def in_group(self, group: str, iteration: int, step: int = 0) -> StageRef | None:
+        """The output that a group holds of an iteration and inner step, stored or not; None as for `named`."""
+        name = self.named(group)
+        return StageRef(iteration, name, step) if name else None
+
+    def yielding(self, output: str) -> tuple[str, ...]:
+        """The stages whose outputs are of a type, by its name."""
+        return tuple(stage.name for stage in self.stages if stage.output == output)
+
+    def thinnable(self, ref: StageRef) -> bool:
+        """Whether the arrays of an output may go when its iteration is thinned."""
+        return ref.stage in self and self[ref.stage].thinnable
+
+    def group_of(self, ref: StageRef) -> str:
+        """The group below `data.zarr` that holds a stage's output."""
+        return self[ref.stage].group.replace(STEP, str(ref.step))
+
+    def row_of(self, ref: StageRef) -> int:
+        """The row of its group's arrays that a stage's output fills."""
+        # The learner that iteration i + 1 starts from is the one that iteration i's update made.
+        return ref.iteration + self[ref.stage].ends_iteration
+
+    def document(self) -> list[dict[str, Any]]:
+        """The table as run.json keeps it."""
+        return [
+            {"name": s.name, "group": s.group, "output": s.output}
+            | ({"thinnable": True} if s.thinnable else {})
+            | ({"ends_iteration": True} if s.ends_iteration else {})
+            for s in self.stages
+        ]
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> "StageTable":
+        """The table of the run with this run.json; earlier versions knew two, and did not write them down.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is no table.
+        """
+        if "stages" in info:
+            return cls(StoredStage(**stage) for stage in info["stages"])
+        return EARLIER[info.get("last_stage", ON_POLICY.last)]
+
+    def _block(self, n: int) -> int:
+        """Where the stepped stages begin that stage n is among; n itself if it is not stepped."""
+        while n and self.stages[n].stepped and self.stages[n - 1].stepped:
+            n -= 1
+        return n
+
+
+def _learner(name: str, *, ends_iteration: bool) -> StoredStage:
+    return StoredStage(name, LEARNER, "Update", ends_iteration=ends_iteration)
+
+
+_FIRST = _learner("initialize", ends_iteration=False)
+_TASKS = StoredStage("sample_tasks", "tasks", "TaskBatch")
+_ADAPT = StoredStage("adapt", "adapted_{step}", "TaskParams", thinnable=True)
+_EVALUATE = StoredStage("evaluate", "evaluation", "Evaluation")
+
+ON_POLICY = StageTable(
+    (
+        _FIRST,
+        _TASKS,
+        StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch", thinnable=True),
+        StoredStage("process_samples", "samples_{step}", "Samples", thinnable=True),
+        _ADAPT,
+        _learner("meta_optimize", ends_iteration=True),
+        _EVALUATE,
+    )
+)
+OFF_POLICY = StageTable(
+    (
+        _FIRST,
+        StoredStage("fill_memory", "memory_fill", "EpisodeBatch"),
+        _TASKS,
+        StoredStage("collect_rollouts", "rollouts_{step}", "EpisodeBatch"),
+        _ADAPT,
+        StoredStage("sample_transitions", "minibatches", "Minibatches", thinnable=True),
+        _learner("update", ends_iteration=True),
+        _EVALUATE,
+    )
+)
+EARLIER = {table.last: table for table in (ON_POLICY, OFF_POLICY)}
+"""The tables of runs of format metaloom/1 whose run.json does not hold theirs, by the stage that ends iterations."""

@@ -1,0 +1,127 @@
+"""What a stage loads is what it declares and what its record says, for every algorithm and every stage."""
+
+import inspect
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from metaloom import storage
+from metaloom.flows.commands.train import train
+from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.replay.index import RowIndex
+from metaloom.storage import Span, StageRef
+
+META = ("env.options={reward: dense}", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=5")
+ONE_TASK = ("min_steps=20", "episodes_per_task=8", "max_episode_steps=10")
+REPLAY = ("algorithm.memory_size=200", "algorithm.num_init_memory_steps=20", "algorithm.batch_size=8")
+POSTERIOR = (
+    "num_tasks=2",
+    "max_episode_steps=5",
+    "algorithm.num_initial_steps=10",
+    "algorithm.num_steps_posterior=10",
+    "algorithm.num_extra_rl_steps_posterior=10",
+    "algorithm.num_steps_prior=5",
+    "algorithm.num_updates=3",
+    "algorithm.meta_batch_size=2",
+    "algorithm.batch_size=8",
+    "algorithm.embedding_batch_size=6",
+    "algorithm.critic_hidden_sizes=[8]",
+    "algorithm.encoder_hidden_sizes=[8]",
+)
+ALGORITHMS = {
+    **{f"{name}-point-corner": META for name in ("promp", "maml-trpo", "maml-vpg", "maml-ppo", "e-maml")},
+    **{f"{name}-point-corner": META for name in ("dice-maml", "vpg-dice")},
+    **{name: ("env=CartPole-v1", *ONE_TASK) for name in ("a2c", "ppo", "ppo2", "svpg")},
+    "dql": ("env=CartPole-v1", "max_episode_steps=10", *REPLAY),
+    "sac": ("env=Pendulum-v1", "max_episode_steps=10", "algorithm.critic_hidden_sizes=[8]", *REPLAY),
+    "pearl-point-robot": POSTERIOR,
+}
+COMMON = ("iterations=3", "policy.hidden_sizes=[8]", "evaluation.every=3", "evaluation.test_episodes=1")
+
+
+class Spy:
+    """Finds a run's outputs and keeps which were read, and how much of them."""
+
+    def __init__(self, run):
+        self._run = run
+        self.loaded, self.counted, self.read = Counter(), Counter(), Counter()
+
+    def load(self, ref):
+        self.loaded[ref] += 1
+        return self._run.load(ref)
+
+    def lengths(self, ref):
+        self.counted[ref] += 1
+        return self._run.lengths(ref)
+
+    def experience(self, ref):
+        self.read[ref] += 1
+        return self._run.experience(ref)
+
+
+@pytest.fixture(scope="module", params=ALGORITHMS)
+def trained(request, tmp_path_factory):
+    settings = build_config(load_settings(request.param)).model_dump(mode="json", exclude_unset=True)
+    config = build_config(override(settings, [*COMMON, *ALGORITHMS[request.param]]))
+    path = tmp_path_factory.mktemp("spied") / "run"
+    train(config, path, backend=Backend(workers=0))
+    return storage.open_run(path)
+
+
+def collectors(run, names, last):
+    return [ref for ref in run.refs() if ref.stage in names and ref.iteration <= last]
+
+
+def drawn_from(run, span, drawn):
+    """The rounds that hold the rows of some minibatches."""
+    index, refs = RowIndex(), collectors(run, span.stages, span.last)
+    for ref in refs:
+        index.append(run.lengths(ref))
+    numbers = np.concatenate([rows[rows >= 0] for rows in (drawn.rows, drawn.context_rows) if rows is not None])
+    return {refs[n] for n in index.round_numbers(numbers)}
+
+
+def test_what_a_stage_loads_is_what_it_declares_and_what_its_record_says(trained):
+    spans = 0
+    with stages_of_run(trained, Backend(workers=0)) as all_stages:
+        for ref in trained.refs():
+            # Without what the stages keep in memory, so that all that is needed is asked for.
+            own = all_stages.of(ref)
+            stages, spy = own.under(own.config), Spy(trained)
+            value = stages.compute(ref, spy)
+            record = trained.record(ref)
+            assert storage.output_digest(storage.digest(value)) == record.digest
+
+            declared = stages.inputs(ref)
+            singles = [one for one in declared if isinstance(one, StageRef)]
+            declared_spans = [one for one in declared if isinstance(one, Span)]
+            assert [item.ref for item in record.inputs] == singles
+            assert [item.span for item in record.spans] == declared_spans
+
+            within = {one: {r for r in trained.refs() if r in one} for one in declared_spans}
+            of_spans = set().union(*within.values())
+            assert set(singles) <= set(spy.loaded)
+            assert set(spy.loaded) - set(singles) <= of_spans
+            assert set(spy.counted) | set(spy.read) <= of_spans
+            for one, refs in within.items():
+                # A span of tasks is loaded, one of episodes counted; of the rows drawn the batches are read as well.
+                spans += 1
+                assert refs <= set(spy.loaded if "sample_tasks" in one.stages else spy.counted)
+            if spy.read:
+                (rounds,) = declared_spans
+                minibatches = next(trained.load(r) for r in singles if r.stage == "sample_transitions")
+                assert set(spy.read) == drawn_from(trained, rounds, minibatches)
+    assert (spans > 0) == ("sample_transitions" in trained.stages)
+
+
+def test_every_input_of_a_stage_is_an_argument_of_what_computes_it(trained):
+    with stages_of_run(trained, Backend(workers=0)) as all_stages:
+        for ref in trained.refs():
+            stages = all_stages.of(ref)
+            run = stages.graph[ref.stage].run
+            inspect.signature(run).bind(stages.context, 0, 0, **stages.graph.inputs(stages.config, ref))
