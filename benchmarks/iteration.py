@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 # One thread per process in BLAS, as `make train` sets it; before numpy is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,6 +38,7 @@ from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs.wrappers import PolicyActions
 from metaloom.storage import StageRef
 
 OPEN_LOOP = "open-loop physics"
@@ -95,7 +96,7 @@ def compare(config: RunConfig, args: argparse.Namespace, folder: Path, prefect_c
     with stages_of(config, Backend(workers=args.workers)) as stages:
         memory = variants[MEMORY][0]
         _iteration(stages, memory, direct, 0, defaultdict(list))  # warms workers and caches
-        limits = [_limit(config, stages, memory, k, args.workers) for k in range(config.algorithm.inner_steps + 1)]
+        limits = [_limit(config, stages, memory, k, args.workers) for k in range(config.algorithm.adaptation_steps + 1)]
         for turn in range(args.rounds):
             for _ in range(2):
                 per_iteration[OPEN_LOOP].append(sum(_seconds(limit) for limit in limits))
@@ -123,7 +124,7 @@ def _iteration(stages: Runner, writer: Any, call: StageCall, iteration: int, by_
 def _limit(config: RunConfig, stages: Runner, memory: MemoryWriter, k: int, threads: int) -> Callable[[], object]:
     episodes = memory.load(StageRef(0, "collect_rollouts", k))
     tasks = memory.load(StageRef(0, "sample_tasks", 0))
-    return open_loop(stages.context.env, episodes, tasks, threads)
+    return open_loop(cast(PolicyActions, stages.context.env), episodes, tasks, threads)
 
 
 def _report(

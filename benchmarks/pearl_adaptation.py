@@ -24,9 +24,9 @@ from metaloom.flows.graph.run_stages import config_of
 from metaloom.flows.views import charts
 from metaloom.flows.views.charts import AFTER, BEFORE, BETWEEN, INK
 from metaloom.flows.views.evaluation_plots import check_plot_file, write_plot
-from metaloom.pipeline.algorithms import PEARL
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import Array, EpisodeBatch
 
 GOAL = ("goal_x", "goal_y")
@@ -154,7 +154,7 @@ def _mean(values: Array) -> str:
 
 def _check(config: RunConfig, args: argparse.Namespace) -> None:
     """Say before episodes are collected what cannot be measured or drawn."""
-    if not config.infers_tasks:
+    if config.algorithm.graph != "task_inference":
         raise SystemExit(
             f"{args.run}: found a run of {config.algorithm.name}, which infers no tasks; required one of pearl"
         )

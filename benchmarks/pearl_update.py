@@ -1,4 +1,4 @@
-"""Milliseconds of a gradient step of PEARL, beside the same step written with torch.nn and autograd.
+"""Milliseconds of a gradient step of PEARL: our kernel beside its definition in torch.
 
     OPENBLAS_NUM_THREADS=1 python benchmarks/pearl_update.py [--threads 2] [--steps 40] [--quick]
 
@@ -18,19 +18,17 @@ from itertools import pairwise
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
-from torch import Tensor, nn
-from torch.nn.functional import mse_loss, softplus
 
-from metaloom.pipeline.algorithms import PEARL
-from metaloom.pipeline.algorithms.pearl.update import GradientSteps
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.algorithms.contract import KernelName, Setup
+from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
-from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
+from metaloom.pipeline.types import Minibatch, ParallelMap, Transitions
 
 DISCOUNT = 0.99
 NUM_PRODUCTS = 64
-STORED = {"policy": "policy_network", "encoder": "encoder", "q1": "q1", "q2": "q2", "v": "v", "target_v": "target_v"}
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,20 @@ class Size:
         return PEARL(encoder_hidden_sizes=self.encoder, critic_hidden_sizes=self.critic)
 
     @property
-    def policy(self) -> OffPolicyPolicy:
-        return OffPolicyPolicy(self.observation, self.action, 0, PolicyConfig(hidden_sizes=self.critic))
+    def setup(self) -> Setup:
+        return Setup(
+            observation_shape=(self.observation,),
+            observation_scale=1.0,
+            action_size=self.action,
+            num_actions=0,
+            env_name="half-cheetah-vel",
+            max_episode_steps=200,
+            policy=PolicyConfig(hidden_sizes=self.critic),
+            baseline=BaselineConfig(name="zero"),
+            processing=ProcessingConfig(discount=DISCOUNT),
+            device="cpu",
+            sparse_rewards=lambda rewards: rewards,
+        )
 
     def minibatch(self, rng: np.random.Generator) -> Minibatch:
         return Minibatch(self._transitions(rng, self.rows), self._transitions(rng, self.context))
@@ -76,81 +86,23 @@ class Timings:
     cpu: list[float]
 
 
-class TorchStep:
-    """PEARL's gradient step as one would write it down."""
+class Steps:
+    """Gradient steps of one kind on the same minibatch, with noise from a generator of their own."""
 
-    def __init__(self, settings: PEARL, learner: LearnerState) -> None:
-        self.settings = settings
-        stored = learner.params | learner.extra
-        self.nets = {name: _sequential(stored, prefix) for name, prefix in STORED.items()}
-        trained = (name for name in self.nets if name != "target_v")
-        self.adam = {name: torch.optim.Adam(self.nets[name].parameters(), lr=3e-4) for name in trained}
+    def __init__(self, size: Size, kernel: KernelName, minibatch: Minibatch, parallel: ParallelMap = map) -> None:
+        learner = size.settings.model_copy(update={"kernel": kernel}).build(size.setup)
+        assert isinstance(learner, PEARLLearner)
+        self._learner, self._minibatch, self._rng = learner, minibatch, np.random.default_rng(1)
+        self.steps = learner.gradient_steps(learner.initialize(run_seed=0), parallel=parallel)
 
-    def step(self, minibatch: Minibatch, rng: np.random.Generator) -> None:
-        nets, settings = self.nets, self.settings
-        obs, actions, rewards, next_obs, terminated = _tensors(minibatch.transitions)
-        context = torch.cat(_tensors(minibatch.context)[:3], -1)
-        K, N, _ = obs.shape
-        latent_noise = torch.from_numpy(rng.standard_normal((K, settings.latent_size), np.float32))
-        action_noise = torch.from_numpy(rng.standard_normal(actions.shape, np.float32))
+    def step(self) -> None:
+        """Make one."""
+        self.steps.step(self._minibatch, self._learner.noise(self._minibatch, self._rng))
 
-        means, raw = nets["encoder"](context).chunk(2, -1)
-        precision = 1 / softplus(raw).clamp(min=1e-7)
-        variance = 1 / precision.sum(1)
-        mean = variance * (means * precision).sum(1)
-        z = (mean + variance.sqrt() * latent_noise)[:, None].expand(K, N, -1)
-        kl = 0.5 * (variance + mean.square() - 1 - variance.log()).sum()
-
-        with torch.no_grad():
-            next_values = nets["target_v"](torch.cat([next_obs, z], -1))
-            target = settings.reward_scale * rewards + (1 - terminated) * DISCOUNT * next_values
-        inputs = torch.cat([obs, actions, z], -1)
-        q_loss = mse_loss(nets["q1"](inputs), target) + mse_loss(nets["q2"](inputs), target)
-        self._descend(q_loss + settings.kl_weight * kl, "q1", "q2", "encoder")
-
-        z = z.detach()
-        state = torch.cat([obs, z], -1)
-        mean, log_std = nets["policy"](state).chunk(2, -1)
-        log_std = log_std.clamp(-20, 2)
-        u = mean + log_std.exp() * action_noise
-        new_actions = u.tanh()
-        log_prob = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) - (1 - new_actions.square() + 1e-6).log()
-        log_prob = log_prob.sum(-1, keepdim=True)
-        inputs = torch.cat([obs, new_actions, z], -1)
-        lowest = torch.minimum(nets["q1"](inputs), nets["q2"](inputs))
-        self._descend(mse_loss(nets["v"](state), (lowest - log_prob).detach()), "v")
-        with torch.no_grad():
-            for target_param, param in zip(nets["target_v"].parameters(), nets["v"].parameters(), strict=True):
-                target_param.lerp_(param, settings.soft_target_tau)
-        regularization = settings.policy_mean_reg * mean.square().mean()
-        regularization = regularization + settings.policy_std_reg * log_std.square().mean()
-        self._descend((log_prob - lowest).mean() + regularization, "policy")
-
-    def _descend(self, loss: Tensor, *names: str) -> None:
-        for name in names:
-            self.adam[name].zero_grad()
-        loss.backward()
-        for name in names:
-            self.adam[name].step()
-
-
-def _sequential(stored: dict[str, np.ndarray], prefix: str) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for name, kernel in stored.items():
-        if name.startswith(f"{prefix}.") and name.endswith(".kernel"):
-            linear = nn.Linear(*kernel.shape)
-            with torch.no_grad():
-                linear.weight.copy_(torch.from_numpy(kernel.T))
-                linear.bias.copy_(torch.from_numpy(stored[name.replace("kernel", "bias")]))
-            layers += [linear, nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def _tensors(transitions: Transitions | None) -> tuple[Tensor, ...]:
-    assert transitions is not None
-    t = transitions
-    arrays = (t.observations, t.actions, t.rewards[..., None], t.next_observations)
-    return (*map(torch.from_numpy, arrays), torch.from_numpy(t.terminated[..., None].astype(np.float32)))
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All parameters, by name."""
+        state = self.steps.state()
+        return {name: v for name, v in (state.params | state.extra).items() if name.endswith(("kernel", "bias"))}
 
 
 def gflop(size: Size, latent: int) -> float:
@@ -188,23 +140,22 @@ def main() -> None:
 
 def _compare(size: Size) -> None:
     """Refuse to time two different things."""
-    ours, theirs = _both(size)
     minibatch = size.minibatch(np.random.default_rng(0))
-    ours.step(minibatch, np.random.default_rng(1), map)
-    theirs.step(minibatch, np.random.default_rng(1))
-    for name, network in ours.networks.items():
-        linears = [layer for layer in theirs.nets[name] if isinstance(layer, nn.Linear)]
-        parts = [part.detach().numpy().ravel() for layer in linears for part in (layer.weight.T, layer.bias)]
+    kernel, definition = Steps(size, "fused", minibatch), Steps(size, "torch", minibatch)
+    kernel.step()
+    definition.step()
+    expected = definition.arrays()
+    for name, found in kernel.arrays().items():
         # Adam's first step is as long as the step size, 3e-4, wherever a gradient is not zero.
-        apart = float(np.abs(network.vector - np.concatenate(parts)).mean())
+        apart = float(np.abs(found - expected[name]).mean())
         if apart > 3e-6:
             raise SystemExit(f"{name}: parameters are {apart:.1e} apart after one step on average; required 3e-6")
 
 
 def _time(size: Size, steps: int, pool: ThreadPoolExecutor) -> dict[str, Timings]:
-    ours, theirs = _both(size)
     rng = np.random.default_rng(0)
     minibatch = size.minibatch(rng)
+    kernel, definition = Steps(size, "fused", minibatch, pool.map), Steps(size, "torch", minibatch)
     rows, units = size.tasks * size.rows // 4, size.critic[0]
     factors = rng.standard_normal((rows, units), np.float32), rng.standard_normal((units, units), np.float32)
 
@@ -213,8 +164,8 @@ def _time(size: Size, steps: int, pool: ThreadPoolExecutor) -> dict[str, Timings
             pass
 
     acts: dict[str, Callable[[], object]] = {
-        "metaloom": lambda: ours.step(minibatch, rng, pool.map),
-        "torch autograd": lambda: theirs.step(minibatch, rng),
+        "fused": kernel.step,
+        "torch": definition.step,
         "products": products,
     }
     timings: dict[str, Timings] = {name: Timings([], []) for name in acts}
@@ -228,28 +179,23 @@ def _time(size: Size, steps: int, pool: ThreadPoolExecutor) -> dict[str, Timings
     return timings
 
 
-def _both(size: Size) -> tuple[GradientSteps, TorchStep]:
-    algorithm = size.settings.build(ProcessingConfig(discount=DISCOUNT))
-    learner = algorithm.initialize(size.policy, run_seed=0)
-    return GradientSteps(size.settings, DISCOUNT, learner), TorchStep(size.settings, learner)
-
-
 def _report(size: Size, timings: dict[str, Timings], threads: int) -> None:
     work = gflop(size, size.settings.latent_size)
     product_work = NUM_PRODUCTS * 2e-9 * (size.tasks * size.rows // 4) * size.critic[0] ** 2
     print(f"{size.tasks} tasks x {size.rows} rows, {work:.1f} GFLOP per step, {threads} threads")
-    for name in ("metaloom", "torch autograd"):
+    for name in ("fused", "torch"):
         wall, cpu = (1e3 * np.array(values) for values in (timings[name].wall, timings[name].cpu))
         print(
             f"{name:<15} wall: median {np.median(wall):7.2f} ms, least {wall.min():7.2f} ms   "
             f"processor: median {np.median(cpu):7.2f} ms, least {cpu.min():7.2f} ms"
         )
-    ratio = np.median(timings["torch autograd"].wall) / np.median(timings["metaloom"].wall)
-    print(f"torch / metaloom: {ratio:.2f} of medians")
     for kind in ("wall", "cpu"):
-        ours = work / np.median(getattr(timings["metaloom"], kind))
+        ratio = np.median(getattr(timings["torch"], kind)) / np.median(getattr(timings["fused"], kind))
+        print(f"torch / fused ({kind}): {ratio:.2f} of medians")
+    for kind in ("wall", "cpu"):
+        ours = work / np.median(getattr(timings["fused"], kind))
         alone = product_work / np.median(getattr(timings["products"], kind))
-        print(f"GFLOP per second ({kind}): metaloom {ours:.0f}, matrix products alone {alone:.0f}: {ours / alone:.0%}")
+        print(f"GFLOP per second ({kind}): fused {ours:.0f}, matrix products alone {alone:.0f}: {ours / alone:.0%}")
 
 
 def _arguments() -> argparse.Namespace:

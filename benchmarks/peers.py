@@ -25,9 +25,10 @@ import gymnasium
 import numpy as np
 from sampling import policy_params
 
-from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inference import GaussianInference
+from metaloom.pipeline.policies.inference import MEAN_NETWORK, network_inference
 from metaloom.pipeline.types import Array, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
 from metaloom.stages.sample_tasks import sample_tasks
@@ -149,14 +150,13 @@ def _steps_per_second(args: argparse.Namespace, env: VectorEnv, actions: Any, ta
     observations, _ = env.reset()
     rows = len(observations)
     params = policy_params(observations[0], actions, args.hidden)
-    policy = GaussianInference(
-        PolicyConfig(hidden_sizes=(args.hidden, args.hidden)), TaskParams.broadcast(params, tasks), rows // tasks
-    )
+    spec = PolicyConfig(hidden_sizes=(args.hidden, args.hidden)).network_spec(observations[0].shape, actions.shape[0])
+    policy = network_inference(MEAN_NETWORK, spec, TaskParams.broadcast(params, tasks), rows // tasks)
     rng = np.random.default_rng(1)
     began, steps = time.perf_counter(), 0
     while (seconds := time.perf_counter() - began) < args.seconds:
         policy.inputs[:] = np.reshape(observations, policy.inputs.shape)
-        mean = policy.mean()
+        mean = policy.outputs()
         noisy = (mean + rng.standard_normal(mean.shape, np.float32)).reshape(rows, -1)
         # As our own policies act: the box of the policy is ten times wider than its noise.
         observations, *_ = env.step((noisy / 10 * actions.high).clip(actions.low, actions.high).astype(actions.dtype))

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import sac_reference as same
+import sac_reference as reference
+import sac_settings as same
 
 from metaloom import storage
 from metaloom.flows.commands.train import IterationReport, Observer, train
@@ -37,7 +38,7 @@ def config(env: str, steps: int, seed: int, every: int) -> RunConfig:
             "policy": {"hidden_sizes": same.HIDDEN_SIZES},
             "processing": {"discount": same.DISCOUNT},
             "episodes_per_task": 1,
-            "evaluation": {"every": every, "test_episodes": same.EVALUATION_EPISODES, "deterministic": True},
+            "evaluation": {"every": every, "test_episodes": reference.EVALUATION_EPISODES, "deterministic": True},
             "iterations": steps,
             "stop": {"samples": steps},
             "seed": seed,
@@ -48,7 +49,7 @@ def config(env: str, steps: int, seed: int, every: int) -> RunConfig:
 class Clock:
     """Times the stages that make an update; a StageCall."""
 
-    def __init__(self, progress: same.Progress) -> None:
+    def __init__(self, progress: reference.Progress) -> None:
         self._progress = progress
 
     def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
@@ -62,10 +63,10 @@ class Clock:
 
 
 def train_metaloom(
-    env: str, steps: int, seed: int, every: int, report: Callable[[same.Progress], None]
-) -> same.Progress:
+    env: str, steps: int, seed: int, every: int, report: Callable[[reference.Progress], None]
+) -> reference.Progress:
     """Train for so many environment steps; `report` is told what there is after every `every`-th update."""
-    progress = same.Progress()
+    progress = reference.Progress()
 
     def iteration_done(done: IterationReport) -> None:
         progress.gradient_steps += int(done.metrics["gradient_steps"])
@@ -82,7 +83,7 @@ def train_metaloom(
     return progress
 
 
-def _add_episodes(progress: same.Progress, run: storage.Run) -> None:
+def _add_episodes(progress: reference.Progress, run: storage.Run) -> None:
     """Lengths and returns, which are read when all is stored."""
     for ref in run.refs():
         if ref.stage in ("fill_memory", "collect_rollouts"):

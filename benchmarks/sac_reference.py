@@ -7,17 +7,19 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from sac_settings import (
+    BATCH_SIZE,
+    DISCOUNT,
+    FIRST_TEMPERATURE,
+    HIDDEN_SIZES,
+    LEARNING_RATE,
+    MEMORY_SIZE,
+    OLD_TARGET_WEIGHT,
+    RANDOM_STEPS,
+)
 from stable_baselines3 import SAC  # pyright: ignore[reportMissingImports]
 from stable_baselines3.common.monitor import Monitor  # pyright: ignore[reportMissingImports]
 
-LEARNING_RATE = 3e-4
-BATCH_SIZE = 256
-MEMORY_SIZE = 1_000_000
-DISCOUNT = 0.99
-OLD_TARGET_WEIGHT = 0.995
-FIRST_TEMPERATURE = 0.2
-HIDDEN_SIZES = (256, 256)
-RANDOM_STEPS = 10_000
 EVALUATION_EPISODES = 5
 EVALUATION_SEED = 1_000
 

@@ -1,11 +1,12 @@
-"""Gradient steps per second of SAC beside Stable-Baselines3's, in turns within one run, from equal full memories.
+"""Gradient steps per second of SAC: our kernel, its definition in torch, and Stable-Baselines3 where it is installed.
 
     pip install -e .[bench]
     python benchmarks/sac_speed.py [--threads 1] [--blocks 20] [--steps 200]
 
-Minibatches of 256, networks of two layers of 256, observations and actions of HalfCheetah-v5; both draw their
-minibatches from 100,000 remembered steps within the time. Torch has `--threads` threads there; here as many threads
-share out the parts of a minibatch. Printed are medians over blocks; of a busy machine, believe processor time.
+Minibatches of 256, networks of two layers of 256, observations and actions of HalfCheetah-v5; all take turns within one
+run and draw their minibatches from 100,000 remembered steps within the time. Torch has `--threads` threads; as many
+share out the parts of a minibatch in the kernel. Printed are medians over blocks; of a busy machine, believe processor
+time.
 """
 
 import argparse
@@ -17,17 +18,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
 
 import gymnasium
 import numpy as np
-import sac_metaloom
+import sac_settings as same
 import torch
-from sac_reference import BATCH_SIZE, MEMORY_SIZE, TimedSAC, reference_model
 from threadpoolctl import threadpool_limits
 
-from metaloom.pipeline.algorithms.off_policy.sac_learner import SACLearner
-from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
+from metaloom.pipeline.algorithms.contract import KernelName, Setup
+from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.replay.buffer import ReplayBuffer
 from metaloom.pipeline.replay.columns import TransitionColumns
 from metaloom.pipeline.replay.index import TaskIndex
@@ -35,6 +37,7 @@ from metaloom.pipeline.types import EpisodeBatch, ParallelMap
 from metaloom.stages.sample_transitions import sample_transitions
 
 ENV = "HalfCheetah-v5"
+REFERENCE = "stable-baselines3"
 OBSERVATION, ACTION = 17, 6
 EPISODES, LENGTH = 100, 1000
 
@@ -48,10 +51,10 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     experience = _experience()
     with ThreadPoolExecutor(args.threads) as pool:
-        blocks = {
-            "metaloom": _metaloom(experience, args.steps, map if args.threads == 1 else pool.map),
-            "stable-baselines3": _reference(experience, args.steps),
-        }
+        parallel = map if args.threads == 1 else pool.map
+        blocks = {f"metaloom, {name}": _metaloom(experience, args.steps, parallel, name) for name in ("fused", "torch")}
+        if (reference := _reference(experience)) is not None:
+            blocks[REFERENCE] = reference(args.steps)
         for name, block in blocks.items():
             _seconds(block, name)  # first touches memory and caches
         seconds = {name: np.zeros((2, args.blocks)) for name in blocks}
@@ -61,16 +64,20 @@ def main() -> None:
     for name, values in seconds.items():
         wall, cpu = 1e3 * np.median(values, axis=1) / args.steps
         print(f"{name:18} {wall:7.2f} ms per gradient step, {cpu:7.2f} ms of processor time")
-    for what, ratios in zip(("clock", "processor"), seconds["stable-baselines3"] / seconds["metaloom"], strict=True):
-        low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-        print(f"by the {what} metaloom is {median:.2f} times as fast (quartiles {low:.2f} to {high:.2f})")
+    *ours, slowest = seconds
+    for name in ours:
+        for what, ratios in zip(("clock", "processor"), seconds[slowest] / seconds[name], strict=True):
+            low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+            print(f"by the {what} {name} is {median:.2f} times as fast as {slowest} ({low:.2f} to {high:.2f})")
+    if slowest != REFERENCE:
+        print(f"{REFERENCE} is not installed; `pip install -e .[bench]` to compare with it")
 
 
 def _seconds(block: Block, name: str) -> tuple[float, float]:
     """Seconds of the clock, and of the processor."""
     began, cpu = time.perf_counter(), time.process_time()
     # Metaloom's stages keep BLAS to one thread per call.
-    with threadpool_limits(1 if name == "metaloom" else None):
+    with threadpool_limits(None if name == REFERENCE else 1, user_api="blas"):
         block()
     return time.perf_counter() - began, time.process_time() - cpu
 
@@ -92,40 +99,66 @@ def _experience() -> EpisodeBatch:
     )
 
 
-def _metaloom(experience: EpisodeBatch, steps: int, parallel: ParallelMap) -> Block:
-    config = sac_metaloom.config(ENV, steps=10**6, seed=1, every=10**6)
-    algorithm = cast(SACLearner, config.build_algorithm())
-    policy = OffPolicyPolicy(OBSERVATION, ACTION, 0, config.policy)
+def _metaloom(experience: EpisodeBatch, steps: int, parallel: ParallelMap, kernel: KernelName) -> Block:
+    settings = SAC(
+        kernel=kernel,
+        learning_rate=same.LEARNING_RATE,
+        memory_size=same.MEMORY_SIZE,
+        batch_size=same.BATCH_SIZE,
+        tau=same.OLD_TARGET_WEIGHT,
+        ent_coeff_init=same.FIRST_TEMPERATURE,
+        critic_hidden_sizes=same.HIDDEN_SIZES,
+        max_grad_norm=None,
+    )
+    setup = Setup(
+        observation_shape=(OBSERVATION,),
+        observation_scale=1.0,
+        action_size=ACTION,
+        num_actions=0,
+        env_name=ENV,
+        max_episode_steps=LENGTH,
+        policy=PolicyConfig(hidden_sizes=same.HIDDEN_SIZES),
+        baseline=BaselineConfig(name="zero"),
+        processing=ProcessingConfig(discount=same.DISCOUNT),
+        device="cpu",
+        sparse_rewards=lambda rewards: rewards,
+    )
+    learner = settings.build(setup)
     columns = TransitionColumns(OBSERVATION, ACTION)
     room = 2 * EPISODES * LENGTH
     tasks, buffer = TaskIndex(), ReplayBuffer(columns, cache_bytes=room * columns.row_bytes, max_rows=room)
     tasks.append(-1, [0], experience.lengths, in_context=False)
     buffer.append(experience.lengths)
-    learner, iteration = algorithm.initialize(policy, run_seed=1), 0
+    state, iteration = learner.initialize(run_seed=1), 0
 
     def block() -> None:
-        nonlocal learner, iteration
+        nonlocal state, iteration
         chosen = sample_transitions(
             tasks.as_of(0),
             num_updates=steps,
             max_updates=steps,
             task_ids=[0],
             num_tasks=1,
-            batch_size=BATCH_SIZE,
+            batch_size=same.BATCH_SIZE,
             context_size=0,
-            buffer_size=MEMORY_SIZE,
+            buffer_size=same.MEMORY_SIZE,
             run_seed=1,
             iteration=iteration,
         )
         minibatches = buffer.minibatches(chosen, lambda number: experience)
-        learner, _ = algorithm.update(policy, learner, minibatches, run_seed=1, iteration=iteration, parallel=parallel)
+        state, _ = learner.update(state, minibatches, run_seed=1, iteration=iteration, parallel=parallel)
         iteration += 1
 
     return block
 
 
-def _reference(experience: EpisodeBatch, steps: int) -> Block:
-    model: TimedSAC = reference_model(gymnasium.make(ENV), seed=1)
+def _reference(experience: EpisodeBatch) -> Callable[[int], Block] | None:
+    """Makes blocks of so many gradient steps; None where Stable-Baselines3 is not installed."""
+    try:
+        from sac_reference import reference_model
+    except ModuleNotFoundError:
+        return None
+    model = reference_model(gymnasium.make(ENV), seed=1)
     buffer = model.replay_buffer
     for e in range(EPISODES):
         observations, actions, rewards = (
@@ -136,13 +169,13 @@ def _reference(experience: EpisodeBatch, steps: int) -> Block:
             about = [{"TimeLimit.truncated": bool(ended[0])}]
             buffer.add(observations[t], observations[t + 1], actions[t], rewards[t : t + 1], ended, about)
     model.prepare_to_train()
-    return lambda: model.train(steps)
+    return lambda steps: lambda: model.train(steps)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--blocks", type=int, default=20, help="of each of the two")
+    parser.add_argument("--blocks", type=int, default=20, help="of each")
     parser.add_argument("--steps", type=int, default=200, help="gradient steps per block")
     return parser.parse_args()
 

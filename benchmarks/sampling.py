@@ -26,9 +26,10 @@ import mujoco
 import numpy as np
 from mujoco.batch import Batch
 
-from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contact_batch import CONTACT_FORCES, ContactBatch, ContactLoop
 from metaloom.pipeline.envs.mujoco_robot import MujocoRobot, physics_batch, stop_profiling_timer
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.wrappers import PolicyActions
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import generator, seed_for

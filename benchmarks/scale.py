@@ -41,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         train(config, Path(folder) / "run", backend=Backend(workers=0))
         seconds, received, sent = _per_task(storage.open_run(Path(folder) / "run"), config)
-    rounds = config.algorithm.inner_steps + 1
+    rounds = config.algorithm.adaptation_steps + 1
     print(
         f"{args.recipe}, per task and iteration on one core: {seconds['collect_rollouts']:.3f} s of rollouts, "
         f"{seconds['process_samples'] + seconds['adapt'] + seconds['meta_optimize']:.4f} s of all other stages; "

@@ -21,7 +21,7 @@ from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend, RolloutWorkers, rollout_workers
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.sample_tasks import sample_tasks

@@ -22,7 +22,7 @@ USAGE, FAILURE = 2, 1
 EXIT_CODES = {
     "metaloom.flows.errors.UsageError": USAGE,
     "metaloom.flows.errors.WorkersError": FAILURE,
-    "metaloom.pipeline.config.input.ConfigError": USAGE,
+    "metaloom.pipeline.schema.ConfigError": USAGE,
     "metaloom.pipeline.envs.contract.EnvError": USAGE,
     "metaloom.storage.errors.InvalidRunName": USAGE,
     "metaloom.storage.errors.NotARun": USAGE,

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from metaloom.flows.commands.baselines import fitted_baselines as fitted_baselines
     from metaloom.flows.commands.evaluate import evaluate as evaluate
     from metaloom.flows.commands.train import resume as resume
     from metaloom.flows.commands.train import train as train
@@ -35,6 +36,7 @@ _PLACES = {
     "RunConfig": "pipeline.config.run",
     "build_config": "pipeline.config.run",
     "evaluate": "flows.commands.evaluate",
+    "fitted_baselines": "flows.commands.baselines",
     "load_settings": "flows.recipes",
     "open_run": "storage",
     "resume": "flows.commands.train",

@@ -1,10 +1,33 @@
-"""The pydantic base of everything a user can configure."""
+"""The pydantic bases of everything a user can configure, and the error that refuses what they wrote."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 LATER = "later"
+REFUSAL = "refusal"
+
+
+class ConfigError(ValueError):
+    """A configuration was refused; the message names each field, what was found and what is allowed."""
+
+
+def suggestion(found: str, names: Iterable[str]) -> str:
+    """Ask `did you mean X?`, with a space before it, of a name that resembles others; of others nothing."""
+    by_small_letters = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(found.lower(), by_small_letters, n=1)
+    return f" did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
 def later(default: Any, **about: Any) -> Any:
@@ -20,6 +43,15 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _suggest_keys(cls, value: Any, handler: ModelWrapValidatorHandler["Settings"]) -> "Settings":
+        try:
+            return handler(value)
+        except ValidationError as error:
+            lines = [_with_suggestion(problem, cls.model_fields) for problem in error.errors(include_url=False)]
+            raise ValidationError.from_exception_data(error.title, lines) from None
+
     def decisive(self) -> dict[str, JsonValue]:
         """The settings as JSON, without later fields that have their defaults."""
         dumped: dict[str, JsonValue] = self.model_dump(mode="json")
@@ -30,3 +62,28 @@ class Settings(BaseModel):
             elif isinstance(value, Settings):
                 dumped[name] = value.decisive()
         return dumped
+
+
+class PluginSettings(Settings):
+    """Settings of a class that is found by `name`: built in, an entry point's, or a user's as module:Class."""
+
+    name: str = ""
+    """Leave it out in a class of your own: it then is where the class is found."""
+
+
+def refusal(message: str) -> PydanticCustomError:
+    """A problem whose whole text is the message."""
+    return PydanticCustomError(REFUSAL, "{message}", {"message": message})
+
+
+def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDetails:
+    """A problem that pydantic found; that of an unknown key with the keys that resemble it."""
+    context = problem.get("ctx", {})
+    kind: str | PydanticCustomError = problem["type"]
+    if kind == "extra_forbidden" and len(problem["loc"]) == 1:
+        shown = "" if isinstance(problem["input"], dict) else f"; found {problem['input']!r}"
+        hint = suggestion(str(problem["loc"][0]), keys) or " see `metaloom recipes --schema` for the keys there are"
+        kind = refusal(f"unknown key{shown};{hint}")
+    elif kind == REFUSAL:
+        kind = refusal(context["message"])
+    return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"], ctx=context)

@@ -73,14 +73,7 @@ def _collect_together(
     sampler: Sampler, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch
 ) -> EpisodeBatch:
     env = sampler.batch(len(tasks), watch)
-    check_actor_params(
-        sampler.actor,
-        sampler.policy,
-        params.params,
-        env.observation_size,
-        action_size=env.action_size,
-        num_choices=sampler.num_choices,
-    )
+    check_actor_params(sampler.actor, sampler.policy, params.params, sampler.spaces)
     # Numbers that are too large are found at the end, and told better than by a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         return _Rollout(sampler, env, params, tasks, position, watch).run()
@@ -202,7 +195,7 @@ def _actor(sampler: Sampler, params: TaskParams, taken: Array, num_tasks: int, p
         params,
         taken,
         num_rows=sampler.episodes_at_once,
-        num_choices=sampler.num_choices,
+        spaces=sampler.spaces,
         rngs=rngs,
         belief_rng=lambda b, e: generator(position.run_seed, "beliefs", *position.of_episode(b, e)),
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Learner
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, Params, Update
 from metaloom.stages.counters import no_steps
 

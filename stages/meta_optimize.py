@@ -5,6 +5,7 @@ from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.estimation.diagnostics import step_metrics
+from metaloom.pipeline.estimation.measures import NO_MEASURES, Measures, with_own
 from metaloom.pipeline.types import LearnerState, Metrics, ParallelMap, Step, Update
 from metaloom.stages.counters import counted
 
@@ -17,6 +18,7 @@ def meta_optimize(
     run_seed: int,
     iteration: int,
     parallel: ParallelMap = map,
+    measures: Measures = NO_MEASURES,
 ) -> Update:
     """The learner state of the next iteration, and the metrics of this one.
 
@@ -27,11 +29,12 @@ def meta_optimize(
         run_seed: with the iteration, decides the minibatches.
         iteration: the number of this iteration.
         parallel: maps over chunks of tasks; the result does not depend on it.
+        measures: what else is measured of every step.
     """
     updated, update_metrics = learner.update(state, steps, run_seed=run_seed, iteration=iteration, parallel=parallel)
     counters = counted(state, [step.episodes for step in steps])
     metrics: Metrics = {}
     for step in steps:
-        metrics |= step_metrics(step)
+        metrics |= with_own(step_metrics(step), measures.of_step(step))
     metrics |= update_metrics | {name: float(count) for name, count in counters.items()}
     return Update(LearnerState(updated.params, updated.optimizer, updated.extra | counters), metrics)

@@ -7,6 +7,7 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.estimation.diagnostics import episode_metrics
+from metaloom.pipeline.estimation.measures import NO_MEASURES, Measures, with_own
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Minibatch, ParallelMap, Update
 from metaloom.stages.counters import counted
 
@@ -21,6 +22,7 @@ def update(
     run_seed: int,
     iteration: int,
     parallel: ParallelMap = map,
+    measures: Measures = NO_MEASURES,
 ) -> Update:
     """The learner state of the next iteration, and the metrics of this one.
 
@@ -34,6 +36,7 @@ def update(
         run_seed: with the iteration, decides the noise of the gradient steps.
         iteration: the number of this iteration.
         parallel: maps over parts of a minibatch; the result does not depend on it.
+        measures: what else is measured of every round.
     """
     # Parameters that are not finite are found at the end, and told better than by a warning.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -43,6 +46,6 @@ def update(
     counters = counted(state, [*fill, *(episodes for k in rounds for episodes in rounds[k])])
     metrics: Metrics = {}
     for k, collected in rounds.items():
-        metrics |= episode_metrics(collected, k)
+        metrics |= with_own(episode_metrics(collected, k), measures.of_round(collected, k))
     metrics |= update_metrics | {name: float(count) for name, count in counters.items()}
     return Update(LearnerState(updated.params, updated.optimizer, updated.extra | counters), metrics)

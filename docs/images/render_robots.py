@@ -8,7 +8,9 @@ from pathlib import Path
 
 from matplotlib import image
 
-from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
+from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
 
 FOLDER = Path(__file__).parent
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from metaloom.flows.cli.options import AsJson, Flag, RunArgument, refuse_without
+from metaloom.flows.cli.options import AsJson, Flag, RunArgument, refuse_with, refuse_without
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt, parse_span, require_iteration
@@ -12,18 +12,21 @@ from metaloom.storage import Run, open_run
 def show(
     run: RunArgument,
     *,
-    stage: Literal["sample_transitions"] | None = None,
+    stage: Literal["process_samples", "sample_transitions"] | None = None,
+    step: int | None = None,
     update: int | None = None,
     rows: str | None = None,
     context: Flag = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show what a run is and how far it got, the stages of one iteration, or what a gradient step learned from.
+    """Show what a run is and how far it got, the stages of one iteration, or what is inside one of these.
 
     Example: `metaloom show first@3`
 
     Args:
-        stage: Show the transitions behind the row numbers that this stage drew, with where each is from.
+        stage: sample_transitions: the transitions behind the row numbers that it drew, with where each is from;
+            process_samples: the parameters of the baselines that it fitted.
+        step: Those of this inner step; of step 0 when left out.
         update: Those of this gradient step of the iteration; of the first when left out.
         rows: N or FROM:TO, which transitions of the minibatch, as Python slices count; 0:20 when left out, `:` for all.
         context: Those that tasks were inferred from, instead of those that were learned from.
@@ -32,6 +35,10 @@ def show(
     opened = open_run(at.path)
     if at.iteration is not None:
         require_iteration(opened, at.iteration)
+    if stage == "process_samples":
+        refuse_with("--stage process_samples", update=update, rows=rows, context=context)
+        return _show_baselines(opened, at.iteration, step or 0, as_json=as_json)
+    refuse_without("--stage process_samples", step=step)
     if stage is not None:
         return _show_minibatch(opened, at.iteration, update or 0, rows or "0:20", context=context, as_json=as_json)
     refuse_without("--stage sample_transitions", update=update, rows=rows, context=context)
@@ -41,6 +48,20 @@ def show(
         print_json(run_info(opened) if at.iteration is None else iteration_info(opened, at.iteration))
     else:
         console().print(run_view(opened) if at.iteration is None else iteration_view(opened, at.iteration))
+    return 0
+
+
+def _show_baselines(run: Run, iteration: int | None, step: int, *, as_json: bool) -> int:
+    if iteration is None:
+        raise UsageError(f"--stage is about one iteration, such as {run.path.name}@0")
+    from metaloom.flows.commands.baselines import fitted_baselines
+    from metaloom.flows.views.tables import parameters_table
+
+    fitted = fitted_baselines(run, iteration, step)
+    if as_json:
+        print_json({name: {part: value.tolist() for part, value in params.items()} for name, params in fitted.items()})
+    else:
+        console().print(parameters_table(fitted))
     return 0
 
 

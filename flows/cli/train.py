@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +18,18 @@ if TYPE_CHECKING:
     from metaloom.flows.commands.train import Observer, TrainResult
 
 
+_ADDED = [point.name for point in entry_points(group="metaloom.recipes")]
+Recipe = Annotated[
+    str,
+    Parameter(
+        help="A recipe (`metaloom recipes` lists them), or a YAML or JSON file of settings."
+        + (f" Installed packages add {', '.join(_ADDED)}." if _ADDED else "")
+    ),
+]
+
+
 def train(
-    recipe: str,
+    recipe: Recipe,
     *,
     run: str | None = None,
     overrides: Overrides = (),
@@ -30,17 +41,12 @@ def train(
     Example: `metaloom train promp-point-corner --run first --set iterations=20`
 
     Args:
-        recipe: A recipe (`metaloom recipes` lists them), or a YAML or JSON file of settings.
         run: Name of the run under the runs folder, or a path; made from recipe and time when left out.
     """
-    # In this order, so that what is refused is refused before the next import: the last one takes seconds.
-    from metaloom.flows.recipes import load_settings
+    from metaloom.flows.recipes import new_config
 
-    settings = load_settings(recipe)
-    from metaloom.pipeline.config.input import override
-    from metaloom.pipeline.config.run import build_config
-
-    config = build_config(override(settings, overrides))
+    # Settings are refused before numerics are imported, which takes seconds.
+    config = new_config(recipe, overrides)
     backend = where.backend()
     from metaloom.flows.runs import new_run_name, run_folder
 

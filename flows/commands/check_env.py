@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from metaloom.flows.commands.doctor import Check
 from metaloom.flows.errors import UsageError
 from metaloom.pipeline.config.input import override
-from metaloom.pipeline.envs import EnvConfig, make_batch_env, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.types import Array
 
 ROWS, STEPS = 4, 50

@@ -16,7 +16,7 @@ from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.formatting import stage_name
-from metaloom.pipeline.envs import EnvConfig
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.reproduce import reproduce
 from metaloom.storage import Quarantined, StageRef

@@ -108,7 +108,10 @@ def _settings(run: Run) -> dict[str, str]:
 
 def _environment(run: Run) -> dict[str, str]:
     parts = {name: run.info[name] for name in ("environment", "versions", "system")}
-    return dict(dotted(parts))
+    facts = dict(dotted(parts))
+    # Up to version 0.1 the package was four, each with its own name.
+    place = facts.get("environment.env.class", "")
+    return facts | ({"environment.env.class": f"metaloom.{place}"} if place.startswith("pipeline.") else {})
 
 
 def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:

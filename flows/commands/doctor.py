@@ -122,8 +122,8 @@ def check_physics() -> Check:
     # Imported here, so that a broken installation becomes a line of the table.
     import numpy as np
 
-    from metaloom.pipeline.envs import make_batch_env
     from metaloom.pipeline.envs.config import EnvConfig
+    from metaloom.pipeline.envs.registry import make_batch_env
 
     env = make_batch_env(EnvConfig(name="half-cheetah-dir"), 2, 1)
     try:

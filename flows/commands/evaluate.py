@@ -14,7 +14,7 @@ from metaloom.flows.graph.run_stages import config_of, stages_of
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_steps, summarize_tasks
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.evaluation import tasks_are_new
 from metaloom.pipeline.types import Evaluation, TaskBatch, Update
 from metaloom.stages.evaluate import Tested, unseen

@@ -14,7 +14,7 @@ from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.types import Evaluation, LearnerState, Update
 from metaloom.storage import Fork, Run
@@ -82,7 +82,8 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
 
 def _changed_sizes(old: RunConfig, new: RunConfig) -> Iterator[str]:
     pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
-    for name in ("inner_steps", *getattr(old.algorithm, "sizes", ())):
+    pairs["adaptation steps"] = (old.algorithm.adaptation_steps, new.algorithm.adaptation_steps)
+    for name in old.algorithm.sizes:
         pairs[f"algorithm.{name}"] = (getattr(old.algorithm, name), getattr(new.algorithm, name, None))
     for name, (before, after) in pairs.items():
         if before != after:

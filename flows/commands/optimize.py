@@ -87,7 +87,7 @@ class Counterfactual:
         """What describes both outcomes: name -> (stored, changed); None where one has no such quantity."""
         left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
         pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
-        # Metrics of the rounds describe the stored episodes, unless processing changed them.
+        # Metrics of inner steps describe the stored episodes, unless processing changed them.
         return {name: pair for name, pair in pairs.items() if not re.match(r"step_\d", name) or pair[0] != pair[1]}
 
     def distance(self) -> dict[str, float]:
@@ -200,7 +200,7 @@ def changed_config(config: RunConfig, settings: Iterable[str]) -> RunConfig:
     changed = after.model_dump(mode="json")
     refused = [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]
     if after.algorithm.name == config.algorithm.name:
-        of_episodes = getattr(config.algorithm, "decides_episodes", ())
+        of_episodes = config.algorithm.decides_episodes
         refused += [f"algorithm.{n}" for n in of_episodes if changed["algorithm"][n] != before["algorithm"][n]]
     if refused:
         raise UsageError(
@@ -230,14 +230,14 @@ class _Again:
         return Outcome(settings, config, value, seconds, identical)
 
     def check(self, config: RunConfig, settings: tuple[str, ...]) -> None:
-        """Refuse settings whose algorithm needs rounds or a learner that are not stored."""
+        """Refuse settings whose algorithm needs episodes or a learner that are not stored."""
         stages = self.stages.under(config)
         asked = " ".join(settings) or "the settings of the run"
         for ref in stages.upstream(self.ref):
             if stages.graph[ref.stage].samples and not self.run.contains(ref):
                 raise UsageError(
                     f"{asked}: {self.ref} reads the episodes of inner step {ref.step}, which are not stored; "
-                    f"required at most {self.stages.config.algorithm.inner_steps} inner steps, as in the run"
+                    f"required at most {self.stages.config.algorithm.adaptation_steps} inner steps, as in the run"
                 )
         if self.run.learner_ref(self.ref.iteration) in stages.inputs(self.ref):
             _fitted(self._stored_update().learner, _own_learner(stages), asked)

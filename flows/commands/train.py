@@ -15,8 +15,9 @@ from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs import with_all_options
+from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs.facts import env_facts
+from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
@@ -179,7 +180,12 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 
 def environment(stages: Runner) -> dict[str, Any]:
     """What decides the numbers besides the configuration, and is not known to the store: the code, and its defaults."""
-    return {"code": code_digest(), "env": env_facts(stages.config.env, stages.context.env)}
+    plugins = plugin_sources(stages.config)
+    return {
+        "code": code_digest(),
+        "env": env_facts(stages.config.env, stages.context.env),
+        **({"plugins": plugins} if plugins else {}),
+    }
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from metaloom.flows.errors import ExtraMissing
 from metaloom.flows.exports import ExportFormat
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch
 from metaloom.storage import Run
 from metaloom.storage.export import Export, export_folder

@@ -7,11 +7,12 @@ from typing import Any, Self, TypeVar, cast
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from metaloom.flows.graph.legacy_learners import build_learner
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.algorithms.contract import Learner, Setup
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv, make_env
+from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.estimation.measures import Measures
 from metaloom.pipeline.types import LearnerState, ParallelMap, Update
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ class Context:
         env: one environment of the run, for its spaces and tasks.
         rollouts: where episodes are collected.
         parallel: maps over chunks of tasks; no result depends on it.
+        measures: what is measured of every round besides what always is.
     """
 
     config: RunConfig
@@ -36,6 +38,7 @@ class Context:
     env: MetaEnv
     rollouts: RolloutWorkers
     parallel: ParallelMap
+    measures: Measures
     _kept: dict[str, object] = field(default_factory=dict[str, object], repr=False)
 
     @classmethod
@@ -47,12 +50,14 @@ class Context:
         """
         # Which actions there are is told before a scale of them is asked for, which discrete ones do not have.
         setup = setup_of(config, make_env(config.env.model_copy(update={"action_scale": None})))
-        return cls(config, setup, build_learner(config, setup), make_env(config.env), rollouts, parallel)
+        learner, env = config.algorithm.build(setup), make_env(config.env)
+        return cls(config, setup, learner, env, rollouts, parallel, measures_of(config, env))
 
     def under(self, config: RunConfig) -> Self:
         """The same under settings that leave the environment as it is."""
         setup = setup_of(config, self.env)
-        return replace(self, config=config, setup=setup, learner=build_learner(config, setup), _kept={})
+        learner, measures = config.algorithm.build(setup), measures_of(config, self.env)
+        return replace(self, config=config, setup=setup, learner=learner, measures=measures, _kept={})
 
     def start(self, update: Update) -> LearnerState:
         """A stored learner as the iteration behind it acts and learns with it."""
@@ -67,7 +72,12 @@ class Context:
 
 def learner_of(config: RunConfig) -> Learner[Any, Any]:
     """The algorithm of a run, built for its environment."""
-    return build_learner(config, setup_of(config, make_env(config.env)))
+    return config.algorithm.build(setup_of(config, make_env(config.env)))
+
+
+def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
+    """What a run measures of every round besides what always is."""
+    return Measures.named(config.metrics, diagnostics=env.diagnostics if config.env.diagnostics else None)
 
 
 def setup_of(config: RunConfig, env: MetaEnv) -> Setup:

@@ -5,20 +5,21 @@ batches that hold the rows that were drawn. What of them is in memory is not rea
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from metaloom.flows.graph.common import INITIALIZE, SAMPLE_TASKS, evaluated, evaluation, position, state_before
 from metaloom.flows.graph.context import Context
-from metaloom.flows.graph.legacy_learners import OffPolicyLearner, OffPolicyPlan, off_policy_plan
 from metaloom.flows.graph.outputs import SpanOutputs
 from metaloom.flows.graph.replay import BEFORE_ITERATIONS, Collected, StoredReplay
 from metaloom.flows.graph.stage import ITERATION, ONCE, Graph, Input, Stage
+from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
+from metaloom.pipeline.algorithms.off_policy.settings import OffPolicyPlan, OffPolicySettings
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.replay.buffer import ReplayBuffer
 from metaloom.pipeline.replay.columns import TransitionColumns
-from metaloom.pipeline.types import Array, EpisodeBatch, Minibatches, TaskBatch, TaskParams, Update
+from metaloom.pipeline.types import EpisodeBatch, Minibatches, TaskBatch, TaskParams, Update
 from metaloom.stages.sample_tasks import sample_tasks
 from metaloom.stages.sample_transitions import sample_transitions
 from metaloom.stages.update import update
@@ -29,17 +30,12 @@ MIB = 2**20
 
 def plan_of(config: RunConfig) -> OffPolicyPlan:
     """What a run collects, and what its gradient steps draw."""
-    return off_policy_plan(config)
+    assert isinstance(config.algorithm, OffPolicySettings), "a table for other algorithms"
+    return config.algorithm.plan(episodes_per_task=config.episodes_per_task, max_episode_steps=config.max_episode_steps)
 
 
-def replay_of(context: Context, num_buffers: int, context_rewards: Callable[[Array], Array] | None) -> StoredReplay:
-    """A run's replay buffer, which lasts as long as the context.
-
-    Args:
-        context: of the run.
-        num_buffers: tasks with a replay buffer of their own.
-        context_rewards: what a task is inferred from shows these rewards in place of the stored ones.
-    """
+def replay_of(context: Context, num_buffers: int) -> StoredReplay:
+    """A run's replay buffer, which lasts as long as the context; so many tasks have one of their own."""
     config, setup = context.config, context.setup
     most_rows = plan_of(config).most_transitions(
         iterations=config.iterations,
@@ -52,7 +48,6 @@ def replay_of(context: Context, num_buffers: int, context_rewards: Callable[[Arr
             TransitionColumns(setup.observation_size, setup.action_size),
             cache_bytes=config.replay.cache_mib * MIB,
             max_rows=most_rows,
-            context_rewards=context_rewards,
         )
     )
     return context.keep("replay", build)
@@ -101,7 +96,7 @@ def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeB
     """Episodes by actions drawn uniformly, or by a policy that was trained before."""
     config, filling = context.config, plan_of(context.config).filling
     tasks = sample_tasks(context.env, num_tasks=config.num_tasks, run_seed=config.seed, iteration=i)
-    learner = cast(OffPolicyLearner, context.learner)
+    learner = cast(OffPolicyLearner[Any, Any], context.learner)
     params = TaskParams({}) if filling.actor == "uniform" else learner.filling_params(state.learner, len(tasks))
     assert filling.steps is not None, "the buffer of a single task is filled by steps"
     rollouts = context.rollouts.filling(filling.steps, actor=filling.actor)
@@ -144,11 +139,12 @@ def _update(
         run_seed=context.config.seed,
         iteration=i,
         parallel=context.parallel,
+        measures=context.measures,
     )
 
 
 def _replay(context: Context) -> StoredReplay:
-    return replay_of(context, 1, None)
+    return replay_of(context, 1)
 
 
 FILL_MEMORY = Stage(

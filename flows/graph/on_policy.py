@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from metaloom.flows.graph.common import INITIALIZE, SAMPLE_TASKS, evaluated, evaluation, position, state_before
 from metaloom.flows.graph.context import Context
-from metaloom.flows.graph.stage import INNER_STEP, ITERATION, ROUND, Graph, Input, Stage
+from metaloom.flows.graph.stage import EACH_STEP, INNER_STEP, ITERATION, Graph, Input, Stage
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskBatch, TaskParams, Update
@@ -18,20 +18,20 @@ def _state(i: int) -> Mapping[str, Input]:
     return state_before(META_OPTIMIZE, i)
 
 
-def _adapted(k: int, i: int) -> Mapping[str, Input]:
+def _adapted(i: int, k: int) -> Mapping[str, Input]:
     """What inner step k - 1 led to, where there is one."""
     return {"params": ADAPT.at(i, k - 1)} if k else {}
 
 
 def _acting(i: int, k: int) -> Mapping[str, Input]:
-    """What the tasks act with in round k: the learner's parameters for all of them, or each task's adapted ones."""
-    return _adapted(k, i) or _state(i)
+    """What the tasks act with at inner step k: the learner's parameters for all, or each task's adapted ones."""
+    return _adapted(i, k) or _state(i)
 
 
-def _rounds(config: RunConfig, i: int) -> Mapping[str, Input]:
-    """Every round of an iteration, as it was collected and as it was processed."""
-    steps = ROUND.steps(config, i)
-    return {stage_input: tuple(stage.at(i, k) for k in steps) for stage_input, stage in _STEP.items()}
+def _every_step(config: RunConfig, i: int) -> Mapping[str, Input]:
+    """The episodes and samples of every inner step 0 ... K of an iteration."""
+    steps = EACH_STEP.steps(config, i)
+    return {name: tuple(stage.at(i, k) for k in steps) for name, stage in _STEP.items()}
 
 
 def _collect_rollouts(
@@ -78,19 +78,20 @@ def _meta_optimize(
         run_seed=context.config.seed,
         iteration=i,
         parallel=context.parallel,
+        measures=context.measures,
     )
 
 
 def _params(context: Context, state: Update | None, params: TaskParams | None) -> TaskParams:
     if params is not None:
         return params
-    assert state is not None, "a round acts with a learner's parameters or with adapted ones"
+    assert state is not None, "tasks act with a learner's parameters or with adapted ones"
     return context.learner.acting_params(context.start(state), context.config.num_tasks)
 
 
 COLLECT_ROLLOUTS = Stage(
     "collect_rollouts",
-    ROUND,
+    EACH_STEP,
     lambda config, i, k: {**_acting(i, k), "tasks": SAMPLE_TASKS.at(i)},
     EpisodeBatch,
     _collect_rollouts,
@@ -100,7 +101,7 @@ COLLECT_ROLLOUTS = Stage(
 )
 PROCESS_SAMPLES = Stage(
     "process_samples",
-    ROUND,
+    EACH_STEP,
     lambda config, i, k: {**_state(i), "episodes": COLLECT_ROLLOUTS.at(i, k)},
     Samples,
     _process_samples,
@@ -111,7 +112,7 @@ _STEP = {"episodes": COLLECT_ROLLOUTS, "samples": PROCESS_SAMPLES}
 ADAPT = Stage(
     "adapt",
     INNER_STEP,
-    lambda config, i, k: {**_state(i), **_adapted(k, i), **{name: s.at(i, k) for name, s in _STEP.items()}},
+    lambda config, i, k: {**_state(i), **_adapted(i, k), **{name: s.at(i, k) for name, s in _STEP.items()}},
     TaskParams,
     _adapt,
     group="adapted_{step}",
@@ -120,7 +121,7 @@ ADAPT = Stage(
 META_OPTIMIZE = Stage(
     "meta_optimize",
     ITERATION,
-    lambda config, i, k: {**_state(i), **_rounds(config, i)},
+    lambda config, i, k: {**_state(i), **_every_step(config, i)},
     Update,
     _meta_optimize,
     group="learner",

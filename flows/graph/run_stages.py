@@ -1,6 +1,7 @@
 """The stages of a stored run, under the settings that decide each of its outputs."""
 
 import json
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,10 @@ from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.workers import Backend, rollout_workers, usable_cores
 from metaloom.flows.views.run_info import planned_iterations
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.sources import changed_plugins
 from metaloom.storage import Run, StageRef
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -93,6 +97,8 @@ class RunStages:
 @contextmanager
 def stages_of_run(run: Run, backend: Backend, config: RunConfig | None = None) -> Iterator[RunStages]:
     """The stages of a stored run with their workers, for as long as the context lasts."""
+    for line in changed_plugins(config or config_of(run), run.info["environment"].get("plugins", {})):
+        log.warning("%s", line)
     with ExitStack() as stack:
         yield RunStages(run, backend, stack, config)
 

@@ -13,8 +13,9 @@ from metaloom.flows.graph.stage import Graph, Input, StageOutput
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
-from metaloom.pipeline.types import Evaluation, LearnerState, ParallelMap
+from metaloom.pipeline.types import Evaluation, LearnerState, ParallelMap, Samples
 from metaloom.stages.evaluate import Tested, unseen
 from metaloom.storage import Span, StageRef
 
@@ -40,6 +41,11 @@ class Runner:
         """
         graph, context = graph_of(config), Context.build(config, rollouts, parallel)
         graph.check(config, context.env)
+        if context.measures.of_steps and not any(stage.output is Samples for stage in graph.stages):
+            raise ConfigError(
+                f"metrics: found {', '.join(context.measures.of_steps)}, of a Step, but {config.algorithm.name} has no "
+                "samples; required functions of an EpisodeBatch"
+            )
         if config.evaluation.every is not None:
             # What is wrong with the tasks of the last evaluation is known before the first iteration.
             evaluation_tasks(config, context.env, config.iterations)

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from metaloom.flows.graph.context import Context
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.types import (
     EpisodeBatch,
     Evaluation,
@@ -45,8 +45,8 @@ class Per:
 
 ONCE = Per("once per run", lambda config, i: () if i else (0,))
 ITERATION = Per("per iteration", lambda config, i: (0,))
-INNER_STEP = Per("k = 0 ... K-1", lambda config, i: range(config.algorithm.inner_steps))
-ROUND = Per("k = 0 ... K", lambda config, i: range(config.algorithm.inner_steps + 1))
+INNER_STEP = Per("k = 0 ... K-1", lambda config, i: range(config.algorithm.adaptation_steps))
+ROUND = Per("k = 0 ... K", lambda config, i: range(config.algorithm.adaptation_steps + 1))
 
 
 def _after_evaluated(config: RunConfig, i: int) -> Sequence[int]:

@@ -11,14 +11,14 @@ import numpy as np
 
 from metaloom.flows.graph.common import INITIALIZE, evaluation, position, state_before
 from metaloom.flows.graph.context import Context
-from metaloom.flows.graph.legacy_learners import draw_context
 from metaloom.flows.graph.off_policy import draw_transitions, plan_of, replay_of
 from metaloom.flows.graph.outputs import SpanOutputs
 from metaloom.flows.graph.replay import BEFORE_ITERATIONS, Collected, StoredReplay
 from metaloom.flows.graph.stage import ITERATION, ONCE, Graph, Input, Per, Stage
+from metaloom.pipeline.algorithms.pearl.context import ContextRounds
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import MetaEnv
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.tasks.samplers import TaskPool, distinct_tasks, fixed_tasks
@@ -99,11 +99,8 @@ def _collect_rollouts(
 
 def _adapt(context: Context, i: int, k: int, *, state: Update, episodes: tuple[EpisodeBatch, ...]) -> TaskParams:
     """The posterior over every task; of what a task acts with it is all that adaptation changes."""
-    learner, start = context.learner, context.start(state)
-    before = learner.acting_params(start, len(episodes[0].rewards))
-    evidence = draw_context(context.config, episodes, i, k, _context_rewards(context))
-    after = learner.adapt(start, before, evidence, parallel=context.parallel)
-    return TaskParams({name: value for name, value in after.params.items() if value is not before.params.get(name)})
+    evidence = ContextRounds(episodes, (context.config.seed, i, k))
+    return context.learner.adapt(context.start(state), TaskParams({}), evidence, parallel=context.parallel)
 
 
 def _sample_transitions(context: Context, i: int, k: int, *, rounds: SpanOutputs, tasks: SpanOutputs) -> Minibatches:
@@ -147,6 +144,7 @@ def _update(
         run_seed=context.config.seed,
         iteration=i,
         parallel=context.parallel,
+        measures=context.measures,
     )
 
 
@@ -206,7 +204,7 @@ def _train_tasks(context: Context) -> TaskBatch:
 
 
 def _replay(context: Context) -> StoredReplay:
-    return replay_of(context, len(_train_tasks(context)), _context_rewards(context))
+    return replay_of(context, len(_train_tasks(context)))
 
 
 FILL_MEMORY = Stage(

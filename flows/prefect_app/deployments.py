@@ -35,7 +35,7 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import run_folder
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs import with_all_options
+from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
 

@@ -5,10 +5,13 @@ are customary for MuJoCo robots. The others repeat the settings of one script ea
 this project, so a gymnasium environment of the same kind stands in.
 """
 
-from metaloom.pipeline.algorithms import A2C, PPO, PPO2, SVPG
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
+from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
+from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
+from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 
 HALF_CHEETAH = "HalfCheetah-v5"

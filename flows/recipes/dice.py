@@ -4,18 +4,18 @@
 1e-3. The reward baseline sees time alone, as in their scripts for DiCE.
 """
 
-from metaloom.pipeline.algorithms import DiceMAML
+from metaloom.pipeline.algorithms.maml.settings import DiceMAML
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 
 
-def half_cheetah_dir() -> RunConfig:
+def dice_maml_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `dice_run` of the authors' code."""
     return _run("half-cheetah-dir")
 
 
-def point_corner() -> RunConfig:
+def dice_maml_point_corner() -> RunConfig:
     """Find one of four corners, sparse reward; `dice_run` of the authors' code on the point robot."""
     return _run("point-corner")
 

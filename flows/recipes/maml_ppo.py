@@ -5,17 +5,17 @@ inner step of 0.1, Adam at 1e-3, clipping at 0.5. Five epochs instead of its sin
 clipped; the linear baseline instead of its value network, which it does not train.
 """
 
-from metaloom.pipeline.algorithms import MAMLPPO
+from metaloom.pipeline.algorithms.maml.settings import MAMLPPO
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 
 
-def half_cheetah_dir() -> RunConfig:
+def maml_ppo_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `maml_ppo_half_cheetah_dir` of garage, with 5 epochs."""
     return _run("half-cheetah-dir")
 
 
-def point_corner() -> RunConfig:
+def maml_ppo_point_corner() -> RunConfig:
     """Find one of four corners, sparse reward; garage's `maml_ppo_half_cheetah_dir` on the point robot."""
     return _run("point-corner")
 

@@ -4,11 +4,12 @@ The plain names are for an environment of your own choice, `--set env=Acrobot-v1
 script each; the scripts' simulators are not part of this project, so a gymnasium environment stands in.
 """
 
-from metaloom.pipeline.algorithms import DQL, SAC
+from metaloom.pipeline.algorithms.off_policy.dql import DQL
+from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.config.evaluation import EvaluationConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 
 

@@ -4,14 +4,14 @@ Rakelly et al. 2019, arXiv:1903.08254. Where the original draws tasks with repla
 with two tasks a gradient step takes both instead of four draws.
 """
 
-from metaloom.pipeline.algorithms import PEARL
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.evaluation import EvaluationConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 
 
-def ant_dir() -> RunConfig:
+def pearl_ant_dir() -> RunConfig:
     """Walk forwards or backwards on four legs."""
     algorithm = PEARL(
         meta_batch_size=2,
@@ -24,7 +24,7 @@ def ant_dir() -> RunConfig:
     return _run(env, algorithm, num_tasks=2, test_episodes=4)
 
 
-def ant_goal() -> RunConfig:
+def pearl_ant_goal() -> RunConfig:
     """Go to a place in the plane on four legs."""
     algorithm = PEARL(
         meta_batch_size=10,
@@ -36,7 +36,7 @@ def ant_goal() -> RunConfig:
     return _run("pearl-ant-goal", algorithm)
 
 
-def cheetah_dir() -> RunConfig:
+def pearl_cheetah_dir() -> RunConfig:
     """Run forwards or backwards."""
     algorithm = PEARL(
         meta_batch_size=2,
@@ -48,24 +48,24 @@ def cheetah_dir() -> RunConfig:
     return _run("pearl-cheetah-dir", algorithm, num_tasks=2, test_episodes=4)
 
 
-def cheetah_vel() -> RunConfig:
+def pearl_cheetah_vel() -> RunConfig:
     """Run at one of 100 speeds: 200,000 steps to fill the memory, then 5,000 per iteration."""
     algorithm = PEARL(num_extra_rl_steps_posterior=600, embedding_batch_size=100, num_exp_traj_eval=2)
     return _run("pearl-cheetah-vel", algorithm, test_episodes=1)
 
 
-def hopper_rand_params() -> RunConfig:
+def pearl_hopper_rand_params() -> RunConfig:
     """Hop on one leg of random mass, damping and friction."""
     return _run("pearl-hopper-rand-params", _dynamics())
 
 
-def humanoid_dir() -> RunConfig:
+def pearl_humanoid_dir() -> RunConfig:
     """Walk in one of 100 directions on two legs."""
     algorithm = PEARL(num_updates=4000, num_extra_rl_steps_posterior=400, embedding_batch_size=256)
     return _run("pearl-humanoid-dir", algorithm)
 
 
-def point_robot() -> RunConfig:
+def pearl_point_robot() -> RunConfig:
     """Go to a goal in the square that the observation does not show."""
     algorithm = PEARL(
         num_updates=1000,
@@ -78,7 +78,7 @@ def point_robot() -> RunConfig:
     return _run("pearl-point-robot", algorithm, max_episode_steps=20)
 
 
-def sparse_point_robot() -> RunConfig:
+def pearl_sparse_point_robot() -> RunConfig:
     """Find a goal on the half circle: context and evaluation see a reward near it only."""
     algorithm = PEARL(
         num_steps_prior=100,
@@ -100,7 +100,7 @@ def sparse_point_robot() -> RunConfig:
     )
 
 
-def walker2d_rand_params() -> RunConfig:
+def pearl_walker2d_rand_params() -> RunConfig:
     """Walk on two legs of random mass, damping and friction."""
     return _run("pearl-walker2d-rand-params", _dynamics())
 

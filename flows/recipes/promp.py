@@ -7,7 +7,7 @@ point robots, which are the authors' run scripts, and 200 on the other robots, a
 
 from typing import Any
 
-from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.policies import PolicyConfig
@@ -16,67 +16,67 @@ LONG = 200
 """Steps of an episode on the robots that can fall, and on those that are slow to start."""
 
 
-def ant_dir() -> RunConfig:
+def promp_ant_dir() -> RunConfig:
     """Run forwards or backwards on four legs, 200 steps."""
     return _run("ant-dir", max_episode_steps=LONG)
 
 
-def ant_dir_2d() -> RunConfig:
+def promp_ant_dir_2d() -> RunConfig:
     """Run in any direction of the plane on four legs, 200 steps."""
     return _run("ant-dir-2d", max_episode_steps=LONG)
 
 
-def ant_goal() -> RunConfig:
+def promp_ant_goal() -> RunConfig:
     """Go to a place in the plane on four legs, 200 steps and two inner steps: 480,000 steps per iteration."""
     return _run("ant-goal", ProMP(inner_steps=2), max_episode_steps=LONG)
 
 
-def half_cheetah_dir() -> RunConfig:
+def promp_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `pro-mp_run_mujoco` of the authors' code."""
     return _run("half-cheetah-dir")
 
 
-def half_cheetah_vel() -> RunConfig:
+def promp_half_cheetah_vel() -> RunConfig:
     """Run at a target speed between 0 and 3 m/s."""
     return _run("half-cheetah-vel")
 
 
-def hopper_rand_params() -> RunConfig:
+def promp_hopper_rand_params() -> RunConfig:
     """Hop with an unknown body, 200 steps; inner step 0.05, three Adam steps, adaptive KL penalty from 1e-3."""
     return _run("hopper-rand-params", _for_unknown_bodies(), max_episode_steps=LONG)
 
 
-def humanoid_dir() -> RunConfig:
+def promp_humanoid_dir() -> RunConfig:
     """Walk forwards or backwards on two legs, 200 steps, hidden layers of 128."""
     return _run("humanoid-dir", max_episode_steps=LONG, policy=PolicyConfig(hidden_sizes=(128, 128)))
 
 
-def humanoid_dir_2d() -> RunConfig:
+def promp_humanoid_dir_2d() -> RunConfig:
     """Walk in any direction of the plane on two legs, 200 steps, hidden layers of 128."""
     return _run("humanoid-dir-2d", max_episode_steps=LONG, policy=PolicyConfig(hidden_sizes=(128, 128)))
 
 
-def point_corner() -> RunConfig:
+def promp_point_corner() -> RunConfig:
     """Find one of four corners, sparse reward; `pro-mp_run_point_mass` of the authors' code."""
     return _run("point-corner")
 
 
-def swimmer_vel() -> RunConfig:
+def promp_swimmer_vel() -> RunConfig:
     """Swim at a target speed between 0.1 and 0.2 m/s, 200 steps; the authors publish no run, so their other sizes."""
     return _run("swimmer-vel", max_episode_steps=LONG)
 
 
-def walker2d_dir() -> RunConfig:
+def promp_walker2d_dir() -> RunConfig:
     """Walk forwards or backwards in a plane, 200 steps."""
     return _run("walker2d-dir", max_episode_steps=LONG)
 
 
-def walker2d_rand_params() -> RunConfig:
+def promp_walker2d_rand_params() -> RunConfig:
     """Walk with an unknown body, 200 steps; inner step 0.05, three Adam steps, adaptive KL penalty from 1e-3."""
     return _run("walker2d-rand-params", _for_unknown_bodies(), max_episode_steps=LONG)
 
 
-def walker2d_vel() -> RunConfig:
+def promp_walker2d_vel() -> RunConfig:
     """Walk at a target speed between 0 and 10 m/s, 200 steps."""
     return _run("walker2d-vel", max_episode_steps=LONG)
 

@@ -4,19 +4,19 @@
 1e-3. The reward baseline sees time alone; the return baseline, for the advantages, observations as well.
 """
 
-from metaloom.pipeline.algorithms import VPGDice
+from metaloom.pipeline.algorithms.maml.settings import VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 
 
-def half_cheetah_dir() -> RunConfig:
+def vpg_dice_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `vpg_dice_run` of the authors' code."""
     return _run("half-cheetah-dir")
 
 
-def point_corner() -> RunConfig:
+def vpg_dice_point_corner() -> RunConfig:
     """Find one of four corners, sparse reward; `vpg_dice_run` of the authors' code on the point robot."""
     return _run("point-corner")
 

@@ -21,7 +21,8 @@ from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.flight_recorder import Recording, remove_recordings
 from metaloom.flows.rollouts.supervised import Shard, Supervision, collect_watched, is_built_in, try_environment
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, code_digest
-from metaloom.pipeline.envs import EnvError, make_env
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
@@ -93,8 +94,9 @@ class DaskWorkers:
             raise self._death(shards[dead], watches[dead]) from error
         except CancelledError as error:
             raise WorkersError(
-                f"iteration {position.iteration}, round {position.step}: the Dask scheduler is gone (its connection is "
-                "lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which has lost nothing"
+                f"iteration {position.iteration}, inner step {position.step}: the Dask scheduler is gone (its "
+                "connection is lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which has "
+                "lost nothing"
             ) from error
         finally:
             # After an error the others' work is of no use, and holds the workers.
@@ -159,9 +161,9 @@ class DaskWorkers:
             return shard.death(recordings, watch)
         places = [recording.place for recording in recordings]
         return WorkersError(
-            f"iteration {shard.position.iteration}, round {shard.position.step}: several workers in a row died in the "
-            f"same shard, tasks {shard.position.first_task} to {shard.position.first_task + len(shard.tasks) - 1}, but "
-            f"not in one place (first task, first episode, step, row: {places}): they may lack memory, or somebody "
+            f"iteration {shard.position.iteration}, inner step {shard.position.step}: several workers in a row died "
+            f"in the same shard, tasks {shard.position.first_task} to {shard.position.first_task + len(shard.tasks) - 1}, "
+            f"but not in one place (first task, first episode, step, row: {places}): they may lack memory, or somebody "
             "kills them. What is stored is safe; go on with `metaloom resume`"
         )
 

@@ -18,7 +18,8 @@ from metaloom.flows.rollouts.flight_recorder import (
     recordings_folder,
 )
 from metaloom.flows.rollouts.workers import SamplerSpec, collect_shard
-from metaloom.pipeline.envs import ENVS, make_env
+from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutError, RolloutPosition

@@ -157,7 +157,7 @@ class SamplerSpec(Settings):
             episodes_per_task=config.episodes_per_task,
             max_episode_steps=config.max_episode_steps,
             threads=threads,
-            actor=getattr(config.algorithm, "actor", "policy"),
+            actor=config.algorithm.actor,
             min_steps=config.min_steps,
             min_rollouts=config.min_rollouts,
         )

@@ -26,6 +26,7 @@ from metaloom.flows.views.formatting import (
 )
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
 from metaloom.flows.views.run_info import iteration_info, list_run_rows, run_info
+from metaloom.pipeline.types import Params
 from metaloom.storage import Run, location, url_of
 
 if TYPE_CHECKING:
@@ -239,6 +240,16 @@ def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = new_table("recipe", "environment", "algorithm", "sizes", "about")
     for row in rows:
         table.add_row(row["name"], row["env"], row["algorithm"], row["sizes"], Text(row["about"]))
+    return table
+
+
+def parameters_table(fitted: Mapping[str, Params]) -> Table:
+    """`metaloom show RUN@N --stage process_samples`: one row per parameter of a baseline, over all tasks."""
+    table = new_table("baseline", "parameter", ">shape", ">mean", ">smallest", ">largest")
+    for baseline, params in fitted.items():
+        for name, value in params.items():
+            shape = " x ".join(map(str, value.shape))
+            table.add_row(baseline, name, shape, *map(number, (value.mean(), value.min(), value.max())))
     return table
 
 

@@ -1,58 +1,28 @@
-"""Algorithms: hyper-parameters and the equations of a paper, one file each.
+"""Algorithms by name. Settings are data; the numerics of a learner are imported when one is built.
 
-Importing this package does not import torch; the numerics are loaded when an algorithm first computes.
+To add one, write its files in this folder and its line in ALGORITHMS.
 """
 
-from typing import Annotated, Any
+from metaloom.pipeline.plugins import Plugins
 
-from pydantic import BeforeValidator, Field
-
-from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
-from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
-from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
-from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
-from metaloom.pipeline.algorithms.contract import Algorithm
-from metaloom.pipeline.algorithms.maml.dice import DiceMAML
-from metaloom.pipeline.algorithms.maml.e_maml import EMAML
-from metaloom.pipeline.algorithms.maml.ppo import MAMLPPO
-from metaloom.pipeline.algorithms.maml.promp import ProMP
-from metaloom.pipeline.algorithms.maml.trpo import MAMLTRPO
-from metaloom.pipeline.algorithms.maml.vpg import MAMLVPG
-from metaloom.pipeline.algorithms.maml.vpg_dice import VPGDice
-from metaloom.pipeline.algorithms.off_policy.dql import DQL
-from metaloom.pipeline.algorithms.off_policy.sac import SAC
-from metaloom.pipeline.algorithms.pearl.settings import PEARL
-
-
-def _by_name(value: Any) -> Any:
-    """A bare name, such as maml-trpo, stands for that algorithm with its defaults."""
-    return {"name": value} if isinstance(value, str) else value
-
-
-AlgorithmConfig = Annotated[
-    Annotated[
-        ProMP | MAMLTRPO | MAMLVPG | MAMLPPO | EMAML | DiceMAML | VPGDice | A2C | PPO | PPO2 | SVPG | DQL | SAC | PEARL,
-        Field(discriminator="name"),
-    ],
-    BeforeValidator(_by_name),
-]
-"""The settings of any algorithm; `name` says which. A bare name stands for the algorithm with its defaults."""
-
-__all__ = [
-    "A2C",
-    "DQL",
-    "EMAML",
-    "MAMLPPO",
-    "MAMLTRPO",
-    "MAMLVPG",
-    "PEARL",
-    "PPO",
-    "PPO2",
-    "SAC",
-    "SVPG",
-    "Algorithm",
-    "AlgorithmConfig",
-    "DiceMAML",
-    "ProMP",
-    "VPGDice",
-]
+ALGORITHMS = Plugins(
+    "algorithm",
+    "metaloom.algorithms",
+    {
+        "a2c": "metaloom.pipeline.algorithms.actor_critic.a2c:A2C",
+        "dice-maml": "metaloom.pipeline.algorithms.maml.settings:DiceMAML",
+        "dql": "metaloom.pipeline.algorithms.off_policy.dql:DQL",
+        "e-maml": "metaloom.pipeline.algorithms.maml.settings:EMAML",
+        "maml-ppo": "metaloom.pipeline.algorithms.maml.settings:MAMLPPO",
+        "maml-trpo": "metaloom.pipeline.algorithms.maml.settings:MAMLTRPO",
+        "maml-vpg": "metaloom.pipeline.algorithms.maml.settings:MAMLVPG",
+        "pearl": "metaloom.pipeline.algorithms.pearl.settings:PEARL",
+        "ppo": "metaloom.pipeline.algorithms.actor_critic.ppo:PPO",
+        "ppo2": "metaloom.pipeline.algorithms.actor_critic.ppo2:PPO2",
+        "promp": "metaloom.pipeline.algorithms.maml.settings:ProMP",
+        "sac": "metaloom.pipeline.algorithms.off_policy.sac:SAC",
+        "svpg": "metaloom.pipeline.algorithms.actor_critic.svpg:SVPG",
+        "vpg-dice": "metaloom.pipeline.algorithms.maml.settings:VPGDice",
+    },
+)
+"""Settings of algorithms, subclasses of AlgorithmSettings."""

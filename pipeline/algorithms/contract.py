@@ -6,22 +6,23 @@ state: all that lasts between iterations is in LearnerState, which the store kee
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
-from metaloom.pipeline.baselines.config import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
-from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.schema import Settings, later
-from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.baselines.config import BaselineSettings
+from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.plugins import load
+from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
+from metaloom.pipeline.schema import PluginSettings, later
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
 
 KernelName = Literal["torch", "fused"]
+KernelChoice = Literal["auto", "torch", "fused"]
+
+NUM_UPDATES = "num_updates"
+"""Name in LearnerState.extra of the count of updates so far."""
 
 Evidence = TypeVar("Evidence", contravariant=True)
 """What one adaptation step learns from: a Step of samples, or the rounds of episodes that a task is inferred from."""
@@ -54,9 +55,9 @@ class Setup:
     env_name: str
     max_episode_steps: int
     policy: PolicyConfig
-    baseline: BaselineConfig
+    baseline: BaselineSettings
     processing: ProcessingConfig
-    device: str
+    device: Literal["cpu", "cuda", "mps"]
     sparse_rewards: Callable[[Array], Array]
 
     @property
@@ -176,7 +177,7 @@ class RunSettings(Protocol):
     @property
     def policy(self) -> PolicyConfig: ...
     @property
-    def baseline(self) -> BaselineConfig: ...
+    def baseline(self) -> BaselineSettings: ...
     @property
     def processing(self) -> ProcessingConfig: ...
     @property
@@ -191,10 +192,10 @@ class RunSettings(Protocol):
     def starts_warm(self) -> bool: ...
 
 
-class AlgorithmSettings(Settings):
+class AlgorithmSettings(PluginSettings):
     """The settings of an algorithm: data only, so that reading a configuration imports no torch.
 
-    A subclass gives `name` a Literal of its own and says which graph its runs follow and which learner it builds.
+    A subclass says which graph its runs follow and which learner it builds.
     """
 
     graph: ClassVar[str]
@@ -202,8 +203,14 @@ class AlgorithmSettings(Settings):
     learner: ClassVar[str]
     """module:Class of its Learner, which takes these settings and a Setup."""
 
-    name: str
-    kernel: Literal["auto", "torch", "fused"] = later("auto")
+    actor: ClassVar[ActorKind] = "policy"
+    """Who acts by what is learned."""
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """Settings that decide the shapes of what an iteration stores, besides the number of adaptation steps."""
+    decides_episodes: ClassVar[tuple[str, ...]] = ()
+    """Settings that decide which episodes are collected, and nothing else."""
+
+    kernel: KernelChoice = later("auto")
     """Which implementation computes updates: torch, the definition; fused, hand-written derivatives of plain networks
     on the CPU; auto, fused where it can."""
 
@@ -228,44 +235,5 @@ class AlgorithmSettings(Settings):
         Raises:
             ConfigError: the algorithm is not for such an environment or network.
         """
-        # Imported by name, here alone: settings are read in a tenth of the time that torch takes to import.
-        module, _, name = self.learner.partition(":")
-        return getattr(importlib.import_module(module), name)(self, setup)
-
-
-class Algorithm(Protocol):
-    """The MAML family until it is a Learner."""
-
-    @property
-    def inner_steps(self) -> int:
-        """Adaptation steps per iteration; an iteration has one round of rollouts more."""
-        ...
-
-    def initialize(self, policy: GaussianPolicy, *, run_seed: int) -> LearnerState:
-        """The learner before the first iteration."""
-        ...
-
-    def adapt(
-        self,
-        policy: GaussianPolicy,
-        learner: LearnerState,
-        params: TaskParams,
-        step: Step,
-        *,
-        parallel: ParallelMap = map,
-    ) -> TaskParams:
-        """Parameters of every task after inner step `step.k` on its own samples."""
-        ...
-
-    def optimize(
-        self,
-        policy: GaussianPolicy,
-        learner: LearnerState,
-        steps: Sequence[Step],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
-    ) -> tuple[LearnerState, Metrics]:
-        """The learner of the next iteration and what the update was like, from the steps 0 ... inner_steps."""
-        ...
+        # Settings are read in a tenth of the time that torch takes to import.
+        return load(self.learner)(self, setup)

@@ -1,6 +1,7 @@
 """Which baseline a run uses."""
 
-from typing import Annotated, Any, Literal
+from abc import ABC, abstractmethod
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -8,7 +9,9 @@ from metaloom.pipeline.baselines.contract import Baseline
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
 from metaloom.pipeline.baselines.zero import ZeroBaseline
-from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.plugins import ByName, Plugins
+from metaloom.pipeline.schema import PluginSettings
+from metaloom.pipeline.types import Array, ParallelMap, Params
 
 _NETWORK_OPTIONS = ("hidden_sizes", "num_epochs", "learning_rate", "steps_per_minibatch", "shared")
 _OPTIONS = {
@@ -19,11 +22,29 @@ _OPTIONS = {
 }
 
 
-class BaselineConfig(Settings):
-    """A baseline by name.
+class BaselineSettings(PluginSettings, ABC):
+    """The settings of a baseline, which is itself the baseline unless it builds another; see Baseline."""
 
-    A bare string stands for the name: `--set baseline=zero`.
-    """
+    @abstractmethod
+    def fit_predict(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Array:
+        """Fit to the targets of every task's episodes, and predict them, [B, E, T]; see Baseline."""
+
+    def fit(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Params:
+        """Fit as `fit_predict` does; the parameters [B, ...] by name, of which there are none unless said."""
+        del observations, targets, mask, seed, parallel
+        return {}
+
+    def build(self) -> Baseline:
+        """Build the baseline that these settings describe: themselves unless said."""
+        return self
+
+
+class BaselineConfig(BaselineSettings):
+    """A built-in baseline."""
 
     name: Literal["linear_feature", "linear_time", "zero", "value_network"] = "linear_feature"
     """linear_feature: observations and time; linear_time: time alone; zero: no baseline; value_network: a small
@@ -41,11 +62,6 @@ class BaselineConfig(Settings):
     shared: bool = False
     """One value network for all tasks of a round instead of one for each."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_a_bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
     @model_validator(mode="after")
     def _options_belong_to_the_baseline(self) -> "BaselineConfig":
         for option, about in type(self).model_fields.items():
@@ -54,8 +70,20 @@ class BaselineConfig(Settings):
                 raise ValueError(f"{option} is {value} but the baseline {self.name} has no such option; leave it out")
         return self
 
+    def fit_predict(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Array:
+        """Fit and predict by the baseline of this name; see Baseline."""
+        return self.build().fit_predict(observations, targets, mask, seed=seed, parallel=parallel)
+
+    def fit(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Params:
+        """Fit the baseline of this name; see Baseline."""
+        return self.build().fit(observations, targets, mask, seed=seed, parallel=parallel)
+
     def build(self) -> Baseline:
-        """The baseline that these settings describe."""
+        """Build the baseline of this name."""
         match self.name:
             case "linear_feature":
                 return LinearFeatureBaseline(self.regularization)
@@ -65,3 +93,12 @@ class BaselineConfig(Settings):
                 return ZeroBaseline()
             case "value_network":
                 return ValueNetworkBaseline(**{option: getattr(self, option) for option in _NETWORK_OPTIONS})
+
+
+BASELINES = Plugins(
+    "baseline", "metaloom.baselines", dict.fromkeys(_OPTIONS, "metaloom.pipeline.baselines.config:BaselineConfig")
+)
+"""Settings of baselines, subclasses of BaselineSettings."""
+
+BaselineField = Annotated[BaselineSettings, ByName(BASELINES, BaselineSettings, default="linear_feature")]
+"""A baseline by name. A bare string stands for the name: `--set baseline=zero`."""

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.types import Array, ParallelMap
+from metaloom.pipeline.types import Array, ParallelMap, Params
 
-FitPredict = Callable[[Array, Array, Array], Array]
-"""Observations [E, T, O], targets [E, T] and mask [E, T] of one task to predictions [E, T]."""
+Fit = Callable[[Array, Array, Array], Array]
+"""Observations [E, T, O], targets [E, T] and mask [E, T] of one task to its predictions [E, T], or parameters."""
 
 
 class BaselineError(ArithmeticError):
@@ -40,15 +40,23 @@ class Baseline(Protocol):
         """
         ...
 
+    def fit(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Params:
+        """Fit as `fit_predict` does; the parameters [B, ...] by name.
 
-def fit_predict_by_task(
-    fit_predict: FitPredict, observations: Array, targets: Array, mask: Array, parallel: ParallelMap
-) -> Array:
-    """The predictions of a baseline that looks at one task at a time."""
+        Raises:
+            BaselineError: no finite fit was found; names the task.
+        """
+        ...
+
+
+def by_task(fit: Fit, observations: Array, targets: Array, mask: Array, parallel: ParallelMap) -> Array:
+    """The predictions, or the parameters, of a baseline that looks at one task at a time."""
 
     def work(b: int) -> Array:
         try:
-            return fit_predict(observations[b], targets[b], mask[b])
+            return fit(observations[b], targets[b], mask[b])
         except BaselineError as error:
             raise BaselineError(f"task {b}: {error}") from error
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metaloom.pipeline.baselines.contract import BaselineError, fit_predict_by_task, require_finite
-from metaloom.pipeline.types import Array, ParallelMap
+from metaloom.pipeline.baselines.contract import BaselineError, by_task, require_finite
+from metaloom.pipeline.types import Array, ParallelMap, Params
 
 TIME_SCALE = 100.0
 MAX_FIT_ATTEMPTS = 5
@@ -33,6 +33,13 @@ class LinearTimeBaseline:
         """Least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
         del seed
         return _fit_predict(self.features, self.regularization, observations, targets, mask, parallel)
+
+    def fit(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Params:
+        """Coefficients of every task by feature, [B, ...]; `time` has those of τ, τ², τ³; see Baseline."""
+        del seed
+        return _fit(self.features, self.regularization, observations, targets, mask, parallel)
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,13 @@ class LinearFeatureBaseline:
         """Least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
         del seed
         return _fit_predict(self.features, self.regularization, observations, targets, mask, parallel)
+
+    def fit(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Params:
+        """Coefficients of every task by feature, [B, ...]; `time` has those of τ, τ², τ³; see Baseline."""
+        del seed
+        return _fit(self.features, self.regularization, observations, targets, mask, parallel)
 
 
 def time_features(num_steps: int) -> Array:
@@ -90,6 +104,16 @@ def fit(features: Array, targets: Array, regularization: float) -> Array:
     )
 
 
+def _weighted(features: Array, mask: Array) -> Array:
+    """Rows [E T, F] of features, those of padding zero."""
+    rows = features.reshape(-1, features.shape[-1])
+    return rows if mask.all() else rows * mask.reshape(-1, 1)
+
+
+def _coefficients(rows: Array, targets: Array, mask: Array, regularization: float) -> Array:
+    return fit(rows, targets.reshape(-1) * mask.reshape(-1), regularization)
+
+
 def _fit_predict(
     features: Callable[[Array], Array],
     regularization: float,
@@ -99,11 +123,24 @@ def _fit_predict(
     parallel: ParallelMap,
 ) -> Array:
     def task(observations: Array, targets: Array, mask: Array) -> Array:
-        rows = features(observations)
-        rows = rows.reshape(-1, rows.shape[-1])
-        if not mask.all():
-            rows = rows * mask.reshape(-1, 1)
-        coefficients = fit(rows, targets.reshape(-1) * mask.reshape(-1), regularization)
-        return (rows @ coefficients).reshape(targets.shape)
+        rows = _weighted(features(observations), mask)
+        return (rows @ _coefficients(rows, targets, mask, regularization)).reshape(targets.shape)
 
-    return fit_predict_by_task(task, observations, targets, mask, parallel)
+    return by_task(task, observations, targets, mask, parallel)
+
+
+def _fit(
+    features: Callable[[Array], Array],
+    regularization: float,
+    observations: Array,
+    targets: Array,
+    mask: Array,
+    parallel: ParallelMap,
+) -> Params:
+    def task(observations: Array, targets: Array, mask: Array) -> Array:
+        return _coefficients(_weighted(features(observations), mask), targets, mask, regularization)
+
+    coefficients = by_task(task, observations, targets, mask, parallel)
+    O = (coefficients.shape[1] - 4) // 2
+    of_observation = {"observation": coefficients[:, :O], "observation_squared": coefficients[:, O : 2 * O]}
+    return {**(of_observation if O else {}), "time": coefficients[:, -4:-1], "constant": coefficients[:, -1:]}

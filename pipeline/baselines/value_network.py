@@ -45,35 +45,51 @@ class ValueNetworkBaseline:
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
         """Train on every task and predict it, [B, E, T]; see Baseline."""
+        fits = self._fit_chunks(observations, targets, mask, seed, parallel)
+        return np.concatenate([predicted for _, predicted in fits]).reshape(targets.shape)
+
+    def fit(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Params:
+        """Parameters of every task's network by name, [B, ...], and of its standardization; see Baseline."""
+        fits = [params for params, _ in self._fit_chunks(observations, targets, mask, seed, parallel)]
+        return {name: np.concatenate([params[name] for params in fits]) for name in fits[0]}
+
+    def _fit_chunks(
+        self, observations: Array, targets: Array, mask: Array, seed: int, parallel: ParallelMap
+    ) -> list[tuple[Params, Array]]:
         if self.shared:
             merged = (values.reshape(1, -1, *values.shape[2:]) for values in (observations, targets, mask))
-            return self._fit_chunk(*merged, seed=seed, first_task=0).reshape(targets.shape)
+            return [self._fit_chunk(*merged, seed=seed, first_task=0)]
 
-        def work(start: int) -> Array:
+        def work(start: int) -> tuple[Params, Array]:
             tasks = slice(start, start + TASKS_PER_CHUNK)
             return self._fit_chunk(observations[tasks], targets[tasks], mask[tasks], seed=seed, first_task=start)
 
-        return np.concatenate(list(parallel(work, range(0, len(mask), TASKS_PER_CHUNK))))
+        return list(parallel(work, range(0, len(mask), TASKS_PER_CHUNK)))
 
-    def _fit_chunk(self, observations: Array, targets: Array, mask: Array, *, seed: int, first_task: int) -> Array:
-        """Predictions [b, E, T] of b networks."""
+    def _fit_chunk(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int, first_task: int
+    ) -> tuple[Params, Array]:
+        """Parameters [b, ...] and predictions [b, E, T] of b networks."""
         b, E, T = mask.shape
         _require_finite_tasks(observations, targets, mask, first_task)
         weights = mask.reshape(b, E * T).astype(np.float32)
-        inputs = _standardized(_with_time(observations).reshape(b, E * T, -1), weights)[0]
-        goals, mean, std = _standardized(targets.reshape(b, E * T, 1), weights)
+        inputs, input_mean, input_std = _standardized(_with_time(observations).reshape(b, E * T, -1), weights)
+        standardized, mean, std = _standardized(targets.reshape(b, E * T, 1), weights)
         rngs = [
             np.random.Generator(np.random.Philox(key=np.array([seed, task], np.uint64)))
             for task in range(first_task, first_task + b)
         ]
-        params = self._train(inputs, goals, weights, rngs)
+        params = self._train(inputs, standardized, weights, rngs)
         predicted = (_forward(params, inputs)[-1] * std + mean)[..., 0]
         if not np.isfinite(predicted).all():
             task = first_task + int((~np.isfinite(predicted)).any(axis=1).argmax())
             raise BaselineError(f"task {task}: the value network diverged; lower baseline.learning_rate")
-        return (predicted * weights).reshape(b, E, T)
+        scales = {"input_mean": input_mean, "input_std": input_std, "target_mean": mean, "target_std": std}
+        return {**params, **scales}, (predicted * weights).reshape(b, E, T)
 
-    def _train(self, inputs: Array, goals: Array, weights: Array, rngs: Sequence[np.random.Generator]) -> Params:
+    def _train(self, inputs: Array, targets: Array, weights: Array, rngs: Sequence[np.random.Generator]) -> Params:
         networks = [_initial(inputs.shape[-1], self.hidden_sizes, rng) for rng in rngs]
         params = {name: np.stack([network[name] for network in networks]) for name in networks[0]}
         state = Adam(self.learning_rate).initialize(params)
@@ -83,7 +99,7 @@ class ValueNetworkBaseline:
             order = _shuffled(weights, rngs)
             for part in range(num_minibatches):
                 rows = order[:, part::num_minibatches]
-                chosen = [np.take_along_axis(values, rows[..., None], 1) for values in (inputs, goals)]
+                chosen = [np.take_along_axis(values, rows[..., None], 1) for values in (inputs, targets)]
                 gradients = _gradient(params, chosen[0], chosen[1], np.take_along_axis(weights, rows, 1))
                 params, state = Adam(self.learning_rate * (1 - done / total)).step(params, gradients, state)
                 done += 1

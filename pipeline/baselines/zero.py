@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metaloom.pipeline.types import Array, ParallelMap
+from metaloom.pipeline.types import Array, ParallelMap, Params
 
 
 @dataclass(frozen=True)
@@ -19,3 +19,10 @@ class ZeroBaseline:
         """Zeros [B, E, T], whatever the targets; see Baseline."""
         del observations, mask, seed, parallel
         return np.zeros_like(targets, dtype=np.float64)
+
+    def fit(
+        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
+    ) -> Params:
+        """No parameters; see Baseline."""
+        del observations, targets, mask, seed, parallel
+        return {}

@@ -1,18 +1,20 @@
 """What users write: files of settings and `--set` overrides, and what to tell them when it is refused."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from pydantic_core import ErrorDetails
 
 from metaloom.pipeline.config.yaml import parse
+from metaloom.pipeline.schema import REFUSAL, ConfigError, suggestion
 
-_NAMED_SECTIONS = ("env", "algorithm", "baseline")
+__all__ = ["ConfigError", "conversions", "explain", "load_config", "override"]
+
+_NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy")
 """Sections for which a bare name stands for the section with that name and defaults."""
-
-
-class ConfigError(ValueError):
-    """A configuration was refused; the message names each field, what was found and what is allowed."""
 
 
 def load_config(path: Path) -> dict[str, Any]:
@@ -57,16 +59,28 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
     return merged
 
 
-def explain(problem: Any) -> str:
-    """A problem that pydantic found, as the user knows the field."""
-    # pydantic puts the tag of a union (promp) into the path; a user never typed it.
-    loc = problem["loc"]
-    path = ".".join(str(part) for part in (loc[:1] + loc[2:] if loc[:1] == ("algorithm",) else loc))
-    found = problem["input"]
+def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
+    """A problem that pydantic found in some settings, as the user knows the field."""
+    path = ".".join(_path(problem["loc"], settings)) or "config"
+    found, context = problem["input"], problem.get("ctx", {})
     shown = "" if isinstance(found, dict) else f"; found {found!r}"
-    if problem["type"] == "extra_forbidden":
-        return f"{path}: unknown key{shown}; see `metaloom recipes --schema` for the keys there are"
-    return f"{path or 'config'}: {problem['msg']}{shown}"
+    if problem["type"] == REFUSAL:
+        return f"{path}: {problem['msg']}"
+    if problem["type"] == "value_error":
+        return "\n".join(f"{path}: {line}" for line in str(context["error"]).splitlines())
+    hint = suggestion(str(found), re.findall("'([^']*)'", context["expected"])) if "expected" in context else ""
+    return f"{path}: {problem['msg']}{shown}{hint and ';' + hint}"
+
+
+def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
+    """Keys and places on the way to a value, without the tags that pydantic gives the members of a union."""
+    for n, part in enumerate(location):
+        there = part in given if isinstance(given, Mapping) else isinstance(given, list | tuple)
+        # The last part may be what is missing; a bare name stands for a section.
+        last = n == len(location) - 1
+        if there or (last and isinstance(given, Mapping)) or (isinstance(given, str) and part == "name"):
+            yield str(part)
+        given = cast(Any, given)[part] if there else given
 
 
 def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:

@@ -182,22 +182,36 @@ class PearlAntDir(AntDir2D):
     | ------------------------ | ---- | ------------------------------------------------------------------------ |
     | direction_x, direction_y | 1    | one of 100 draws, uniform in the angle, made once; 30 more are `test_task_set` |
 
-    Option `forward_backward`: (1, 0) and (-1, 0) are the two tasks instead, and there is none to hold out.
+    Options `num_train_tasks` and `num_test_tasks`: other numbers of them. Option `forward_backward`: (1, 0) and (-1, 0)
+    are the two tasks instead, and there is none to hold out.
 
     Differs from the original, which tests on the two directions that it trains on; and whose contact cost was 0 on the
     MuJoCo of its time.
     """
 
     heights = (0.2, 1.0)
-    task_set, test_task_set = fixed_task_sets(draw_directions, num_train=100, num_test=30)
 
     def __init__(
-        self, forward_backward: bool = False, obs_style: ObsStyle = "pearl", render_mode: str | None = None
+        self,
+        forward_backward: bool = False,
+        obs_style: ObsStyle = "pearl",
+        render_mode: str | None = None,
+        *,
+        num_train_tasks: int = 100,
+        num_test_tasks: int = 30,
     ) -> None:
         super().__init__(obs_style, render_mode)
+        self.task_set, self.test_task_set = fixed_task_sets(
+            draw_directions, num_train=num_train_tasks, num_test=num_test_tasks
+        )
         if not isinstance(forward_backward, bool):
             raise EnvError(f"{type(self).__name__}: forward_backward is {forward_backward!r}; required true or false")
         if forward_backward:
+            if (num_train_tasks, num_test_tasks) != (100, 30):
+                raise EnvError(
+                    f"{type(self).__name__}: num_train_tasks or num_test_tasks is set but forward_backward is on, with "
+                    "which there are two tasks; leave one of them out"
+                )
             self.task_set, self.test_task_set = ((-1.0, 0.0), (1.0, 0.0)), None
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
@@ -210,12 +224,22 @@ class PearlAntGoal(AntGoal):
     | task field     | unit | distribution                                                                        |
     | -------------- | ---- | ----------------------------------------------------------------------------------- |
     | goal_x, goal_y | m    | one of 150 draws on the disk of radius 3, made once; 30 more are `test_task_set`    |
+
+    Options `num_train_tasks` and `num_test_tasks`: other numbers of them.
     """
 
-    task_set, test_task_set = fixed_task_sets(partial(draw_on_disk, radius=3), num_train=150, num_test=30)
-
-    def __init__(self, obs_style: ObsStyle = "pearl", render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        obs_style: ObsStyle = "pearl",
+        render_mode: str | None = None,
+        *,
+        num_train_tasks: int = 150,
+        num_test_tasks: int = 30,
+    ) -> None:
         super().__init__(obs_style, render_mode)
+        self.task_set, self.test_task_set = fixed_task_sets(
+            partial(draw_on_disk, radius=3), num_train=num_train_tasks, num_test=num_test_tasks
+        )
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return choose_tasks(self, num_tasks, rng)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import gymnasium
 import numpy as np
 
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class EnvError(ValueError):
@@ -130,6 +130,14 @@ class MetaEnv(gymnasium.Env[Array, Array]):
             f"{type(self.unwrapped).__name__} has no sparse rewards; required an environment that has them, such as "
             "pearl-sparse-point-robot, or one that defines sparse_rewards"
         )
+
+    def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
+        """Numbers by name that describe a round of episodes, such as how fast the robot went; none unless said.
+
+        With env.diagnostics they are metrics of the run, `step_k.NAME`. They may depend on what is stored alone.
+        """
+        del episodes
+        return {}
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         """A BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""

@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.spaces import Discrete
 
-from metaloom.pipeline.envs import ENVS, import_object
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.registry import find_env, require_env
 
 
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
@@ -23,26 +23,35 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
         env: it, as `make_env` gives it.
 
     Returns:
-        `class` as module:Class, `options` of its constructor with those that were left out, `observation_size`, and
-        `action_size` or, where actions are choices, `num_choices`.
+        `class` as module:Class, `options` of its constructor with those that were left out, `observation_size`,
+        `observation_shape` where it has several axes, and `action_size` or, where actions are discrete, `num_choices`.
     """
     path, factory, given = _factory(config)
     actions = env.action_space
+    shape = env.observation_space.shape or ()
+    several_axes = {"observation_shape": list(shape)} if len(shape) > 1 else {}
+    # The name is that of stored runs.
     sizes = {"num_choices": int(actions.n)} if isinstance(actions, Discrete) else {"action_size": _size(actions)}
     return {
         "class": path,
         "options": _options(factory, given),
         "observation_size": _size(env.observation_space),
+        **several_axes,
         **sizes,
     }
 
 
+def class_path(config: EnvConfig) -> str:
+    """module:Class of an environment; only a name where gymnasium was given an object."""
+    return _factory(config)[0]
+
+
 def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
     """Where an environment's class or function is, itself, and the options that it is called with."""
-    path = ENVS.get(config.name, config.name)
-    if ":" in path:
-        return path, import_object(path), config.options
-    spec = gymnasium.spec(config.name)
+    path = require_env(config.name)
+    if path not in gymnasium.registry:
+        return path, find_env(config.name), config.options
+    spec = gymnasium.spec(path)
     creator = spec.entry_point
     factory = load_env_creator(creator) if isinstance(creator, str) else creator
     path = creator if isinstance(creator, str) else getattr(creator, "__qualname__", repr(creator))

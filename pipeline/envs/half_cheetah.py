@@ -19,7 +19,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
 )
 from metaloom.pipeline.envs.task_draws import draw_signs
 from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class HalfCheetah(MujocoRobot):
@@ -70,6 +70,11 @@ class HalfCheetah(MujocoRobot):
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
         velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
         return {"run": self.run_reward(velocity, tasks), "control": -self.control_cost * squared_norm(motion.actions)}
+
+    def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
+        """`forward_velocity`: mean over all steps, in m/s, of observation 8 at their ends."""
+        velocity = episodes.observations[:, :, 1:, 8].astype(np.float64)
+        return {"forward_velocity": float(velocity[episodes.mask == 1].mean())}
 
     @abstractmethod
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
@@ -145,14 +150,24 @@ class PearlCheetahVel(HalfCheetahVel):
     | ---------- | ---- | --------------------------------------------------------------------------------- |
     | velocity   | m/s  | one of 100 draws of U(0, 3), made once; 30 more are `test_task_set`               |
 
+    Options `num_train_tasks` and `num_test_tasks`: other numbers of them.
+
     The original draws its tasks by seeding numpy's global generator, which changes everything else that draws from it;
     ours are of a generator of their own, so the speeds differ.
     """
 
-    task_set, test_task_set = fixed_task_sets(lambda n, rng: rng.uniform(0, 3, (n, 1)), num_train=100, num_test=30)
-
-    def __init__(self, obs_style: ObsStyle = "pearl", render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        obs_style: ObsStyle = "pearl",
+        render_mode: str | None = None,
+        *,
+        num_train_tasks: int = 100,
+        num_test_tasks: int = 30,
+    ) -> None:
         super().__init__(obs_style, render_mode)
+        self.task_set, self.test_task_set = fixed_task_sets(
+            lambda n, rng: rng.uniform(0, 3, (n, 1)), num_train=num_train_tasks, num_test=num_test_tasks
+        )
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return choose_tasks(self, num_tasks, rng)

@@ -146,13 +146,22 @@ class PearlHumanoidDir(HumanoidDir2D):
     | ------------------------ | ---- | ----------------------------------------------------------------------------- |
     | direction_x, direction_y | 1    | one of 100 draws, uniform in the angle, made once; 30 more are `test_task_set` |
 
-    A change of task never moves the robot; in the original it forgets to reset it.
+    Options `num_train_tasks` and `num_test_tasks`: other numbers of them. A change of task never moves the robot; in
+    the original it forgets to reset it.
     """
 
-    task_set, test_task_set = fixed_task_sets(draw_directions, num_train=100, num_test=30)
-
-    def __init__(self, obs_style: ObsStyle = "pearl", render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        obs_style: ObsStyle = "pearl",
+        render_mode: str | None = None,
+        *,
+        num_train_tasks: int = 100,
+        num_test_tasks: int = 30,
+    ) -> None:
         super().__init__(obs_style, render_mode)
+        self.task_set, self.test_task_set = fixed_task_sets(
+            draw_directions, num_train=num_train_tasks, num_test=num_test_tasks
+        )
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return choose_tasks(self, num_tasks, rng)

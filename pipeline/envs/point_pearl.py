@@ -12,15 +12,6 @@ from metaloom.pipeline.types import Array
 NUM_TRAIN_TASKS, NUM_TEST_TASKS = 80, 20
 
 
-def _goals_in_square(num_tasks: int, rng: np.random.Generator) -> Array:
-    return rng.uniform(-1, 1, (num_tasks, 2))
-
-
-def _goals_on_half_circle(num_tasks: int, rng: np.random.Generator) -> Array:
-    angles = rng.permutation(np.linspace(0, np.pi, num_tasks))
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
-
-
 class PearlPointRobot(PointRobot):
     """Go from anywhere to one of 80 goals that the observation does not show (PEARL's point-robot).
 
@@ -32,14 +23,24 @@ class PearlPointRobot(PointRobot):
     | -------------- | ---- | -------------------------------------------------------------------------------- |
     | goal_x, goal_y | m    | uniform over 80 fixed draws from U(-1, 1)²; 20 others to test with; id 0-79      |
 
-    Start: U(-1, 1)². Reward term: distance = -‖s' - goal‖, m. Never terminates; PEARL takes episodes of 20 steps.
-    Differs from the original: actions are clipped by the robot too, and the goals come from a generator of their own,
-    where the original seeds numpy's for the whole process.
+    Options `num_train_tasks` and `num_test_tasks`: other numbers of them. Start: U(-1, 1)². Reward term: distance =
+    -‖s' - goal‖, m. Never terminates; PEARL takes episodes of 20 steps. Differs from the original: actions are clipped
+    by the robot too, and the goals come from a generator of their own, where the original seeds numpy's for the whole
+    process.
     """
 
     task_fields = GOAL
     max_action = 0.1
-    task_set, test_task_set = fixed_task_sets(_goals_in_square, num_train=NUM_TRAIN_TASKS, num_test=NUM_TEST_TASKS)
+
+    def __init__(self, *, num_train_tasks: int = NUM_TRAIN_TASKS, num_test_tasks: int = NUM_TEST_TASKS) -> None:
+        super().__init__()
+        self.task_set, self.test_task_set = fixed_task_sets(
+            self.draw_goals, num_train=num_train_tasks, num_test=num_test_tasks
+        )
+
+    @staticmethod
+    def draw_goals(num_tasks: int, rng: np.random.Generator) -> Array:
+        return rng.uniform(-1, 1, (num_tasks, 2))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return choose_tasks(self, num_tasks, rng)
@@ -68,19 +69,31 @@ class PearlSparsePointRobot(PearlPointRobot):
     | dense (default) | distance  | -d                                                |
     | sparse          | nearness  | 1 - d where d <= 0.2 m, else 0                    |
 
+    Options `num_train_tasks` and `num_test_tasks`: other numbers of points to train on and to test with.
+
     PEARL trains on the dense reward, and infers the task and evaluates by the sparse one, which `sparse_rewards` makes
     of the dense one; an episode of one is that of the other, with the same seed and actions. Start: the origin. Never
     terminates; PEARL takes episodes of 20 steps.
     """
 
-    task_set, test_task_set = fixed_task_sets(_goals_on_half_circle, num_train=NUM_TRAIN_TASKS, num_test=NUM_TEST_TASKS)
     goal_radius = 0.2
 
-    def __init__(self, reward: Literal["dense", "sparse"] = "dense") -> None:
-        super().__init__()
+    def __init__(
+        self,
+        reward: Literal["dense", "sparse"] = "dense",
+        *,
+        num_train_tasks: int = NUM_TRAIN_TASKS,
+        num_test_tasks: int = NUM_TEST_TASKS,
+    ) -> None:
+        super().__init__(num_train_tasks=num_train_tasks, num_test_tasks=num_test_tasks)
         if reward not in ("dense", "sparse"):
             raise EnvError(f"{type(self).__name__}: reward is {reward!r}; required one of dense, sparse")
         self.reward = reward
+
+    @staticmethod
+    def draw_goals(num_tasks: int, rng: np.random.Generator) -> Array:
+        angles = rng.permutation(np.linspace(0, np.pi, num_tasks))
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
     def start(self, rng: np.random.Generator) -> Array:
         del rng

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.types import Array
 
 TaskSet = tuple[tuple[float, ...], ...]
@@ -16,7 +16,14 @@ TASK_SET_SEED = 1337
 def fixed_task_sets(
     draw: Callable[[int, np.random.Generator], Array], *, num_train: int, num_test: int
 ) -> tuple[TaskSet, TaskSet]:
-    """Tasks to train on and others to test with, from `draw(num_tasks, rng)`; the same in every process."""
+    """Tasks to train on and others to test with, from `draw(num_tasks, rng)`; the same in every process.
+
+    Raises:
+        EnvError: one of the sets would be empty.
+    """
+    for name, number in (("num_train_tasks", num_train), ("num_test_tasks", num_test)):
+        if not isinstance(number, int) or number < 1:
+            raise EnvError(f"{name} is {number!r}; required a whole number of at least 1")
     tasks = [tuple(task) for task in draw(num_train + num_test, np.random.default_rng(TASK_SET_SEED)).tolist()]
     return tuple(tasks[:num_train]), tuple(tasks[num_train:])
 

@@ -143,11 +143,23 @@ class Walker2dRandParams(RandomDynamics, Walker2d):
 
 
 class PearlWalker2dRandParams(Walker2dRandParams):
-    """Walker2dRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39."""
+    """Walker2dRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
 
-    def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
+    Options `num_train_tasks` and `num_test_tasks`: other numbers of them.
+    """
+
+    def __init__(
+        self,
+        model: ModelName = "original",
+        render_mode: str | None = None,
+        *,
+        num_train_tasks: int = 40,
+        num_test_tasks: int = 10,
+    ) -> None:
         super().__init__(model, render_mode)
-        self.task_set, self.test_task_set = fixed_task_sets(super().sample_tasks, num_train=40, num_test=10)
+        self.task_set, self.test_task_set = fixed_task_sets(
+            super().sample_tasks, num_train=num_train_tasks, num_test=num_test_tasks
+        )
         self.set_task(np.array(self.task_set[0]))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:

@@ -1,5 +1,6 @@
 """Between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -8,7 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.spaces.utils import flatten, flatten_space
 
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class ActionMap:
@@ -39,14 +40,14 @@ class ActionMap:
         return np.clip(mapped, self.low, self.high, out=mapped)
 
 
-class ChoiceMap:
-    """What turns choices 0 ... n - 1 of a policy into an environment's actions, which may start elsewhere."""
+class DiscreteActionMap:
+    """What turns the actions 0 ... n - 1 of a policy into those of an environment, which may start elsewhere."""
 
     def __init__(self, space: Discrete, scale: float | None) -> None:
         self._start = np.int64(space.start)
         if scale is not None:
             raise EnvError(
-                f"the actions {space} are choices, so action_scale {scale} has nothing to scale; "
+                f"the actions {space} are discrete, so action_scale {scale} has nothing to scale; "
                 "set env.action_scale to null"
             )
 
@@ -56,7 +57,7 @@ class ChoiceMap:
 
 
 class PolicyActions(MetaEnv):
-    """A MetaEnv that takes a policy's actions, by way of an ActionMap or a ChoiceMap."""
+    """A MetaEnv that takes a policy's actions, by way of an ActionMap or a DiscreteActionMap."""
 
     def __init__(self, env: MetaEnv, scale: float | None) -> None:
         space = _action_space(env)
@@ -66,7 +67,7 @@ class PolicyActions(MetaEnv):
         self.test_task_set = env.test_task_set
         self.observation_space = env.observation_space
         if isinstance(space, Discrete):
-            self.action_map: ActionMap | ChoiceMap = ChoiceMap(space, scale)
+            self.action_map: ActionMap | DiscreteActionMap = DiscreteActionMap(space, scale)
             self.action_space: gymnasium.Space[Any] = Discrete(int(space.n))
         else:
             self.action_map = ActionMap(space, scale)
@@ -87,6 +88,9 @@ class PolicyActions(MetaEnv):
 
     def sparse_rewards(self, rewards: Array) -> Array:
         return self.env.sparse_rewards(rewards)
+
+    def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
+        return self.env.diagnostics(episodes)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
@@ -113,7 +117,7 @@ class PolicyActions(MetaEnv):
 class PolicyActionsBatch:
     """A BatchEnv that takes a policy's actions, by way of an ActionMap."""
 
-    def __init__(self, batch: BatchEnv, action_map: ActionMap | ChoiceMap) -> None:
+    def __init__(self, batch: BatchEnv, action_map: ActionMap | DiscreteActionMap) -> None:
         self._batch = batch
         self._action_map = action_map
         self.num_rows = batch.num_rows
@@ -140,8 +144,8 @@ class SingleTask(MetaEnv):
     task_set = ((),)
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        plain = isinstance(env.observation_space, Box) and len(env.observation_space.shape) == 1
-        self.env = env if plain else VectorObservations(env)
+        # Arrays of any shape stay as they are: whether they are images, a network has to know.
+        self.env = env if isinstance(env.observation_space, Box) else UnitVectorObservations(env)
         self.observation_space = self.env.observation_space
         self.action_space = env.action_space
         self.metadata = env.metadata
@@ -171,17 +175,17 @@ class SingleTask(MetaEnv):
         return self.env.unwrapped
 
 
-class VectorObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """An env whose observations are one row of numbers: arrays flattened, the i-th of n states as the i-th unit vector.
+class UnitVectorObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """An env whose i-th of n states is seen as the i-th unit vector.
 
     Raises:
-        EnvError: its observations are neither.
+        EnvError: its observations are not discrete.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         space = env.observation_space
-        if not isinstance(space, Box | Discrete):
+        if not isinstance(space, Discrete):
             raise EnvError(
                 f"{type(env.unwrapped).__name__} has the observation space {space}; required a Box or Discrete. "
                 "Wrap it, for example in gymnasium.wrappers.FlattenObservation"

@@ -14,8 +14,8 @@ def step_metrics(step: Step) -> Metrics:
     """Averages over all episodes of all tasks of round k, each name prefixed with `step_k.`.
 
     Returns are undiscounted unless the name says so. `explained_variance` is the mean over tasks, since the baseline is
-    fitted to each task. `policy_std` and `entropy` (nats, joint over actions) are those of the policy that acted; one
-    that chooses has no `policy_std`.
+    fitted to each task. `policy_std` and `entropy` (nats, joint over actions) are those of the policy that acted; a
+    categorical one has no `policy_std`, a user's own has neither.
     """
     episodes, samples = step.episodes, step.samples
     per_task = zip(samples.values, samples.returns, samples.mask, strict=True)
@@ -47,7 +47,7 @@ def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
 
 
 def _real(episodes: EpisodeBatch) -> Array | EllipsisType:
-    """What selects the real episodes; all at once where there are no others, which sums in another order."""
+    """Index of the real episodes; all at once where there are no others, which sums in another order."""
     return ... if episodes.real.all() else episodes.real
 
 
@@ -55,5 +55,7 @@ def _policy_metrics(episodes: EpisodeBatch) -> Metrics:
     if "log_probs" in episodes.behavior:
         log_probs = episodes.behavior["log_probs"][episodes.mask != 0].astype(np.float64)
         return {"entropy": -(np.exp(log_probs) * log_probs).sum(-1).mean()}
+    if "log_std" not in episodes.behavior:
+        return {}
     log_std = episodes.behavior["log_std"].astype(np.float64)
     return {"policy_std": np.exp(log_std).mean(), "entropy": (log_std + 0.5 * (LOG_2PI + 1)).sum(-1).mean()}

@@ -12,7 +12,7 @@ from metaloom.pipeline.types import Array
 EPSILON = 1e-8
 
 Scale = Literal["std", "variance"]
-"""What values are divided by to normalize them."""
+"""Divisor of values that are normalized."""
 
 
 def discounted_returns(rewards: Array, discount: float) -> Array:

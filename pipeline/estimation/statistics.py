@@ -32,7 +32,7 @@ def interquartile_mean(values: Array) -> Array:
     """
     n = values.shape[-1]
     # Value i of the sorted n takes up [i, i+1); the middle half is [n/4, 3n/4).
-    place = np.arange(n)
+    place = np.arange(n, dtype=np.int64)
     weights = np.clip(np.minimum(place + 1, 0.75 * n) - np.maximum(place, 0.25 * n), 0, None)
     return np.sort(values, axis=-1) @ (weights / weights.sum())
 

@@ -1,4 +1,4 @@
-"""Parameters in one flat vector, and a network on views of it with its derivatives, in float32 and without autograd.
+"""Parameters in one flat vector, and a network on views of it with its derivatives, without autograd.
 
 A minibatch of 64 or 256 rows through two or three layers takes a processor less time than an autograd engine takes to
 note what it did, so the few derivatives there are are written down.
@@ -7,11 +7,12 @@ note what it did, so the few derivatives there are are written down.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from copy import copy
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from metaloom.pipeline.nn.mlp import layer_names
+from metaloom.pipeline.nn.spec import NetworkSpec, layer_names
 from metaloom.pipeline.types import Array, Params
 
 Activation = Literal["tanh", "relu"]
@@ -20,29 +21,51 @@ Rows = Array | slice
 ALL = slice(None)
 
 
+class Layer(NamedTuple):
+    """A layer's kernel and bias, or their gradients; without a bias, the kernel's last row is the bias."""
+
+    kernel: Array
+    bias: Array | None
+
+
 class FlatParams:
-    """Parameters by name as views of one float32 vector, and their gradient likewise.
+    """Parameters by name as views of one vector, and their gradient likewise.
 
     Attributes:
-        vector: [D], all parameters in the order of the mapping.
+        vector: [D], all parameters in the order of the mapping, in their own precision.
         gradient: [D].
     """
 
     def __init__(self, params: Mapping[str, Array]) -> None:
         self._shapes = {name: value.shape for name, value in params.items()}
+        stops = np.cumsum([value.size for value in params.values()]).tolist()
+        self._places = dict(zip(params, map(slice, [0, *stops[:-1]], stops), strict=True))
         self.vector = np.concatenate([np.ravel(value) for value in params.values()])
         self.gradient = np.zeros_like(self.vector)
         self.params = self._views(self.vector)
         self.gradients = self._views(self.gradient)
 
+    def with_own_gradient(self) -> FlatParams:
+        """The same parameters, not copies of them, with room for another gradient."""
+        other = copy(self)
+        other.gradient = np.zeros_like(self.vector)
+        other.gradients = other._views(other.gradient)
+        return other
+
     def _views(self, vector: Array) -> Params:
-        views: Params = {}
-        offset = 0
-        for name, shape in self._shapes.items():
-            size = int(np.prod(shape))
-            views[name] = vector[offset : offset + size].reshape(shape)
-            offset += size
-        return views
+        return {name: vector[place].reshape(self._shapes[name]) for name, place in self._places.items()}
+
+    def layer(self, name: str, *, fold_bias: bool) -> tuple[Layer, Layer]:
+        """A network's layer and its gradient."""
+        kernel, bias = f"{name}.kernel", f"{name}.bias"
+        if not fold_bias:
+            return Layer(self.params[kernel], self.params[bias]), Layer(self.gradients[kernel], self.gradients[bias])
+        first, last = self._places[kernel], self._places[bias]
+        if first.stop != last.start:
+            raise ValueError(f"fold_bias: {bias} does not lie behind {kernel}; give the parameters in layer order")
+        whole, columns = slice(first.start, last.stop), self._shapes[kernel][1]
+        weights, gradient = (vector[whole].reshape(-1, columns) for vector in (self.vector, self.gradient))
+        return Layer(weights, None), Layer(gradient, None)
 
     def copies(self) -> Params:
         """The parameters by name, as arrays of their own."""
@@ -52,35 +75,66 @@ class FlatParams:
         """Shorten the gradient to a norm; returns the norm it had."""
         norm = float(np.sqrt(np.dot(self.gradient, self.gradient)))
         if max_norm is not None and norm > max_norm:
-            self.gradient *= np.float32(max_norm / norm)
+            self.gradient *= max_norm / norm
         return norm
 
 
-class Network:
+class FlatNetwork:
     """A multilayer perceptron with a linear last layer, whose layers are named entries of some parameters.
 
     What hidden layers compute is kept in buffers that the next call overwrites; what is returned is the caller's.
     """
 
-    def __init__(self, flat: FlatParams, layers: Sequence[str], activation: Activation = "tanh") -> None:
-        self._layers = [(flat.params[f"{layer}.kernel"], flat.params[f"{layer}.bias"]) for layer in layers]
-        self._gradients = [(flat.gradients[f"{layer}.kernel"], flat.gradients[f"{layer}.bias"]) for layer in layers]
+    def __init__(
+        self, flat: FlatParams, layers: Sequence[str], activation: Activation = "tanh", *, fold_bias: bool = False
+    ) -> None:
+        """A network on views of `flat`.
+
+        Args:
+            flat: holds `layer.kernel` and `layer.bias` of every layer.
+            layers: names, from the inputs to the outputs.
+            activation: behind hidden layers.
+            fold_bias: put a column of ones behind the inputs of every layer, so that one matrix product adds the bias
+                too and another gives both gradients: faster with a thousand rows, slower with a hundred. The last bits
+                differ. The bias must lie behind its kernel in `flat`, and a one must stay one: relu alone.
+        """
+        if fold_bias and activation != "relu":
+            raise ValueError(f"fold_bias is for relu, which leaves a one as it is; found {activation}")
+        pairs = [flat.layer(layer, fold_bias=fold_bias) for layer in layers]
+        self._layers, self._gradients = [layer for layer, _ in pairs], [gradient for _, gradient in pairs]
         self._activate, self._times_slope = _ACTIVATIONS[activation]
-        widths = [kernel.shape[1] for kernel, _ in self._layers[:-1]]
-        self._outputs = [_Buffer(width) for width in widths]
-        self._errors = [_Buffer(width) for width in widths]
+        widths = [layer.kernel.shape[1] for layer in self._layers[:-1]]
+        dtype, self._ones = flat.vector.dtype, int(fold_bias)
+        self.input_size = len(self._layers[0].kernel) - self._ones
+        self._inputs = _Buffer(self.input_size + self._ones, dtype, filled_with=1)
+        self._outputs = [_Buffer(width + self._ones, dtype, filled_with=1) for width in widths]
+        # Errors have the column too, of zeros there: elementwise work is fastest on whole arrays.
+        self._errors = [_Buffer(width + self._ones, dtype, filled_with=0) for width in widths]
         self._activations: list[Array] = []
 
-    def forward(self, inputs: Array) -> Array:
-        """Outputs [n, out] for inputs [n, in]; the next derivatives are about them."""
-        self._activations = [inputs]
+    @classmethod
+    def of(cls, prefix: str, spec: NetworkSpec, flat: FlatParams, *, fold_bias: bool = False) -> FlatNetwork:
+        """The plain network that a spec describes, with parameters named `prefix.*`."""
+        assert spec.is_plain
+        activation: Activation = "tanh" if spec.activation == "tanh" else "relu"
+        return cls(flat, layer_paths(prefix, len(spec.hidden_sizes)), activation, fold_bias=fold_bias)
+
+    def forward(self, *inputs: Array) -> Array:
+        """Outputs [n, out] for inputs [n, in], or several that are joined to that; derivatives are about the last."""
+        self._activations = [self._joined(inputs)]
+        n = len(self._activations[0])
         for (kernel, bias), buffer in zip(self._layers[:-1], self._outputs, strict=True):
-            outputs = np.matmul(self._activations[-1], kernel, out=buffer.first(len(inputs)))
-            outputs += bias
+            outputs = buffer.first(n)
+            sums = np.matmul(self._activations[-1], kernel, out=outputs[:, : kernel.shape[1]])
+            if bias is not None:
+                sums += bias
             self._activate(outputs, out=outputs)
             self._activations.append(outputs)
         kernel, bias = self._layers[-1]
-        return self._activations[-1] @ kernel + bias
+        outputs = self._activations[-1] @ kernel
+        if bias is not None:
+            outputs += bias
+        return outputs
 
     def backward(self, output_gradient: Array, rows: Rows = ALL) -> None:
         """Write the gradient of a loss with respect to the parameters.
@@ -99,47 +153,66 @@ class Network:
         """The gradient with respect to the inputs alone, [n, columns]; none of the parameters' is written."""
         errors = output_gradient
         for index in reversed(range(1, len(self._layers))):
-            errors = self._errors_below(index, errors, self._activations[index][rows])
+            errors = self._errors_below(index, errors, _rows(self._activations[index], rows))
         return self._below_first(errors, columns)
+
+    def _joined(self, inputs: Sequence[Array]) -> Array:
+        if len(inputs) == 1 and not self._ones:
+            return inputs[0]
+        joined = self._inputs.first(len(inputs[0]))
+        np.concatenate(inputs, axis=1, out=joined[:, : self.input_size])
+        return joined
 
     def _first_errors(self, output_gradient: Array, rows: Rows) -> Array:
         """Write the parameters' gradient; returns that with respect to the first layer's sums, [n, units]."""
         errors = output_gradient
         for index in reversed(range(len(self._layers))):
-            inputs, (kernel_gradient, bias_gradient) = self._activations[index][rows], self._gradients[index]
+            inputs, (kernel_gradient, bias_gradient) = _rows(self._activations[index], rows), self._gradients[index]
             np.matmul(inputs.T, errors, out=kernel_gradient)
-            np.add.reduce(errors, axis=0, out=bias_gradient)
+            if bias_gradient is not None:
+                np.add.reduce(errors, axis=0, out=bias_gradient)
             if index:
                 errors = self._errors_below(index, errors, inputs)
         return errors
 
     def _errors_below(self, index: int, errors: Array, outputs: Array) -> Array:
         """The gradient with respect to the sums of layer `index - 1` from that of the layer above."""
-        kernel, below = self._layers[index][0], self._errors[index - 1].first(len(errors))
+        kernel, whole = self._layers[index].kernel, self._errors[index - 1].first(len(errors))
+        units = whole.shape[1] - self._ones
+        below = whole[:, :units]
         # A product with one column has no sums; matmul takes three times as long over it.
-        (np.multiply if kernel.shape[1] == 1 else np.matmul)(errors, kernel.T, out=below)
-        self._times_slope(below, outputs)
+        (np.multiply if kernel.shape[1] == 1 else np.matmul)(errors, kernel[:units].T, out=below)
+        self._times_slope(whole, outputs)
         return below
 
     def _below_first(self, errors: Array, columns: slice) -> Array:
-        return errors @ self._layers[0][0][columns].T
+        return errors @ self._layers[0].kernel[: self.input_size][columns].T
+
+
+Network = FlatNetwork
+"""The name until all callers say FlatNetwork."""
+
+
+def _rows(values: Array, rows: Rows) -> Array:
+    return values[rows] if isinstance(rows, slice) else values.take(rows, axis=0)
 
 
 class _Buffer:
-    """A buffer of rows that grows as needed."""
+    """A buffer of rows that grows as needed, filled with a number at first."""
 
-    def __init__(self, width: int) -> None:
-        self._buffer = np.empty((0, width), np.float32)
+    def __init__(self, width: int, dtype: np.dtype[Any], *, filled_with: float) -> None:
+        self._buffer = np.empty((0, width), dtype)
+        self._filled_with = filled_with
 
     def first(self, n: int) -> Array:
         """[n, width], with whatever it held."""
         if n > len(self._buffer):
-            self._buffer = np.empty((n, self._buffer.shape[1]), np.float32)
+            self._buffer = np.full((n, self._buffer.shape[1]), self._filled_with, self._buffer.dtype)
         return self._buffer[:n]
 
 
 def _relu(values: Array, out: Array) -> None:
-    np.maximum(values, np.float32(0), out=out)
+    np.maximum(values, 0, out=out)
 
 
 def _times_tanh_slope(errors: Array, outputs: Array) -> None:

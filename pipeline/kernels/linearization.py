@@ -1,4 +1,4 @@
-"""First and second derivatives of a tanh network around fixed parameters, for many directions. NumPy only.
+"""First and second derivatives of a tanh or relu network around fixed parameters, for many directions. NumPy only.
 
 Automatic differentiation gives the same numbers (the tests compare), but it computes for every direction what does not
 depend on the direction: Hessian-vector products cost it up to twice as much. R{x} is the derivative of x in the
@@ -25,23 +25,28 @@ class LinearizedMLP:
         outputs: [b, N, out].
         inputs: what goes into every layer, [b, N, in].
         kernels: of every layer, [b, in, out].
-        slopes: of the tanh before every layer but the first, 1 - input².
+        slopes: of the activation before every layer but the first: 1 - input² of tanh; 0 or 1 of relu.
         names: of every layer.
+        activation: tanh or relu.
     """
 
-    def __init__(self, prefix: str, num_hidden: int, params: Tangents, inputs: Array) -> None:
+    def __init__(self, prefix: str, num_hidden: int, params: Tangents, inputs: Array, activation: str = "tanh") -> None:
+        self.activation = activation
         self.names = [f"{prefix}.{layer}" for layer in layer_names(num_hidden)]
         self.kernels = [params[f"{name}.kernel"] for name in self.names]
         self.inputs = [inputs]
         for name, kernel in zip(self.names, self.kernels, strict=True):
             sums = self.inputs[-1] @ kernel
             sums += params[f"{name}.bias"][:, None]
-            self.inputs.append(sums if name == self.names[-1] else np.tanh(sums, out=sums))
+            self.inputs.append(sums if name == self.names[-1] else self._activate(sums))
         self.outputs = self.inputs.pop()
-        self.slopes = [1 - np.square(x) for x in self.inputs[1:]]
+        self.slopes = [1 - np.square(x) if activation == "tanh" else (x > 0).astype(x.dtype) for x in self.inputs[1:]]
+
+    def _activate(self, sums: Array) -> Array:
+        return np.tanh(sums, out=sums) if self.activation == "tanh" else np.maximum(sums, 0, out=sums)
 
     def push(self, tangents: Tangents) -> list[Array]:
-        """R{output} of every layer, after its tanh; the last is R{outputs}."""
+        """R{output} of every layer, after its activation; the last is R{outputs}."""
         pushed: list[Array] = []
         for layer, (name, x) in enumerate(zip(self.names, self.inputs, strict=True)):
             change = x @ tangents[f"{name}.kernel"]
@@ -90,8 +95,9 @@ class PulledBack:
             if layer:
                 back = network.pull_to_input(layer, cotangent)
                 cotangent = self._cotangents[layer - 1] = back * network.slopes[layer - 1]
-                # R{back (1 - x²)} = R{back} (1 - x²) - 2 back x R{x}
-                self._bends[layer] = np.multiply(back, x, out=back) * -2
+                if network.activation == "tanh":
+                    # R{back (1 - x²)} = R{back} (1 - x²) - 2 back x R{x}
+                    self._bends[layer] = np.multiply(back, x, out=back) * -2
         del self._cotangents[0]
 
     def differentiate(self, tangents: Tangents, pushed: Sequence[Array], cotangent: Array) -> Params:
@@ -113,7 +119,8 @@ class PulledBack:
                 change = network.pull_to_input(layer, change)
                 change += self._cotangents[layer] @ _transposed(tangents[f"{network.names[layer]}.kernel"])
                 change *= network.slopes[layer - 1]
-                change += self._bends[layer] * pushed[layer - 1]
+                if layer in self._bends:
+                    change += self._bends[layer] * pushed[layer - 1]
         return gradients
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.schema import ConfigError
 
 DeviceName = Literal["cpu", "cuda", "mps"]
 

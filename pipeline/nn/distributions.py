@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from functools import singledispatch
+from typing import NamedTuple, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 LOG_2PI = math.log(2 * math.pi)
 KL_EPSILON = 1e-8
 """Added to 2σ² in the KL denominator, as in the original ProMP code."""
+
+Self = TypeVar("Self", bound="Distribution")
+
+
+class Distribution(Protocol):
+    """Action distributions [...], one for every row of a batch."""
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Log-density or log-probability of actions, joint over the action dimensions: [...]."""
+        ...
+
+    def kl(self: Self, other: Self) -> Tensor:
+        """KL(self ‖ other): [...]."""
+        ...
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats, [...] or what broadcasts to it."""
+        ...
+
+    def detach(self: Self) -> Self:
+        """The same distributions as constants of a graph."""
+        ...
 
 
 class DiagGaussian(NamedTuple):
@@ -44,7 +67,57 @@ class DiagGaussian(NamedTuple):
         """Entropy in nats, summed over the action dimensions; its leading axes are those of log_std."""
         return (self.log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
 
+    def detach(self) -> DiagGaussian:
+        """The same Gaussians as constants of a graph."""
+        return DiagGaussian(self.mean.detach(), self.log_std.detach())
+
+
+class Categorical(NamedTuple):
+    """A distribution over discrete actions.
+
+    Attributes:
+        log_probs: normalized log-probabilities [..., n].
+    """
+
+    log_probs: Tensor
+
+    @classmethod
+    def of_logits(cls, logits: Tensor) -> Categorical:
+        """From logits [..., n], whatever their sum."""
+        return cls(torch.log_softmax(logits, -1))
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Log-probabilities [...] of actions [...] int64."""
+        return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+    def kl(self, other: Categorical) -> Tensor:
+        """KL(self ‖ other): [...]."""
+        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats: [...]."""
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+
+    def detach(self) -> Categorical:
+        """The same distributions as constants of a graph."""
+        return Categorical(self.log_probs.detach())
+
 
 def likelihood_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     """p_new(a) / p_old(a) from the joint log-densities."""
     return (log_prob - old_log_prob).exp()
+
+
+@singledispatch
+def kl_from_itself(distribution: Distribution) -> Tensor:
+    """KL(distributions as constants ‖ themselves): [...]. Zero, with no gradient; the Hessian is the Fisher matrix."""
+    return distribution.detach().kl(distribution)
+
+
+@kl_from_itself.register
+def _(distribution: DiagGaussian) -> Tensor:
+    # Without the ε of DiagGaussian.kl, which is no longer small where σ² is not much larger.
+    mean, log_std = distribution
+    squares = (mean - mean.detach()).square() * (-2 * log_std).exp()
+    log_ratios = log_std.detach() - log_std
+    return (0.5 * (squares + (2 * log_ratios).expm1()) - log_ratios).sum(-1)

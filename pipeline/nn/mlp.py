@@ -3,69 +3,98 @@
 A layer computes x·K + b with a kernel K of shape (in, out). Every parameter may have a leading task axis.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from metaloom.pipeline.nn.spec import MLP, NetworkSpec, Shapes, layer_names, parameter_shapes
 from metaloom.pipeline.types import Params
+
+__all__ = ["activation", "affine", "initialize_mlp", "initialize_shapes", "layer_names", "mlp", "scaled"]
 
 
 def initialize_mlp(
     prefix: str, input_size: int, hidden_sizes: Sequence[int], output_size: int, rng: np.random.Generator
 ) -> Params:
-    """Float32 kernels from U(±√(6 / (in + out))) (Glorot and Bengio 2010) and zero biases, in layer order."""
-    sizes = [input_size, *hidden_sizes, output_size]
+    """Float32 parameters of an mlp as `initialize_shapes` draws them, in layer order."""
+    return initialize_shapes(
+        parameter_shapes(prefix, NetworkSpec(MLP, (input_size,), output_size, tuple(hidden_sizes))), rng
+    )
+
+
+def initialize_shapes(shapes: Shapes, rng: np.random.Generator) -> Params:
+    """Float32 kernels from U(±√(6 / (in + out))) (Glorot and Bengio 2010) and zero biases, in the order of the shapes.
+
+    A convolution's kernel (out, in, k, k) counts k² inputs and outputs per channel.
+    """
     params: Params = {}
-    for name, fan_in, fan_out in zip(layer_names(len(hidden_sizes)), sizes[:-1], sizes[1:], strict=True):
-        limit = np.sqrt(6 / (fan_in + fan_out))
-        params[f"{prefix}.{name}.kernel"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
-        params[f"{prefix}.{name}.bias"] = np.zeros(fan_out, np.float32)
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            params[name] = np.zeros(shape, np.float32)
+            continue
+        limit = np.sqrt(6 / ((shape[0] + shape[1]) * int(np.prod(shape[2:]))))
+        params[name] = rng.uniform(-limit, limit, shape).astype(np.float32)
     return params
 
 
-def mlp(prefix: str, num_hidden: int, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Output of a tanh network with a linear last layer.
+def mlp(
+    prefix: str,
+    num_hidden: int,
+    params: Mapping[str, Tensor],
+    inputs: Tensor,
+    activate: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Output of a network with a linear last layer.
 
     Args:
         prefix: of the names in `params`.
         num_hidden: hidden layers.
         params: kernels (in, out) and biases (out), or [B, in, out] and [B, out].
         inputs: [N, in], or [B, N, in] when the parameters have a task axis.
+        activate: behind hidden layers; tanh if not said.
     """
-    return mlp_activations(prefix, num_hidden, params, inputs)[-1]
-
-
-def mlp_activations(prefix: str, num_hidden: int, params: Mapping[str, Tensor], inputs: Tensor) -> list[Tensor]:
-    """What goes into every layer of the network, from its inputs on, and last its output; arguments as for mlp."""
     *hidden_layers, output_layer = layer_names(num_hidden)
-    activations = [inputs]
     for name in hidden_layers:
-        activations.append(_tanh_(_layer(f"{prefix}.{name}", params, activations[-1])))
-    return [*activations, _layer(f"{prefix}.{output_layer}", params, activations[-1])]
+        inputs = (activate or _tanh)(affine(f"{prefix}.{name}", params, inputs))
+    return affine(f"{prefix}.{output_layer}", params, inputs)
 
 
-def layer_names(num_hidden: int) -> list[str]:
-    """Names of the layers in order: hidden_0, ..., output."""
-    return [*(f"hidden_{i}" for i in range(num_hidden)), "output"]
-
-
-def _layer(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """x·K + b of one layer; see `mlp`."""
     kernel, bias = params[f"{name}.kernel"], params[f"{name}.bias"]
     if kernel.dim() == 2:
         return torch.addmm(bias, inputs, kernel)
     return torch.baddbmm(bias.unsqueeze(1), inputs, kernel)
 
 
-def _tanh_(values: Tensor) -> Tensor:
-    # In place: the product before it keeps its factors, not its result, so autograd needs no second buffer.
-    return cast(Tensor, _InPlaceTanh.apply(values))
+def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
+    """Inputs with their observations divided by the scale; what is behind them stays as it is."""
+    if spec.input_scale == 1:
+        return inputs
+    observations, extra = inputs[..., : spec.observation_size], inputs[..., spec.observation_size :]
+    return torch.cat([observations / spec.input_scale, extra], -1)
+
+
+@cache
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """An activation by one of the names in ACTIVATIONS; it may change what it is given."""
+    known: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "tanh": _tanh, "relu": torch.relu}
+    return known[name] if name in known else getattr(torch.nn, name)()
+
+
+def _tanh(values: Tensor) -> Tensor:
+    # Of many tasks in place: the product before it keeps its factors, not its result, so autograd needs no second
+    # buffer. A minibatch without a task axis is over sooner than the call of a function that is written in Python.
+    in_place = values.dim() == 3 and values.device.type == "cpu"
+    return cast(Tensor, _InPlaceTanh.apply(values)) if in_place else torch.tanh(values)
 
 
 class _InPlaceTanh(torch.autograd.Function):
-    """NumPy's tanh, which acting policies use too and which is many times as fast as torch's on one core."""
+    """NumPy's tanh, which acting policies use too."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Networks as functions of explicit parameters: the multilayer perceptron, and any torch module."""
+"""Networks as functions of explicit parameters: multilayer perceptrons, convolutions, and any torch module.
+
+A leading axis of the parameters and the inputs stands for tasks, each with parameters of its own.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,9 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.nn.mlp import initialize_mlp, layer_names
-from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.nn.mlp import activation, affine, initialize_shapes, layer_names, mlp, scaled
+from metaloom.pipeline.nn.modules import ModuleNetwork
+from metaloom.pipeline.nn.spec import NetworkSpec, Shapes, check_fits, convolutions, parameter_shapes
 from metaloom.pipeline.types import Params
+
+__all__ = ["CNN", "MLP", "Network", "ResidualMLP", "activation", "build_network"]
 
 
 class Network(Protocol):
@@ -19,6 +25,7 @@ class Network(Protocol):
     Attributes:
         prefix: of the names of its parameters.
         spec: what it is.
+        shapes: of its parameters by name, in order.
     """
 
     @property
@@ -27,12 +34,18 @@ class Network(Protocol):
     @property
     def spec(self) -> NetworkSpec: ...
 
+    @property
+    def shapes(self) -> Shapes: ...
+
     def initialize(self, rng: np.random.Generator) -> Params:
         """Float32 parameters by name, in order; the same for the same generator."""
         ...
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs [N, out] of inputs [N, in]; [b, N, out] where inputs and parameters have a leading task axis [b]."""
+        """Outputs [N, out] of inputs [N, in]; [b, N, out] where inputs and parameters have a leading task axis [b].
+
+        Every input is a flattened observation and the numbers behind it; it is not scaled yet.
+        """
         ...
 
 
@@ -43,31 +56,70 @@ class MLP:
     prefix: str
     spec: NetworkSpec
 
+    @property
+    def shapes(self) -> Shapes:
+        return parameter_shapes(self.prefix, self.spec)
+
     def initialize(self, rng: np.random.Generator) -> Params:
         """Kernels after Glorot and Bengio 2010, zero biases; see Network."""
-        return initialize_mlp(self.prefix, self.spec.input_size, self.spec.hidden_sizes, self.spec.output_size, rng)
+        return initialize_shapes(self.shapes, rng)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Outputs; see Network."""
-        activate, activate_last = activation(self.spec.activation), activation(self.spec.output_activation)
-        *hidden, last = layer_names(len(self.spec.hidden_sizes))
-        x = inputs / self.spec.input_scale if self.spec.input_scale != 1 else inputs
-        for name in hidden:
-            x = activate(_affine(f"{self.prefix}.{name}", params, x))
-        return activate_last(_affine(f"{self.prefix}.{last}", params, x))
+        return self._dense(params, scaled(self.spec, inputs))
+
+    def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        activate = activation(self.spec.activation)
+        outputs = mlp(self.prefix, len(self.spec.hidden_sizes), params, x, activate)
+        return activation(self.spec.output_activation)(outputs)
 
 
-def _affine(name: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    kernel, bias = params[f"{name}.kernel"], params[f"{name}.bias"]
-    return torch.addmm(bias, x, kernel) if kernel.dim() == 2 else torch.baddbmm(bias.unsqueeze(1), x, kernel)
+class ResidualMLP(MLP):
+    """A multilayer perceptron whose hidden layers, from the second on, add to their input: x + σ(x·K + b).
+
+    He et al. 2016, arXiv:1512.03385, with one layer per block. See Network.
+    """
+
+    def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        activate = activation(self.spec.activation)
+        first, *others, last = (f"{self.prefix}.{name}" for name in layer_names(len(self.spec.hidden_sizes)))
+        x = activate(affine(first, params, x))
+        for name in others:
+            x = x + activate(affine(name, params, x))
+        return activation(self.spec.output_activation)(affine(last, params, x))
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """An activation by name: identity, tanh, relu, or a class of torch.nn without required arguments."""
-    known: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "tanh": torch.tanh, "relu": torch.relu}
-    return known[name] if name in known else getattr(torch.nn, name)()
+class CNN(MLP):
+    """Convolutions of an image, and a multilayer perceptron on all that they give. See Network."""
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Outputs; see Network."""
+        spec, found = self.spec, convolutions(self.spec)
+        tasks, activate = inputs.shape[:-2].numel(), activation(spec.activation)
+        x = inputs[..., : spec.observation_size].reshape(tasks, -1, *self._image_shape) / spec.input_scale
+        # Tasks are groups of channels: [N, tasks * channels, height, width].
+        x = x.permute((1, 0, 2, 3, 4) if found.channels_first else (1, 0, 4, 2, 3)).flatten(1, 2)
+        for layer in found.layers:
+            kernel, bias = (params[f"{self.prefix}.{layer.name}.{part}"] for part in ("kernel", "bias"))
+            kernel = kernel.reshape(-1, *kernel.shape[-3:])
+            x = activate(torch.nn.functional.conv2d(x, kernel, bias.reshape(-1), layer.stride, groups=tasks))
+        features = x.reshape(-1, tasks, found.features).transpose(0, 1).reshape(*inputs.shape[:-1], found.features)
+        return self._dense(params, torch.cat([features, inputs[..., spec.observation_size :]], -1))
+
+    @property
+    def _image_shape(self) -> tuple[int, int, int]:
+        found = convolutions(self.spec)
+        if found.channels_first:
+            return found.channels, found.height, found.width
+        return found.height, found.width, found.channels
 
 
 def build_network(prefix: str, spec: NetworkSpec) -> Network:
-    """The network that a spec describes, with parameters named `prefix.*`."""
-    return MLP(prefix, spec)
+    """The network that a spec describes, with parameters named `prefix.*`.
+
+    Raises:
+        ConfigError: there is no such network, or it does not fit the observations.
+    """
+    check_fits(spec)
+    built_in: dict[str, Callable[[str, NetworkSpec], Network]] = {"mlp": MLP, "residual": ResidualMLP, "cnn": CNN}
+    return built_in.get(spec.name, ModuleNetwork)(prefix, spec)

@@ -146,6 +146,10 @@ class RMSpropInPlace:
         params -= denominator
 
 
+IN_PLACE: Mapping[str, type[AdamInPlace | RMSpropInPlace]] = {"adam": AdamInPlace, "rmsprop": RMSpropInPlace}
+"""By the name that settings give them."""
+
+
 @dataclass(frozen=True)
 class LinearSolution:
     """An approximate solution of A x = b.

@@ -1,12 +1,39 @@
 """Which network, between which sizes, as plain data: workers read it without importing torch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
-MLP = "mlp"
+from metaloom.pipeline.plugins import Plugins
+from metaloom.pipeline.schema import ConfigError, Settings
+
+MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"
+BUILT_IN_NETWORKS = (MLP, CNN, RESIDUAL)
+
+NETWORKS = Plugins(
+    "network",
+    "metaloom.networks",
+    {
+        MLP: "metaloom.pipeline.nn.networks:MLP",
+        CNN: "metaloom.pipeline.nn.networks:CNN",
+        RESIDUAL: "metaloom.pipeline.nn.networks:ResidualMLP",
+    },
+)
+"""Networks; those of others are subclasses of torch.nn.Module."""
+
+TORCH_ACTIVATIONS = (
+    "CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid", "Mish",
+    "ReLU", "ReLU6", "SELU", "Sigmoid", "SiLU", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink",
+)  # fmt: skip
+"""The classes of torch.nn that map every number on its own, with nothing to learn and nothing random."""
+ACTIVATIONS = ("identity", "tanh", "relu", *TORCH_ACTIVATIONS)
+
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of a network's parameters by name, in order."""
 
 
 @dataclass(frozen=True)
@@ -14,14 +41,15 @@ class NetworkSpec:
     """A network from observations (and whatever is put behind them) to outputs.
 
     Attributes:
-        name: `mlp`, another registered name, or module:Class of a torch.nn.Module.
-        input_shape: of one input as the network takes it; inputs are stored flattened, math.prod(input_shape) numbers.
-        input_scale: what inputs are divided by; 255 for images of bytes.
+        name: mlp, cnn, residual, another registered name, or module:Class of a torch.nn.Module.
+        input_shape: of one observation as the network takes it; inputs are stored flattened, `input_size` numbers.
         output_size: outputs.
-        hidden_sizes: units of every hidden layer of an mlp.
-        activation: behind hidden layers: tanh, relu, or any class of torch.nn by name, such as SiLU.
+        hidden_sizes: units of every hidden layer; a cnn has them behind its convolutions.
+        activation: behind hidden layers, one of ACTIVATIONS.
         output_activation: behind the last layer; identity for none.
-        options: keyword arguments of a module's class.
+        input_scale: what observations are divided by; 255 for images of bytes.
+        extra_size: numbers behind the flattened observation that are no part of it: actions, a latent variable.
+        options: of a cnn, or keyword arguments of a module's class.
     """
 
     name: str
@@ -31,14 +59,178 @@ class NetworkSpec:
     activation: str = "tanh"
     output_activation: str = "identity"
     input_scale: float = 1.0
+    extra_size: int = 0
     options: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
     @property
-    def input_size(self) -> int:
-        """Numbers in one input."""
+    def observation_size(self) -> int:
+        """Numbers in one observation."""
         return math.prod(self.input_shape)
+
+    @property
+    def input_size(self) -> int:
+        """Numbers in one input: of the observation and of what is behind it."""
+        return self.observation_size + self.extra_size
 
     @property
     def is_plain(self) -> bool:
         """Whether it is a multilayer perceptron that kernels know: tanh or relu, and a linear last layer."""
-        return self.name == MLP and self.activation in ("tanh", "relu") and self.output_activation == "identity"
+        return (
+            self.name == MLP
+            and self.activation in ("tanh", "relu")
+            and self.output_activation == "identity"
+            and self.input_scale == 1
+        )
+
+    @property
+    def is_image(self) -> bool:
+        """Whether an observation is an image: three axes, or two of bytes."""
+        return is_image(self.input_shape, self.input_scale)
+
+
+class ConvolutionOptions(Settings):
+    """Options of a cnn: its convolutions, without padding, before the layers of `hidden_sizes`."""
+
+    channels: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(16, 32), min_length=1)
+    """Output channels of every convolution."""
+    kernel_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (3, 3)
+    """Pixels that a convolution sees along each axis."""
+    strides: tuple[Annotated[int, Field(ge=1)], ...] = (2, 2)
+    """Pixels from one place of a convolution to the next."""
+    channels_first: bool = False
+    """Whether images are [channels, height, width], as gymnasium stacks gray frames, not [height, width, channels]."""
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> "ConvolutionOptions":
+        lengths = {len(self.channels), len(self.kernel_sizes), len(self.strides)}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"channels {self.channels}, kernel_sizes {self.kernel_sizes}, strides {self.strides} differ in length; "
+                "required one entry of each per convolution"
+            )
+        return self
+
+
+def is_image(observation_shape: tuple[int, ...], observation_scale: float) -> bool:
+    """Whether observations are images: three axes, or two of bytes."""
+    return len(observation_shape) == 3 or (len(observation_shape) == 2 and observation_scale != 1)
+
+
+def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Mapping[str, JsonValue]) -> None:
+    """Refuse a built-in network whose options are none of its own, before there is an environment.
+
+    Raises:
+        ValueError: saying which options it has.
+    """
+    NETWORKS.path(name)
+    if name == CNN:
+        ConvolutionOptions.model_validate(dict(options))
+    elif name in BUILT_IN_NETWORKS and options:
+        raise ValueError(f"network {name} has no options, found {dict(options)}; those of cnn are {_CNN_OPTIONS}")
+    if name == RESIDUAL and len(set(hidden_sizes)) > 1:
+        raise ValueError(f"network residual adds every layer to the one before, found hidden_sizes {hidden_sizes}; "
+                         "required equal sizes")  # fmt: skip
+
+
+def check_fits(spec: NetworkSpec) -> None:
+    """Refuse a built-in network for inputs of another kind.
+
+    Raises:
+        ConfigError: naming the network that takes such inputs.
+    """
+    shape = spec.input_shape
+    if spec.name == CNN:
+        convolutions(spec)
+    elif spec.name in BUILT_IN_NETWORKS and spec.is_image:
+        raise ConfigError(
+            f"policy.network is {spec.name}, but observations are images of shape {shape}, whose pixels it would take "
+            "for unrelated numbers; required policy.network=cnn, module:Class of a torch.nn.Module, or "
+            "gymnasium.wrappers.FlattenObservation around the environment to flatten them all the same"
+        )
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One convolution, without padding: [channels_in, height, width] -> [channels_out, ...]."""
+
+    name: str
+    channels_in: int
+    channels_out: int
+    kernel_size: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Convolutions:
+    """The convolutions of a cnn, and the numbers [features] that they make of an image [height, width, channels]."""
+
+    layers: tuple[Convolution, ...]
+    height: int
+    width: int
+    channels: int
+    channels_first: bool
+    features: int
+
+
+def convolutions(spec: NetworkSpec) -> Convolutions:
+    """The convolutions of a cnn.
+
+    Raises:
+        ConfigError: observations are no images, or too small for its options.
+    """
+    try:
+        options = ConvolutionOptions.model_validate(dict(spec.options))
+    except ValidationError as problem:
+        raise ConfigError(f"policy.network_options of cnn: {problem.errors()[0]['msg']}; {_CNN_OPTIONS}") from None
+    if len(spec.input_shape) not in (2, 3):
+        raise ConfigError(
+            f"policy.network is cnn, but observations have the shape {spec.input_shape}; required images [height, "
+            "width] or [height, width, channels], or policy.network=mlp"
+        )
+    first = options.channels_first and len(spec.input_shape) == 3
+    height, width = spec.input_shape[1:] if first else spec.input_shape[:2]
+    channels = 1 if len(spec.input_shape) == 2 else spec.input_shape[0] if first else spec.input_shape[2]
+    layers: list[Convolution] = []
+    rows, columns = height, width
+    ins = (channels, *options.channels[:-1])
+    for i, sizes in enumerate(zip(ins, options.channels, options.kernel_sizes, options.strides, strict=True)):
+        layers.append(Convolution(f"conv_{i}", *sizes))
+        rows, columns = ((length - sizes[2]) // sizes[3] + 1 for length in (rows, columns))
+        if rows < 1 or columns < 1:
+            raise ConfigError(
+                f"policy.network_options: nothing is left of an image of {height} x {width} pixels behind convolution "
+                f"{i} of kernel_sizes {options.kernel_sizes} and strides {options.strides}; use smaller or fewer ones"
+            )
+    features = options.channels[-1] * rows * columns
+    return Convolutions(tuple(layers), height, width, channels, first, features)
+
+
+def layer_names(num_hidden: int) -> list[str]:
+    """Names of dense layers in order: hidden_0, ..., output."""
+    return [*(f"hidden_{i}" for i in range(num_hidden)), "output"]
+
+
+def parameter_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
+    """Shapes of a built-in network's parameters by name, in order; a kernel is (in, out), or (out, in, k, k)."""
+    shapes: Shapes = {}
+    inputs = spec.input_size
+    if spec.name == CNN:
+        found = convolutions(spec)
+        inputs = found.features + spec.extra_size
+        for layer in found.layers:
+            k = layer.kernel_size
+            shapes[f"{prefix}.{layer.name}.kernel"] = (layer.channels_out, layer.channels_in, k, k)
+            shapes[f"{prefix}.{layer.name}.bias"] = (layer.channels_out,)
+    for name, size_in, size_out in _dense(inputs, spec):
+        shapes[f"{prefix}.{name}.kernel"] = (size_in, size_out)
+        shapes[f"{prefix}.{name}.bias"] = (size_out,)
+    return shapes
+
+
+def _dense(inputs: int, spec: NetworkSpec) -> Iterator[tuple[str, int, int]]:
+    sizes = pairwise([inputs, *spec.hidden_sizes, spec.output_size])
+    for name, (size_in, size_out) in zip(layer_names(len(spec.hidden_sizes)), sizes, strict=True):
+        yield name, size_in, size_out
+
+
+_CNN_OPTIONS = ", ".join(ConvolutionOptions.model_fields)

@@ -7,22 +7,29 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.belief import latent_size
 from metaloom.pipeline.policies.actors.categorical import CategoricalActor
+from metaloom.pipeline.policies.actors.contract import network_spec
 from metaloom.pipeline.policies.actors.gaussian import GaussianActor
 from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK, QValuesActor
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK, TanhGaussianActor
 from metaloom.pipeline.policies.actors.uniform import UniformActor
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
-from metaloom.pipeline.policies.inference import LOGITS_NETWORK, check_network, check_params, check_shapes
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, check_network, check_shapes
 from metaloom.pipeline.types import Params
 
 
 def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
     """An actor before its first step."""
+    if kind == "policy" and setup.config.name is not None:
+        # Imported here: only a policy of the user's own needs torch whatever its network.
+        from metaloom.pipeline.policies.actors.own import OwnPolicyActor
+
+        return OwnPolicyActor(setup)
     makers: dict[ActorKind, Callable[[ActorSetup], Actor]] = {
-        "policy": CategoricalActor if setup.num_choices else GaussianActor,
+        "policy": CategoricalActor if setup.spaces.num_actions else GaussianActor,
         "uniform": UniformActor,
         "tanh_gaussian": TanhGaussianActor,
         "q_values": QValuesActor,
@@ -44,33 +51,39 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
     if kind == "uniform" and deterministic:
         raise ValueError("actor uniform: none of its actions is the most likely; required deterministic=False")
     if kind == "q_values" and not isinstance(actions, Discrete):
-        raise ValueError(f"actor q_values: found the action space {actions}; required choices (Discrete)")
+        raise ValueError(f"actor q_values: found the action space {actions}; required discrete actions (Discrete)")
     if kind == "tanh_gaussian" and not isinstance(actions, Box):
-        raise ValueError(f"actor tanh_gaussian: found the action space {actions}; required numbers (Box)")
+        raise ValueError(f"actor tanh_gaussian: found the action space {actions}; required continuous actions (Box)")
     if kind in ("tanh_gaussian", "uniform") and isinstance(actions, Box):
         _check_reach(kind, actions)
 
 
-def check_actor_params(
-    kind: ActorKind, config: PolicyConfig, params: Params, observation_size: int, action_size: int, num_choices: int
-) -> None:
-    """Refuse parameters [B, ...] that do not fit an environment with so many choices, or 0 and an action size.
+def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, spaces: Spaces) -> None:
+    """Refuse parameters [B, ...] that do not fit an environment.
 
     Raises:
         ValueError: naming the parameter, its shape and the one required.
+        ConfigError: the policy's network is not for such observations.
     """
+
+    def check(prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "relu") -> None:
+        spec = network_spec(config, spaces, output_size, extra_size=extra_size, activation=activation)
+        check_network(prefix, spec, params)
+
     match kind:
-        case "policy" if num_choices:
-            check_network(LOGITS_NETWORK, config, params, observation_size, num_choices)
+        case "policy" if config.name is not None:
+            _check_own_policy(config, params, spaces)
+        case "policy" if spaces.num_actions:
+            check(LOGITS_NETWORK, spaces.num_actions, activation="tanh")
         case "policy":
-            check_params(config, params, observation_size, action_size)
+            check_shapes(params, {"log_std": (spaces.action_size,)})
+            check(MEAN_NETWORK, spaces.action_size, activation="tanh")
         case "uniform":
             pass  # has none
         case "tanh_gaussian":
-            inputs = observation_size + latent_size(params)
-            check_network(POLICY_NETWORK, config, params, inputs, 2 * action_size)
+            check(POLICY_NETWORK, 2 * spaces.action_size, extra_size=latent_size(params))
         case "q_values":
-            check_network(Q_NETWORK, config, params, observation_size, num_choices)
+            check(Q_NETWORK, spaces.num_actions)
             _check_epsilon(params)
 
 
@@ -81,6 +94,13 @@ def _check_reach(kind: ActorKind, box: Box) -> None:
             f"actor {kind}: its actions lie in [-1, 1], but the environment takes {box} from the policy; "
             "required the same: set env.action_scale to 1, which maps [-1, 1] onto the environment's own box"
         )
+
+
+def _check_own_policy(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
+    from metaloom.pipeline.policies.build import build_own_policy  # as in make_actor
+
+    initial = build_own_policy(config, spaces).initialize(np.random.default_rng(0))
+    check_shapes(params, {name: value.shape for name, value in initial.items()})
 
 
 def _check_epsilon(params: Params) -> None:

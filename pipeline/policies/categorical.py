@@ -1,11 +1,13 @@
-"""A categorical policy whose logits are a tanh network."""
+"""A categorical policy whose logits are a network."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
-from metaloom.pipeline.nn.mlp import initialize_mlp
+from metaloom.pipeline.nn.distributions import Categorical
+from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import LOGITS_NETWORK
 from metaloom.pipeline.types import Params
@@ -17,18 +19,43 @@ class CategoricalPolicy:
 
     Attributes:
         observation_size: O.
-        num_actions: actions to choose from.
+        num_actions: discrete actions.
         config: sizes.
+        observation_shape: of one observation as the environment gives it; (O,) if not said.
+        observation_scale: what observations are divided by.
+        network: of the logits.
     """
 
     observation_size: int
     num_actions: int
     config: PolicyConfig
+    observation_shape: tuple[int, ...] = ()
+    observation_scale: float = 1.0
+
+    network: Network = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        shape = self.observation_shape or (self.observation_size,)
+        spec = self.config.network_spec(shape, self.num_actions, observation_scale=self.observation_scale)
+        object.__setattr__(self, "network", build_network(LOGITS_NETWORK, spec))
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Float32 parameters by name: the layers of the network in order."""
-        return initialize_mlp(LOGITS_NETWORK, self.observation_size, self.config.hidden_sizes, self.num_actions, rng)
+        """Float32 parameters by name: those of the network in order."""
+        return self.network.initialize(rng)
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
         """Names of the parameters that learning changes, in order: all."""
         return tuple(params)
+
+    def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Categorical:
+        """Distribution of the actions [..., N].
+
+        Args:
+            params: by name, all with or all without a leading task axis B.
+            observations: [B, N, O] or [N, O] accordingly.
+        """
+        return Categorical.of_logits(self.network(params, observations))
+
+    def recorded(self, behavior: Mapping[str, Tensor]) -> Categorical:
+        """Distribution of the actions as an acting policy recorded it."""
+        return Categorical(**behavior)

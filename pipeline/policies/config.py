@@ -1,32 +1,65 @@
 """What a policy looks like, as plain data: workers read it without importing torch."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
-from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.nn.spec import ACTIVATIONS, NetworkSpec, check_fits, check_network_settings
+from metaloom.pipeline.plugins import Plugins
+from metaloom.pipeline.schema import Settings, later, suggestion
 
 ActorKind = Literal["policy", "uniform", "tanh_gaussian", "q_values"]
-"""How actions come about in rollouts: "policy" is the Gaussian where they are numbers and the categorical where they
-are choices, "uniform" draws them all alike, "tanh_gaussian" and "q_values" are those of off-policy learners."""
+"""How actions come about in rollouts: "policy" is the Gaussian where actions are continuous and the categorical where
+they are discrete, "uniform" draws them all alike, "tanh_gaussian" and "q_values" are those of off-policy learners."""
 
 LayerSize = Annotated[int, Field(ge=1)]
 
+POLICIES = Plugins("policy", "metaloom.policies", {})
+"""Policies of others, subclasses of OwnPolicy."""
+
 
 class PolicyConfig(Settings):
-    """A tanh network: of means where actions are numbers, of logits where they are choices.
+    """A network: of means where actions are continuous, of logits where they are discrete.
 
-    The Gaussian has one standard deviation per action, whatever the state; its options are not for choices.
+    The Gaussian has one standard deviation per action, whatever the state; its options are not for discrete actions.
+    A bare string stands for the name: `--set policy=my_policies:Beta`.
     """
 
+    name: str | None = later(None)
+    """module:Class of a policy of your own, or one that a plug-in brings; null for the Gaussian or categorical one."""
+    options: dict[str, JsonValue] = later({})
+    """For a policy of your own to read."""
+
     hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
-    """Units in each hidden layer of the mean network."""
+    """Units in each hidden layer of the policy's network; of a cnn, behind its convolutions."""
     init_std: float = Field(default=1.0, gt=0)
     """Standard deviation of every action before training."""
     min_std: float = Field(default=1e-6, gt=0)
     """Floor of the standard deviation, wherever it is used: acting, recording, losses."""
     learn_std: bool = True
     """Whether adaptation and meta-training change the standard deviation; otherwise it stays at init_std."""
+    network: str = later("mlp")
+    """mlp, cnn (for images), residual, one that a plug-in brings, or module:Class of a torch.nn.Module of your own;
+    critics have the same kind of network."""
+    network_options: dict[str, JsonValue] = later({})
+    """Of cnn: channels, kernel_sizes, strides, channels_first. Of module:Class: keyword arguments of the class."""
+    activation: str | None = later(None)
+    """Behind hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null for tanh, or relu under an
+    off-policy algorithm."""
+    output_activation: str = later("identity")
+    """Behind the last layer of the policy's network, likewise; critics have none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_a_bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("activation", "output_activation")
+    @classmethod
+    def _activation_is_known(cls, value: str | None) -> str | None:
+        if value is not None and value not in ACTIVATIONS:
+            raise ValueError(f"found {value!r};{suggestion(value, ACTIVATIONS)} required {', '.join(ACTIVATIONS)}")
+        return value
 
     @model_validator(mode="after")
     def _floor_is_below_start(self) -> "PolicyConfig":
@@ -34,11 +67,76 @@ class PolicyConfig(Settings):
             raise ValueError(f"min_std is {self.min_std} but init_std is {self.init_std}; use min_std <= init_std")
         return self
 
+    @model_validator(mode="after")
+    def _network_has_its_options(self) -> "PolicyConfig":
+        if self.name is not None:
+            POLICIES.path(self.name)
+        check_network_settings(self.network, self.hidden_sizes, self.network_options)
+        return self
+
     @property
     def std_options(self) -> dict[str, object]:
-        """Options of the standard deviation that were changed, which a choice among actions has none of."""
+        """Options of the standard deviation that were changed, which a policy of discrete actions does not have."""
         names = ("init_std", "min_std", "learn_std")
         return {name: getattr(self, name) for name in names if getattr(self, name) != _DEFAULTS[name]}
 
+    def network_spec(
+        self,
+        observation_shape: tuple[int, ...],
+        output_size: int,
+        *,
+        observation_scale: float = 1.0,
+        extra_size: int = 0,
+        activation: str = "tanh",
+    ) -> NetworkSpec:
+        """The policy's network.
 
-_DEFAULTS = {name: about.default for name, about in PolicyConfig.model_fields.items()}
+        Args:
+            observation_shape: of one observation as the environment gives it.
+            output_size: outputs.
+            observation_scale: what observations are divided by.
+            extra_size: numbers behind the observation: a latent variable.
+            activation: where the configuration does not say: tanh, relu under off-policy algorithms.
+
+        Raises:
+            ConfigError: the network is not for such observations.
+        """
+        spec = NetworkSpec(
+            self.network,
+            observation_shape,
+            output_size,
+            self.hidden_sizes,
+            self.activation or activation,
+            self.output_activation,
+            observation_scale,
+            extra_size,
+            self.network_options,
+        )
+        check_fits(spec)
+        return spec
+
+    def critic_spec(
+        self,
+        observation_shape: tuple[int, ...],
+        output_size: int = 1,
+        *,
+        hidden_sizes: tuple[int, ...],
+        observation_scale: float = 1.0,
+        extra_size: int = 0,
+        activation: str = "tanh",
+    ) -> NetworkSpec:
+        """A critic's network: of the policy's kind, with hidden layers of its own and nothing behind the last one.
+
+        Args: as for `network_spec`; `extra_size` is that of actions where the critic sees them.
+        """
+        own = self.model_copy(update={"hidden_sizes": hidden_sizes, "output_activation": "identity"})
+        return own.network_spec(
+            observation_shape,
+            output_size,
+            observation_scale=observation_scale,
+            extra_size=extra_size,
+            activation=activation,
+        )
+
+
+_DEFAULTS: dict[str, Any] = {name: about.default for name, about in PolicyConfig.model_fields.items()}

@@ -1,18 +1,17 @@
-"""A Gaussian policy whose mean is a tanh network and whose standard deviation does not depend on the state."""
+"""A Gaussian policy whose mean is a network and whose standard deviation does not depend on the state."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
-from metaloom.pipeline.kernels.linearization import LinearizedMLP
 from metaloom.pipeline.nn.distributions import DiagGaussian
-from metaloom.pipeline.nn.mlp import initialize_mlp, mlp
+from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import MEAN_NETWORK
-from metaloom.pipeline.types import Array, Params
+from metaloom.pipeline.types import Params
 
 LOG_STD = "log_std"
 
@@ -25,15 +24,27 @@ class GaussianPolicy:
         observation_size: O.
         action_size: A.
         config: sizes and bounds.
+        observation_shape: of one observation as the environment gives it; (O,) if not said.
+        observation_scale: what observations are divided by.
+        network: of the means.
     """
 
     observation_size: int
     action_size: int
     config: PolicyConfig
+    observation_shape: tuple[int, ...] = ()
+    observation_scale: float = 1.0
+
+    network: Network = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        shape = self.observation_shape or (self.observation_size,)
+        spec = self.config.network_spec(shape, self.action_size, observation_scale=self.observation_scale)
+        object.__setattr__(self, "network", build_network(MEAN_NETWORK, spec))
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Float32 parameters by name: the layers of the mean network in order, then log_std [A]."""
-        params = initialize_mlp(MEAN_NETWORK, self.observation_size, self.config.hidden_sizes, self.action_size, rng)
+        """Float32 parameters by name: those of the mean network in order, then log_std [A]."""
+        params = self.network.initialize(rng)
         params[LOG_STD] = np.full(self.action_size, math.log(self.config.init_std), np.float32)
         return params
 
@@ -48,14 +59,13 @@ class GaussianPolicy:
             params: by name, all with or all without a leading task axis B.
             observations: [B, N, O] or [N, O] accordingly.
         """
-        mean = mlp(MEAN_NETWORK, len(self.config.hidden_sizes), params, observations)
-        return self.head(mean, params[LOG_STD])
+        return self.head(self.network(params, observations), params[LOG_STD])
 
     def head(self, mean: Tensor, log_std: Tensor) -> DiagGaussian:
         """The actions' distribution from the network's output and the parameter log_std [..., A]."""
         # The reference clamps on some paths only (acting and per-task losses see the raw value); here it is one rule.
         return DiagGaussian(mean, log_std.clamp(min=math.log(self.config.min_std)).unsqueeze(-2))
 
-    def linearize(self, params: Mapping[str, Array], observations: Array) -> LinearizedMLP:
-        """Derivatives of the mean network at params [b, ...] and observations [b, N, O]."""
-        return LinearizedMLP(MEAN_NETWORK, len(self.config.hidden_sizes), params, observations)
+    def recorded(self, behavior: Mapping[str, Tensor]) -> DiagGaussian:
+        """Distribution of the actions as an acting policy recorded it."""
+        return DiagGaussian(**behavior)

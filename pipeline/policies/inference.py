@@ -1,46 +1,63 @@
-"""The policies' forward pass for acting: numpy only, all tasks at once, in fixed shapes."""
+"""The networks' forward pass for acting, in fixed shapes: NumPy for plain networks, torch for others."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, NetworkSpec, Shapes, layer_names, parameter_shapes
 from metaloom.pipeline.types import Array, Params, TaskParams
 
 MEAN_NETWORK = "mean_network"
 LOGITS_NETWORK = "logits_network"
 
-Activation = Literal["tanh", "relu"]
 
-
-class NetworkInference:
-    """Outputs of a network for B tasks x E rows, each task under its own parameters; its last layer is linear.
+class Inference(Protocol):
+    """Outputs of a network for B tasks x E rows, each task under its own parameters.
 
     The bits of a row of a float32 matrix product depend on how many rows the product has, not on what the others hold.
     So a task's product always has all its E rows, also when episodes have ended; then the bits of its actions do not
     depend on those ends, nor on the other tasks, their number or their order.
 
     Attributes:
-        inputs: [B, E, O] float32: write the observations here.
+        inputs: [B, E, in] float32: write the observations here.
         output_size: outputs of the network.
     """
 
-    def __init__(
-        self, prefix: str, config: PolicyConfig, params: TaskParams, num_rows: int, activation: Activation = "tanh"
-    ) -> None:
-        layers = _layers(config)
-        self._activate = _ACTIVATE_IN_PLACE[activation]
+    inputs: Array
+    output_size: int
+
+    def outputs(self) -> Array:
+        """[B, E, out] float32 for the current `inputs`; the next call overwrites it."""
+        ...
+
+
+def network_inference(prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> Inference:
+    """The forward pass of a network with these parameters."""
+    if spec.is_plain:
+        return PlainInference(prefix, spec, params, num_rows)
+    # Imported here, for these networks only: other workers start in a third of the time without torch.
+    from metaloom.pipeline.policies.torch_inference import TorchInference
+
+    return TorchInference(prefix, spec, params, num_rows)
+
+
+class PlainInference:
+    """A multilayer perceptron with a linear last layer, in NumPy. See Inference."""
+
+    def __init__(self, prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> None:
+        layers = layer_names(len(spec.hidden_sizes))
+        self._activate = _ACTIVATE_IN_PLACE[spec.activation]
         self._kernels = [params.params[f"{prefix}.{layer}.kernel"] for layer in layers]
         biases = [params.params[f"{prefix}.{layer}.bias"] for layer in layers]
         self._biases = [np.ascontiguousarray(bias[:, None, :]) for bias in biases]
-        B, observation_size, _ = self._kernels[0].shape
-        self.inputs = np.zeros((B, num_rows, observation_size), np.float32)
+        B, input_size, _ = self._kernels[0].shape
+        self.inputs = np.zeros((B, num_rows, input_size), np.float32)
         self._outputs = [np.empty((B, num_rows, kernel.shape[2]), np.float32) for kernel in self._kernels]
         self.output_size = self._outputs[-1].shape[2]
 
     def outputs(self) -> Array:
-        """[B, E, out] float32 for the current `inputs`; the next call overwrites it."""
+        """See Inference."""
         x = self.inputs
         for kernel, bias, out in zip(self._kernels, self._biases, self._outputs, strict=True):
             np.matmul(x, kernel, out=out)
@@ -51,49 +68,25 @@ class NetworkInference:
         return x
 
 
-class GaussianInference:
-    """Means of the actions of B tasks x E rows, each task under its own parameters; see NetworkInference.
-
-    Attributes:
-        inputs: [B, E, O] float32: write the observations here.
-        log_std: [B, A] float32, with the floor applied.
-    """
-
-    def __init__(self, config: PolicyConfig, params: TaskParams, num_rows: int) -> None:
-        self._network = NetworkInference(MEAN_NETWORK, config, params, num_rows)
-        self.inputs = self._network.inputs
-        self.log_std = np.maximum(params.params["log_std"], np.float32(np.log(config.min_std)))
-
-    def mean(self) -> Array:
-        """[B, E, A] float32 for the current `inputs`; the next call overwrites it."""
-        return self._network.outputs()
-
-
-def check_params(config: PolicyConfig, params: Params, observation_size: int, action_size: int) -> None:
-    """Refuse parameters [B, ...] of a Gaussian policy that do not fit the environment.
+def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
+    """Refuse parameters [B, ...] that are not those of a network.
 
     Raises:
         ValueError: naming the parameter, its shape and the one required.
     """
-    check_shapes(params, {"log_std": (action_size,)})
-    check_network(MEAN_NETWORK, config, params, observation_size, action_size)
+    check_shapes(params, _shapes(prefix, spec))
 
 
-def check_network(prefix: str, config: PolicyConfig, params: Params, input_size: int, output_size: int) -> None:
-    """Refuse parameters [B, ...] of a network that does not have these inputs and outputs.
+def _shapes(prefix: str, spec: NetworkSpec) -> Shapes:
+    if spec.name in BUILT_IN_NETWORKS:
+        return parameter_shapes(prefix, spec)
+    # As above: only such a network has to be built to know its parameters.
+    from metaloom.pipeline.nn.networks import build_network
 
-    Raises:
-        ValueError: naming the parameter, its shape and the one required.
-    """
-    sizes = [input_size, *config.hidden_sizes, output_size]
-    required: dict[str, tuple[int, ...]] = {}
-    for layer, rows, columns in zip(_layers(config), sizes[:-1], sizes[1:], strict=True):
-        required[f"{prefix}.{layer}.kernel"] = (rows, columns)
-        required[f"{prefix}.{layer}.bias"] = (columns,)
-    check_shapes(params, required)
+    return build_network(prefix, spec).shapes
 
 
-def check_shapes(params: Params, required: dict[str, tuple[int, ...]]) -> None:
+def check_shapes(params: Params, required: Shapes) -> None:
     """Refuse parameters that are missing, not finite, or of another shape than [B, ...] with the required one behind B.
 
     Raises:
@@ -123,8 +116,4 @@ def _relu(values: Array) -> None:
     np.maximum(values, 0, out=values)
 
 
-_ACTIVATE_IN_PLACE: dict[Activation, Callable[[Array], None]] = {"tanh": _tanh, "relu": _relu}
-
-
-def _layers(config: PolicyConfig) -> list[str]:
-    return [f"hidden_{i}" for i in range(len(config.hidden_sizes))] + ["output"]
+_ACTIVATE_IN_PLACE: dict[str, Callable[[Array], None]] = {"tanh": _tanh, "relu": _relu}

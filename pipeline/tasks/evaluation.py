@@ -38,7 +38,7 @@ class EvaluationPlan:
     def of(cls, config: RunConfig) -> EvaluationPlan:
         """The evaluation that a run's configuration describes."""
         asked = config.evaluation
-        steps = config.algorithm.inner_steps if asked.adaptation_steps is None else asked.adaptation_steps
+        steps = config.algorithm.adaptation_steps if asked.adaptation_steps is None else asked.adaptation_steps
         # Halved because run seeds are below 2**63.
         run_seed = seed_for(config.seed, "evaluation", asked.seed) // 2
         return cls(

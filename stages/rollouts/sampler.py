@@ -2,11 +2,11 @@
 
 from functools import cached_property
 
-from gymnasium.spaces import Discrete
-
-from metaloom.pipeline.envs import EnvConfig, make_batch_env, make_env
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv
 from metaloom.pipeline.envs.loop_batch import LoopBatch
+from metaloom.pipeline.envs.registry import make_batch_env, make_env
+from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.policies.acting import check_actor
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.stages.rollouts.blocks import Enough
@@ -34,7 +34,7 @@ class Sampler:
 
         Args:
             env: the environment.
-            policy: the sizes of the policy's network.
+            policy: what the policy looks like.
             episodes_per_task: E, where `enough` does not say when there are enough.
             max_episode_steps: T.
             num_threads: of the simulators.
@@ -53,8 +53,8 @@ class Sampler:
         self._batches: dict[int, BatchEnv] = {}
 
     @cached_property
-    def num_choices(self) -> int:
-        """Actions to choose from; 0 where actions are numbers.
+    def spaces(self) -> Spaces:
+        """Sizes of what the environment shows and takes.
 
         Raises:
             ValueError: the actor cannot take such actions.
@@ -62,7 +62,7 @@ class Sampler:
         env = make_env(self.env)
         env.close()
         check_actor(self.actor, env.action_space, deterministic=self.deterministic)
-        return int(env.action_space.n) if isinstance(env.action_space, Discrete) else 0
+        return Spaces.of(env)
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
         """The simulators for shards of this many tasks, made on first use; the last four sizes are kept."""

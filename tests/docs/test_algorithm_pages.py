@@ -2,17 +2,17 @@
 
 import re
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
 
 from metaloom.flows.recipes import RECIPES
-from metaloom.pipeline.algorithms import AlgorithmConfig
+from metaloom.pipeline.algorithms import ALGORITHMS as REGISTRY
+from metaloom.pipeline.plugins import load
 
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
 
-ALGORITHMS = {cls.model_fields["name"].default: cls for cls in get_args(get_args(AlgorithmConfig)[0])}
+ALGORITHMS = {name: load(path) for name, path in REGISTRY.builtin.items()}
 
 
 def page(name: str) -> str:

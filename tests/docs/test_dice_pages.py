@@ -5,18 +5,17 @@ import re
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import DiceMAML, VPGDice
+from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, Step
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize
 from metaloom.stages.process_samples import process_samples
 
 PAGES = {"dice_maml.md": DiceMAML, "vpg_dice.md": VPGDice}
-POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
 
 
 @pytest.fixture
@@ -60,7 +59,8 @@ def test_the_settings_of_processing_and_baselines_are_documented_with_their_defa
 def test_the_metrics_of_an_algorithm_are_documented(page, name):
     rows = table(page(f"algorithms/{name}"), "name")
     found = {metric for row in rows for metric in re.findall(r"`(\w+)`", row[0])}
-    options = {"trainable_inner_lr": True} | ({"tolerance": 1e-9, "num_epochs": 2} if name == "vpg_dice.md" else {})
+    options = {"trainable_inner_lr": True, "lr_schedule": "LinearLR"}
+    options |= {"tolerance": 1e-9, "num_epochs": 2} if name == "vpg_dice.md" else {}
     assert found == {metric for metric in metrics(PAGES[name](**options)) if not metric.startswith("step_")}
 
 
@@ -79,6 +79,8 @@ def metrics(algorithm):
         initial_state=np.zeros((2, 2, 0)),
     )
     samples = process_samples(episodes, BaselineConfig(name="zero").build(), ProcessingConfig(name="dice"))
-    learner = initialize(POLICY, algorithm, run_seed=0).learner
+    setup = Setup((3,), 1.0, 2, 0, "toy", 4, PolicyConfig(), BaselineConfig(), ProcessingConfig(), "cpu", np.negative)
+    learner = algorithm.build(setup)
+    state = initialize(None, learner, run_seed=0).learner
     steps = [Step(episodes, samples, k) for k in range(2)]
-    return meta_optimize(POLICY, algorithm, learner, steps, run_seed=0, iteration=0).metrics
+    return meta_optimize(None, learner, state, steps, run_seed=0, iteration=0).metrics

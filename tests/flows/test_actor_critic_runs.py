@@ -11,6 +11,7 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.context import setup_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
@@ -18,7 +19,7 @@ from metaloom.flows.runs import RunAt, best_iteration
 from metaloom.flows.views.run_info import run_info
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.policies.categorical import CategoricalPolicy
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.inference import log_softmax
 from metaloom.storage.format.stages import ON_POLICY
 
@@ -38,18 +39,24 @@ def tiny(recipe, *changes):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "env"),
+    ("recipe", "env", "changes"),
     [
-        ("a2c", "CartPole-v1"),
-        ("ppo", "CartPole-v1"),
-        ("ppo2", "Pendulum-v1"),
-        ("svpg", "CartPole-v1"),
-        ("ppo", "Acrobot-v1"),
+        ("a2c", "CartPole-v1", []),
+        ("ppo", "CartPole-v1", []),
+        ("ppo2", "Pendulum-v1", []),
+        ("svpg", "CartPole-v1", []),
+        ("ppo", "Acrobot-v1", []),
+        (
+            "ppo2",
+            "Pendulum-v1",
+            ["algorithm.kernel=torch", "algorithm.lr_schedule={name: ExponentialLR, options: {gamma: 0.5}}"],
+        ),
+        ("svpg", "CartPole-v1", ["algorithm.particle={name: ppo, optimizer: AdamW, critic_network: residual}"]),
     ],
 )
-def test_a_run_is_replayed_resumed_and_verified_bit_for_bit(tmp_path, digests, recipe, env):
+def test_a_run_is_replayed_resumed_and_verified_bit_for_bit(tmp_path, digests, recipe, env, changes):
     path, halves = tmp_path / "whole", tmp_path / "halves"
-    config = tiny(recipe, f"env={env}")
+    config = tiny(recipe, f"env={env}", *changes)
     train(config, path, backend=HERE)
     train(config.model_copy(update={"iterations": 2}), halves, backend=HERE)
     resume(halves, iterations=3, backend=HERE)
@@ -90,7 +97,7 @@ def test_a_policy_is_evaluated_as_it_is(tmp_path):
     evaluation = evaluate(tmp_path / "run", num_tasks=5, backend=HERE)  # of four particles
     assert [summary.adaptation_steps for summary in evaluation.summary()] == [0]
     assert len(evaluation.tasks) == 5
-    with pytest.raises(ConfigError, match=r"evaluation.adaptation_steps is 1 but algorithm.inner_steps is 0"):
+    with pytest.raises(ConfigError, match=r"evaluation.adaptation_steps is 1 but svpg does not adapt"):
         evaluate(tmp_path / "run", adaptation_steps=1, backend=HERE)
 
 
@@ -99,15 +106,16 @@ def test_a_horizon_starts_particles_afresh_in_the_iteration_behind_it(tmp_path):
     run = storage.open_run(tmp_path / "run")
     name = "logits_network.hidden_0.kernel"
     learners = [run.load(ON_POLICY.learner_ref(updates)).learner.params[name] for updates in range(4)]
-    (svpg, policy) = (config_of(run).build_algorithm(), CategoricalPolicy(4, 2, config_of(run).policy))
+    config = config_of(run)
+    svpg = config.algorithm.build(setup_of(config, make_env(config.env)))
     for iteration in (1, 2):
         before = run.load(ON_POLICY.learner_ref(iteration)).learner
-        afresh = svpg.begun(policy, before, run_seed=config_of(run).seed).params[name]
+        afresh = svpg.at_start(before, run_seed=config.seed).params[name]
         # An update is a short step from where its iteration began.
         assert np.abs(learners[iteration + 1] - afresh).max() < 0.2 < np.abs(afresh - learners[iteration]).max()
         log_probs = run[iteration].rollouts(0).behavior["log_probs"][0, 0, 0]
         observation = run[iteration].rollouts(0).observations[0, 0, :1]
-        acting = {key: value[0] for key, value in svpg.begun(policy, before, run_seed=1).params.items()}
+        acting = {key: value[0] for key, value in svpg.at_start(before, run_seed=1).params.items()}
         hidden = np.tanh(observation @ acting[name] + acting["logits_network.hidden_0.bias"])
         logits = hidden @ acting["logits_network.output.kernel"] + acting["logits_network.output.bias"]
         np.testing.assert_allclose(log_probs, log_softmax(logits)[0], rtol=1e-5)
@@ -200,6 +208,15 @@ def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_run_
     [
         (["baseline=linear_time"], "baseline is linear_time but a2c has a critic"),
         (["min_rollouts=13"], "min_rollouts is 13 but episodes_per_task.* is 12"),
+        (
+            ["algorithm.critic_network=residual", "algorithm.critic_hidden_sizes=[3,4]"],
+            "critic's network.* equal sizes",
+        ),
+        (["algorithm.critic_activation=tan"], "critic's network: found 'tan'"),
+        (
+            ["algorithm.critic_network_options.channels=[3]"],
+            "critic_network_options is .* but critic_network is not set",
+        ),
         (["algorithm.inner_steps=1"], "inner_steps: unknown key"),
         (["processing.return_baseline=zero"], "return_baseline is set but is for DiCE alone"),
         (
@@ -220,11 +237,11 @@ def test_settings_that_an_actor_critic_has_no_use_for_are_refused(changes, messa
 @pytest.mark.parametrize(
     ("recipe", "changes", "message"),
     [
-        ("a2c", ["policy.init_std=0.5"], "init_std.* is about a standard deviation, but the actions are Discrete"),
+        ("a2c", ["policy.init_std=0.5"], "init_std.* is about a standard deviation, but the"),
         (
             "promp-point-corner",
             ["env.action_scale=null", "env.name=CartPole-v1"],
-            "promp, which is for actions that are numbers",
+            "promp, which is for continuous actions",
         ),
     ],
 )

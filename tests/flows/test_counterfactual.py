@@ -123,7 +123,7 @@ def test_an_algorithm_that_needs_more_than_is_stored_is_refused_by_what_is_missi
         (["num_tasks=8"], "found changes of num_tasks, which decide what is sampled"),
         (["policy.hidden_sizes=[4]", "env=point"], "found changes of env, policy"),
         (["algorithm.trainable_inner_lr=true"], r"found none under \S+log_inner_lr"),
-        (["algorithm.inner_steps=2"], "reads the episodes of round 2, which are not stored"),
+        (["algorithm.inner_steps=2"], "reads the episodes of inner step 2, which are not stored"),
     ],
 )
 def test_what_would_need_sampling_or_another_learner_is_refused(stored, changes, message):

@@ -10,9 +10,11 @@ from distributed import Client
 from metaloom.flows.graph.context import learner_of
 from metaloom.flows.rollouts.dask import dask_client
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
-from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
+from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.sample_tasks import sample_tasks
 

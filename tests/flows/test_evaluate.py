@@ -16,6 +16,7 @@ from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.context import learner_of
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.algorithms.maml.learner import MetaLearner
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.types import Evaluation, Step
@@ -82,16 +83,16 @@ def test_every_number_of_steps_has_episodes_of_its_own_to_adapt_to_and_others_to
 
 
 def test_adaptation_sees_the_adaptation_episodes_alone(plain, collected, monkeypatch):
-    import metaloom.stages.evaluate
+    import metaloom.pipeline.algorithms.maml.learner
 
     seen = []
-    real = metaloom.stages.evaluate.process_samples
+    real = metaloom.pipeline.algorithms.maml.learner.process_samples
 
     def spy(episodes, *rest, **options):
         seen.append(episodes)
         return real(episodes, *rest, **options)
 
-    monkeypatch.setattr(metaloom.stages.evaluate, "process_samples", spy)
+    monkeypatch.setattr(metaloom.pipeline.algorithms.maml.learner, "process_samples", spy)
     evaluate(plain, adaptation_steps=2, episodes=2, test_episodes=4)
     assert [id(episodes) for episodes in seen] == [id(episodes) for _, episodes in collected[1::2]]
     assert all(episodes.lengths.shape[1] == 2 for episodes in seen)
@@ -200,11 +201,9 @@ def test_more_steps_prolong_the_curve_without_changing_it(evaluated):
 def test_steps_beyond_those_of_training_take_its_last_step_size(tiny_config, tmp_path, monkeypatch):
     algorithm = {"name": "promp", "inner_steps": 2, "num_epochs": 1, "trainable_inner_lr": True}
     train(tiny_config(iterations=1, algorithm=algorithm), tmp_path / "run", backend=SERIAL)
-    import metaloom.stages.evaluate
-
     seen = []
-    real = metaloom.stages.evaluate.adapt
-    monkeypatch.setattr(metaloom.stages.evaluate, "adapt", lambda *a, **b: (seen.append(a[4].k), real(*a, **b))[1])
+    real = MetaLearner.adapt
+    monkeypatch.setattr(MetaLearner, "adapt", lambda *a, **b: (seen.append(a[3].k), real(*a, **b))[1])
     evaluate(tmp_path / "run", adaptation_steps=4)
     assert seen == [0, 1, 1, 1]
 
@@ -356,7 +355,7 @@ def test_a_run_without_adaptation_is_tested_as_it_is(tiny_config, tmp_path):
     assert outcome.evaluation.test_returns.shape == (1, 1, 20)
     assert len(outcome.summary()) == 1
     assert storage.open_run(tmp_path / "run")[2].evaluation().adaptation_returns.size == 0
-    with pytest.raises(ConfigError, match=r"algorithm.inner_steps is 0"):
+    with pytest.raises(ConfigError, match="does not adapt"):
         evaluate(tmp_path / "run", adaptation_steps=1)
 
 

@@ -61,7 +61,7 @@ def test_settings_that_do_not_change_the_form_of_a_batch_can_change(parent, tmp_
     [
         ("num_tasks=5", "num_tasks cannot change from 4 to 5: every array of a run has one shape"),
         ("max_episode_steps=11", "max_episode_steps cannot change"),
-        ("algorithm.inner_steps=2", "inner_steps cannot change from 1 to 2"),
+        ("algorithm.inner_steps=2", "adaptation steps cannot change from 1 to 2"),
         ("policy.hidden_sizes=[8]", "the learner of the parent would lose"),
         ("policy.hidden_sizes=[8, 9]", r"hidden_1.bias is float32\[8\] in the parent and float32\[9\]"),
         ("env.options.reward=sparse", "env: the reward terms cannot change"),

@@ -23,7 +23,8 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import EnvConfig, EnvError
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.seeding import seed_for
 from metaloom.stages.collect_rollouts import RolloutError
 from metaloom.stages.rollouts.reproduce import reproduce

@@ -10,7 +10,6 @@ from gymnasium.spaces import Box, Discrete
 
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import LocalWorkers, SamplerSpec
-from metaloom.pipeline.algorithms.actor_critic.particle import critic_of
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.types import TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
@@ -138,10 +137,9 @@ def solve():
 
 
 def values_of(stages, learner, place):
-    """The value of a place to every particle."""
-    algorithm = stages.context.learner.algorithm
-    settings, inputs = algorithm.settings, np.array([[place]], np.float32)
-    return [critic_of(settings, part).forward(inputs).item() for part in algorithm.split(learner)]
+    """The value of a place to every critic."""
+    algorithm, inputs = stages.context.learner, np.array([[place]], np.float32)
+    return [algorithm.steps(part).values(inputs).item() for part in algorithm.split(learner)]
 
 
 @pytest.mark.slow

@@ -1,24 +1,16 @@
 """Recipes: one for every algorithm on two environments, by names that say so."""
 
-from typing import get_args
-
 import gymnasium
 import pytest
 
 from metaloom.flows.recipes import RECIPES, load_settings
-from metaloom.pipeline.algorithms import AlgorithmConfig
-from metaloom.pipeline.algorithms.maml.gradient_based import GradientBased
+from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 
-CLASSES = get_args(get_args(AlgorithmConfig)[0])
-NAMES = [cls.model_fields["name"].default for cls in CLASSES if issubclass(cls, GradientBased)]
-SINGLE_TASK = [
-    cls.model_fields["name"].default
-    for cls in CLASSES
-    if not issubclass(cls, GradientBased) and not getattr(cls, "infers_tasks", False)
-]
+SINGLE_TASK = ["a2c", "dql", "ppo", "ppo2", "sac", "svpg"]
+NAMES = sorted(ALGORITHMS.builtin.keys() - {*SINGLE_TASK, "pearl"})
 
 
 @pytest.mark.parametrize("env", ["point-corner", "half-cheetah-dir"])

@@ -7,7 +7,7 @@ from metaloom import storage
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.envs import make_env
+from metaloom.pipeline.envs.registry import make_env
 
 
 @pytest.mark.parametrize("env", ["hopper-rand-params", "pearl-walker2d-rand-params", "pearl-sparse-point-robot"])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs import MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import MetaEnv, TaskField
 
 FLOAT64 = np.float64
 SIZE = 2

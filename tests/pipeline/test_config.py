@@ -23,6 +23,12 @@ def test_a_bare_environment_name_is_short_for_its_section():
         ("algorithm.inner_learning_rate=0.1", "inner_learning_rate", "0.1", "unknown key"),
         ("iterations=0", "iterations", "0", "greater than or equal to 1"),
         ("num_tasks=many", "num_tasks", "many", "valid integer"),
+        (
+            "algorithm.lr_schedule={name: StepLR, option: 3}",
+            "algorithm.lr_schedule.option:",
+            "3",
+            "did you mean options",
+        ),
         ("processing.discount=1.5", "processing.discount", "1.5", "less than or equal to 1"),
         ("algorithm.name=sarsa", "algorithm", "sarsa", "promp"),
         ("env.action_scale=-1", "env.action_scale", "-1", "greater than 0"),

@@ -3,8 +3,8 @@ import pytest
 
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs import EnvError, make_env
-from metaloom.pipeline.envs.contract import MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks, tasks_are_new
 
@@ -127,7 +127,7 @@ def test_settings_that_mean_nothing_are_refused(evaluation, found):
 
 
 def test_adaptation_steps_need_an_algorithm_that_adapts():
-    with pytest.raises(ConfigError, match=r"algorithm\.inner_steps is 0"):
+    with pytest.raises(ConfigError, match="promp does not adapt"):
         config(algorithm={"name": "promp", "inner_steps": 0}, evaluation={"adaptation_steps": 1})
 
 

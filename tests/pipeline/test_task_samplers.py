@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import EnvConfig, EnvError, TaskField, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError, TaskField
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.samplers import TaskClasses, TaskDistribution, TaskPool, distinct_tasks, shuffled_blocks
 
 FIELDS = (TaskField("kind", "1", "class of the task"), TaskField("goal", "m", "where to go"))

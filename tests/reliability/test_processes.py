@@ -110,7 +110,7 @@ def test_a_scheduler_that_is_killed_costs_time_and_no_data(tmp_path, config, dig
     process, file = scheduler
     address = json.loads(file.read_text())["address"]
     observer = during(StageRef(1, "collect_rollouts"), process.kill)
-    with pytest.raises(WorkersError, match=r"iteration 1, round 0: the Dask scheduler is gone .*metaloom resume"):
+    with pytest.raises(WorkersError, match=r"iteration 1, inner step 0: the Dask scheduler is gone .*metaloom resume"):
         train(config, tmp_path / "run", backend=Backend(scheduler=address), observer=observer)
     assert storage.verify_run(tmp_path / "run") == []
     assert len(storage.open_run(tmp_path / "run")) == 1

@@ -6,9 +6,11 @@ import mujoco
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import EnvConfig, MetaEnv, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
 from metaloom.pipeline.envs.point import Point2DGoal, PointRobot
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.nn.mlp import initialize_mlp
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import BatchError, EpisodeBatch, TaskBatch, TaskParams

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import EnvConfig, EnvError, MetaEnv, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.point import Point2DGoal
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.nn.mlp import initialize_mlp
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import seed_for

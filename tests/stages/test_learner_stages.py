@@ -1,21 +1,32 @@
-"""initialize, adapt and meta_optimize around a small ProMP."""
+"""initialize, meta_optimize and update around a learner that counts."""
 
 import numpy as np
 import pytest
-from metaloom.stages.adapt import adapt
 
-from metaloom.pipeline.algorithms import ProMP
-from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
-from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskParams
+from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step
 from metaloom.stages.counters import ENV_STEPS, ENV_STEPS_NOMINAL
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize
+from metaloom.stages.update import update as update_stage
 
-POLICY = GaussianPolicy(2, 1, PolicyConfig(hidden_sizes=(4,)))
-PROMP = ProMP(inner_steps=1)
 B, E, T = 3, 2, 4
 LENGTHS = np.array([[4, 1], [2, 3], [4, 4]], np.int32)
+
+
+class Counting(Learner):
+    """Adds the number of the iteration to its only parameter, and says how many steps it was shown."""
+
+    def initialize(self, *, run_seed):
+        return LearnerState({"weight": np.full(2, run_seed, np.float32)}, {}, {})
+
+    def update(self, state, experience, *, run_seed, iteration, parallel=map):
+        weight = state.params["weight"] + np.float32(iteration)
+        return LearnerState({"weight": weight}, {}, {}), {"shown": float(len(experience))}
+
+
+LEARNER = Counting()
 
 
 @pytest.fixture
@@ -44,76 +55,46 @@ def random_step(rng, k):
     return Step(episodes, Samples(rewards, rewards, normal(B, E, T) * mask, mask), k)
 
 
-def test_the_first_learner_has_no_metrics_and_all_counters_at_zero():
-    update = initialize(POLICY, PROMP, run_seed=3)
+def test_the_first_state_has_no_metrics_and_all_counters_at_zero():
+    update = initialize(LEARNER, run_seed=3)
     assert update.metrics == {}
     assert update.learner.extra[ENV_STEPS] == update.learner.extra[ENV_STEPS_NOMINAL] == 0
-    assert list(update.learner.params)[-1] == "log_std"
+    assert update.learner.params["weight"].tolist() == [3, 3]
 
 
-def test_adapt_moves_every_task_on_its_own_samples(steps):
-    learner = initialize(POLICY, PROMP, run_seed=3).learner
-    adapted = adapt(POLICY, PROMP, learner, TaskParams.broadcast(learner.params, B), steps[0])
-    for name, value in learner.params.items():
-        assert adapted.params[name].shape == (B, *value.shape)
-        assert adapted.params[name].dtype == np.float32
-    kernel = adapted.params["mean_network.output.kernel"]
-    assert not np.array_equal(kernel[0], kernel[1])
-
-
-def test_a_task_adapts_alike_whatever_the_other_tasks_are(steps):
-    learner = initialize(POLICY, PROMP, run_seed=3).learner
-    adapted = adapt(POLICY, PROMP, learner, TaskParams.broadcast(learner.params, B), steps[0])
-    rng = np.random.default_rng(9)
-    other = random_step(rng, 0)
-    mixed = Step(*mix(steps[0], other, keep=1), 0)
-    again = adapt(POLICY, PROMP, learner, TaskParams.broadcast(learner.params, B), mixed)
-    for name, value in adapted.params.items():
-        np.testing.assert_array_equal(again.params[name][1], value[1])
-
-
-def mix(step, other, keep):
-    """The other step's episodes and samples with task `keep` replaced by the first's."""
-    own = np.arange(B) == keep
-
-    def choose(a, b):
-        return np.where(own.reshape(-1, *[1] * (a.ndim - 1)), a, b)
-
-    a, b = step.episodes, other.episodes
-    names = ("observations", "actions", "rewards", "terminated", "truncated", "lengths", "initial_state")
-    behavior = {name: choose(a.behavior[name], b.behavior[name]) for name in a.behavior}
-    episodes = EpisodeBatch(
-        **{name: choose(getattr(a, name), getattr(b, name)) for name in names}, behavior=behavior, reward_terms={}
-    )
-    names = ("returns", "values", "advantages", "mask")
-    samples = Samples(**{name: choose(getattr(step.samples, name), getattr(other.samples, name)) for name in names})
-    return episodes, samples
+def test_a_warm_start_takes_the_parameters_of_another_state_that_fit():
+    start = LearnerState({"weight": np.zeros(2, np.float32)}, {"moment": np.ones(2)}, {"count": np.array(7)})
+    update = initialize(LEARNER, run_seed=3, start=start)
+    assert update.learner.params["weight"].tolist() == [0, 0]
+    assert set(update.learner.extra) == {ENV_STEPS, ENV_STEPS_NOMINAL}
+    with pytest.raises(ConfigError, match=r"policy parameter weight has shape \(3,\) there; required \(2,\)"):
+        initialize(LEARNER, run_seed=3, start=LearnerState({"weight": np.zeros(3, np.float32)}, {}, {}))
 
 
 def test_meta_optimize_counts_actual_and_nominal_steps_over_iterations(steps):
-    learner = initialize(POLICY, PROMP, run_seed=3).learner
+    state = initialize(LEARNER, run_seed=3).learner
     for iteration in range(2):
-        update = meta_optimize(POLICY, PROMP, learner, steps, run_seed=3, iteration=iteration)
-        learner = update.learner
-        assert update.metrics[ENV_STEPS] == learner.extra[ENV_STEPS] == 2 * LENGTHS.sum() * (iteration + 1)
+        update = meta_optimize(LEARNER, state, steps, run_seed=3, iteration=iteration)
+        state = update.learner
+        assert update.metrics[ENV_STEPS] == state.extra[ENV_STEPS] == 2 * LENGTHS.sum() * (iteration + 1)
         assert update.metrics[ENV_STEPS_NOMINAL] == 2 * B * E * T * (iteration + 1)
+    assert state.params["weight"].tolist() == [4, 4]
 
 
-def test_metrics_describe_every_round_and_the_update(steps):
-    learner = initialize(POLICY, PROMP, run_seed=3).learner
-    metrics = meta_optimize(POLICY, PROMP, learner, steps, run_seed=3, iteration=0).metrics
+def test_metrics_describe_every_inner_step_and_the_update(steps):
+    state = initialize(LEARNER, run_seed=3).learner
+    metrics = meta_optimize(LEARNER, state, steps, run_seed=3, iteration=0).metrics
     for k in range(2):
         expected = steps[k].episodes.episode_returns.mean()
         assert metrics[f"step_{k}.average_return"] == pytest.approx(expected)
-    wanted = {"loss_before", "loss_after", "inner_kl", "inner_kl_coeff", "outer_kl", "clip_fraction"}
-    assert wanted | {"meta_gradient_norm"} <= set(metrics)
+    assert metrics["shown"] == 2
     assert all(type(value) is float and np.isfinite(value) for value in metrics.values())
 
 
-def test_meta_optimize_is_a_function_of_its_inputs(steps):
-    learner = initialize(POLICY, PROMP, run_seed=3).learner
-    first, again = (meta_optimize(POLICY, PROMP, learner, steps, run_seed=3, iteration=0) for _ in range(2))
-    assert first.metrics == again.metrics
-    for name, value in first.learner.params.items():
-        np.testing.assert_array_equal(again.learner.params[name], value)
-        assert not np.array_equal(value, learner.params[name]) or name.endswith("bias")
+def test_update_counts_what_filled_the_buffer_and_describes_episodes_by_posterior(steps):
+    state = initialize(LEARNER, run_seed=3).learner
+    first, second = (step.episodes for step in steps)
+    update = update_stage(LEARNER, state, [], {0: [first], 1: [second]}, fill=[first], run_seed=3, iteration=1)
+    assert update.metrics[ENV_STEPS] == 3 * LENGTHS.sum()
+    assert update.metrics["step_1.average_return"] == pytest.approx(second.episode_returns.mean())
+    assert update.learner.params["weight"].tolist() == [4, 4]

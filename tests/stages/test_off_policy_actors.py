@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.point import Point2DGoal
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import EpisodeBatch, Params, TaskBatch, TaskParams
@@ -18,6 +19,7 @@ from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_r
 from metaloom.stages.sample_tasks import sample_tasks
 
 POLICY = PolicyConfig(hidden_sizes=(9, 6))
+TORCH = PolicyConfig(hidden_sizes=(9, 6), activation="SiLU")
 B, E, T, Z = 6, 4, 20, 3
 
 
@@ -36,7 +38,7 @@ class Looped(Fading):
 
 
 class Steering(gymnasium.Env):
-    """Ends after 1 to 20 steps, as drawn at the reset; three choices."""
+    """Ends after 1 to 20 steps, as drawn at the reset; three actions."""
 
     observation_space = Box(-np.inf, np.inf, (2,), np.float32)
     action_space = Discrete(3)
@@ -75,9 +77,11 @@ class Case:
     env: str
     shared: Params
     own: Params
+    policy: PolicyConfig = POLICY
 
     def __str__(self) -> str:
-        return f"{self.actor}{'-belief' if 'belief.mean' in self.own else ''}-{self.env}"
+        details = "-belief" * ("belief.mean" in self.own) + "-torch" * (self.policy is TORCH)
+        return f"{self.actor}{details}-{self.env}"
 
     @property
     def config(self) -> EnvConfig:
@@ -92,7 +96,7 @@ class Case:
     def collect(self, shards=((0, B),), *, deterministic: bool = False, E: int = E, threads: int = 1, **place):
         sampler = Sampler(
             self.config,
-            POLICY,
+            self.policy,
             episodes_per_task=E,
             max_episode_steps=T,
             num_threads=threads,
@@ -123,7 +127,8 @@ Q_VALUES = Case(
     "q_values", "Steering", network("q_network", 2, 3), {"epsilon": np.linspace(0, 0.8, B).astype(np.float32)}
 )
 UNIFORM = Case("uniform", "Fading", {}, {})
-CASES = [TANH, WITH_BELIEF, Q_VALUES, UNIFORM, replace(UNIFORM, env="Steering")]
+IN_TORCH = [replace(case, policy=TORCH) for case in (TANH, WITH_BELIEF, Q_VALUES)]
+CASES = [TANH, WITH_BELIEF, Q_VALUES, UNIFORM, replace(UNIFORM, env="Steering"), *IN_TORCH]
 every_actor = pytest.mark.parametrize("case", CASES, ids=str)
 
 

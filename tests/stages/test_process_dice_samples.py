@@ -9,9 +9,9 @@ from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
 from metaloom.pipeline.baselines.zero import ZeroBaseline
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.estimation.processing import process_samples, task_adjusted_rewards, task_advantages
 from metaloom.pipeline.estimation.returns import discounted_returns, discounted_rewards
-from metaloom.stages.process_samples import process_samples, task_adjusted_rewards, task_advantages
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "dice_sample_processor.npz"
 BASELINES = {"feature": LinearFeatureBaseline(), "time": LinearTimeBaseline(), "zero": ZeroBaseline()}

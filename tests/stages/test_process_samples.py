@@ -8,9 +8,9 @@ from metaloom.pipeline.baselines import BaselineError
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
 from metaloom.pipeline.baselines.zero import ZeroBaseline
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.estimation.processing import process_samples, task_advantages
 from metaloom.pipeline.estimation.returns import discounted_returns
-from metaloom.stages.process_samples import process_samples, task_advantages
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BASELINES = {"feature": LinearFeatureBaseline(), "time": LinearTimeBaseline(), "zero": ZeroBaseline()}

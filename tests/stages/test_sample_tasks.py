@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import EnvConfig, EnvError, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.point import Point2DGoal
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.sample_tasks import sample_tasks
 
 

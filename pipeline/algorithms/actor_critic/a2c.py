@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
-from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic, OptimizerName
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
+from metaloom.pipeline.nn.optimization import OptimizerConfig
+from metaloom.pipeline.schema import later
 
 
 class A2C(ActorCritic):
     """One pass of policy gradient and critic regression over every iteration's steps, by RMSprop."""
 
     name: Literal["a2c"] = "a2c"
-
-    optimizer: ClassVar[OptimizerName] = "rmsprop"
 
     num_epochs: Literal[1] = 1
     """One: a second pass would follow the gradient of a policy that no longer acts."""
@@ -28,8 +26,10 @@ class A2C(ActorCritic):
     """What the critic learns: its own values plus advantages, or the discounted returns that were observed."""
     value_coeff: float = Field(default=0.5, gt=0)
     """Weight of the critic's loss."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
+    """Of the policy and, with a state of its own, of the critic; adam and rmsprop have an ε of 1e-5 unless set."""
 
-    def policy_loss(self, log_prob: Array, old_log_prob: Array, advantages: Array) -> tuple[float, Array]:
-        """-mean(A log π(a|o)) and its derivatives; see ActorCritic."""
-        del old_log_prob
-        return -float((advantages * log_prob).mean()), advantages / -np.float32(len(advantages))
+    @property
+    def critic_weight(self) -> float:
+        """See ActorCritic."""
+        return self.value_coeff

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from metaloom.pipeline.algorithms.actor_critic.settings import (
-    ActorCritic,
-    CriticFit,
-    OptimizerName,
-    clipped_policy_loss,
-)
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic, CriticFit
 
 
 class PPO(ActorCritic):
     """First the critic learns from an iteration's steps, then the policy from advantages by the critic it is then."""
 
     name: Literal["ppo"] = "ppo"
-
-    optimizer: ClassVar[OptimizerName] = "adam"
 
     num_epochs: int = Field(default=3, ge=1)
     """Passes over the samples of an iteration."""
@@ -36,12 +28,13 @@ class PPO(ActorCritic):
     """Longer critic gradients are shortened to this Euclidean norm."""
 
     @property
+    def policy_clip(self) -> float:
+        """See ActorCritic."""
+        return self.clip_eps
+
+    @property
     def critic_fit(self) -> CriticFit:
         """The critic learns before the policy, with an optimizer of its own."""
         return CriticFit(
             self.critic_learning_rate, self.critic_num_epochs, self.critic_batch_size, self.critic_max_grad_norm
         )
-
-    def policy_loss(self, log_prob: Array, old_log_prob: Array, advantages: Array) -> tuple[float, Array]:
-        """The clipped surrogate and its derivatives; see ActorCritic."""
-        return clipped_policy_loss(log_prob, old_log_prob, advantages, self.clip_eps)

@@ -11,7 +11,7 @@ from metaloom.pipeline.estimation.returns import EPSILON, normalize, shift_posit
 from metaloom.pipeline.types import Array, LearnerState, Params
 
 if TYPE_CHECKING:
-    from metaloom.pipeline.config.processing import ProcessingConfig
+    from metaloom.pipeline.estimation.config import ProcessingConfig
 
 RUNNING = "advantage_moments"
 """Name in the learner of the running count, mean and sum of squared deviations, [3] float64."""

@@ -1,24 +1,20 @@
-"""Settings that A2C, PPO and PPO2 have in common, and what each of them has to say about its losses."""
+"""Settings that A2C, PPO and PPO2 have in common."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
-from pydantic import Field
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from metaloom.pipeline.algorithms.learning_rate import LearningRate
-from metaloom.pipeline.types import Array
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
-    from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
+from metaloom.pipeline.estimation.config import processing_problems
+from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.schema import later
 
 LayerSize = Annotated[int, Field(ge=1)]
-OptimizerName = Literal["adam", "rmsprop"]
 
 RUN_DEFAULTS: Mapping[str, Any] = {
     "num_tasks": 1,
@@ -39,15 +35,11 @@ class CriticFit:
     max_grad_norm: float | None
 
 
-class ActorCritic(LearningRate, ABC):
+class ActorCritic(AlgorithmSettings, LearningRate):
     """A policy and a critic that learn from the same complete episodes."""
 
-    inner_steps: ClassVar[int] = 0
-    learns_from: ClassVar[tuple[str, ...]] = ("advantages",)
-    has_critic: ClassVar[bool] = True
-    num_particles: ClassVar[int] = 1
-    run_defaults: ClassVar[Mapping[str, Any]] = RUN_DEFAULTS
-    optimizer: ClassVar[OptimizerName]
+    graph: ClassVar[str] = "on_policy"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
 
     num_epochs: int = Field(default=1, ge=1)
     """Passes over the samples of an iteration."""
@@ -65,6 +57,38 @@ class ActorCritic(LearningRate, ABC):
     """Units in each hidden layer of the critic."""
     value_target: Literal["td_lambda", "empirical"] = "td_lambda"
     """What the critic learns: its own values plus advantages, or the discounted returns that were observed."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
+    """Of the policy and, with a state of its own, of the critic; adam and rmsprop have an ε of 1e-5 unless set."""
+    critic_network: str | None = later(None)
+    """The critic's network, by the names of policy.network; null for one like the policy's."""
+    critic_network_options: dict[str, JsonValue] = later({})
+    """With critic_network: as policy.network_options."""
+    critic_activation: str | None = later(None)
+    """Behind the critic's hidden layers, by the names of policy.activation; null for the policy's."""
+
+    @model_validator(mode="after")
+    def _options_have_a_network(self) -> ActorCritic:
+        if self.critic_network_options and self.critic_network is None:
+            raise ValueError(
+                f"critic_network_options is {self.critic_network_options} but critic_network is not set, so the critic "
+                "has the policy's options; set critic_network too"
+            )
+        return self
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """See RUN_DEFAULTS."""
+        return RUN_DEFAULTS
+
+    @property
+    def policy_clip(self) -> float | None:
+        """Clipping range of the likelihood ratio, where it is clipped."""
+        return None
+
+    @property
+    def value_clip(self) -> float | None:
+        """Clipping range of the change of a value, where it is clipped."""
+        return None
 
     @property
     def critic_fit(self) -> CriticFit | None:
@@ -74,43 +98,48 @@ class ActorCritic(LearningRate, ABC):
     @property
     def critic_weight(self) -> float:
         """Weight of the critic's loss in the gradient steps that it shares with the policy."""
-        return getattr(self, "value_coeff", 1.0)
+        return 1.0
 
-    @property
-    def particle(self) -> ActorCritic:
-        """The settings of one policy with its critic: these."""
-        return self
+    def critic_like(self, policy: PolicyConfig) -> PolicyConfig:
+        """Return the policy's settings of networks with the critic's own in their place.
 
-    def build(self, processing: ProcessingConfig) -> ActorCriticLearner:
-        """The algorithm that these settings describe, for rewards discounted as `processing` says."""
-        from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
-
-        return ActorCriticLearner(self, processing)
-
-    @abstractmethod
-    def policy_loss(self, log_prob: Array, old_log_prob: Array, advantages: Array) -> tuple[float, Array]:
-        """Mean loss of n actions and its derivatives with respect to their log-probabilities, [n].
-
-        Args:
-            log_prob: [n] under the policy that learns.
-            old_log_prob: [n] under the policy that acted.
-            advantages: [n].
+        Raises:
+            ValueError: the critic's own do not fit each other.
         """
+        own: dict[str, JsonValue] = {"hidden_sizes": list(self.critic_hidden_sizes)}
+        if self.critic_network is not None:
+            own |= {"network": self.critic_network, "network_options": self.critic_network_options}
+        if self.critic_activation is not None:
+            own |= {"activation": self.critic_activation}
+        return type(policy).model_validate(policy.model_dump(mode="json") | own)
 
-    def value_loss(self, values: Array, old_values: Array, targets: Array) -> tuple[float, Array]:
-        """Mean of half the squared errors of the critic, and its derivatives with respect to the values, [n]."""
-        del old_values
-        errors = values - targets
-        return 0.5 * float(np.square(errors).mean()), errors / np.float32(len(errors))
+    def problems(self, run: RunSettings) -> Iterator[str]:
+        """Tell what does not fit an algorithm with a critic; see AlgorithmSettings."""
+        yield from self.problems_of(self.name, run)
+
+    def problems_of(self, name: str, run: RunSettings) -> Iterator[str]:
+        """Tell the same of an algorithm with this name that is made of this one."""
+        if run.baseline.name != "zero":
+            yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
+        for problem in processing_problems(run.processing, ("advantages",)):
+            yield f"{problem} (algorithm.name is {name})"
+        if self.advantage_scaling == "running":
+            yield from _scaling_problems(run)
+        try:
+            self.critic_like(run.policy)
+        except ValidationError as error:
+            for problem in error.errors():
+                yield f"the critic's network: {problem['msg'].removeprefix('Value error, ')}"
 
 
-def clipped_policy_loss(
-    log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float
-) -> tuple[float, Array]:
-    """-mean min(r A, clip(r, 1 ± ε) A) and its derivatives; Schulman et al. 2017, arXiv:1707.06347, eq. 7."""
-    ratio = np.exp(log_prob - old_log_prob)
-    plain = ratio * advantages
-    clipped = np.clip(ratio, 1 - clip_eps, 1 + clip_eps) * advantages
-    n = np.float32(len(ratio))
-    # Where clipping lowers the objective, the minimum no longer depends on the policy.
-    return -float(np.minimum(plain, clipped).mean()), np.where(plain <= clipped, plain, np.float32(0)) / -n
+def _scaling_problems(run: RunSettings) -> Iterator[str]:
+    if not run.processing.normalize_advantages:
+        yield (
+            "algorithm.advantage_scaling is running but processing.normalize_advantages is off, so nothing is "
+            "scaled; leave one of them out"
+        )
+    if run.processing.adv_norm != "std":
+        yield (
+            f"processing.adv_norm is {run.processing.adv_norm} but algorithm.advantage_scaling is running, "
+            "which divides by the standard deviation; leave one of them out"
+        )

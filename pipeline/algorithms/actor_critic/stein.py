@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.actor_critic.experience import Experience
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import GradientSteps
 from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
-from metaloom.pipeline.algorithms.actor_critic.particle import Particle, Policy, initial_learner
 from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
-from metaloom.pipeline.algorithms.maml.gradient_based import NUM_UPDATES
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
+from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, Params, TaskParams
 
@@ -49,7 +48,6 @@ def _squared_distances(x: Array) -> Array:
     return np.square(gaps).sum(axis=-1)
 
 
-@dataclass(frozen=True)
 class SVPGLearner(ActorCriticLearner):
     """Particles on the task axis; every stored parameter has a leading axis [n] of particles.
 
@@ -57,68 +55,72 @@ class SVPGLearner(ActorCriticLearner):
         svpg: settings of the particles together; `settings` are those of each.
     """
 
-    svpg: SVPG
+    def __init__(self, svpg: SVPG, setup: Setup) -> None:
+        super().__init__(svpg.particle.model_copy(update={"kernel": svpg.kernel}), setup)
+        self.svpg = svpg
 
-    def initialize(self, policy: Policy, *, run_seed: int) -> LearnerState:
-        """The learner before the first iteration."""
-        return self.with_counters(self._fresh(policy, run_seed, 0))
+    def initialize(self, *, run_seed: int) -> LearnerState:
+        """Return particles that have learned nothing; see Learner."""
+        return self._counted(self._all_fresh(run_seed, 0), 0, None)
 
-    def acting_params(self, learner: LearnerState, num_tasks: int) -> TaskParams:
-        """Task b acts with particle b, counted round where there are more tasks than particles."""
-        places = np.arange(num_tasks) % self.svpg.num_particles
-        return TaskParams({name: value[places] for name, value in learner.params.items()})
+    def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
+        """Return fresh particles behind a horizon; see Learner.
+
+        Not the update at its end makes them, so that what is stored, evaluated and exported then has learned.
+        """
+        num_updates = int(state.extra[NUM_UPDATES])
+        if self.svpg.horizon is None or num_updates == 0 or num_updates % self.svpg.horizon:
+            return state
+        fresh = self._all_fresh(run_seed, num_updates)
+        return LearnerState(fresh.params, fresh.optimizer, state.extra | fresh.extra)
+
+    def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
+        """Have task b act with particle b, counted round where there are more tasks than particles; see Learner."""
+        particles = np.arange(num_tasks) % self.svpg.num_particles
+        return TaskParams({name: value[particles] for name, value in state.params.items()})
 
     def experiences(self, episodes: EpisodeBatch) -> list[Experience]:
-        """Every particle learns from its own episodes."""
+        """Return each particle's own episodes."""
         return [Experience(episodes, slice(j, j + 1)) for j in range(self.svpg.num_particles)]
 
-    def split(self, learner: LearnerState) -> list[LearnerState]:
-        """The learner of every particle; counters belong to all together."""
+    def split(self, state: LearnerState) -> list[LearnerState]:
+        """Return the state of every particle; counters belong to all together."""
         n = self.svpg.num_particles
 
         def of(arrays: Params, j: int) -> Params:
             return {name: value[j] for name, value in arrays.items() if value.shape[:1] == (n,)}
 
-        parts = (learner.params, learner.optimizer, learner.extra)
+        parts = (state.params, state.optimizer, state.extra)
         return [LearnerState(*(of(arrays, j) for arrays in parts)) for j in range(n)]
 
-    def joined(self, learners: Sequence[LearnerState]) -> LearnerState:
-        """One learner with a leading axis of particles."""
+    def joined(self, states: Sequence[LearnerState]) -> LearnerState:
+        """Return one state with a leading axis of particles."""
 
         def stacked(parts: Sequence[Params]) -> Params:
             return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
         return LearnerState(
-            stacked([learner.params for learner in learners]),
-            stacked([learner.optimizer for learner in learners]),
-            stacked([learner.extra for learner in learners]),
+            stacked([state.params for state in states]),
+            stacked([state.optimizer for state in states]),
+            stacked([state.extra for state in states]),
         )
 
-    def directions(self, particles: Sequence[Particle], num_updates: int) -> tuple[list[Array], Metrics]:
-        """Against Stein's direction, since optimizers descend."""
+    def directions(self, steps: Sequence[GradientSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
+        """Return the opposite of Stein's direction, since optimizers descend; and temperature and bandwidth."""
         temperature = self.svpg.temperature * self.svpg.temperature_decay**num_updates
-        x = np.stack([particle.policy.vector for particle in particles])
-        scores = np.stack([particle.policy.gradient for particle in particles]).astype(np.float64) / -temperature
+        x = np.stack([of.vector for of in steps])
+        scores = np.stack([of.gradient for of in steps]).astype(np.float64) / -temperature
         if self.svpg.prior_std is not None:
             scores -= x / self.svpg.prior_std**2
         bandwidth = median_bandwidth(x)
-        upward = stein_direction(x, scores, bandwidth) * particles[0].learned
+        upward = stein_direction(x, scores, bandwidth) * steps[0].learned
         metrics = {"temperature": temperature, "kernel_bandwidth": bandwidth}
-        return list((-upward).astype(np.float32)), metrics
+        return list((-upward).astype(x.dtype)), metrics
 
-    def begun(self, policy: Policy, learner: LearnerState, *, run_seed: int) -> LearnerState:
-        """The learner as an iteration acts and learns with it: behind a horizon, fresh particles.
+    def called(self, j: int) -> str:
+        """Return " of particle j"; see ActorCriticLearner."""
+        return f" of particle {j}"
 
-        Not the update at its end makes them, so that what is stored, evaluated and exported then has learned.
-        """
-        num_updates = int(learner.extra[NUM_UPDATES])
-        if self.svpg.horizon is None or num_updates == 0 or num_updates % self.svpg.horizon:
-            return learner
-        fresh = self._fresh(policy, run_seed, num_updates)
-        return LearnerState(fresh.params, fresh.optimizer, learner.extra | fresh.extra)
-
-    def _fresh(self, policy: Policy, run_seed: int, num_updates: int) -> LearnerState:
-        places = range(self.svpg.num_particles)
-        return self.joined(
-            [initial_learner(self.settings, policy, generator(run_seed, "initialize", j, num_updates)) for j in places]
-        )
+    def _all_fresh(self, run_seed: int, num_updates: int) -> LearnerState:
+        particles = range(self.svpg.num_particles)
+        return self.joined([self.fresh(generator(run_seed, "initialize", j, num_updates)) for j in particles])

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
+from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
-from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
-from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
-from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
-from metaloom.pipeline.schema import Settings
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.algorithms.actor_critic.stein import SVPGLearner
-    from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS, ActorCritic
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
+from metaloom.pipeline.plugins import ByName
 
 
-def _by_name(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-class SVPG(Settings):
+class SVPG(AlgorithmSettings):
     """Several policies, each with a critic of its own, whose parameters are drawn towards good returns and apart."""
 
-    inner_steps: ClassVar[int] = 0
-    learns_from: ClassVar[tuple[str, ...]] = ("advantages",)
-    has_critic: ClassVar[bool] = True
+    graph: ClassVar[str] = "on_policy"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.stein:SVPGLearner"
 
     name: Literal["svpg"] = "svpg"
 
-    particle: Annotated[Annotated[A2C | PPO | PPO2, Field(discriminator="name")], BeforeValidator(_by_name)] = A2C()
+    particle: Annotated[ActorCritic, ByName(ALGORITHMS, ActorCritic)] = A2C()
     """The algorithm of a particle, with its options; a bare name stands for its defaults."""
     num_particles: int = Field(default=4, ge=1)
     """Policies; they take the places of the tasks, so num_tasks is the same number."""
@@ -50,13 +41,24 @@ class SVPG(Settings):
             raise ValueError("particle.advantage_scaling is running, but particles have no steps in common; use batch")
         return self
 
+    @model_validator(mode="after")
+    def _one_kernel_for_all(self) -> SVPG:
+        if self.particle.kernel != "auto":
+            raise ValueError(
+                f"particle.kernel is {self.particle.kernel}; set algorithm.kernel, which is for all particles"
+            )
+        return self
+
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """What a run means by leaving a setting out."""
+        """See RUN_DEFAULTS; particles take the places of tasks."""
         return {**RUN_DEFAULTS, "num_tasks": self.num_particles}
 
-    def build(self, processing: ProcessingConfig) -> SVPGLearner:
-        """The algorithm that these settings describe, for rewards discounted as `processing` says."""
-        from metaloom.pipeline.algorithms.actor_critic.stein import SVPGLearner
-
-        return SVPGLearner(self.particle, processing, self)
+    def problems(self, run: RunSettings) -> Iterator[str]:
+        """Tell what does not fit particles with critics; see AlgorithmSettings."""
+        yield from self.particle.problems_of(self.name, run)
+        if run.num_tasks != self.num_particles:
+            yield (
+                f"num_tasks is {run.num_tasks} but algorithm.num_particles is {self.num_particles}, and particles take "
+                "the places of tasks; leave num_tasks out"
+            )

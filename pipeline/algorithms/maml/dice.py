@@ -1,56 +1,38 @@
-"""DICE-MAML: adaptation and meta-update by the DiCE estimator.
+"""DICE-MAML: adaptation and meta-update by the DiCE estimator; VPG-DICE: the policy gradient in the meta-update.
 
-Foerster et al. 2018, arXiv:1802.05098; as a meta-learning method in Rothfuss et al. 2019, arXiv:1810.06784.
+Foerster et al. 2018, arXiv:1802.05098; as meta-learning methods in Rothfuss et al. 2019, arXiv:1810.06784.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import model_validator
+from torch import Tensor
 
-from metaloom.pipeline.algorithms.maml.adam_update import AdamUpdate
-from metaloom.pipeline.algorithms.maml.losses import dice_loss, policy_kls
-from metaloom.pipeline.nn.distributions import DiagGaussian
+from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.maml.adam import AdamEpochs
+from metaloom.pipeline.algorithms.maml.learner import MetaLearner
+from metaloom.pipeline.algorithms.maml.losses import LOSS, dice_loss, log_likelihood_per_cell, policy_kls
+from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, Objective
+from metaloom.pipeline.algorithms.maml.rows import Chunk
+from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
+from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.types import LearnerState, Step
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from metaloom.pipeline.algorithms.maml.meta_gradient import Objective
-    from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
+OUTER_LOSSES: dict[str, InnerLoss] = {"dice-maml": dice_loss, "vpg-dice": log_likelihood_per_cell}
+"""Losses after adaptation, by the algorithm's name."""
 
 
-class DiceMAML(AdamUpdate):
-    """The DiCE loss before and after adaptation, on discounted rewards minus a baseline of theirs.
+class DiceLearner(MetaLearner):
+    """The DiCE loss in the adaptation."""
 
-    Unbiased meta-gradients of high variance: it wants several times the episodes of the other algorithms.
-    """
+    def __init__(self, settings: DiceMAML | VPGDice, setup: Setup) -> None:
+        super().__init__(settings, setup, dice_loss, AdamEpochs(settings))
+        self._outer_loss = OUTER_LOSSES[settings.name]
 
-    name: Literal["dice-maml"] = "dice-maml"
+    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+        """The loss after adaptation; see MetaLearner."""
+        del state, steps
 
-    learns_from: ClassVar[tuple[str, ...]] = ("adjusted_rewards",)
-    """Fields of Samples in the losses."""
-
-    @model_validator(mode="after")
-    def _no_tolerance(self) -> DiceMAML:
-        if self.tolerance is not None:
-            raise ValueError(
-                f"tolerance is {self.tolerance} but the value of the DiCE loss is the same for all parameters, unlike "
-                "its derivatives; leave tolerance out"
-            )
-        return self
-
-    def adaptation_loss(self, current: DiagGaussian, rows: TaskRows) -> Tensor:
-        """The DiCE loss of every task: [b]."""
-        return dice_loss(current, rows)
-
-    def objective(self, learner: LearnerState, steps: Sequence[Step]) -> Objective:
-        """The DiCE loss after adaptation."""
-        del learner, steps
-
-        def objective(current: Sequence[DiagGaussian], chunk: Chunk) -> dict[str, Tensor]:
-            return {"loss": dice_loss(current[-1], chunk.rounds[-1]), **policy_kls(current, chunk.rounds)}
+        def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
+            return {LOSS: self._outer_loss(current[-1], chunk.rounds[-1]), **policy_kls(current, chunk)}
 
         return objective

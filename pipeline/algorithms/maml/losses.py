@@ -1,31 +1,36 @@
-"""Losses of the gradient-based family, one value per task. Written with tensor methods only: no torch import."""
-
-from __future__ import annotations
+"""Losses of the gradient-based family, one value per task: [b]."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from metaloom.pipeline.nn.distributions import DiagGaussian, likelihood_ratio
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from metaloom.pipeline.algorithms.maml.rows import Chunk, EpisodeRows, TaskRows
+from metaloom.pipeline.nn.distributions import Distribution, likelihood_ratio
 
-    from metaloom.pipeline.algorithms.maml.rows import EpisodeRows, TaskRows
+LOSS = "loss"
+"""Name of the quantity that a meta-update minimizes."""
 
 INNER_KL = "inner_kl_"
 """Prefix of the KLs before adaptation, from the policy that acted in a round to the current one, by k."""
 
+OUTER_KL = "outer_kl"
+"""Name of the KL after adaptation, likewise."""
 
-def likelihood_ratio_loss(current: DiagGaussian, rows: TaskRows) -> Tensor:
+
+def ratios(current: Distribution, rows: TaskRows) -> Tensor:
+    """Likelihood ratios π_θ(a|o) / π_behavior(a|o) of the current policy to the one that acted, [b, N]."""
+    return likelihood_ratio(current.log_prob(rows.actions), rows.behavior_log_prob)
+
+
+def likelihood_ratio_loss(current: Distribution, rows: TaskRows) -> Tensor:
     """-mean(r A) with r = π_θ(a|o) / π_behavior(a|o), for every task: [b].
 
     Its second derivative keeps the term A ∇log π ∇log πᵀ (low-variance curvature, Rothfuss et al. 2019).
     """
-    ratio = likelihood_ratio(current.log_prob(rows.actions), rows.behavior_log_prob)
-    return -rows.mean(ratio * rows.advantages)
+    return -rows.mean(ratios(current, rows) * rows.advantages)
 
 
-def log_likelihood_loss(current: DiagGaussian, rows: TaskRows) -> Tensor:
+def log_likelihood_loss(current: Distribution, rows: TaskRows) -> Tensor:
     """-mean(A log π_θ(a|o)) for every task: [b]. Williams 1992.
 
     Where π_θ acted, its gradient is that of likelihood_ratio_loss; its second derivative lacks A ∇log π ∇log πᵀ.
@@ -33,18 +38,8 @@ def log_likelihood_loss(current: DiagGaussian, rows: TaskRows) -> Tensor:
     return -rows.mean(current.log_prob(rows.actions) * rows.advantages)
 
 
-def policy_kls(current: Sequence[DiagGaussian], rounds: Sequence[TaskRows]) -> dict[str, Tensor]:
-    """KL of the policy that acted in a round from the current one, without gradient: `inner_kl_k` and `outer_kl`, [b].
-
-    Args:
-        current: the policy after k inner steps on the rows of round k, for k = 0 ... K.
-        rounds: rows of these rounds.
-    """
-    kls = [
-        rows.mean(rows.behavior.kl(DiagGaussian(now.mean.detach(), now.log_std.detach())))
-        for now, rows in zip(current, rounds, strict=True)
-    ]
-    return {**{f"{INNER_KL}{k}": kl for k, kl in enumerate(kls[:-1])}, "outer_kl": kls[-1]}
+INNER_LOSSES = {"log_likelihood": log_likelihood_loss, "likelihood_ratio": likelihood_ratio_loss}
+"""By the names of the setting `inner_loss`."""
 
 
 def clipped_surrogate(ratio: Tensor, rows: TaskRows, clip_eps: float) -> Tensor:
@@ -53,7 +48,23 @@ def clipped_surrogate(ratio: Tensor, rows: TaskRows, clip_eps: float) -> Tensor:
     return -rows.mean((ratio * rows.advantages).minimum(clipped * rows.advantages))
 
 
-def dice_loss(current: DiagGaussian, rows: TaskRows) -> Tensor:
+def clip_fraction(ratio: Tensor, rows: TaskRows, clip_eps: float) -> Tensor:
+    """Share of a task's steps whose ratio lies outside of [1 - ε, 1 + ε]: [b]."""
+    return rows.mean(((ratio.detach() - 1).abs() > clip_eps).to(ratio.dtype))
+
+
+def policy_kls(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
+    """KL of the policy that acted in a round from the current one, without gradient: `inner_kl_k` and `outer_kl`, [b].
+
+    Args:
+        current: the policy after k inner steps on the rows of round k, for k = 0 ... K.
+        chunk: rows of these rounds.
+    """
+    kls = [rows.mean(rows.behavior.kl(now.detach())) for now, rows in zip(current, chunk.rounds, strict=True)]
+    return {**{f"{INNER_KL}{k}": kl for k, kl in enumerate(kls[:-1])}, OUTER_KL: kls[-1]}
+
+
+def dice_loss(current: Distribution, rows: TaskRows) -> Tensor:
     """-(1 / E T) Σ_{e,t} ☐_t c_t with ☐_t = exp(τ_t - ⊥τ_t), τ_t = Σ_{t' ≤ t} log π_θ(a_t'|o_t'), for every task: [b].
 
     Foerster et al. 2018, arXiv:1802.05098, with the adjusted rewards as c and a mean over E T cells. ☐ is 1, so the
@@ -65,7 +76,7 @@ def dice_loss(current: DiagGaussian, rows: TaskRows) -> Tensor:
     return -episodes.mean_over_cells(magic_box * episodes.adjusted_rewards)
 
 
-def log_likelihood_per_cell(current: DiagGaussian, rows: TaskRows) -> Tensor:
+def log_likelihood_per_cell(current: Distribution, rows: TaskRows) -> Tensor:
     """-(1 / E T) Σ_{e,t} log π_θ(a|o) A, for every task: [b]. The log-likelihood loss at the scale of the DiCE loss."""
     episodes = _episodes_of(rows)
     return -episodes.mean_over_cells(episodes.split(current.log_prob(rows.actions) * rows.advantages))

@@ -1,10 +1,12 @@
-"""The meta-gradient: through the inner steps, chunk of tasks by chunk, summed in a fixed order.
+"""The inner update, and the meta-gradient through it.
+
+θ_i^{k+1} = θ_i^k - α_k ⊙ ∇ L_in(θ_i^k; samples of task i in round k); the meta-loss is the mean over tasks i of the
+objective at θ_i^0 ... θ_i^K as functions of θ. Both are computed for a chunk of tasks at once and summed in the order
+of chunks, which the number of tasks alone decides: so the bits do not depend on how many threads share the work.
 
 A meta-parameter is a policy parameter or, with trainable inner step sizes, the logarithm of one; both live in one flat
-mapping. Chunks are fixed by the number of tasks alone, so the bits do not depend on how many threads share the work.
+mapping.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,34 +17,37 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR
-from metaloom.pipeline.algorithms.maml.inner_loop import (
-    InnerLoss,
-    StepSize,
-    TensorParams,
-    distributions_along_adaptation,
-)
-from metaloom.pipeline.algorithms.maml.rows import Chunk, to_tensor
-from metaloom.pipeline.nn.distributions import DiagGaussian
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.algorithms.maml.losses import LOSS
+from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows, to_tensor
+from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
-LOSS = "loss"
+LOG_INNER_LR = "log_inner_lr."
+"""Prefix of trainable inner step sizes: log α of every inner step and element, [K, ...]."""
 
 Summand = TypeVar("Summand", Tensor, Array)
+
+TensorParams = dict[str, Tensor]
 
 TaskValues = dict[str, Array]
 """Quantities of every task by name, [B, ...]."""
 
-Objective = Callable[[Sequence[DiagGaussian], Chunk], dict[str, Tensor]]
+InnerLoss = Callable[[Distribution, TaskRows], Tensor]
+"""Loss of every task [b], from the current policy's distribution on the rows."""
+
+Objective = Callable[[Sequence[Distribution], Chunk], dict[str, Tensor]]
 """Quantities [b, ...] of a chunk's tasks from the policy after k inner steps on the rows of round k, k = 0 ... K.
 
 `loss` [b] is the one to minimize."""
 
+StepSize = Mapping[str, Tensor] | float
+"""α of one inner step: a number, or a tensor per learned parameter that broadcasts to [b, ...]."""
+
 
 @dataclass(frozen=True)
 class MetaProblem:
-    """What is differentiated: how a policy adapts, and its loss after adaptation.
+    """How a policy adapts, and its loss after adaptation: what is differentiated.
 
     Attributes:
         policy: the policy.
@@ -52,11 +57,35 @@ class MetaProblem:
         objective: the outer loss of each task; the meta-loss is their mean.
     """
 
-    policy: GaussianPolicy
+    policy: Policy
     inner_loss: InnerLoss
     inner_lr: float
     first_order: bool
     objective: Objective
+
+
+def inner_step(
+    policy: Policy, params: TensorParams, losses: Tensor, step_size: StepSize, *, differentiable: bool
+) -> TensorParams:
+    """Parameters of every task after one gradient step.
+
+    Args:
+        policy: says which parameters learn; the others are passed on.
+        params: [b, ...] by name, part of the graph of `losses`.
+        losses: [b]; a task's loss depends on its own parameters only.
+        step_size: α.
+        differentiable: whether to differentiate through the gradient as well.
+    """
+    names = policy.learned(params)
+    # The graph is retained in any case: a KL penalty differentiates the same forward pass once more.
+    gradients = torch.autograd.grad(
+        losses.sum(), [params[name] for name in names], create_graph=differentiable, retain_graph=True
+    )
+    adapted = dict(params)
+    for name, gradient in zip(names, gradients, strict=True):
+        alpha = step_size[name] if isinstance(step_size, Mapping) else step_size
+        adapted[name] = params[name] - alpha * gradient
+    return adapted
 
 
 def meta_gradient(
@@ -73,8 +102,8 @@ def meta_gradient(
     """
 
     def work(chunk: Chunk) -> tuple[TensorParams, TaskValues]:
-        leaves = _leaves(problem, meta_params, chunk)
-        values = _objective_values(problem, leaves, chunk, differentiable=not problem.first_order)
+        leaves = meta_leaves(problem, meta_params, chunk)
+        values = objective_values(problem, leaves, chunk, differentiable=not problem.first_order)
         learned = [name for name, leaf in leaves.items() if leaf.requires_grad]
         gradients = torch.autograd.grad(values[LOSS].sum(), [leaves[name] for name in learned])
         per_task = {f"gradient of {name}": value for name, value in zip(learned, gradients, strict=True)}
@@ -84,7 +113,7 @@ def meta_gradient(
     results = list(parallel(work, chunks))
     num_tasks = sum(len(chunk) for chunk in chunks)
     gradients = {name: sum_in_order([part[name] for part, _ in results]) / num_tasks for name in results[0][0]}
-    return {name: value.numpy() for name, value in gradients.items()}, _join([values for _, values in results])
+    return _arrays(gradients), _join([values for _, values in results])
 
 
 def meta_objective(
@@ -97,10 +126,46 @@ def meta_objective(
     """The objective's values without a meta-gradient."""
 
     def work(chunk: Chunk) -> TaskValues:
-        leaves = _leaves(problem, meta_params, chunk)
-        return _arrays(_objective_values(problem, leaves, chunk, differentiable=False))
+        leaves = meta_leaves(problem, meta_params, chunk)
+        return _arrays(objective_values(problem, leaves, chunk, differentiable=False))
 
     return _join(list(parallel(work, chunks)))
+
+
+def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: Chunk) -> TensorParams:
+    """Meta-parameters as leaves of a graph, [b, ...]; those that do not learn require no gradient."""
+    # Every task gets its own copy, as in `adapt`: gradients then come out per task, which names a task that went wrong.
+    like = chunk.rounds[0].weights
+    leaves = {
+        name: to_tensor(np.broadcast_to(value, (len(chunk), *value.shape)), like.dtype, like.device)
+        for name, value in meta_params.items()
+    }
+    policy_params = _policy_params(leaves)
+    fixed = policy_params.keys() - set(problem.policy.learned(policy_params))
+    return {name: leaf.requires_grad_(name not in fixed) for name, leaf in leaves.items()}
+
+
+def objective_values(
+    problem: MetaProblem, leaves: TensorParams, chunk: Chunk, *, differentiable: bool
+) -> dict[str, Tensor]:
+    """The objective of a chunk's tasks behind the adaptation of these meta-parameters, part of their graph.
+
+    Args:
+        problem: how a policy adapts, and the objective.
+        leaves: from `meta_leaves`.
+        chunk: rows of the rounds 0 ... K.
+        differentiable: whether inner gradients are differentiated as well.
+    """
+    params, distribution = _policy_params(leaves), problem.policy.distribution
+    alphas = step_sizes(leaves, problem.inner_lr, len(chunk.rounds) - 1)
+    current = [distribution(params, chunk.rounds[0].observations)]
+    for rows, next_rows, alpha in zip(chunk.rounds[:-1], chunk.rounds[1:], alphas, strict=True):
+        losses = problem.inner_loss(current[-1], rows)
+        params = inner_step(problem.policy, params, losses, alpha, differentiable=differentiable)
+        current.append(distribution(params, next_rows.observations))
+    values = problem.objective(current, chunk)
+    require_finite(values, chunk.first_task, "Lower outer_lr or inner_lr.")
+    return values
 
 
 def step_sizes(meta_params: Mapping[str, Tensor], inner_lr: float, inner_steps: int) -> list[StepSize]:
@@ -115,37 +180,6 @@ def step_sizes(meta_params: Mapping[str, Tensor], inner_lr: float, inner_steps: 
     return [{name: alpha[:, k] for name, alpha in alphas.items()} for k in range(inner_steps)]
 
 
-def _leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: Chunk) -> TensorParams:
-    # Every task gets its own copy, as in `adapt`: gradients then come out per task, which names a task that went wrong.
-    dtype = chunk.rounds[0].weights.dtype
-    leaves = {
-        name: to_tensor(np.broadcast_to(value, (len(chunk), *value.shape)), dtype)
-        for name, value in meta_params.items()
-    }
-    fixed = set(_policy_params(leaves)) - set(problem.policy.learned(_policy_params(leaves)))
-    return {name: leaf.requires_grad_(name not in fixed) for name, leaf in leaves.items()}
-
-
-def _objective_values(
-    problem: MetaProblem, leaves: TensorParams, chunk: Chunk, *, differentiable: bool
-) -> dict[str, Tensor]:
-    current = distributions_along_adaptation(
-        problem.policy,
-        _policy_params(leaves),
-        chunk.rounds,
-        step_sizes(leaves, problem.inner_lr, len(chunk.rounds) - 1),
-        problem.inner_loss,
-        differentiable=differentiable,
-    )
-    values = problem.objective(current, chunk)
-    require_finite(values, chunk.first_task, "Lower outer_lr or inner_lr.")
-    return values
-
-
-def _policy_params(leaves: TensorParams) -> TensorParams:
-    return {name: leaf for name, leaf in leaves.items() if not name.startswith(LOG_INNER_LR)}
-
-
 def sum_in_order(parts: Sequence[Summand]) -> Summand:
     """Sum whose bits depend on the order of the parts alone."""
     total = parts[0]
@@ -154,8 +188,12 @@ def sum_in_order(parts: Sequence[Summand]) -> Summand:
     return total
 
 
+def _policy_params(leaves: TensorParams) -> TensorParams:
+    return {name: leaf for name, leaf in leaves.items() if not name.startswith(LOG_INNER_LR)}
+
+
 def _arrays(values: Mapping[str, Tensor]) -> TaskValues:
-    return {name: value.detach().numpy() for name, value in values.items()}
+    return {name: value.detach().cpu().numpy() for name, value in values.items()}
 
 
 def _join(parts: Sequence[TaskValues]) -> TaskValues:

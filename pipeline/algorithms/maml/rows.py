@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,18 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.nn.distributions import DiagGaussian
+from metaloom.pipeline.nn.distributions import DiagGaussian, Distribution
 from metaloom.pipeline.types import Array, ParallelMap, Samples, Step
+
+CPU = torch.device("cpu")
+
+Recorded = Callable[[Mapping[str, Tensor]], Distribution]
+"""The distributions that acted, from what rollouts recorded of them, by name."""
+
+
+def recorded_gaussian(behavior: Mapping[str, Tensor]) -> DiagGaussian:
+    """See Recorded."""
+    return DiagGaussian(**behavior)
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class TaskRows:
         advantages: [b, N].
         weights: [b, N]; 1 / (real rows of the task) where a row is real, 0 where it is padding. A weighted sum over
             rows is the mean over a task's real steps.
-        behavior: the distribution that acted: mean [b, N, A], log_std [b, 1, A] or [b, N, A].
+        behavior: the distributions that acted, [b, N].
         behavior_log_prob: [b, N], log-density of the actions under it.
         episodes: what losses need that look at whole episodes; None where the samples are for others.
     """
@@ -44,7 +54,7 @@ class TaskRows:
     actions: Tensor
     advantages: Tensor
     weights: Tensor
-    behavior: DiagGaussian
+    behavior: Distribution
     behavior_log_prob: Tensor
     episodes: EpisodeRows | None = None
 
@@ -130,9 +140,9 @@ def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator
             f"found {num_minibatches} minibatches for {E} episodes per task; required no more than episodes, since the "
             "loss takes whole ones; lower algorithm.num_minibatches"
         )
-    order = rng.permuted(np.broadcast_to(np.arange(E), (B, E)), axis=1)
-    parts = (order[:, part::num_minibatches, None] * T + np.arange(T) for part in range(num_minibatches))
-    return [rows.reshape(B, -1) for rows in parts]
+    order: Array = rng.permuted(np.broadcast_to(np.arange(E, dtype=np.int64), (B, E)), axis=1)
+    steps = np.arange(T, dtype=np.int64)
+    return [(order[:, part::num_minibatches, None] * T + steps).reshape(B, -1) for part in range(num_minibatches)]
 
 
 def build_chunks(
@@ -141,6 +151,8 @@ def build_chunks(
     rows: Sequence[Array] | None = None,
     *,
     dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    recorded: Recorded = recorded_gaussian,
     parallel: ParallelMap = map,
 ) -> list[Chunk]:
     """All tasks of the steps in chunks.
@@ -150,18 +162,30 @@ def build_chunks(
         tasks_per_chunk: tasks in each chunk but the last.
         rows: for every round, [B, n] indices of the rows to take; None takes all real ones.
         dtype: of the tensors.
+        device: of the tensors.
+        recorded: makes the distributions that acted.
         parallel: maps over the chunks.
     """
 
     def work(tasks: slice) -> Chunk:
         chosen = [None if rows is None else rows[k][tasks] for k in range(len(steps))]
-        rounds = [task_rows(step, tasks, indices, dtype) for step, indices in zip(steps, chosen, strict=True)]
+        rounds = [
+            task_rows(step, tasks, indices, dtype, device, recorded)
+            for step, indices in zip(steps, chosen, strict=True)
+        ]
         return Chunk(tasks.start, rounds)
 
     return list(parallel(work, chunk_bounds(len(steps[0].episodes.lengths), tasks_per_chunk)))
 
 
-def task_rows(step: Step, tasks: slice, rows: Array | None = None, dtype: torch.dtype = torch.float32) -> TaskRows:
+def task_rows(
+    step: Step,
+    tasks: slice,
+    rows: Array | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    recorded: Recorded = recorded_gaussian,
+) -> TaskRows:
     """The rows of some tasks of a step.
 
     Args:
@@ -170,6 +194,8 @@ def task_rows(step: Step, tasks: slice, rows: Array | None = None, dtype: torch.
         rows: [b, n] indices into the E * T rows of each task; None takes the real ones. With adjusted rewards among the
             samples they must be whole episodes, and None takes all of them.
         dtype: of the tensors.
+        device: of the tensors.
+        recorded: makes the distributions that acted.
     """
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]
@@ -178,15 +204,15 @@ def task_rows(step: Step, tasks: slice, rows: Array | None = None, dtype: torch.
         rows = real_rows(mask)
 
     def select(values: Array) -> Tensor:
-        return to_tensor(_take_rows(values[tasks], rows), dtype)
+        return to_tensor(_take_rows(values[tasks], rows), dtype, device)
 
-    actions, mask_rows, log_std = select(episodes.actions), select(samples.mask), episodes.behavior["log_std"]
-    # A standard deviation that no state changes is stored once per task.
-    shared_std = log_std.ndim == 2
-    behavior = DiagGaussian(
-        mean=select(episodes.behavior["mean"]),
-        log_std=to_tensor(log_std[tasks, None], dtype) if shared_std else select(log_std),
-    )
+    actions, mask_rows = select(episodes.actions), select(samples.mask)
+    # What no state changes, such as a standard deviation, is stored once per task.
+    acted = {
+        name: to_tensor(value[tasks, None], dtype, device) if value.ndim == 2 else select(value)
+        for name, value in episodes.behavior.items()
+    }
+    behavior = recorded(acted)
     selected = TaskRows(
         observations=select(episodes.observations[:, :, :T]),
         actions=actions,
@@ -196,7 +222,7 @@ def task_rows(step: Step, tasks: slice, rows: Array | None = None, dtype: torch.
         behavior_log_prob=behavior.log_prob(actions),
         episodes=_episode_rows(samples, mask_rows, select),
     )
-    _require_finite_rows(selected, step.k, tasks.start)
+    _require_finite_rows(selected, acted, step.k, tasks.start)
     return selected
 
 
@@ -207,18 +233,18 @@ def _episode_rows(samples: Samples, mask: Tensor, select: Callable[[Array], Tens
     return EpisodeRows(select(samples.adjusted_rewards).reshape(shape), mask.reshape(shape))
 
 
-def to_tensor(array: Array, dtype: torch.dtype) -> Tensor:
+def to_tensor(array: Array, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """A tensor with its own memory: stored arrays may be read-only or broadcast views."""
-    return torch.from_numpy(np.array(array, order="C")).to(dtype)
+    # Converted before it is moved: not every device has float64.
+    return torch.as_tensor(np.array(array, order="C")).to(dtype).to(device)
 
 
-def _require_finite_rows(rows: TaskRows, k: int, first_task: int) -> None:
+def _require_finite_rows(rows: TaskRows, acted: Mapping[str, Tensor], k: int, first_task: int) -> None:
     named = {
         "observations": rows.observations,
         "actions": rows.actions,
         "advantages": rows.advantages,
-        "behavior mean": rows.behavior.mean,
-        "behavior log_std": rows.behavior.log_std,
+        **{f"behavior {name}": value for name, value in acted.items()},
     }
     if rows.episodes:
         named["adjusted rewards"] = rows.episodes.adjusted_rewards

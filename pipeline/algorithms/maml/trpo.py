@@ -1,16 +1,195 @@
-"""MAML-TRPO: MAML with a trust region. Finn et al. 2017, arXiv:1703.03400, section 5.3."""
+"""MAML-TRPO and E-MAML: MAML with a meta-update within a trust region.
 
-from __future__ import annotations
+Finn et al. 2017, arXiv:1703.03400, section 5.3; Stadie et al. 2018, arXiv:1803.01118; TRPO, Schulman et al. 2015,
+arXiv:1502.05477.
+"""
 
-from typing import Literal
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
-from metaloom.pipeline.algorithms.maml.trust_region import TrustRegion
+import numpy as np
+import torch
+from torch import Tensor
+
+from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice, Setup
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.maml.curvature import (
+    Flattening,
+    Product,
+    difference_product,
+    gauss_newton_product,
+    hessian_product,
+    share_of_rows,
+)
+from metaloom.pipeline.algorithms.maml.exploration import with_exploration
+from metaloom.pipeline.algorithms.maml.learner import (
+    IterationSamples,
+    MetaLearner,
+    MetaUpdate,
+    euclidean_norm,
+    mean_over_tasks,
+)
+from metaloom.pipeline.algorithms.maml.losses import INNER_LOSSES, LOSS, OUTER_KL, likelihood_ratio_loss, policy_kls
+from metaloom.pipeline.algorithms.maml.meta_gradient import (
+    MetaProblem,
+    Objective,
+    TaskValues,
+    meta_gradient,
+    meta_objective,
+)
+from metaloom.pipeline.algorithms.maml.rows import Chunk
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO, TrustRegion
+from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
+from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
+from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.nn.optimizers import LineSearch, backtracking_line_search, conjugate_gradient, dot
+from metaloom.pipeline.policies.contract import Policy
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Params, Step
 
 
-class MAMLTRPO(TrustRegion):
-    """Policy-gradient inner steps, and a meta-update that bounds the KL after adaptation.
+class TrustRegionLearner(MetaLearner):
+    """The likelihood-ratio loss after adaptation, whatever the inner loss, and credit for exploration when it is on."""
 
-    Defaults are those of the ProMP authors' run scripts, but for the damping, which they leave out.
-    """
+    def __init__(self, settings: MAMLTRPO | EMAML, setup: Setup) -> None:
+        super().__init__(settings, setup, INNER_LOSSES[settings.inner_loss], TrustRegionStep(settings))
+        self._settings = settings
 
-    name: Literal["maml-trpo"] = "maml-trpo"
+    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+        """The surrogate and the KLs, the outer one in the order of kl_order; see MetaLearner."""
+        del state
+
+        def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
+            values = {LOSS: likelihood_ratio_loss(current[-1], chunk.rounds[-1]), **policy_kls(current, chunk)}
+            if self._settings.kl_order == "new_old":
+                values[OUTER_KL] = bounded_kl(current, chunk, new_old=True)[LOSS].detach()
+            return values
+
+        return with_exploration(objective, self._settings, steps)
+
+
+def bounded_kl(current: Sequence[Distribution], chunk: Chunk, *, new_old: bool = False) -> dict[str, Tensor]:
+    """The KL that is bounded, as `loss`, with its gradient: KL(acted ‖ updated), or in the other order."""
+    adapted, rows = current[-1], chunk.rounds[-1]
+    return {LOSS: rows.mean(adapted.kl(rows.behavior) if new_old else rows.behavior.kl(adapted))}
+
+
+class Trial(NamedTuple):
+    """Parameters that the line search tried, and the objective's values there; none where they were not finite."""
+
+    params: Params
+    values: TaskValues
+
+
+class TrustRegionStep:
+    """One step along the natural gradient, the longest that keeps the KL within its bound, or none; see MetaStep."""
+
+    def __init__(self, settings: TrustRegion) -> None:
+        self._settings = settings
+        self._gauss_newton_product = gauss_newton_product
+
+    def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
+        """Fused products with the Gauss-Newton matrix where they are known; see MetaStep."""
+        network = policy.network.spec
+        blockers = [*network_blockers(network, device=setup.device)]
+        if setup.policy.name is not None:
+            blockers.append(f"policy is {setup.policy.name}")
+        if self._settings.hvp != "gauss_newton":
+            blockers.append(f"hvp is {self._settings.hvp}")
+        kernel = choose_kernel(asked, blockers=blockers, fused=f"plain {network.activation} network on the CPU")
+        if kernel.name == "fused":
+            self._gauss_newton_product = fused_gauss_newton_product
+        return kernel
+
+    def initialize(self, learned: Mapping[str, Array]) -> Params:
+        """There is no state; see MetaStep."""
+        del learned
+        return {}
+
+    def __call__(
+        self, problem: MetaProblem, meta_params: Params, state: LearnerState, samples: IterationSamples
+    ) -> MetaUpdate:
+        """Solve G x = g, scale x to a KL of max_kl by the quadratic model, and search along it; see MetaStep."""
+        chunks, parallel = samples.chunks(), samples.parallel
+        gradients, before = meta_gradient(problem, meta_params, chunks, parallel=parallel)
+        flat = Flattening(meta_params, problem.policy.learned(meta_params))
+        product = self._product(problem, meta_params, flat, samples, chunks)
+        full_step, metrics = self._full_step(product, flat.pack(gradients))
+        evaluate = partial(meta_objective, problem, chunks=chunks, parallel=parallel)
+        search = self._line_search(meta_params, before, flat.unpack(full_step), evaluate)
+        accepted = search.accepted or (self._settings.accept_violation and bool(search.value.values))
+        # What a rejected step leaves are the very same arrays.
+        updated, after = search.value if accepted else (meta_params, before)
+        metrics |= {
+            "outer_kl_before": mean_over_tasks(before[OUTER_KL]),
+            "meta_gradient_norm": euclidean_norm(gradients),
+            "line_search_trials": float(search.trials),
+            "step_accepted": float(accepted),
+        }
+        return MetaUpdate(updated, state.optimizer, before, after, metrics)
+
+    def _product(
+        self, problem: MetaProblem, params: Params, flat: Flattening, samples: IterationSamples, chunks: list[Chunk]
+    ) -> Product:
+        settings, parallel = self._settings, samples.parallel
+        chunks = self._product_chunks(samples, chunks)
+        constraint = partial(bounded_kl, new_old=settings.kl_order == "new_old")
+        if settings.hvp == "gauss_newton":
+            return self._gauss_newton_product(problem, params, flat, chunks, parallel=parallel)
+        if settings.hvp == "hessian":
+            return hessian_product(problem, params, flat, chunks, constraint, parallel=parallel)
+        scaled = settings.hvp == "finite_difference"
+        return difference_product(problem, params, flat, chunks, constraint, scaled=scaled, parallel=parallel)
+
+    def _product_chunks(self, samples: IterationSamples, chunks: list[Chunk]) -> list[Chunk]:
+        share, rows = self._settings.hvp_subsample, None
+        if share == 1 and self._settings.hvp != "finite_difference":
+            return chunks
+        if share < 1:
+            rng = samples.generator(0)
+            masks = [step.samples.mask.reshape(len(step.samples.mask), -1) for step in samples.steps]
+            rows = [share_of_rows(mask, share, rng) for mask in masks]
+        dtype = torch.float64 if self._settings.hvp == "finite_difference" else torch.float32
+        return samples.chunks(rows, dtype=dtype)
+
+    def _full_step(self, product: Product, gradient: Array) -> tuple[Array, Metrics]:
+        """The step that has a KL of max_kl by the quadratic model; zero where the model has no positive curvature."""
+        solution = conjugate_gradient(
+            lambda v: product(v) + self._settings.cg_damping * v,
+            gradient,
+            iterations=self._settings.cg_iterations,
+            tolerance=self._settings.cg_tolerance,
+        )
+        metrics = {
+            "cg_iterations": float(solution.iterations),
+            "cg_residual": math.sqrt(dot(solution.residual, solution.residual)),
+        }
+        # xᵀ G x from the residual g - G x, which spares one more product.
+        curvature = dot(solution.x, gradient - solution.residual)
+        if not curvature > 0:
+            return np.zeros_like(gradient), metrics
+        return -math.sqrt(2 * self._settings.max_kl / (curvature + 1e-8)) * solution.x, metrics
+
+    def _line_search(
+        self, params: Params, before: TaskValues, full_step: Params, evaluate: Callable[[Params], TaskValues]
+    ) -> LineSearch[Trial]:
+        def trial(fraction: float) -> Trial:
+            moved = {
+                name: (params[name] + fraction * step).astype(params[name].dtype) for name, step in full_step.items()
+            }
+            try:
+                return Trial(params | moved, evaluate(params | moved))
+            except NumericalError:
+                return Trial(params, {})
+
+        def accept(made: Trial) -> bool:
+            if not made.values:
+                return False
+            falls = mean_over_tasks(made.values[LOSS]) < mean_over_tasks(before[LOSS])
+            return falls and mean_over_tasks(made.values[OUTER_KL]) <= self._settings.max_kl
+
+        if not any(step.any() for step in full_step.values()):
+            return LineSearch(False, Trial(params, {}), 0)
+        ratio, trials = self._settings.backtrack_ratio, self._settings.line_search_trials
+        return backtracking_line_search(trial, accept, ratio=ratio, max_trials=trials)

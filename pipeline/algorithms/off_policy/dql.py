@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.algorithms.off_policy.settings import OffPolicy
+from metaloom.pipeline.algorithms.contract import RunSettings
+from metaloom.pipeline.algorithms.off_policy.settings import (
+    REPLAY_DECIDES_EPISODES,
+    REPLAY_SIZES,
+    OffPolicyPlan,
+    OffPolicySettings,
+    ReplaySettings,
+)
+from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.policies.config import ActorKind
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.algorithms.off_policy.dql_learner import DQLLearner
-    from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.schema import later
 
 
-class DQL(OffPolicy):
-    """A Q-function of every choice, by which the best choice is taken except where chance decides."""
+class DQL(ReplaySettings, LearningRate, OffPolicySettings):
+    """A Q-function of every discrete action, the best of which is taken except where chance decides."""
 
-    run_defaults: ClassVar[Mapping[str, Any]] = {
-        "num_tasks": 1,
-        "episodes_per_task": 1,
-        "env": {"action_scale": None},
-        "baseline": {"name": "zero"},
-    }
-    """What a run means by leaving a setting out."""
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.dql_learner:DQLLearner"
     actor: ClassVar[ActorKind] = "q_values"
+    sizes: ClassVar[tuple[str, ...]] = REPLAY_SIZES
     decides_episodes: ClassVar[tuple[str, ...]] = (
-        *OffPolicy.decides_episodes,
+        *REPLAY_DECIDES_EPISODES,
         "eps_init",
         "eps_final",
         "eps_schedule_gamma",
@@ -36,7 +36,7 @@ class DQL(OffPolicy):
     name: Literal["dql"] = "dql"
 
     learning_rate: float = Field(default=5e-4, gt=0)
-    """Step size of RMSprop."""
+    """Step size of the optimizer."""
     target_update_intvl: int = Field(default=5, ge=1)
     """Gradient steps from one copy of the Q-function to the target network to the next, counted over the run."""
     max_grad_norm: float | None = Field(default=0.5, gt=0)
@@ -47,6 +47,8 @@ class DQL(OffPolicy):
     """What ε falls to."""
     eps_schedule_gamma: float = Field(default=0.99, gt=0, lt=1)
     """Factor per iteration of what ε is above eps_final."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
+    """Of the Q-function; adam and rmsprop have an ε of 1e-5."""
 
     @model_validator(mode="after")
     def _epsilon_does_not_rise(self) -> DQL:
@@ -56,12 +58,26 @@ class DQL(OffPolicy):
             )
         return self
 
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """See AlgorithmSettings."""
+        return {
+            "num_tasks": 1,
+            "episodes_per_task": 1,
+            "env": {"action_scale": None},
+            "baseline": {"name": "zero"},
+        }
+
     def epsilon(self, num_updates: int) -> float:
         """Probability that chance decides in the iteration after so many updates."""
         return self.eps_final + (self.eps_init - self.eps_final) * self.eps_schedule_gamma**num_updates
 
-    def build(self, processing: ProcessingConfig) -> DQLLearner:
-        """The algorithm that these settings describe, for rewards discounted as `processing` says."""
-        from metaloom.pipeline.algorithms.off_policy.dql_learner import DQLLearner
+    def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
+        """See OffPolicySettings."""
+        del max_episode_steps
+        return self.single_task_plan(self.actor, episodes_per_task)
 
-        return DQLLearner(self, processing.discount)
+    def problems(self, run: RunSettings) -> Iterator[str]:
+        """See AlgorithmSettings."""
+        yield from super().problems(run)
+        yield from self.replay_problems(self.name, run)

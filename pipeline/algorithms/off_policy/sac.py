@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from metaloom.pipeline.algorithms.off_policy.settings import LayerSize, OffPolicy
+from metaloom.pipeline.algorithms.contract import RunSettings
+from metaloom.pipeline.algorithms.off_policy.settings import (
+    REPLAY_DECIDES_EPISODES,
+    REPLAY_SIZES,
+    LayerSize,
+    OffPolicyPlan,
+    OffPolicySettings,
+    ReplaySettings,
+)
+from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.policies.config import ActorKind
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.algorithms.off_policy.sac_learner import SACLearner
-    from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.schema import later
 
 
-class SAC(OffPolicy):
+class SAC(ReplaySettings, LearningRate, OffPolicySettings):
     """A squashed Gaussian policy that is to have high Q-values and entropy, and two Q-functions of it."""
 
-    run_defaults: ClassVar[Mapping[str, Any]] = {
-        "num_tasks": 1,
-        "episodes_per_task": 1,
-        "env": {"action_scale": 1.0},
-        "policy": {"hidden_sizes": (256, 256)},
-        "baseline": {"name": "zero"},
-    }
-    """What a run means by leaving a setting out."""
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.sac_learner:SACLearner"
     actor: ClassVar[ActorKind] = "tanh_gaussian"
+    sizes: ClassVar[tuple[str, ...]] = REPLAY_SIZES
+    decides_episodes: ClassVar[tuple[str, ...]] = REPLAY_DECIDES_EPISODES
 
     name: Literal["sac"] = "sac"
 
     learning_rate: float = Field(default=3e-4, gt=0)
-    """Step size of Adam for policy, Q-functions and temperature."""
+    """Step size of policy, Q-functions and temperature."""
     max_grad_norm: float | None = Field(default=5.0, gt=0)
     """Longer gradients are shortened to this Euclidean norm: the policy's, and that of both Q-functions together."""
     critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(256, 256), min_length=1)
@@ -46,9 +47,26 @@ class SAC(OffPolicy):
     """Multiplies rewards, as the Q-functions learn them."""
     standardize_rew: bool = False
     """Shift and scale the rewards of every minibatch to mean 0 and deviation 1 before rew_scale."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
+    """Of policy, Q-functions and temperature, each with a state of its own; adam and rmsprop have an ε of 1e-5."""
 
-    def build(self, processing: ProcessingConfig) -> SACLearner:
-        """The algorithm that these settings describe, for rewards discounted as `processing` says."""
-        from metaloom.pipeline.algorithms.off_policy.sac_learner import SACLearner
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """See AlgorithmSettings."""
+        return {
+            "num_tasks": 1,
+            "episodes_per_task": 1,
+            "env": {"action_scale": 1.0},
+            "policy": {"hidden_sizes": (256, 256)},
+            "baseline": {"name": "zero"},
+        }
 
-        return SACLearner(self, processing.discount)
+    def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
+        """See OffPolicySettings."""
+        del max_episode_steps
+        return self.single_task_plan(self.actor, episodes_per_task)
+
+    def problems(self, run: RunSettings) -> Iterator[str]:
+        """See AlgorithmSettings."""
+        yield from super().problems(run)
+        yield from self.replay_problems(self.name, run)

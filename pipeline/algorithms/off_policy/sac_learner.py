@@ -1,90 +1,84 @@
-"""Soft actor-critic as the stages use it. Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1."""
+"""Soft actor-critic as the stages use it: what a run's learner holds, by a kernel or by the definition."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from metaloom.pipeline.algorithms.off_policy import progress
-from metaloom.pipeline.algorithms.off_policy.sac_update import ENT_COEFF, POLICY, Q, SACUpdate
-from metaloom.pipeline.algorithms.off_policy.twin_q import TwinQ
-from metaloom.pipeline.kernels.flat_networks import FlatParams, prefixed
-from metaloom.pipeline.nn.mlp import initialize_mlp
-from metaloom.pipeline.nn.optimizers import AdamInPlace
+from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps
+from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers
+from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.algorithms.off_policy.sac_definition import METRICS, SACDefinition
+from metaloom.pipeline.algorithms.off_policy.sac_state import TRAINED, TWINS, SACArrays
+from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
+from metaloom.pipeline.kernels.sac import SACKernel
+from metaloom.pipeline.nn.device import use_device
+from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.schedules import lr_factor
+from metaloom.pipeline.nn.vector_optimizers import initial_state
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
-from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, TaskParams
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Params
 
 
-@dataclass(frozen=True)
-class SACLearner:
-    """SAC with what it needs to know of the run.
+class SACLearner(OffPolicyLearner[object, Array]):
+    """SAC for one run; see Learner.
 
     Attributes:
-        settings: the algorithm's.
-        discount: γ.
+        settings: of the algorithm.
+        policy: its network, from observations to means and log standard deviations.
+        q: the network of the first Q-function, which the second is like.
     """
 
-    settings: SAC
-    discount: float
+    metrics = METRICS
 
-    def initialize(self, policy: OffPolicyPolicy, *, run_seed: int) -> LearnerState:
-        """The learner before the first iteration: two Q-functions that differ, and targets equal to them."""
-        rng = generator(run_seed, "initialize")
-        O, A = policy.observation_size, policy.action_size
-        params = initialize_mlp(POLICY_NETWORK, O, policy.config.hidden_sizes, 2 * A, rng)
-        q = TwinQ.initial(O + A, self.settings.critic_hidden_sizes, rng)
-        targets = {f"target_{name}": value.copy() for name, value in q.items()}
-        log_alpha = np.array(np.log(self.settings.ent_coeff_init), np.float32)
-        return LearnerState(
-            params,
-            prefixed(AdamInPlace.initial(FlatParams(params).vector), POLICY)
-            | prefixed(AdamInPlace.initial(FlatParams(q).vector), Q)
-            | prefixed(AdamInPlace.initial(log_alpha.reshape(1)), ENT_COEFF),
-            {**q, **targets, "log_alpha": log_alpha, **progress.counters(0, 0)},
+    def __init__(self, settings: SAC, setup: Setup) -> None:
+        self.settings, self._setup, self._device = settings, setup, use_device(setup.device)
+        self._lr_factor = lr_factor(settings, settings.learning_rate)
+        shape, scale, A = setup.observation_shape, setup.observation_scale, setup.action_size
+        policy = setup.policy.network_spec(shape, 2 * A, observation_scale=scale, activation="relu")
+        q = setup.policy.critic_spec(
+            shape, hidden_sizes=settings.critic_hidden_sizes, observation_scale=scale, extra_size=A, activation="relu"
+        )
+        self.policy, self.q = build_network(POLICY_NETWORK, policy), build_network(TWINS[0], q)
+        self.kernel = choose_kernel(
+            settings.kernel,
+            blockers=[*network_blockers(policy, q, device=setup.device), *optimizer_blockers(settings.optimizer)],
+            fused=FUSED,
         )
 
-    def acting_params(self, learner: LearnerState, num_tasks: int) -> TaskParams:
-        """What every task acts with: the policy's network."""
-        return TaskParams.broadcast(learner.params, num_tasks)
+    def initialize(self, *, run_seed: int) -> LearnerState:
+        """Return two Q-functions that differ, and targets equal to them; see Learner."""
+        rng = generator(run_seed, "initialize")
+        policy = self.policy.initialize(rng)
+        first, second = (self.q.initialize(rng) for _ in TWINS)
+        q = first | {f"{TWINS[1]}{name.removeprefix(TWINS[0])}": value for name, value in second.items()}
+        log_alpha = np.array(np.log(self.settings.ent_coeff_init), np.float32)
+        trained = {"policy": policy, "q": q, "alpha": {"log_alpha": log_alpha}}
+        optimizers = {name: initial_state(self.settings.optimizer, trained[name]) for name in TRAINED}
+        targets = {name: value.copy() for name, value in q.items()}
+        return SACArrays(policy, q, targets, log_alpha, optimizers).state(Counters(0, 0))
 
-    def refill_params(self, learner: LearnerState, num_tasks: int) -> TaskParams:
-        """What a policy that was trained before fills the memory with: it explores as it always does."""
-        return self.acting_params(learner, num_tasks)
+    def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Array]:
+        """See OffPolicyLearner."""
+        of = (self.settings, self.policy, self.q, state)
+        discount, rate = self._setup.processing.discount, self._learning_rate(state)
+        if self.kernel.name == "fused":
+            return SACKernel(*of, discount=discount, learning_rate=rate, parallel=parallel)
+        return SACDefinition(*of, discount=discount, learning_rate=rate, device=self._device)
 
-    def update(
-        self,
-        policy: OffPolicyPolicy,
-        learner: LearnerState,
-        minibatches: Iterable[Minibatch],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
-    ) -> tuple[LearnerState, Metrics]:
-        """One gradient step per minibatch.
+    def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Array:
+        """Draw [2n, A]; see SACDefinition.step."""
+        return rng.standard_normal((2 * minibatch.transitions.rewards.size, self._setup.action_size), np.float32)
 
-        Args:
-            policy: sizes.
-            learner: is left as it is.
-            minibatches: [K, N] transitions each, whose tasks do not matter; actions in [-1, 1].
-            run_seed: with `iteration`, where the noise of actions comes from.
-            iteration: of the run.
-            parallel: maps over the two Q-functions; the result does not depend on it.
+    def networks_of(self, state: LearnerState) -> dict[str, Params]:
+        """See OffPolicyLearner."""
+        arrays = SACArrays.of(state)
+        return {"the policy": arrays.policy, "the Q-functions": arrays.q}
 
-        Raises:
-            NumericalError: if parameters are not finite afterwards.
-        """
-        rng = generator(run_seed, "updates", iteration)
-        update = SACUpdate(self.settings, policy, learner, self.discount, rng, parallel=parallel)
-        each = (update.step(progress.merged(minibatch.transitions)) for minibatch in minibatches)
-        metrics = progress.means(SACUpdate.METRICS, each) | {"learning_rate": update.learning_rate}
-        progress.require_finite_params({"policy": update.policy, "Q-functions": update.q.flat})
-        return update.learner(), metrics
+    def described(self, state: LearnerState) -> Metrics:
+        """See OffPolicyLearner."""
+        return {"learning_rate": self._learning_rate(state)}
+
+    def _learning_rate(self, state: LearnerState) -> float:
+        return self.settings.learning_rate * self._lr_factor(Counters.of(state).updates)

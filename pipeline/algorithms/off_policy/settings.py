@@ -1,29 +1,126 @@
-"""Settings that algorithms with a replay memory have in common."""
+"""What the stages of a run with a replay buffer ask of an algorithm's settings, and what DQL and SAC have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.algorithms.learning_rate import LearningRate
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import ActorKind
+from metaloom.pipeline.schema import Settings
 
 LayerSize = Annotated[int, Field(ge=1)]
 
 
-class OffPolicy(LearningRate):
-    """What is remembered, and how many gradient steps follow new experience."""
+@dataclass(frozen=True)
+class Filling:
+    """What fills the replay buffer before the first update: so many steps, or so many episodes of every training task.
 
-    off_policy: ClassVar[bool] = True
-    has_critic: ClassVar[bool] = False
-    inner_steps: ClassVar[int] = 0
-    learns_from: ClassVar[tuple[str, ...]] = ()
-    actor: ClassVar[ActorKind]
-    sizes: ClassVar[tuple[str, ...]] = ("batch_size", "num_updates_per_step")
-    """Settings that decide the shapes of what an iteration stores."""
-    decides_episodes: ClassVar[tuple[str, ...]] = ("num_init_memory_steps", "use_trained_policy_for_refill")
-    """Settings that decide which episodes are collected, and nothing else."""
+    Attributes:
+        actor: who acts: uniform, or the algorithm's own actor with what `OffPolicyLearner.filling_params` gives.
+        steps: environment steps in all; None where episodes are counted.
+        episodes: of every training task; None where steps are counted.
+    """
+
+    actor: ActorKind
+    steps: int | None = None
+    episodes: int | None = None
+
+
+@dataclass(frozen=True)
+class CollectionRound:
+    """Episodes of a task that an iteration collects by one policy.
+
+    Attributes:
+        episodes: how many at most; each has a latent variable of its own where tasks are inferred.
+        from_posterior: the task is inferred anew before them, from what the iteration has collected of it so far;
+            otherwise they know nothing about it.
+        in_context: tasks are inferred from these episodes; otherwise they are learned from and no more.
+    """
+
+    episodes: int
+    from_posterior: bool = False
+    in_context: bool = False
+
+
+@dataclass(frozen=True)
+class OffPolicyPlan:
+    """All that the stages need to know of an off-policy algorithm, so that none of them asks which one it is.
+
+    Attributes:
+        filling: of the replay buffer, before the first update.
+        rounds: what an iteration collects of each of its tasks, in order.
+        num_updates: gradient steps per iteration; None for as many as the iteration had environment steps.
+        tasks_per_gradient_step: K.
+        batch_size: N, transitions of each of them.
+        context_size: C, transitions that each is inferred from; 0 where no task is inferred.
+        memory_size: transitions that are remembered, the last ones; of every task, where tasks are inferred.
+        scores_sparse_rewards: evaluations count the rewards that the environment's sparse variant would pay.
+    """
+
+    filling: Filling
+    rounds: tuple[CollectionRound, ...]
+    num_updates: int | None
+    tasks_per_gradient_step: int
+    batch_size: int
+    context_size: int
+    memory_size: int
+    scores_sparse_rewards: bool = False
+
+    def gradient_steps(self, num_env_steps: int) -> int:
+        """Return the gradient steps of an iteration that had so many environment steps."""
+        return num_env_steps if self.num_updates is None else self.num_updates
+
+    def most_transitions(self, *, iterations: int, num_tasks: int, all_tasks: int, max_episode_steps: int) -> int:
+        """Return how many transitions can ever be drawn from: those that are remembered, or that the run makes.
+
+        Args:
+            iterations: of the run.
+            num_tasks: of an iteration.
+            all_tasks: with a memory of their own.
+            max_episode_steps: of an episode.
+        """
+        # The last episodes that fill the buffer are side by side, and may bring as many steps again as were asked for.
+        filled = 2 * (self.filling.steps or 0) + (all_tasks * (self.filling.episodes or 0) + 1) * max_episode_steps
+        collected = num_tasks * sum(part.episodes for part in self.rounds) * max_episode_steps
+        return min(self.memory_size * all_tasks, filled + iterations * collected)
+
+
+class OffPolicySettings(AlgorithmSettings):
+    """Settings of an algorithm that learns from transitions of all iterations so far."""
+
+    graph: ClassVar[str] = "off_policy"
+
+    def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
+        """Return what is collected and what a gradient step draws, in a run with these settings."""
+        raise NotImplementedError
+
+    def problems(self, run: RunSettings) -> Iterator[str]:
+        """Tell what an off-policy algorithm has no use for; see AlgorithmSettings."""
+        if run.baseline.name != "zero":
+            yield f"baseline is {run.baseline.name} but {self.name} learns from single transitions; leave baseline out"
+        for field in ProcessingConfig.model_fields:
+            value = getattr(run.processing, field)
+            if field not in ("name", "discount") and value != getattr(_PROCESSING, field):
+                yield (
+                    f"processing.{field} is {value} but {self.name} learns from single transitions, of which only "
+                    "processing.discount is a setting; leave it out"
+                )
+        if run.processing.name != "advantages":
+            yield (
+                f"processing.name is {run.processing.name} but {self.name} learns from single transitions; leave "
+                "processing.name out"
+            )
+        if options := run.policy.std_options:
+            yield f"policy: {options} is for a Gaussian policy, which {self.name} has none of; leave it out"
+
+
+class ReplaySettings(Settings):
+    """What DQL and SAC remember of their one task, and how many gradient steps follow new experience."""
 
     memory_size: int = Field(default=100_000, ge=1)
     """Environment steps that are remembered, the last ones."""
@@ -41,7 +138,7 @@ class OffPolicy(LearningRate):
     """Longer gradients are shortened to this Euclidean norm."""
 
     @model_validator(mode="after")
-    def _a_batch_fits_into_the_memory(self) -> OffPolicy:
+    def _a_batch_fits_into_the_memory(self) -> ReplaySettings:
         if self.memory_size < self.batch_size:
             raise ValueError(
                 f"memory_size is {self.memory_size} but batch_size is {self.batch_size}, which would repeat what is "
@@ -56,6 +153,29 @@ class OffPolicy(LearningRate):
             return self.memory_size
         return max(min(self.num_init_memory_steps, self.memory_size), self.batch_size)
 
-    def gradient_steps(self, num_env_steps: int) -> int:
-        """Gradient steps of an iteration that had so many environment steps."""
-        return num_env_steps if self.num_updates_per_step is None else self.num_updates_per_step
+    def single_task_plan(self, actor: ActorKind, episodes: int) -> OffPolicyPlan:
+        """Return the plan of one task: a buffer filled by chance unless the run starts warm, and one round."""
+        return OffPolicyPlan(
+            Filling(actor if self.use_trained_policy_for_refill else "uniform", steps=self.init_memory_steps),
+            (CollectionRound(episodes),),
+            self.num_updates_per_step,
+            tasks_per_gradient_step=1,
+            batch_size=self.batch_size,
+            context_size=0,
+            memory_size=self.memory_size,
+        )
+
+    def replay_problems(self, name: str, run: RunSettings) -> Iterator[str]:
+        """Tell what does not fit an algorithm of this name that learns one task."""
+        if self.use_trained_policy_for_refill and not run.starts_warm:
+            yield (
+                "algorithm.use_trained_policy_for_refill is on but init_from names no run whose policy that is; set "
+                "init_from or leave it out"
+            )
+        if run.num_tasks != 1:
+            yield f"num_tasks is {run.num_tasks} but {name} learns one task; leave num_tasks out"
+
+
+REPLAY_SIZES = ("batch_size", "num_updates_per_step")
+REPLAY_DECIDES_EPISODES = ("num_init_memory_steps", "use_trained_policy_for_refill")
+_PROCESSING = ProcessingConfig()

@@ -1,60 +1,39 @@
-"""Actions tanh(u) with u from a Gaussian that a network describes, and the derivatives by reparameterization.
-
-Haarnoja et al. 2018, arXiv:1801.01290, appendix C. In float32.
-"""
+"""Actions tanh(u) with u from a Gaussian that a network describes, as autograd differentiates them."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-import numpy as np
+from torch import Tensor
+from torch.nn.functional import softplus
 
 from metaloom.pipeline.policies.actors.tanh_gaussian import MAX_LOG_STD, MIN_LOG_STD
-from metaloom.pipeline.types import Array
-
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-_LOG_2 = math.log(2)
 
 
-class TanhGaussianSample:
-    """One action for each of n rows of a network's outputs.
+class TanhGaussianSample(NamedTuple):
+    """Actions [n, A] in (-1, 1) with their joint log-densities [n], and mean, log_std and u [n, A] before the tanh."""
 
-    Attributes:
-        mean: [n, A] before the tanh.
-        log_std: [n, A], clamped.
-        actions: [n, A] in (-1, 1).
-        log_prob: [n], log-densities of the actions, joint over their dimensions.
+    actions: Tensor
+    log_prob: Tensor
+    mean: Tensor
+    log_std: Tensor
+    u: Tensor
+
+
+def sample(outputs: Tensor, noise: Tensor) -> TanhGaussianSample:
+    """Draw a = tanh(u), u = μ + σ ε; log π(a) = log N(u; μ, σ) - Σ log(1 - tanh² u).
+
+    Haarnoja et al. 2018, arXiv:1801.01290, eq. 20 and 21.
+
+    Args:
+        outputs: [n, 2A], means and then log standard deviations, which are clamped.
+        noise: [n, A], ε, standard normal.
     """
-
-    def __init__(self, outputs: Array, noise: Array) -> None:
-        """Draw u = mean + std * noise.
-
-        Args:
-            outputs: [n, 2A] float32, means and then log standard deviations.
-            noise: [n, A] float32, standard normal.
-        """
-        A = noise.shape[1]
-        self.mean, raw = outputs[:, :A], outputs[:, A:]
-        self.log_std = np.clip(raw, MIN_LOG_STD, MAX_LOG_STD)
-        self._inside = self.log_std == raw
-        self._deviation = np.exp(self.log_std) * noise
-        u = self.mean + self._deviation
-        self.actions = np.tanh(u)
-        # Differs from the paper's code: log(1 - tanh² u) exactly, where log(1 - a² + 1e-6) is off for |u| > 6.
-        log_slope = 2 * (_LOG_2 - u - np.logaddexp(np.float32(0), -2 * u))
-        terms = -0.5 * np.square(noise) - self.log_std - log_slope
-        self.log_prob = terms.sum(axis=1) - np.float32(A * _HALF_LOG_2PI)
-
-    def backward(self, action_gradient: Array, log_prob_gradient: Array | float) -> Array:
-        """The gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
-
-        Args:
-            action_gradient: [n, A], of the loss with respect to the actions.
-            log_prob_gradient: of the loss with respect to the log-densities: [n, 1], or one number for all.
-        """
-        to_mean = action_gradient * (1 - np.square(self.actions))
-        to_mean += 2 * log_prob_gradient * self.actions
-        to_log_std = to_mean * self._deviation
-        to_log_std -= log_prob_gradient
-        to_log_std *= self._inside
-        return np.concatenate([to_mean, to_log_std], axis=1)
+    mean, raw = outputs.chunk(2, -1)
+    log_std = raw.clamp(MIN_LOG_STD, MAX_LOG_STD)
+    u = mean + log_std.exp() * noise
+    # Differs from the paper's code: log(1 - tanh² u) exactly, where log(1 - a² + 1e-6) is off for |u| > 6.
+    log_slope = 2 * (math.log(2) - u - softplus(-2 * u, threshold=50))
+    log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi) - log_slope
+    return TanhGaussianSample(u.tanh(), log_prob.sum(-1), mean, log_std, u)

@@ -1,71 +1,59 @@
-"""Two Q-functions of observation and action, the smaller of which is believed.
+"""Two Q-functions of observation and action, the smaller of which is believed, evaluated as one network.
 
 Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from metaloom.pipeline.kernels.flat_networks import ALL, FlatParams, Network, layer_paths
-from metaloom.pipeline.nn.mlp import initialize_mlp
-from metaloom.pipeline.types import Array, ParallelMap, Params
-
-NAMES = ("q1", "q2")
+from metaloom.pipeline.nn.flat_tensors import FlatTensors
+from metaloom.pipeline.nn.networks import Network
+from metaloom.pipeline.types import Array
 
 
-class TwinQ:
-    """Two networks whose parameters are one vector.
+class TwinQ(FlatTensors):
+    """Parameters of two networks of one kind as one vector: all of the first and then all of the second."""
 
-    Attributes:
-        flat: the parameters and their gradient.
-    """
+    def __init__(self, network: Network, params: Mapping[str, Array], device: torch.device) -> None:
+        """From parameters q1.* and q2.*, which are copied; `network` is the first."""
+        super().__init__(params, device)
+        self._network = network
+        self._leaves, self._gradients = (self._stacked(vector) for vector in (self.vector, self.gradient))
+        self._fixed = {name: leaf.detach() for name, leaf in self._leaves.items()}
+        for leaf in self._leaves.values():
+            leaf.requires_grad_()
 
-    def __init__(self, params: Mapping[str, Array], num_hidden: int, *, parallel: ParallelMap = map) -> None:
-        """From parameters q1.* and q2.*, which are copied; `parallel` maps over the two networks."""
-        self.flat = FlatParams(params)
-        self._networks = [Network(self.flat, layer_paths(name, num_hidden), "relu") for name in NAMES]
-        self._parallel = parallel
-
-    @staticmethod
-    def initial(input_size: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
-        """Parameters of two networks that are drawn independently."""
-        first, second = (initialize_mlp(name, input_size, hidden_sizes, 1, rng) for name in NAMES)
-        return first | second
-
-    def values(self, inputs: Array) -> Array:
-        """[2, n] of inputs [n, O + A]; the next derivatives are about them."""
-
-        def work(network: Network) -> Array:
-            return network.forward(inputs)[:, 0]
-
-        return np.stack(list(self._parallel(work, self._networks)))
-
-    def backward(self, value_gradient: Array) -> None:
-        """Write the gradient with respect to the parameters of a loss from that to the values, [2, n]."""
-
-        def work(network: Network, slopes: Array) -> None:
-            network.backward(slopes[:, None])
-
-        list(self._parallel(work, self._networks, value_gradient))
-
-    def gradient_of_smaller(self, values: Array, columns: slice = ALL) -> Array:
-        """The gradient of every row's smaller value with respect to columns of the row's inputs, [n, columns].
+    def __call__(self, *inputs: Tensor, learn: bool = False) -> Tensor:
+        """Values [2, n] of observations, actions and what is behind them, [n, ...] each.
 
         Args:
-            values: [2, n], what `values` gave last.
-            columns: of the inputs.
+            inputs: are joined along the last axis.
+            learn: gradients flow to the parameters as well, not to the inputs alone.
         """
-        first = values[0] <= values[1]
-        choices = [np.nonzero(first)[0], np.nonzero(~first)[0]]
+        joined = torch.cat(inputs, -1)
+        params = self._leaves if learn else self._fixed
+        return self._network(params, joined.expand(2, *joined.shape)).squeeze(-1)
 
-        def work(network: Network, rows: Array) -> Array:
-            return network.input_gradient(np.ones((len(rows), 1), np.float32), columns, rows)
+    def backward(self, loss: Tensor, *others: FlatTensors) -> None:
+        """Put the gradient of a loss into `gradient`, and into those of others that it depends on."""
+        leaves, gradients = [*self._leaves.values()], [*self._gradients.values()]
+        for other in others:
+            leaves += other.params.values()
+            gradients += (leaf.grad for leaf in other.params.values() if leaf.grad is not None)
+        # Not by autograd's own adding up: it warns of leaves [2, ...] that do not lie close together.
+        for gradient, value in zip(gradients, torch.autograd.grad(loss, leaves, materialize_grads=True), strict=True):
+            gradient.copy_(value)
 
-        parts = list(self._parallel(work, self._networks, choices))
-        gradient = np.empty((values.shape[1], parts[0].shape[1]), np.float32)
-        for rows, part in zip(choices, parts, strict=True):
-            gradient[rows] = part
-        return gradient
+    def _stacked(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views [2, ...] of a vector, by the names of the first network."""
+        views: dict[str, Tensor] = {}
+        start = 0
+        for name, shape in self._network.shapes.items():
+            stop = start + math.prod(shape)
+            views[name], start = vector.view(2, -1)[:, start:stop].view(2, *shape), stop
+        return views

@@ -1,113 +1,179 @@
-"""PEARL as the stages use it: what to act with, what to believe of a task, and how to learn."""
+"""PEARL as the stages use it: what to act with, what is inferred of a task, and how to learn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 
-from metaloom.pipeline.algorithms.off_policy.progress import means
-from metaloom.pipeline.algorithms.pearl.networks import Activations
-from metaloom.pipeline.algorithms.pearl.part import context_features
-from metaloom.pipeline.algorithms.pearl.posterior import Belief, posterior_for
+from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
+from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers
+from metaloom.pipeline.algorithms.off_policy.tensors import transitions_like
+from metaloom.pipeline.algorithms.pearl import definition
+from metaloom.pipeline.algorithms.pearl.context import ContextRounds, all_transitions
+from metaloom.pipeline.algorithms.pearl.definition import METRICS, PEARLDefinition
+from metaloom.pipeline.algorithms.pearl.networks import POLICY_OUTPUT_LIMIT, PEARLNetworks, initialize
+from metaloom.pipeline.algorithms.pearl.noise import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.algorithms.pearl.state import PARAMS, initial_learner, networks_of
-from metaloom.pipeline.algorithms.pearl.update import METRICS, GradientSteps
+from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
+from metaloom.pipeline.kernels import pearl as kernel
+from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
+from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
+from metaloom.pipeline.nn.device import use_device
+from metaloom.pipeline.nn.flat_tensors import FlatTensors
+from metaloom.pipeline.nn.schedules import lr_factor
+from metaloom.pipeline.nn.vector_optimizers import initial_state
 from metaloom.pipeline.policies.actors.belief import BELIEF_MEAN, BELIEF_VARIANCE
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, TaskParams, Transitions
+from metaloom.pipeline.types import (
+    Array,
+    EpisodeBatch,
+    LearnerState,
+    Metrics,
+    Minibatch,
+    ParallelMap,
+    Params,
+    TaskParams,
+    Transitions,
+)
 
-if TYPE_CHECKING:
-    from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 
-
-@dataclass(frozen=True)
-class PEARLLearner:
-    """Inference of tasks, and soft actor-critic given what was inferred.
+class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
+    """Inference of tasks, and soft actor-critic given what was inferred; see Learner.
 
     Attributes:
         settings: of the algorithm.
-        discount: per step.
+        networks: of the run.
     """
 
-    settings: PEARL
-    discount: float
+    metrics = METRICS
+    lower = "algorithm.reward_scale or the learning rates of algorithm"
 
-    @property
-    def inner_steps(self) -> int:
-        """Times an evaluation infers the task, unless it is told otherwise."""
-        return self.settings.inner_steps
+    def __init__(self, settings: PEARL, setup: Setup) -> None:
+        self.settings, self._setup, self._device = settings, setup, use_device(setup.device)
+        self.networks = networks = PEARLNetworks.build(settings, setup)
+        rates = self._rates = {
+            "policy": settings.policy_learning_rate,
+            "encoder": settings.encoder_learning_rate,
+            "q1": settings.q_learning_rate,
+            "q2": settings.q_learning_rate,
+            "v": settings.v_learning_rate,
+        }
+        self._lr_factors = {name: lr_factor(settings, rates[name]) for name in TRAINED}
+        specs = [network.spec for network in (networks.policy, networks.encoder, networks.q, networks.v)]
+        blockers = [*network_blockers(*specs, device=setup.device), *optimizer_blockers(settings.optimizer)]
+        if specs[0].activation == "tanh":
+            blockers.append("network is an mlp of tanh")
+        self.kernel = choose_kernel(settings.kernel, blockers=blockers, fused=FUSED)
 
-    def initialize(self, policy: OffPolicyPolicy, *, run_seed: int) -> LearnerState:
-        """The learner before the first iteration.
+    def initialize(self, *, run_seed: int) -> LearnerState:
+        """Return networks that have learned nothing; the target V is a copy of V, the Q-functions differ."""
+        rng, networks = generator(run_seed, "initialize"), self.networks
+        policy = initialize(networks.policy, rng, output_limit=POLICY_OUTPUT_LIMIT)
+        encoder, q1, q2, v = (initialize(of, rng) for of in (networks.encoder, networks.q, networks.q, networks.v))
+        params: dict[str, Params] = {
+            "policy": unprefixed(policy, networks.policy.prefix),
+            "encoder": unprefixed(encoder, networks.encoder.prefix),
+            "q1": unprefixed(q1, networks.q.prefix),
+            "q2": unprefixed(q2, networks.q.prefix),
+            "v": unprefixed(v, networks.v.prefix),
+        }
+        params["target_v"] = {name: value.copy() for name, value in params["v"].items()}
+        optimizers = {name: initial_state(self.settings.optimizer, params[name]) for name in TRAINED}
+        return PEARLArrays(params, optimizers, num_updates=0).state()
 
-        Raises:
-            ValueError: where actions are choices.
-        """
-        if policy.num_choices:
-            raise ValueError(
-                f"initialize: the environment has {policy.num_choices} choices of action; PEARL requires actions that "
-                "are numbers. Choose an environment with a box of actions"
-            )
-        sizes = policy.config.hidden_sizes, policy.observation_size, policy.action_size
-        return initial_learner(self.settings, *sizes, generator(run_seed, "initialize"))
-
-    def acting_params(self, learner: LearnerState, num_tasks: int) -> TaskParams:
-        """What tasks of which nothing is known act with: the policy, and the prior as their belief."""
-        prefix = PARAMS["policy"]
-        policy = {name: value for name, value in learner.params.items() if name.startswith(f"{prefix}.")}
+    def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
+        """The policy, and the prior: N(0, I) over the latent variables, without the bottleneck the point 0."""
+        prefix = self.networks.policy.prefix
+        policy = {name: value for name, value in state.params.items() if name.startswith(f"{prefix}.")}
         shared = TaskParams.broadcast(policy, num_tasks).params
-        return TaskParams({**shared, **self.prior(learner, num_tasks).params})
-
-    def prior(self, learner: LearnerState, num_tasks: int) -> TaskParams:
-        """N(0, I) over the latent variables of every task; without the bottleneck the point 0."""
-        del learner
         mean = np.zeros((num_tasks, self.settings.latent_size), np.float32)
         variance = np.ones_like(mean) if self.settings.use_information_bottleneck else np.zeros_like(mean)
-        return _params_of(Belief(mean, variance))
+        return TaskParams({**shared, BELIEF_MEAN: mean, BELIEF_VARIANCE: variance})
 
-    def infer(self, learner: LearnerState, context: Transitions) -> TaskParams:
-        """The belief about every task given its context [B, C]: belief.mean and belief.variance, [B, Z]."""
-        encoder = networks_of(learner)["encoder"]
-        activations = Activations(encoder.sizes, context.rewards.shape[1], encoder.vector.dtype)
-        posterior = posterior_for(self.settings.use_information_bottleneck)
-        beliefs: list[Belief] = []
-        # Task by task: the bits of one must not depend on how many others there are.
-        for b in range(len(context.rewards)):
-            features = context_features(context, slice(b, b + 1), with_next=self.settings.use_next_obs_in_context)
-            np.concatenate(features, axis=-1, out=activations.inputs)
-            beliefs.append(posterior.infer(activations.forward(encoder.layers)[None]))
-        mean, variance = (np.concatenate([getattr(b, name) for b in beliefs]) for name in ("mean", "variance"))
-        return _params_of(Belief(mean, variance))
+    def infer(self, state: LearnerState, contexts: Iterable[Transitions]) -> TaskParams:
+        """The posterior of every task, belief.mean and belief.variance [B, Z], given the context [1, C] of each."""
+        encoder = PEARLArrays.of(state).params["encoder"]
+        # Task by task: they may differ in C, and the bits of one must not depend on how many others there are.
+        found = [self._infer(encoder, context) for context in contexts]
+        mean, variance = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return TaskParams({BELIEF_MEAN: mean, BELIEF_VARIANCE: variance})
+
+    def adapt(
+        self, state: LearnerState, params: TaskParams, evidence: ContextRounds, *, parallel: ParallelMap = map
+    ) -> TaskParams:
+        """Return the posterior given some transitions of a few rounds, in place of what `params` knew; see Learner."""
+        del parallel
+        contexts = evidence.drawn(self.settings.embedding_batch_size)
+        return TaskParams({**params.params, **self.infer(state, map(self._shown, contexts)).params})
+
+    def adapt_to_episodes(
+        self,
+        state: LearnerState,
+        params: TaskParams,
+        rounds: Sequence[EpisodeBatch],
+        *,
+        run_seed: int,
+        parallel: ParallelMap = map,
+    ) -> TaskParams:
+        """Return the posterior given all transitions, once there are `num_exp_traj_eval` episodes; see Learner."""
+        del run_seed, parallel
+        if sum(episodes.rewards.shape[1] for episodes in rounds) < self.settings.num_exp_traj_eval:
+            return params
+        contexts = map(self._shown, all_transitions(rounds))
+        return TaskParams({**params.params, **self.infer(state, contexts).params})
+
+    def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Noise]:
+        """See OffPolicyLearner."""
+        num_updates, discount = PEARLArrays.of(state).num_updates, self._setup.processing.discount
+        rates: dict[str, float] = {name: self._rates[name] * self._lr_factors[name](num_updates) for name in TRAINED}
+        if self.kernel.name == "fused":
+            return kernel.PEARLKernel(self.settings, state, discount=discount, learning_rates=rates, parallel=parallel)
+        return PEARLDefinition(
+            self.settings, self.networks, state, discount=discount, learning_rates=rates, device=self._device
+        )
+
+    def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Noise:
+        """See OffPolicyLearner."""
+        shape = minibatch.transitions.actions.shape
+        latent = rng.standard_normal((shape[0], self.settings.latent_size), np.float32)
+        return Noise(latent, rng.standard_normal(shape, np.float32))
+
+    def networks_of(self, state: LearnerState) -> Mapping[str, Params]:
+        """See OffPolicyLearner."""
+        return PEARLArrays.of(state).params
 
     def update(
         self,
-        policy: OffPolicyPolicy,
-        learner: LearnerState,
-        minibatches: Iterable[Minibatch],
+        state: LearnerState,
+        experience: Iterable[Minibatch],
         *,
         run_seed: int,
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """The learner of the next iteration after one gradient step per minibatch, and means over the steps.
+        """Make one gradient step per minibatch, each of which has a context; see Learner."""
+        shown = (replace(minibatch, context=self._shown(minibatch.context)) for minibatch in experience)
+        return super().update(state, shown, run_seed=run_seed, iteration=iteration, parallel=parallel)
 
-        Args:
-            policy: the policy, whose sizes are those of the learner's networks.
-            learner: of this iteration; its arrays are left as they are.
-            minibatches: of one shape, with a context.
-            run_seed: of the run.
-            iteration: of the run.
-            parallel: the built-in map or that of a pool of threads, which changes nothing but the time.
-        """
-        del policy
-        steps = GradientSteps(self.settings, self.discount, learner)
-        rng = generator(run_seed, "updates", iteration)
-        metrics = means(METRICS, (steps.step(minibatch, rng, parallel) for minibatch in minibatches))
-        return steps.learner(), metrics
+    def _shown(self, context: Transitions | None) -> Transitions:
+        """The transitions as the encoder sees them, with sparse rewards where that is asked for."""
+        if context is None:
+            raise ValueError("update: a minibatch has no context; PEARL requires one to infer its tasks from")
+        if not self.settings.sparse_rewards:
+            return context
+        return replace(context, rewards=self._setup.sparse_rewards(context.rewards))
 
-
-def _params_of(belief: Belief) -> TaskParams:
-    return TaskParams({BELIEF_MEAN: belief.mean, BELIEF_VARIANCE: belief.variance})
+    def _infer(self, encoder: Params, context: Transitions) -> tuple[Array, Array]:
+        if self.kernel.name == "fused":
+            found = kernel.infer(self.settings, encoder, context)
+            return found.mean, found.variance
+        network = self.networks.encoder
+        flat = FlatTensors(prefixed(encoder, network.prefix), self._device)
+        with torch.no_grad():
+            seen = transitions_like(flat.vector, context)
+            inferred = definition.infer(self.settings, network, flat.params, seen)
+        return inferred.mean.cpu().numpy(), inferred.variance.cpu().numpy()

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.algorithms.pearl.rounds import Round, episodes_of, posterior_rounds
-from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.algorithms.contract import RunSettings
+from metaloom.pipeline.algorithms.off_policy.settings import (
+    CollectionRound,
+    Filling,
+    LayerSize,
+    OffPolicyPlan,
+    OffPolicySettings,
+)
+from metaloom.pipeline.nn.optimization import OptimizerConfig, ScheduledSteps
+from metaloom.pipeline.policies.config import ActorKind
+from metaloom.pipeline.schema import later
 
-if TYPE_CHECKING:
-    from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
-    from metaloom.pipeline.config.processing import ProcessingConfig
-
-LayerSize = Annotated[int, Field(ge=1)]
-
-RUN_DEFAULTS: Mapping[str, Any] = {
-    "iterations": 500,
-    "num_tasks": 5,
-    "episodes_per_task": 1,
-    "max_episode_steps": 200,
-    "env": {"action_scale": 1.0},
-    "policy": {"hidden_sizes": (300, 300, 300)},
-    "baseline": {"name": "zero"},
-}
-"""What a run means by leaving a setting out."""
 ROUNDS = ("num_steps_prior", "num_steps_posterior", "num_extra_rl_steps_posterior", "update_post_train")
 """Settings that decide the rounds of an iteration."""
 
 
-class PEARL(Settings):
+class PEARL(ScheduledSteps, OffPolicySettings):
     """Soft actor-critic given a latent variable, which is inferred from a few of a task's transitions."""
 
-    off_policy: ClassVar[bool] = True
+    graph: ClassVar[str] = "task_inference"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.pearl.learner:PEARLLearner"
     infers_tasks: ClassVar[bool] = True
-    has_critic: ClassVar[bool] = False
-    inner_steps: ClassVar[int] = 2
-    learns_from: ClassVar[tuple[str, ...]] = ()
-    run_defaults: ClassVar[Mapping[str, Any]] = RUN_DEFAULTS
-    actor: ClassVar[Literal["tanh_gaussian"]] = "tanh_gaussian"
+    actor: ClassVar[ActorKind] = "tanh_gaussian"
     sizes: ClassVar[tuple[str, ...]] = (
         *ROUNDS,
         "num_updates",
@@ -47,9 +37,7 @@ class PEARL(Settings):
         "batch_size",
         "embedding_batch_size",
     )
-    """Settings that decide the shapes of what an iteration stores."""
     decides_episodes: ClassVar[tuple[str, ...]] = (*ROUNDS, "num_initial_steps", "num_exp_traj_eval")
-    """Settings that decide which episodes are collected, and nothing else."""
 
     name: Literal["pearl"] = "pearl"
 
@@ -59,7 +47,7 @@ class PEARL(Settings):
     encoder_hidden_sizes: tuple[LayerSize, ...] = Field(default=(200, 200, 200), min_length=1)
     """Units in each hidden layer of the encoder, which sees one transition at a time."""
     critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(300, 300, 300), min_length=1)
-    """Units in each hidden layer of both Q functions and of V."""
+    """Units in each hidden layer of both Q-functions and of V."""
     use_information_bottleneck: bool = True
     """Infer a Gaussian over z, kept near N(0, I); otherwise one z, the mean of the encoder's outputs."""
     use_next_obs_in_context: bool = False
@@ -81,13 +69,15 @@ class PEARL(Settings):
 
     # Optimization.
     policy_learning_rate: float = Field(default=3e-4, gt=0)
-    """Adam's step size of the policy."""
+    """Step size of the policy."""
     q_learning_rate: float = Field(default=3e-4, gt=0)
-    """Adam's step size of both Q functions."""
+    """Step size of both Q-functions."""
     v_learning_rate: float = Field(default=3e-4, gt=0)
-    """Adam's step size of V."""
+    """Step size of V."""
     encoder_learning_rate: float = Field(default=3e-4, gt=0)
-    """Adam's step size of the encoder."""
+    """Step size of the encoder."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
+    """Of every network, each with a state of its own; adam and rmsprop have an ε of 1e-8."""
     soft_target_tau: float = Field(default=0.005, gt=0, le=1)
     """Weight of V in the target V that every gradient step moves towards it."""
     num_updates: int = Field(default=2000, ge=1)
@@ -124,27 +114,71 @@ class PEARL(Settings):
             )
         return self
 
-    def initial_episodes(self, max_episode_steps: int) -> int:
-        """Episodes of every training task before the first iteration."""
-        return episodes_of(self.num_initial_steps, max_episode_steps)
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """See AlgorithmSettings."""
+        return {
+            "iterations": 500,
+            "num_tasks": 5,
+            "episodes_per_task": 1,
+            "max_episode_steps": 200,
+            "env": {"action_scale": 1.0},
+            "policy": {"hidden_sizes": (300, 300, 300)},
+            "baseline": {"name": "zero"},
+        }
 
-    def rounds(self, max_episode_steps: int) -> tuple[Round, ...]:
-        """What an iteration collects of each of its tasks, in order.
+    @property
+    def adaptation_steps(self) -> int:
+        """Times that an evaluation infers its tasks unless told otherwise."""
+        return 2
 
-        The numbers of steps are rounded up to whole episodes of full length. Every phase starts from the prior.
-        """
+    def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
+        """See OffPolicySettings; numbers of steps are rounded up to whole episodes of full length."""
+        del episodes_per_task
+        return OffPolicyPlan(
+            Filling(self.actor, episodes=_episodes(self.num_initial_steps, max_episode_steps)),
+            self.rounds(max_episode_steps),
+            self.num_updates,
+            tasks_per_gradient_step=self.meta_batch_size,
+            batch_size=self.batch_size,
+            context_size=self.embedding_batch_size,
+            memory_size=self.memory_size,
+            scores_sparse_rewards=self.sparse_rewards,
+        )
+
+    def rounds(self, max_episode_steps: int) -> tuple[CollectionRound, ...]:
+        """Return what an iteration collects of each of its tasks, in order. Every phase starts from the prior."""
         prior, posterior, extra = (
-            episodes_of(steps, max_episode_steps)
+            _episodes(steps, max_episode_steps)
             for steps in (self.num_steps_prior, self.num_steps_posterior, self.num_extra_rl_steps_posterior)
         )
         return (
-            *((Round(prior, from_posterior=False, in_context=True),) if prior else ()),
-            *posterior_rounds(posterior, self.update_post_train, in_context=True),
-            *posterior_rounds(extra, self.update_post_train, in_context=False),
+            *((CollectionRound(prior, in_context=True),) if prior else ()),
+            *_posterior_rounds(posterior, self.update_post_train, in_context=True),
+            *_posterior_rounds(extra, self.update_post_train, in_context=False),
         )
 
-    def build(self, processing: ProcessingConfig) -> PEARLLearner:
-        """The algorithm that these settings describe, for rewards discounted as `processing` says."""
-        from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
+    def problems(self, run: RunSettings) -> Iterator[str]:
+        """Tell what does not fit an algorithm that collects by steps; see AlgorithmSettings."""
+        yield from super().problems(run)
+        if run.episodes_per_task != 1:
+            yield (
+                f"episodes_per_task is {run.episodes_per_task} but {self.name} collects by steps; leave it out and set "
+                "algorithm.num_steps_prior, num_steps_posterior and num_extra_rl_steps_posterior"
+            )
+        if run.samples_until_enough:
+            yield (
+                f"min_steps or min_rollouts is set, but {self.name} learns from equally many episodes of every task; "
+                "leave both out"
+            )
 
-        return PEARLLearner(self, processing.discount)
+
+def _episodes(num_steps: int, max_episode_steps: int) -> int:
+    """Episodes in which there are so many steps if none ends early."""
+    return -(-num_steps // max_episode_steps)
+
+
+def _posterior_rounds(episodes: int, update_every: int, *, in_context: bool) -> Iterator[CollectionRound]:
+    """Rounds of a phase that infers the task after every few episodes; the first knows the prior alone."""
+    for start in range(0, episodes, update_every):
+        yield CollectionRound(min(update_every, episodes - start), from_posterior=start > 0, in_context=in_context)

@@ -1,4 +1,4 @@
-"""Who acts in rollouts: a file for every way in which actions come about. numpy only, in fixed shapes."""
+"""Who acts in rollouts: a file for every way in which actions come about. without torch for plain networks."""
 
 from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 

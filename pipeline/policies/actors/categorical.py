@@ -1,9 +1,9 @@
-"""Acting by a categorical distribution over choices."""
+"""Acting by a categorical distribution over discrete actions."""
 
 import numpy as np
 
 from metaloom.pipeline.policies.actors.contract import ActorSetup
-from metaloom.pipeline.policies.inference import LOGITS_NETWORK, NetworkInference, log_softmax
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, log_softmax
 from metaloom.pipeline.types import Array
 
 
@@ -14,7 +14,7 @@ class CategoricalActor:
     """
 
     def __init__(self, setup: ActorSetup) -> None:
-        self._network = NetworkInference(LOGITS_NETWORK, setup.config, setup.params, setup.num_rows)
+        self._network = setup.network(LOGITS_NETWORK, setup.spaces.num_actions)
         self._taken = setup.taken
         T, N, _ = setup.taken.shape
         self._uniform = None

@@ -6,7 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
+from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.inference import Inference, network_inference
 from metaloom.pipeline.types import Array, TaskParams
 
 
@@ -41,9 +44,9 @@ class ActorSetup:
     Attributes:
         config: the policy.
         params: of every task.
-        taken: [T, B * E, A] float32, is given all actions; A is 1 where they are choices.
+        taken: [T, B * E, A] float32, is given all actions; A is 1 where they are discrete.
         num_rows: E.
-        num_choices: actions to choose from; 0 where they are numbers.
+        spaces: of the environment.
         rngs: B generators, from which each task's actions are drawn; None for the most likely actions.
         belief_rng: the generator from which the latent variable of a task's episode is drawn: (b, e) -> generator.
     """
@@ -52,7 +55,7 @@ class ActorSetup:
     params: TaskParams
     taken: Array
     num_rows: int
-    num_choices: int
+    spaces: Spaces
     rngs: Sequence[np.random.Generator] | None
     belief_rng: Callable[[int, int], np.random.Generator]
 
@@ -60,6 +63,11 @@ class ActorSetup:
     def num_tasks(self) -> int:
         """B."""
         return self.taken.shape[1] // self.num_rows
+
+    def network(self, prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "tanh") -> Inference:
+        """The forward pass of one of the policy's networks; arguments as for PolicyConfig.network_spec."""
+        spec = network_spec(self.config, self.spaces, output_size, extra_size=extra_size, activation=activation)
+        return network_inference(prefix, spec, self.params, self.num_rows)
 
     def normal_noise(self) -> Array:
         """[T, B, E, A] float32 standard normal numbers; zeros for the most likely actions."""
@@ -72,3 +80,16 @@ class ActorSetup:
         """[T, B, E, ...], from draws [T, E, ...] with the generator of each task."""
         assert self.rngs is not None
         return np.stack([draw(rng) for rng in self.rngs], axis=1)
+
+
+def network_spec(
+    config: PolicyConfig, spaces: Spaces, output_size: int, *, extra_size: int = 0, activation: str = "tanh"
+) -> NetworkSpec:
+    """A policy's network in an environment; arguments as for PolicyConfig.network_spec."""
+    return config.network_spec(
+        spaces.observation_shape,
+        output_size,
+        observation_scale=spaces.observation_scale,
+        extra_size=extra_size,
+        activation=activation,
+    )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from metaloom.pipeline.policies.actors.contract import ActorSetup
-from metaloom.pipeline.policies.inference import GaussianInference
+from metaloom.pipeline.policies.inference import MEAN_NETWORK
 from metaloom.pipeline.types import Array
 
 
@@ -11,18 +11,19 @@ class GaussianActor:
     """Actions mean + std * noise; the mean where there is nothing to draw from. See Actor."""
 
     def __init__(self, setup: ActorSetup) -> None:
-        self._policy = GaussianInference(setup.config, setup.params, setup.num_rows)
+        self._network = setup.network(MEAN_NETWORK, setup.spaces.action_size)
+        log_std = np.maximum(setup.params.params["log_std"], np.float32(np.log(setup.config.min_std)))
         self._noise = setup.normal_noise()
-        self._noise *= np.exp(self._policy.log_std)[:, None, :]
+        self._noise *= np.exp(log_std)[:, None, :]
         self._means = np.zeros_like(setup.taken)
         self.actions = setup.taken
         self.behavior_by_step = {"mean": self._means}
-        self.behavior_by_task = {"log_std": np.ascontiguousarray(self._policy.log_std)}
+        self.behavior_by_task = {"log_std": np.ascontiguousarray(log_std)}
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Float32 actions [n, A]; see Actor."""
-        self._policy.inputs[:] = observations.reshape(self._policy.inputs.shape)
-        mean, noise = self._policy.mean(), self._noise[t]
+        self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
+        mean, noise = self._network.outputs(), self._noise[t]
         N = self.actions.shape[1]
         if len(rows) == N:
             self._means[t].reshape(mean.shape)[:] = mean

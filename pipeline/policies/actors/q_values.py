@@ -1,9 +1,8 @@
-"""Acting by the values of choices."""
+"""Acting by the values of discrete actions."""
 
 import numpy as np
 
 from metaloom.pipeline.policies.actors.contract import ActorSetup
-from metaloom.pipeline.policies.inference import NetworkInference
 from metaloom.pipeline.types import Array
 
 Q_NETWORK = "q_network"
@@ -11,25 +10,26 @@ EPSILON = "epsilon"
 
 
 class QValuesActor:
-    """The choice of the highest value, the first of them if there are several; with probability epsilon any choice.
+    """The action of the highest value, the first of them if there are several; with probability epsilon any action.
 
     Epsilon is a parameter [B]; where there is nothing to draw from, it is 0. See Actor.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
-        self._network = NetworkInference(Q_NETWORK, setup.config, setup.params, setup.num_rows, "relu")
+        num_actions = setup.spaces.num_actions
+        self._network = setup.network(Q_NETWORK, num_actions, activation="relu")
         self._taken = setup.taken
         T, N, _ = setup.taken.shape
         epsilon = np.zeros(setup.num_tasks, np.float32)
         self._explores = np.zeros((T, N), np.bool_)
-        self._choices = np.zeros((T, N), np.int64)
+        self._random_actions = np.zeros((T, N), np.int64)
         if setup.rngs is not None:
             epsilon[:] = setup.params.params[EPSILON]
             shape = (T, setup.num_rows)
             uniform = setup.drawn(lambda rng: rng.random(shape, np.float32))
             self._explores = (uniform < epsilon[:, None]).reshape(T, N)
-            self._choices = setup.drawn(lambda rng: rng.integers(setup.num_choices, size=shape)).reshape(T, N)
-        self._values = np.zeros((T, N, setup.num_choices), np.float32)
+            self._random_actions = setup.drawn(lambda rng: rng.integers(num_actions, size=shape)).reshape(T, N)
+        self._values = np.zeros((T, N, num_actions), np.float32)
         self.actions = np.zeros((T, N), np.int64)
         self.behavior_by_step = {"action_values": self._values}
         self.behavior_by_task = {EPSILON: epsilon}
@@ -38,7 +38,7 @@ class QValuesActor:
         """Int64 actions [n]; see Actor."""
         self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
         values = self._network.outputs().reshape(self._values[t].shape)[rows]
-        actions = np.where(self._explores[t, rows], self._choices[t, rows], values.argmax(-1))
+        actions: Array = np.where(self._explores[t, rows], self._random_actions[t, rows], values.argmax(-1))
         self.actions[t, rows] = self._taken[t, rows, 0] = actions
         self._values[t, rows] = values
         return actions

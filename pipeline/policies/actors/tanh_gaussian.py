@@ -4,7 +4,6 @@ import numpy as np
 
 from metaloom.pipeline.policies.actors.belief import draw_latents
 from metaloom.pipeline.policies.actors.contract import ActorSetup
-from metaloom.pipeline.policies.inference import NetworkInference
 from metaloom.pipeline.types import Array
 
 POLICY_NETWORK = "policy_network"
@@ -20,15 +19,16 @@ class TanhGaussianActor:
     """
 
     def __init__(self, setup: ActorSetup) -> None:
-        self._network = NetworkInference(POLICY_NETWORK, setup.config, setup.params, setup.num_rows, "relu")
         latents = draw_latents(setup)
+        latent_size = 0 if latents is None else latents.shape[2]
+        outputs = 2 * setup.spaces.action_size
+        self._network = setup.network(POLICY_NETWORK, outputs, extra_size=latent_size, activation="relu")
         self.behavior_by_task: dict[str, Array] = {}
         self._observed = self._network.inputs
         if latents is not None:
             self.behavior_by_task["latent"] = latents
-            observation_size = self._network.inputs.shape[2] - latents.shape[2]
-            self._observed = self._network.inputs[:, :, :observation_size]
-            self._network.inputs[:, :, observation_size:] = latents
+            self._observed = self._network.inputs[:, :, :-latent_size]
+            self._network.inputs[:, :, -latent_size:] = latents
         self._noise = setup.normal_noise()
         self._means = np.zeros_like(setup.taken)
         self._log_stds = np.zeros_like(setup.taken)

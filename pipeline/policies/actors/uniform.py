@@ -7,13 +7,13 @@ from metaloom.pipeline.types import Array
 
 
 class UniformActor:
-    """All actions equally likely: of [-1, 1], which is what a tanh can give, or of the choices. See Actor."""
+    """All actions equally likely: of [-1, 1], which is what a tanh can give, or of the discrete ones. See Actor."""
 
     def __init__(self, setup: ActorSetup) -> None:
         T, N, A = setup.taken.shape
         E = setup.num_rows
-        if setup.num_choices:
-            self._drawn = setup.drawn(lambda rng: rng.integers(setup.num_choices, size=(T, E))).reshape(T, N)
+        if setup.spaces.num_actions:
+            self._drawn = setup.drawn(lambda rng: rng.integers(setup.spaces.num_actions, size=(T, E))).reshape(T, N)
             self.actions = np.zeros((T, N), np.int64)
         else:
             self._drawn = setup.drawn(lambda rng: 2 * rng.random((T, E, A), np.float32) - 1).reshape(T, N, A)

@@ -150,14 +150,15 @@ def _random_step(
 def on_policy_steps(random_steps) -> Callable[..., list[Step]]:
     """Rounds as an algorithm samples them: every round by the parameters that its inner steps so far gave."""
 
-    def steps(algorithm, policy, learner, **sizes) -> list[Step]:
-        raw = random_steps(algorithm.inner_steps + 1, **sizes)
-        params = TaskParams.broadcast(learner.params, len(raw[0].episodes.lengths))
+    def steps(learner, state, **sizes) -> list[Step]:
+        inner_steps = learner.settings.inner_steps
+        raw = random_steps(inner_steps + 1, **sizes)
+        params = learner.acting_params(state, len(raw[0].episodes.lengths))
         rounds: list[Step] = []
         for step in raw:
-            rounds.append(_as_if_acted(step, policy, params))
-            if step.k < algorithm.inner_steps:
-                params = algorithm.adapt(policy, learner, params, rounds[-1])
+            rounds.append(_as_if_acted(step, learner.policy, params))
+            if step.k < inner_steps:
+                params = learner.adapt(state, params, rounds[-1])
         return rounds
 
     return steps

@@ -8,19 +8,27 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import ProMP
-from metaloom.pipeline.algorithms.maml.dice import DiceMAML
-from metaloom.pipeline.algorithms.maml.gradient_based import step_size_logs
+from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.maml.learner import step_size_logs
 from metaloom.pipeline.algorithms.maml.losses import dice_loss, log_likelihood_per_cell
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks, minibatches, task_rows
-from metaloom.pipeline.algorithms.maml.vpg_dice import VPGDice
+from metaloom.pipeline.algorithms.maml.settings import DiceMAML, ProMP, VPGDice
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams
 
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
+
+
+def build(settings, policy=POLICY):
+    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
+
+
 DICE_ALGORITHMS = (DiceMAML, VPGDice)
 ALL = slice(0, 3)
 both = pytest.mark.parametrize("dice", DICE_ALGORITHMS)
@@ -185,10 +193,10 @@ def test_a_padded_episode_counts_like_the_unpadded_one(dice_steps):
 
 
 def setup(algorithm, steps, policy=POLICY, tasks_per_chunk=2):
-    learner = algorithm.initialize(policy, run_seed=0)
+    learner = build(algorithm, policy).initialize(run_seed=0)
     meta_params = {k: v.astype(np.float64) for k, v in (learner.params | step_size_logs(learner.extra)).items()}
     return (
-        algorithm.problem(policy, learner, steps),
+        build(algorithm, policy).problem(learner, steps),
         meta_params,
         build_chunks(steps, tasks_per_chunk, dtype=torch.float64),
     )
@@ -247,8 +255,8 @@ def central_difference(loss, params, name, index, h=1e-6):
 
 
 def optimize(algorithm, steps, learner=None, *, policy=POLICY, run_seed=0, iteration=0, **options):
-    learner = learner or algorithm.initialize(policy, run_seed=1)
-    return algorithm.optimize(policy, learner, steps, run_seed=run_seed, iteration=iteration, **options)
+    learner = learner or build(algorithm, policy).initialize(run_seed=1)
+    return build(algorithm, policy).update(learner, steps, run_seed=run_seed, iteration=iteration, **options)
 
 
 def distance(a: LearnerState, b: LearnerState) -> float:
@@ -292,7 +300,7 @@ def test_the_loss_of_dice_maml_is_the_same_before_and_after_an_update(dice_steps
     updated, metrics = optimize(DiceMAML(outer_lr=0.1), dice_steps(2))
     assert metrics["loss_before"] == metrics["loss_after"]
     assert metrics["meta_gradient_norm"] > 1e-3
-    assert distance(updated, DiceMAML().initialize(POLICY, run_seed=1)) > 0.01
+    assert distance(updated, build(DiceMAML()).initialize(run_seed=1)) > 0.01
 
 
 def test_an_update_of_vpg_dice_lowers_its_loss(dice_steps):
@@ -314,9 +322,9 @@ def test_adaptation_lowers_the_cost_of_the_same_actions(dice_steps, dice):
     # A step against the gradient makes what was rewarded more likely.
     (step,) = dice_steps(1)
     algorithm = dice(inner_lr=0.01)
-    learner = algorithm.initialize(POLICY, run_seed=1)
+    learner = build(algorithm).initialize(run_seed=1)
     before = TaskParams.broadcast(learner.params, 3)
-    after = algorithm.adapt(POLICY, learner, before, step)
+    after = build(algorithm).adapt(learner, before, step)
     rows = task_rows(step, ALL, dtype=torch.float64)
     to_go = rows.episodes.adjusted_rewards.flip(-1).cumsum(-1).flip(-1)
 

@@ -3,15 +3,24 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms.maml.dice import DiceMAML
+from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
-from metaloom.pipeline.algorithms.maml.vpg_dice import VPGDice
+from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskParams
 
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(8, 8)))
+
+
+def build(settings, policy=POLICY):
+    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
+
+
 ALGORITHMS = {"dice_maml": DiceMAML, "vpg_dice_maml": VPGDice}
 
 
@@ -32,7 +41,7 @@ def steps(arrays):
 
 @pytest.fixture
 def learner(name, arrays, golden_params):
-    fresh = algorithm(name, arrays).initialize(POLICY, run_seed=0)
+    fresh = build(algorithm(name, arrays)).initialize(run_seed=0)
     return LearnerState(golden_params(arrays, "theta"), fresh.optimizer, fresh.extra)
 
 
@@ -74,7 +83,7 @@ def test_padding_of_the_golden_files_is_not_all_zero(steps):
 
 def test_adapted_parameters_agree_to_1e_5(name, arrays, steps, learner, golden_params):
     before = TaskParams.broadcast(learner.params, 3)
-    adapted = algorithm(name, arrays).adapt(POLICY, learner, before, steps[0])
+    adapted = build(algorithm(name, arrays)).adapt(learner, before, steps[0])
     for i in range(3):
         for parameter, expected in golden_params(arrays, f"adapted_step1_task{i}").items():
             np.testing.assert_allclose(adapted.params[parameter][i], expected, rtol=1e-5, atol=1e-7)
@@ -82,7 +91,7 @@ def test_adapted_parameters_agree_to_1e_5(name, arrays, steps, learner, golden_p
 
 @pytest.mark.parametrize("tasks_per_chunk", [1, 2, 3])
 def test_loss_and_gradient_agree_to_1e_6(name, arrays, steps, learner, tasks_per_chunk):
-    problem = algorithm(name, arrays).problem(POLICY, learner, steps)
+    problem = build(algorithm(name, arrays)).problem(learner, steps)
     gradients, values = meta_gradient(problem, learner.params, build_chunks(steps, tasks_per_chunk))
     gradient, expected = flat(gradients), arrays["grad_flat"]
     assert np.linalg.norm(gradient - expected) < 1e-6 * np.linalg.norm(expected)
@@ -90,7 +99,7 @@ def test_loss_and_gradient_agree_to_1e_6(name, arrays, steps, learner, tasks_per
 
 
 def test_parameters_and_loss_after_one_adam_step_agree(name, arrays, steps, learner):
-    updated, metrics = algorithm(name, arrays).optimize(POLICY, learner, steps, run_seed=0, iteration=0)
+    updated, metrics = build(algorithm(name, arrays)).update(learner, steps, run_seed=0, iteration=0)
     np.testing.assert_allclose(flat(updated.params), arrays["theta_flat_after_adam_epoch1"], atol=1e-6)
     np.testing.assert_allclose(metrics["loss_before"], arrays["loss"], rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(metrics["loss_after"], arrays["loss_after"], rtol=1e-5, atol=1e-7)

@@ -9,17 +9,27 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
-from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR, step_size_logs
+from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.maml.exploration import exploration_credit
+from metaloom.pipeline.algorithms.maml.learner import step_size_logs
 from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss, log_likelihood_loss
-from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams
 
 DOCS = Path(__file__).parents[3] / "docs" / "algorithms"
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
+
+
+def build(settings, policy=POLICY):
+    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
+
 
 FAMILY = [
     MAMLVPG(inner_lr=0.3),
@@ -46,8 +56,8 @@ def describe(algorithm):
 
 
 def optimize(algorithm, steps, learner=None):
-    learner = learner or algorithm.initialize(POLICY, run_seed=1)
-    return algorithm.optimize(POLICY, learner, steps, run_seed=0, iteration=0)
+    learner = learner or build(algorithm).initialize(run_seed=1)
+    return build(algorithm).update(learner, steps, run_seed=0, iteration=0)
 
 
 def distance(a, b):
@@ -55,9 +65,9 @@ def distance(a, b):
 
 
 def in_float64(algorithm, steps):
-    learner = algorithm.initialize(POLICY, run_seed=0)
+    learner = build(algorithm).initialize(run_seed=0)
     meta_params = {k: v.astype(np.float64) for k, v in (learner.params | step_size_logs(learner.extra)).items()}
-    return algorithm.problem(POLICY, learner, steps), meta_params, build_chunks(steps, 2, dtype=torch.float64)
+    return build(algorithm).problem(learner, steps), meta_params, build_chunks(steps, 2, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("algorithm", FAMILY, ids=describe)
@@ -81,9 +91,9 @@ def test_meta_gradient_agrees_with_central_differences(random_steps, algorithm):
 
 @pytest.mark.parametrize("algorithm", [MAMLVPG(), MAMLPPO(), MAMLTRPO(), EMAML()], ids=describe)
 def test_where_the_policy_acted_all_kls_are_zero(on_policy_steps, algorithm):
-    learner = algorithm.initialize(POLICY, run_seed=0)
-    steps = on_policy_steps(algorithm, POLICY, learner)
-    values = meta_objective(algorithm.problem(POLICY, learner, steps), learner.params, build_chunks(steps, 2))
+    learner = build(algorithm).initialize(run_seed=0)
+    steps = on_policy_steps(build(algorithm), learner)
+    values = meta_objective(build(algorithm).problem(learner, steps), learner.params, build_chunks(steps, 2))
     for name in ("inner_kl_0", "outer_kl"):
         np.testing.assert_allclose(values[name], 0, atol=1e-6, err_msg=name)
     if isinstance(algorithm, MAMLTRPO | MAMLPPO):
@@ -93,8 +103,8 @@ def test_where_the_policy_acted_all_kls_are_zero(on_policy_steps, algorithm):
 
 def test_inner_losses_differ_in_second_order_by_advantage_times_score_outer_product(on_policy_steps):
     algorithm = MAMLTRPO(inner_steps=0)
-    learner = algorithm.initialize(POLICY, run_seed=0)
-    steps = on_policy_steps(algorithm, POLICY, learner, B=1)
+    learner = build(algorithm).initialize(run_seed=0)
+    steps = on_policy_steps(build(algorithm), learner, B=1)
     (chunk,) = build_chunks(steps, 1, dtype=torch.float64)
     params = {name: value.astype(np.float64) for name, value in learner.params.items()}
     with torch.no_grad():
@@ -136,29 +146,32 @@ def test_credit_has_zero_mean_and_unit_deviation_over_the_steps_of_all_tasks(ran
     mask = steps[1].samples.mask
     # Whatever stands on padding is not to count.
     steps[1] = with_rewards(steps[1], np.where(mask == 1, steps[1].episodes.rewards + 3, 99))
-    credit = EMAML().exploration_credit(steps)
+    credit = exploration_credit(steps)
     real = steps[1].episodes.rewards[mask == 1]
     for b in range(3):
         own = steps[1].episodes.rewards[b][mask[b] == 1]
         assert credit[b] == pytest.approx((own.mean() - real.mean()) / real.std(), rel=1e-5)
     assert np.average(credit, weights=mask.sum((1, 2))) == pytest.approx(0, abs=1e-6)
-    np.testing.assert_allclose(EMAML(e_maml_scale="sum").exploration_credit(steps), 2 * credit)
 
 
 def test_rewards_of_earlier_rounds_earn_no_credit(random_steps):
     steps = random_steps(2)
     other = [with_rewards(steps[0], steps[0].episodes.rewards + 1), steps[1]]
-    np.testing.assert_array_equal(EMAML().exploration_credit(steps), EMAML().exploration_credit(other))
+    np.testing.assert_array_equal(exploration_credit(steps), exploration_credit(other))
 
 
 def test_the_exploration_term_is_credit_times_log_likelihood_before_adaptation(random_steps):
     steps = random_steps(3)
     losses = {}
-    for rounds in ("first", "all", None):
-        settings = {"exploration": True, "exploration_rounds": rounds} if rounds else {}
-        algorithm = MAMLVPG(inner_steps=2, **settings)
-        problem, params, chunks = in_float64(algorithm, steps)
-        losses[rounds] = meta_objective(problem, params, chunks)["loss"]
+    settings = {
+        "none": {},
+        "all": {"exploration": True},
+        "first": {"exploration": True, "exploration_rounds": "first"},
+        "sum": {"exploration": True, "e_maml_scale": "sum"},
+    }
+    for name, own in settings.items():
+        problem, params, chunks = in_float64(MAMLVPG(inner_steps=2, **own), steps)
+        losses[name] = meta_objective(problem, params, chunks)["loss"]
     seen = []
 
     def recorded(current, chunk):
@@ -170,9 +183,10 @@ def test_the_exploration_term_is_credit_times_log_likelihood_before_adaptation(r
 
     meta_objective(dataclasses.replace(problem, objective=recorded), params, chunks)
     log_likelihoods = torch.cat(seen, dim=1).numpy()
-    credit = EMAML(inner_steps=2).exploration_credit(steps)
-    np.testing.assert_allclose(losses["first"] - losses[None], -credit * log_likelihoods[0], rtol=1e-9)
-    np.testing.assert_allclose(losses["all"] - losses[None], -credit * log_likelihoods[:2].sum(0), rtol=1e-9)
+    credit = exploration_credit(steps)
+    np.testing.assert_allclose(losses["first"] - losses["none"], -credit * log_likelihoods[0], rtol=1e-9)
+    np.testing.assert_allclose(losses["all"] - losses["none"], -credit * log_likelihoods[:2].sum(0), rtol=1e-9)
+    np.testing.assert_allclose(losses["sum"] - losses["none"], 2 * (losses["all"] - losses["none"]), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -228,24 +242,24 @@ def test_inner_steps_decides_the_number_of_rounds(random_steps, algorithm):
 
 def test_on_policy_a_ppo_step_is_that_of_the_unclipped_ratio(on_policy_steps):
     algorithm = MAMLPPO()
-    learner = algorithm.initialize(POLICY, run_seed=0)
-    (step, _) = on_policy_steps(algorithm, POLICY, learner)
+    learner = build(algorithm).initialize(run_seed=0)
+    (step, _) = on_policy_steps(build(algorithm), learner)
     before = TaskParams.broadcast(learner.params, 3)
-    clipped = algorithm.adapt(POLICY, learner, before, step)
-    plain = MAMLTRPO(inner_loss="likelihood_ratio").adapt(POLICY, learner, before, step)
+    clipped = build(algorithm).adapt(learner, before, step)
+    plain = build(MAMLTRPO(inner_loss="likelihood_ratio")).adapt(learner, before, step)
     for name in learner.params:
         np.testing.assert_allclose(clipped.params[name], plain.params[name], rtol=1e-5, atol=1e-6)
 
 
 def test_ppo_clips_before_and_after_adaptation_once_the_policy_has_moved(on_policy_steps):
     algorithm = MAMLPPO(clip_eps=0.05, outer_lr=0.05)
-    learner = algorithm.initialize(POLICY, run_seed=0)
-    steps = on_policy_steps(algorithm, POLICY, learner)
+    learner = build(algorithm).initialize(run_seed=0)
+    steps = on_policy_steps(build(algorithm), learner)
     updated, metrics = optimize(algorithm, steps, learner)
     assert metrics["clip_fraction"] > 0.2
     moved = LearnerState(updated.params, updated.optimizer, updated.extra)
     before = TaskParams.broadcast(moved.params, 3)
-    inner, unclipped = (a.adapt(POLICY, moved, before, steps[0]) for a in (algorithm, MAMLPPO(clip_eps=100.0)))
+    inner, unclipped = (build(a).adapt(moved, before, steps[0]) for a in (algorithm, MAMLPPO(clip_eps=100.0)))
     assert max(abs(inner.params[name] - unclipped.params[name]).max() for name in inner.params) > 1e-4
 
 
@@ -284,9 +298,9 @@ def test_tolerance_looks_at_all_samples_when_there_are_minibatches(random_steps)
 @pytest.mark.parametrize(
     "algorithm",
     [
-        ProMP(trainable_inner_lr=True, tolerance=1.0),
-        MAMLVPG(trainable_inner_lr=True, num_epochs=2, tolerance=1.0),
-        MAMLPPO(trainable_inner_lr=True, tolerance=1.0),
+        ProMP(trainable_inner_lr=True, tolerance=1.0, lr_schedule="LinearLR"),
+        MAMLVPG(trainable_inner_lr=True, num_epochs=2, tolerance=1.0, lr_schedule="LinearLR"),
+        MAMLPPO(trainable_inner_lr=True, tolerance=1.0, lr_schedule="LinearLR"),
         MAMLTRPO(),
         EMAML(),
     ],
@@ -297,9 +311,9 @@ def test_every_metric_of_an_update_is_in_the_glossary_of_its_page(random_steps, 
     glossary = (DOCS / f"{algorithm.name.replace('-', '_')}.md").read_text().split("\n## Metrics\n")[1]
     names = set(re.findall(r"`(\w+)`", glossary.split("\n## ")[0]))
     assert set(metrics) <= names
-    assert names - set(metrics) - {"env_steps", "env_steps_nominal", "kl_order", "tolerance", "trainable_inner_lr"} == {
-        name for name in names if name.startswith("step_") and name != "step_accepted"
-    }
+    options = {"kl_order", "tolerance", "trainable_inner_lr", "lr_schedule"}
+    stages = {name for name in names if name.startswith("step_") and name != "step_accepted"}
+    assert names - set(metrics) - options - {"env_steps", "env_steps_nominal"} == stages
 
 
 @pytest.mark.parametrize("algorithm", [MAMLVPG, MAMLPPO, MAMLTRPO, EMAML], ids=lambda cls: cls.__name__)
@@ -320,9 +334,9 @@ def test_chunk_size_changes_memory_but_not_the_gradient(random_steps, algorithm)
         (MAMLVPG, {"inner_loss": "dice"}, "dice-maml or vpg-dice"),
         (MAMLVPG, {"exploration": True, "inner_steps": 0}, "no round comes before adaptation"),
         (MAMLVPG, {"e_maml_scale": "sum"}, "exploration is off"),
-        (MAMLVPG, {"clip_eps": 0.1}, "Extra inputs"),
+        (MAMLVPG, {"clip_eps": 0.1}, "unknown key"),
         (MAMLPPO, {"clip_eps": 0}, "greater than 0"),
-        (MAMLPPO, {"inner_loss": "likelihood_ratio"}, "Extra inputs"),
+        (MAMLPPO, {"inner_loss": "likelihood_ratio"}, "unknown key"),
         (MAMLPPO, {"tolerance": 0}, "greater than 0"),
     ],
 )

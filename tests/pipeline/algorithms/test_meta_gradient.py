@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms import ProMP
+from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
-from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR, step_size_logs
-from metaloom.pipeline.algorithms.maml.inner_loop import adapt_tasks
+from metaloom.pipeline.algorithms.maml.learner import step_size_logs
 from metaloom.pipeline.algorithms.maml.losses import likelihood_ratio_loss
-from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
-from metaloom.pipeline.algorithms.maml.rows import build_chunks, task_rows
+from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.promp import promp_objective
+from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, task_rows
+from metaloom.pipeline.algorithms.maml.settings import MAMLVPG, ProMP
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import TaskParams
@@ -21,11 +24,16 @@ from metaloom.pipeline.types import TaskParams
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
 
 
+def build(settings, policy=POLICY):
+    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
+
+
 def setup(promp, steps, policy=POLICY, tasks_per_chunk=2):
-    learner = promp.initialize(policy, run_seed=0)
+    learner = build(promp, policy).initialize(run_seed=0)
     meta_params = {k: v.astype(np.float64) for k, v in (learner.params | step_size_logs(learner.extra)).items()}
     chunks = build_chunks(steps, tasks_per_chunk, dtype=torch.float64)
-    return promp.problem(policy, learner, steps), meta_params, chunks
+    return build(promp, policy).problem(learner, steps), meta_params, chunks
 
 
 def central_difference(problem, meta_params, chunks, name, index, h=1e-6):
@@ -90,9 +98,9 @@ def test_first_order_gradient_is_that_of_the_outer_loss_at_the_adapted_parameter
             name: (leaf - 0.3 * g).detach().requires_grad_()
             for (name, leaf), g in zip(leaves.items(), gradients, strict=True)
         }
-        outer = promp.outer_loss(
+        outer = promp_objective(
             [POLICY.distribution(leaves, before.observations), POLICY.distribution(adapted, after.observations)],
-            [before, after],
+            Chunk(b, [before, after]),
             clip_eps=promp.clip_eps,
             kl_coeffs=[0.0],
         )["loss"]
@@ -124,14 +132,14 @@ def on_policy(step, params):
 
 def test_ratios_are_one_and_kls_zero_before_the_first_update(random_steps):
     promp = ProMP()
-    learner = promp.initialize(POLICY, run_seed=0)
+    learner = build(promp).initialize(run_seed=0)
     raw = random_steps(2)
     before = TaskParams.broadcast(learner.params, 3)
     step_0 = on_policy(raw[0], before.params)
-    adapted = promp.adapt(POLICY, learner, before, step_0)
+    adapted = build(promp).adapt(learner, before, step_0)
     step_1 = on_policy(raw[1], adapted.params)
     values = meta_objective(
-        promp.problem(POLICY, learner, [step_0, step_1]), learner.params, build_chunks([step_0, step_1], 2)
+        build(promp).problem(learner, [step_0, step_1]), learner.params, build_chunks([step_0, step_1], 2)
     )
     advantages = [raw[1].samples.advantages[b][raw[1].samples.mask[b] == 1].mean() for b in range(3)]
     np.testing.assert_allclose(values["loss"], np.negative(advantages), atol=1e-6)
@@ -141,17 +149,12 @@ def test_ratios_are_one_and_kls_zero_before_the_first_update(random_steps):
 
 def test_on_policy_inner_step_is_the_policy_gradient_step(random_steps):
     # At ratio 1, ∇(r A) = A ∇log π: likelihood-ratio and log-likelihood losses have the same gradient.
-    promp = ProMP(inner_lr=0.5)
-    learner = promp.initialize(POLICY, run_seed=0)
+    learner = build(ProMP()).initialize(run_seed=0)
     before = TaskParams.broadcast(learner.params, 3)
     step = on_policy(random_steps(1)[0], before.params)
-
-    def log_likelihood_loss(current, rows):
-        return -rows.mean(current.log_prob(rows.actions) * rows.advantages)
-
     ratio, log_likelihood = (
-        adapt_tasks(POLICY, before, step, 0.5, loss, tasks_per_chunk=2)
-        for loss in (likelihood_ratio_loss, log_likelihood_loss)
+        build(MAMLVPG(inner_lr=0.5, inner_loss=loss)).adapt(learner, before, step)
+        for loss in ("likelihood_ratio", "log_likelihood")
     )
     for name in learner.params:
         np.testing.assert_allclose(ratio.params[name], log_likelihood.params[name], rtol=1e-5, atol=1e-6)
@@ -160,13 +163,13 @@ def test_on_policy_inner_step_is_the_policy_gradient_step(random_steps):
 
 def test_bits_do_not_depend_on_threads(random_steps):
     promp = ProMP(inner_steps=2, tasks_per_chunk=1, trainable_inner_lr=True)
-    learner, steps = promp.initialize(POLICY, run_seed=0), random_steps(3, B=7)
+    learner, steps = build(promp).initialize(run_seed=0), random_steps(3, B=7)
     before = TaskParams.broadcast(learner.params, 7)
-    serial = promp.optimize(POLICY, learner, steps, run_seed=0, iteration=0)
-    adapted = promp.adapt(POLICY, learner, before, steps[0])
+    serial = build(promp).update(learner, steps, run_seed=0, iteration=0)
+    adapted = build(promp).adapt(learner, before, steps[0])
     with ThreadPoolExecutor(3) as pool:
-        threaded = promp.optimize(POLICY, learner, steps, run_seed=0, iteration=0, parallel=pool.map)
-        adapted_threaded = promp.adapt(POLICY, learner, before, steps[0], parallel=pool.map)
+        threaded = build(promp).update(learner, steps, run_seed=0, iteration=0, parallel=pool.map)
+        adapted_threaded = build(promp).adapt(learner, before, steps[0], parallel=pool.map)
     assert threaded[1] == serial[1]
     for name, value in (serial[0].params | serial[0].optimizer | serial[0].extra).items():
         np.testing.assert_array_equal((threaded[0].params | threaded[0].optimizer | threaded[0].extra)[name], value)
@@ -192,14 +195,14 @@ def test_a_loss_that_overflows_is_refused_by_the_number_of_its_task(random_steps
     advantages = steps[0].samples.advantages.copy()
     advantages[2] *= 1e30
     poisoned = dataclasses.replace(steps[0], samples=dataclasses.replace(steps[0].samples, advantages=advantages))
-    learner = promp.initialize(POLICY, run_seed=0)
+    learner = build(promp).initialize(run_seed=0)
     with pytest.raises(NumericalError, match=r"task 2 holds .* Lower"):
-        promp.optimize(POLICY, learner, [poisoned, steps[1]], run_seed=0, iteration=0)
+        build(promp).update(learner, [poisoned, steps[1]], run_seed=0, iteration=0)
 
 
 def test_an_adaptation_that_overflows_is_refused_by_task_and_parameter(random_steps):
     promp = ProMP(inner_lr=1e30)
     (step,) = random_steps(1, advantage_scale=1e20)
-    learner = promp.initialize(POLICY, run_seed=0)
+    learner = build(promp).initialize(run_seed=0)
     with pytest.raises(NumericalError, match=r"adapted mean_network\.\S+ of task 0 holds"):
-        promp.adapt(POLICY, learner, TaskParams.broadcast(learner.params, 3), step)
+        build(promp).adapt(learner, TaskParams.broadcast(learner.params, 3), step)

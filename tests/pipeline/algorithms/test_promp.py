@@ -7,20 +7,30 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import ProMP
-from metaloom.pipeline.algorithms.maml.gradient_based import LOG_INNER_LR, NUM_UPDATES
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
+from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient
 from metaloom.pipeline.algorithms.maml.promp import INNER_KL_COEFF, adapted_kl_coeff
+from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.settings import ProMP
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
-from metaloom.pipeline.types import LearnerState, TaskParams
+from metaloom.pipeline.types import LearnerState, Step, TaskParams
 
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
 
 
+def build(settings, policy=POLICY):
+    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
+
+
 def optimize(promp, steps, learner=None, *, policy=POLICY, run_seed=0, iteration=0):
-    learner = learner or promp.initialize(policy, run_seed=1)
-    return promp.optimize(policy, learner, steps, run_seed=run_seed, iteration=iteration)
+    learner = learner or build(promp, policy).initialize(run_seed=1)
+    return build(promp, policy).update(learner, steps, run_seed=run_seed, iteration=iteration)
 
 
 def distance(a: LearnerState, b: LearnerState) -> float:
@@ -60,15 +70,15 @@ def test_inner_steps_decides_the_number_of_rounds(random_steps):
 
 def test_adapting_on_the_last_round_is_refused(random_steps):
     promp, steps = ProMP(), random_steps(2)
-    learner = promp.initialize(POLICY, run_seed=0)
+    learner = build(promp).initialize(run_seed=0)
     with pytest.raises(ValueError, match="round 1"):
-        promp.adapt(POLICY, learner, TaskParams.broadcast(learner.params, 3), steps[1])
+        build(promp).adapt(learner, TaskParams.broadcast(learner.params, 3), steps[1])
 
 
 def test_without_inner_steps_the_loss_is_the_clipped_surrogate_of_ppo(random_steps):
     steps = random_steps(1, ragged=False)
     promp = ProMP(inner_steps=0, clip_eps=0.1)
-    learner = promp.initialize(POLICY, run_seed=1)
+    learner = build(promp).initialize(run_seed=1)
     _, metrics = optimize(promp, steps, learner)
     p, episodes = {name: value.astype(np.float64) for name, value in learner.params.items()}, steps[0].episodes
     hidden = np.tanh(episodes.observations[:, :, :-1] @ p["mean_network.hidden_0.kernel"])
@@ -114,7 +124,7 @@ def test_metrics_with_minibatches_are_those_of_all_samples(random_steps):
 
 def test_clip_eps_shrinks_by_the_anneal_factor_with_every_update(random_steps):
     promp, steps = ProMP(clip_eps=0.4, anneal_factor=0.5), random_steps(2)
-    learner, seen = promp.initialize(POLICY, run_seed=1), []
+    learner, seen = build(promp).initialize(run_seed=1), []
     for iteration in range(3):
         learner, metrics = optimize(promp, steps, learner, iteration=iteration)
         seen.append(metrics["clip_eps"])
@@ -124,7 +134,7 @@ def test_clip_eps_shrinks_by_the_anneal_factor_with_every_update(random_steps):
 
 def test_the_annealed_clip_range_is_the_one_in_the_loss(random_steps):
     steps, promp = random_steps(2), ProMP(clip_eps=0.4, anneal_factor=0.5)
-    learner = promp.initialize(POLICY, run_seed=1)
+    learner = build(promp).initialize(run_seed=1)
     annealed = LearnerState(learner.params, learner.optimizer, learner.extra | {NUM_UPDATES: np.array(2)})
     _, late = optimize(promp, steps, annealed)
     _, narrow = optimize(ProMP(clip_eps=0.1), steps)
@@ -160,7 +170,7 @@ def test_the_adaptive_penalty_is_bounded_on_both_sides():
 
 def test_trainable_step_sizes_start_at_inner_lr_and_learn(random_steps):
     promp = ProMP(inner_steps=2, trainable_inner_lr=True, inner_lr=0.3, outer_lr=0.05)
-    learner = promp.initialize(POLICY, run_seed=1)
+    learner = build(promp).initialize(run_seed=1)
     sizes = {name: value for name, value in learner.extra.items() if name.startswith(LOG_INNER_LR)}
     assert {name.removeprefix(LOG_INNER_LR) for name in sizes} == set(learner.params)
     for name, value in sizes.items():
@@ -175,7 +185,7 @@ def test_trainable_step_sizes_start_at_inner_lr_and_learn(random_steps):
 
 def test_adapt_uses_the_learned_step_size_of_its_inner_step(random_steps):
     promp, steps = ProMP(inner_steps=2, trainable_inner_lr=True), random_steps(2)
-    learner = promp.initialize(POLICY, run_seed=1)
+    learner = build(promp).initialize(run_seed=1)
     extra = dict(learner.extra)
     for name in learner.params:
         logs = extra[LOG_INNER_LR + name].copy()
@@ -183,8 +193,8 @@ def test_adapt_uses_the_learned_step_size_of_its_inner_step(random_steps):
         extra[LOG_INNER_LR + name] = logs
     learner = LearnerState(learner.params, learner.optimizer, extra)
     before = TaskParams.broadcast(learner.params, 3)
-    found = promp.adapt(POLICY, learner, before, steps[1])
-    expected = ProMP(inner_steps=2, inner_lr=0.7).adapt(POLICY, learner_without_logs(learner), before, steps[1])
+    found = build(promp).adapt(learner, before, steps[1])
+    expected = build(ProMP(inner_steps=2, inner_lr=0.7)).adapt(learner_without_logs(learner), before, steps[1])
     for name in learner.params:
         np.testing.assert_allclose(found.params[name], expected.params[name], rtol=1e-5, atol=1e-6)
 
@@ -194,11 +204,72 @@ def learner_without_logs(learner):
     return LearnerState(learner.params, learner.optimizer, extra)
 
 
+def test_any_optimizer_of_torch_takes_the_steps(random_steps):
+    steps = random_steps(2)
+    sgd = ProMP(num_epochs=1, optimizer="sgd", outer_lr=0.5)
+    learner = build(sgd).initialize(run_seed=1)
+    gradients, _ = meta_gradient(build(sgd).problem(learner, steps), learner.params, build_chunks(steps, 2))
+    updated, _ = optimize(sgd, steps, learner)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(updated.params[name], learner.params[name] - 0.5 * gradient, rtol=1e-6, atol=1e-7)
+
+    for optimizer in ("Adagrad", {"name": "AdamW", "options": {"weight_decay": 0.5}}):
+        promp = ProMP(optimizer=optimizer, trainable_inner_lr=True)
+        learner = build(promp).initialize(run_seed=1)
+        once, _ = optimize(promp, steps, learner)
+        twice, _ = optimize(promp, steps, once)
+        assert learner.optimizer.keys() == once.optimizer.keys()
+        assert twice.optimizer[STEP_COUNT] == 10
+        assert distance(once, twice) > 1e-4
+
+
+def test_a_schedule_multiplies_the_step_size_by_the_count_of_updates(random_steps):
+    steps = random_steps(2)
+    falling = ProMP(num_epochs=1, outer_lr=0.1, lr_schedule="linear", lr_horizon=2)
+    state, rates = build(falling).initialize(run_seed=1), []
+    for iteration in range(3):
+        before = state
+        state, metrics = optimize(falling, steps, state, iteration=iteration)
+        rates.append(metrics["outer_lr"])
+    assert rates == pytest.approx([0.1, 0.05, 0])
+    assert distance(before, state) == 0
+    with pytest.raises(ConfigError, match="missing 1 required positional argument: 'T_max'"):
+        build(ProMP(lr_schedule="CosineAnnealingLR"))
+
+
+def test_what_version_0_1_did_not_have_does_not_count_in_a_digest():
+    assert not {"kernel", "optimizer", "lr_schedule", "lr_decay", "lr_horizon"} & ProMP().decisive().keys()
+
+
+def test_adapting_to_episodes_is_to_process_them_and_to_adapt(random_steps):
+    promp = build(ProMP(inner_steps=2, trainable_inner_lr=True))
+    state, episodes = promp.initialize(run_seed=1), random_steps(1)[0].episodes
+    params = promp.acting_params(state, 3)
+    samples = promp.process(state, episodes, seed=0)
+    for k, expected_k in ((0, 0), (1, 1), (3, 1)):
+        found = promp.adapt_to_episodes(state, params, [episodes] * (k + 1), run_seed=5)
+        expected = promp.adapt(state, params, Step(episodes, samples, expected_k))
+        assert all(np.array_equal(found.params[name], expected.params[name]) for name in params.params)
+
+
+def test_there_is_no_kernel_but_torch():
+    assert build(ProMP()).kernel.name == build(ProMP(kernel="torch")).kernel.name == "torch"
+    with pytest.raises(ConfigError, match="the whole update is differentiated by torch"):
+        build(ProMP(kernel="fused"))
+
+
+def test_discrete_actions_are_refused():
+    sizes = ((3,), 1.0, 0, 4, "CartPole-v1", 5)
+    setup = Setup(*sizes, PolicyConfig(), BaselineConfig(), ProcessingConfig(), "cpu", np.negative)
+    with pytest.raises(ConfigError, match="promp, which is for continuous actions, but those of CartPole-v1 are 4"):
+        ProMP().build(setup)
+
+
 def test_a_fixed_standard_deviation_stays(random_steps):
     policy = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,), learn_std=False, init_std=0.7))
     promp, steps = ProMP(outer_lr=0.1), random_steps(2)
-    learner = promp.initialize(policy, run_seed=1)
-    adapted = promp.adapt(policy, learner, TaskParams.broadcast(learner.params, 3), steps[0])
+    learner = build(promp, policy).initialize(run_seed=1)
+    adapted = build(promp, policy).adapt(learner, TaskParams.broadcast(learner.params, 3), steps[0])
     updated, _ = optimize(promp, steps, learner, policy=policy)
     np.testing.assert_array_equal(adapted.params["log_std"], np.broadcast_to(learner.params["log_std"], (3, 2)))
     np.testing.assert_array_equal(updated.params["log_std"], learner.params["log_std"])
@@ -207,20 +278,20 @@ def test_a_fixed_standard_deviation_stays(random_steps):
 
 
 def test_initialization_depends_on_the_run_seed_alone():
-    first, again, other = (ProMP().initialize(POLICY, run_seed=seed) for seed in (3, 3, 4))
+    first, again, other = (build(ProMP()).initialize(run_seed=seed) for seed in (3, 3, 4))
     assert distance(first, again) == 0
     assert distance(first, other) > 0.1
 
 
 def test_inputs_are_left_alone(random_steps):
     promp, steps = ProMP(trainable_inner_lr=True), random_steps(2)
-    learner = promp.initialize(POLICY, run_seed=1)
+    learner = build(promp).initialize(run_seed=1)
     groups = (learner.params, learner.optimizer, learner.extra)
     for group in groups:
         for value in group.values():
             value.flags.writeable = False
     copies = [{name: value.copy() for name, value in group.items()} for group in groups]
-    promp.adapt(POLICY, learner, TaskParams.broadcast(learner.params, 3), steps[0])
+    build(promp).adapt(learner, TaskParams.broadcast(learner.params, 3), steps[0])
     optimize(promp, steps, learner)
     for group, copy in zip(groups, copies, strict=True):
         assert list(group) == list(copy)
@@ -229,7 +300,7 @@ def test_inputs_are_left_alone(random_steps):
 
 def test_state_keeps_names_shapes_and_dtypes_from_update_to_update(random_steps):
     promp = ProMP(inner_steps=2, trainable_inner_lr=True, adaptive_inner_kl_penalty=True)
-    learner = promp.initialize(POLICY, run_seed=1)
+    learner = build(promp).initialize(run_seed=1)
     updated, _ = optimize(promp, random_steps(3), learner)
     for group in ("params", "optimizer", "extra"):
         old, new = getattr(learner, group), getattr(updated, group)
@@ -250,7 +321,7 @@ def test_state_keeps_names_shapes_and_dtypes_from_update_to_update(random_steps)
         ({"anneal_factor": 1.1}, "less than or equal to 1"),
         ({"inner_steps": -1}, "greater than or equal to 0"),
         ({"num_epochs": 0}, "greater than or equal to 1"),
-        ({"alpha": 1}, "Extra inputs"),
+        ({"alpha": 1}, "unknown key"),
         ({"name": "ppo"}, "promp"),
     ],
 )

@@ -2,27 +2,47 @@
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import EMAML, MAMLTRPO
-from metaloom.pipeline.algorithms.maml import curvature
-from metaloom.pipeline.algorithms.maml.curvature import FlatParams, difference_product, exact_product, share_of_rows
+from metaloom.pipeline.algorithms.contract import Kernel, Setup
+from metaloom.pipeline.algorithms.maml.curvature import (
+    Flattening,
+    difference_product,
+    gauss_newton_product,
+    hessian_product,
+    share_of_rows,
+)
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO
+from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.kernels import gauss_newton
+from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState
 
 POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4, 5)))
+
+
+def build(settings, policy=POLICY):
+    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
+
+
 INNER_LOSSES = ("log_likelihood", "likelihood_ratio")
 
 
 def optimize(algorithm, learner, steps, *, policy=POLICY, **keywords):
-    return algorithm.optimize(policy, learner, steps, **{"run_seed": 0, "iteration": 0, **keywords})
+    return build(algorithm, policy).update(learner, steps, **{"run_seed": 0, "iteration": 0, **keywords})
 
 
 @pytest.fixture
@@ -30,8 +50,9 @@ def sampled(on_policy_steps):
     """An algorithm's first learner, and samples that it collected."""
 
     def sample(algorithm, policy=POLICY, **sizes):
-        learner = algorithm.initialize(policy, run_seed=1)
-        return learner, on_policy_steps(algorithm, policy, learner, **sizes)
+        learner = build(algorithm, policy)
+        state = learner.initialize(run_seed=1)
+        return state, on_policy_steps(learner, state, **sizes)
 
     return sample
 
@@ -51,25 +72,94 @@ def acted_in_float64(algorithm, params, chunks):
         return {"loss": chunk.rounds[-1].weights.sum(-1)}
 
     acted = []
-    problem = algorithm.problem(POLICY, LearnerState(params), [])
+    problem = build(algorithm).problem(LearnerState(params), [])
     meta_objective(dataclasses.replace(problem, objective=recorded), params, chunks)
     return problem, acted
 
 
 @pytest.mark.parametrize("inner_steps", [0, 1, 2])
 @pytest.mark.parametrize("inner_loss", INNER_LOSSES)
-def test_exact_products_are_those_of_the_constraint_s_hessian(sampled, inner_steps, inner_loss):
+def test_where_the_policies_acted_all_products_are_those_of_the_constraint_s_hessian(sampled, inner_steps, inner_loss):
     algorithm = MAMLTRPO(inner_steps=inner_steps, inner_loss=inner_loss, inner_lr=0.2)
     learner, steps = sampled(algorithm)
     params = {name: value.astype(np.float64) for name, value in learner.params.items()}
     problem, chunks = acted_in_float64(algorithm, params, build_chunks(steps, 2, dtype=torch.float64))
-    flat = FlatParams(params, list(params))
-    exact = exact_product(problem, params, flat, chunks)
-    numerical = difference_product(problem, params, flat, chunks, algorithm.constraint, scaled=True)
+    flat = Flattening(params, list(params))
+    fused = fused_gauss_newton_product(problem, params, flat, chunks)
+    by_torch = gauss_newton_product(problem, params, flat, chunks)
+    hessian = hessian_product(problem, params, flat, chunks, bounded_kl)
+    numerical = difference_product(problem, params, flat, chunks, bounded_kl, scaled=True)
     for seed in range(3):
         v = np.random.default_rng(seed).standard_normal(flat.pack(params).size)
         expected = numerical(v)
-        assert np.linalg.norm(exact(v) - expected) < 1e-6 * np.linalg.norm(expected)
+        for product in (fused, by_torch, hessian):
+            assert np.linalg.norm(product(v) - expected) < 1e-6 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("settings", [{}, {"inner_steps": 2, "inner_loss": "likelihood_ratio"}, {"first_order": True}])
+def test_fused_products_are_those_of_the_definition_on_and_off_policy(random_steps, settings, activation):
+    algorithm = MAMLTRPO(inner_lr=0.3, **settings)
+    learner = build(algorithm, GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4, 5), activation=activation)))
+    assert learner.kernel == Kernel("fused", f"plain {activation} network on the CPU")
+    state, steps = learner.initialize(run_seed=1), random_steps(algorithm.inner_steps + 1, B=5)
+    params = {name: value.astype(np.float64) for name, value in state.params.items()}
+    problem, chunks = learner.problem(state, steps), build_chunks(steps, 2, dtype=torch.float64)
+    flat = Flattening(params, list(params))
+    products = [of(problem, params, flat, chunks) for of in (fused_gauss_newton_product, gauss_newton_product)]
+    for seed in range(3):
+        v = np.random.default_rng(seed).standard_normal(flat.pack(params).size)
+        fused, by_torch = (product(v) for product in products)
+        assert np.linalg.norm(fused - by_torch) < 1e-10 * np.linalg.norm(by_torch)
+
+
+def test_off_policy_the_gauss_newton_matrix_is_positive_and_another_one_than_the_hessian(random_steps):
+    algorithm = MAMLTRPO(inner_lr=0.3)
+    learner, steps = build(algorithm), random_steps(2)
+    state = learner.initialize(run_seed=1)
+    params = {name: value.astype(np.float64) for name, value in state.params.items()}
+    problem, chunks = learner.problem(state, steps), build_chunks(steps, 3, dtype=torch.float64)
+    flat = Flattening(params, list(params))
+    columns = np.eye(flat.pack(params).size)
+    newton, hessian = (
+        np.stack([product(column) for column in columns], axis=1)
+        for product in (
+            gauss_newton_product(problem, params, flat, chunks),
+            hessian_product(problem, params, flat, chunks, bounded_kl),
+        )
+    )
+    assert np.linalg.eigvalsh(newton).min() > -1e-12
+    assert np.linalg.eigvalsh(hessian).min() < -1e-3
+    assert np.linalg.norm(newton - hessian) > 0.01 * np.linalg.norm(hessian)
+
+
+@pytest.mark.parametrize("algorithm", [MAMLTRPO, EMAML])
+def test_fused_updates_are_those_of_the_definition(sampled, algorithm):
+    # The metric of so few rows is singular; without damping, conjugate gradient would solve for rounding errors.
+    algorithm = algorithm(inner_steps=2, cg_damping=0.1, cg_iterations=5)
+    state, steps = sampled(algorithm)
+    fused, by_torch = (
+        optimize(algorithm.model_copy(update={"kernel": kernel}), state, steps)[0] for kernel in ("fused", "torch")
+    )
+    assert distance(state, fused) > 1e-3
+    assert distance(fused, by_torch) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy", "reason"),
+    [
+        ({"hvp": "hessian"}, {}, "hvp is hessian"),
+        ({}, {"activation": "SiLU"}, "network is an mlp of SiLU"),
+        ({}, {"network": "residual"}, "network is residual"),
+    ],
+)
+def test_what_the_fused_kernel_does_not_know_is_computed_by_torch_or_refused(sampled, settings, policy, reason):
+    policy = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4, 4), **policy))
+    assert build(MAMLTRPO(**settings), policy).kernel == Kernel("torch", reason)
+    state, steps = sampled(MAMLTRPO(**settings), policy)
+    assert optimize(MAMLTRPO(**settings), state, steps, policy=policy)[1]["step_accepted"] == 1
+    with pytest.raises(ConfigError, match=reason):
+        build(MAMLTRPO(kernel="fused", **settings), policy)
 
 
 @pytest.mark.parametrize("kl_order", ["old_new", "new_old"])
@@ -78,10 +168,12 @@ def test_both_orders_of_the_kl_have_the_same_hessian_where_the_policies_agree(sa
     learner, steps = sampled(algorithm)
     params = {name: value.astype(np.float64) for name, value in learner.params.items()}
     problem, chunks = acted_in_float64(algorithm, params, build_chunks(steps, 2, dtype=torch.float64))
-    flat = FlatParams(params, list(params))
+    flat = Flattening(params, list(params))
     v = np.random.default_rng(0).standard_normal(flat.pack(params).size)
-    exact = exact_product(problem, params, flat, chunks)(v)
-    numerical = difference_product(problem, params, flat, chunks, algorithm.constraint, scaled=True)(v)
+    exact = gauss_newton_product(problem, params, flat, chunks)(v)
+    numerical = difference_product(
+        problem, params, flat, chunks, partial(bounded_kl, new_old=kl_order == "new_old"), scaled=True
+    )(v)
     np.testing.assert_allclose(exact, numerical, atol=1e-6 * np.linalg.norm(exact))
 
 
@@ -90,13 +182,13 @@ def test_first_order_products_leave_the_adaptation_out(sampled):
     learner, steps = sampled(algorithm)
     params = {name: value.astype(np.float64) for name, value in learner.params.items()}
     chunks = build_chunks(steps, 3, dtype=torch.float64)
-    flat = FlatParams(params, list(params))
+    flat = Flattening(params, list(params))
     v = np.random.default_rng(0).standard_normal(flat.pack(params).size)
     first, second = (
-        exact_product(a.problem(POLICY, learner, steps), params, flat, chunks)(v)
+        gauss_newton_product(build(a).problem(learner, steps), params, flat, chunks)(v)
         for a in (algorithm, MAMLTRPO(inner_lr=0.3))
     )
-    fisher = curvature.ChunkCurvature(algorithm.problem(POLICY, learner, steps), params, list(params), chunks[0])
+    fisher = gauss_newton.ChunkCurvature(build(algorithm).problem(learner, steps), params, list(params), chunks[0])
     direct = flat.pack(fisher.product(flat.unpack(v))) / 3
     np.testing.assert_allclose(first, direct)
     assert np.linalg.norm(first - second) > 1e-2 * np.linalg.norm(first)
@@ -106,9 +198,9 @@ def test_products_have_the_same_bits_when_little_may_be_kept(sampled, monkeypatc
     algorithm = MAMLTRPO(tasks_per_chunk=1)
     learner, steps = sampled(algorithm)
     kept, _ = optimize(algorithm, learner, steps)
-    size = curvature.ChunkCurvature.num_bytes(POLICY, build_chunks(steps, 1)[0])
+    size = gauss_newton.ChunkCurvature.num_bytes(POLICY, build_chunks(steps, 1)[0])
     for room in (0, size):
-        monkeypatch.setattr(curvature, "MAX_KEPT_BYTES", room)
+        monkeypatch.setattr(gauss_newton, "MAX_KEPT_BYTES", room)
         again, _ = optimize(algorithm, learner, steps)
         assert distance(kept, again) == 0
 
@@ -149,8 +241,19 @@ def test_a_rejected_step_leaves_the_same_arrays(sampled):
     assert all(updated.params[name] is learner.params[name] for name in learner.params)
 
 
-def test_trials_that_overflow_are_rejected(sampled):
-    algorithm = MAMLTRPO(max_kl=1e30)
+def test_a_violation_is_accepted_where_that_is_asked_for(sampled):
+    state, steps = sampled(MAMLTRPO())
+    strict, lax = (MAMLTRPO(max_kl=50.0, line_search_trials=3, accept_violation=a) for a in (False, True))
+    assert optimize(strict, state, steps)[1]["step_accepted"] == 0
+    updated, metrics = optimize(lax, state, steps)
+    assert (metrics["step_accepted"], metrics["line_search_trials"]) == (1, 3)
+    assert metrics["loss_after"] >= metrics["loss_before"] or metrics["outer_kl"] > 50
+    assert distance(updated, state) > 1e-3
+
+
+@pytest.mark.parametrize("accept_violation", [False, True])
+def test_trials_that_overflow_are_rejected(sampled, accept_violation):
+    algorithm = MAMLTRPO(max_kl=1e30, accept_violation=accept_violation)
     learner, steps = sampled(algorithm)
     updated, metrics = optimize(algorithm, learner, steps)
     assert (metrics["step_accepted"], metrics["line_search_trials"]) == (0, 15)
@@ -164,7 +267,7 @@ def test_without_advantages_there_is_no_step(sampled):
     assert distance(learner, updated) == 0
 
 
-@pytest.mark.parametrize("hvp", ["exact", "finite_difference"])
+@pytest.mark.parametrize("hvp", ["gauss_newton", "hessian", "finite_difference"])
 def test_bits_do_not_depend_on_threads(sampled, hvp):
     algorithm = EMAML(tasks_per_chunk=1, inner_steps=2, hvp=hvp, hvp_subsample=0.5)
     learner, steps = sampled(algorithm, B=5)
@@ -199,13 +302,13 @@ def test_the_floor_of_the_standard_deviation_has_no_curvature(sampled):
     policy = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,), min_std=1.0, init_std=1.0))
     learner, steps = sampled(MAMLTRPO(), policy)
     params = {**learner.params, "log_std": learner.params["log_std"] - 1}
-    flat = FlatParams(params, ["log_std"])
-    product = exact_product(
-        MAMLTRPO().problem(policy, learner, steps), params, FlatParams(params, list(params)), build_chunks(steps, 3)
-    )
-    v = np.zeros(FlatParams(params, list(params)).pack(params).size)
+    flat = Flattening(params, ["log_std"])
+    problem, everything = build(MAMLTRPO(), policy).problem(learner, steps), Flattening(params, list(params))
+    v = np.zeros(everything.pack(params).size)
     v[-2:] = 1
-    assert flat.pack({"log_std": product(v)[-2:]}).tolist() == [0, 0]
+    for product_of in (gauss_newton_product, fused_gauss_newton_product):
+        product = product_of(problem, params, everything, build_chunks(steps, 3))
+        assert flat.pack({"log_std": product(v)[-2:]}).tolist() == [0, 0]
 
 
 def test_a_plain_trust_region_step_needs_no_adaptation(sampled):
@@ -239,6 +342,7 @@ def test_learner_state_keeps_names_shapes_and_dtypes(sampled):
         ({"cg_tolerance": 0.1}, {}),
         ({"cg_damping": 1.0}, {}),
         ({"hvp": "finite_difference"}, {}),
+        ({"hvp": "hessian"}, {}),
         ({"hvp": "fd_unscaled"}, {}),
         ({"hvp_subsample": 0.4}, {}),
         ({"backtrack_ratio": 0.3}, {"max_kl": 5.0}),
@@ -268,7 +372,7 @@ def test_the_order_of_the_kl_decides_which_one_is_bounded(sampled):
     for kl_order in ("old_new", "new_old"):
         algorithm = MAMLTRPO(kl_order=kl_order, cg_iterations=3)
         moved = {name: value + 0.1 for name, value in learner.params.items()}
-        problem = algorithm.problem(POLICY, learner, steps)
+        problem = build(algorithm).problem(learner, steps)
         found[kl_order] = meta_objective(problem, moved, build_chunks(steps, 2))["outer_kl"].mean()
     assert abs(found["old_new"] - found["new_old"]) > 1e-3
 
@@ -309,6 +413,14 @@ def test_subsamples_are_drawn_from_run_seed_and_iteration(sampled):
 def test_impossible_and_contradictory_settings_are_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
         MAMLTRPO(**settings)
+
+
+def test_the_old_name_of_the_gauss_newton_matrix_stays_and_digests_keep_it():
+    old = MAMLTRPO.model_validate({"hvp": "exact"})
+    assert old == MAMLTRPO()
+    assert old.decisive()["hvp"] == MAMLTRPO().decisive()["hvp"] == "exact"
+    assert MAMLTRPO(hvp="hessian").decisive()["hvp"] == "hessian"
+    assert not {"accept_violation", "kernel"} & old.decisive().keys()
 
 
 def test_e_maml_without_exploration_is_refused():

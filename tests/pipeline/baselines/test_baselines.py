@@ -2,9 +2,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from metaloom.pipeline.baselines import BaselineConfig, BaselineError
+from metaloom.pipeline.baselines.config import BaselineField
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, fit
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
 from metaloom.pipeline.baselines.zero import ZeroBaseline
@@ -138,7 +139,7 @@ def test_coefficients_that_stay_infinite_are_an_error_not_a_prediction(monkeypat
     ],
 )
 def test_a_configuration_builds_the_baseline_it_names(settings, expected):
-    assert BaselineConfig.model_validate(settings).build() == expected
+    assert TypeAdapter(BaselineField).validate_python(settings).build() == expected
 
 
 @pytest.mark.parametrize(
@@ -169,3 +170,14 @@ def test_an_option_of_another_baseline_is_refused(name, option, value):
 def test_impossible_value_networks_are_refused(option, value):
     with pytest.raises(ValidationError, match=option):
         BaselineConfig.model_validate({"name": "value_network", option: value})
+
+
+@pytest.mark.parametrize("kind", BASELINES)
+def test_fitted_parameters_are_the_originals_coefficients_by_feature(task, kind):
+    arrays, observations, returns, mask = task
+    fitted = BASELINES[kind].fit(observations[None], returns[None], mask[None])
+    names = ["observation", "observation_squared", "time", "constant"][-len(fitted) :]
+    assert list(fitted) == names
+    np.testing.assert_allclose(
+        np.concatenate([fitted[name][0] for name in names]), arrays[f"{kind}_coeffs"], rtol=1e-8, atol=1e-8
+    )

@@ -153,3 +153,20 @@ def test_a_fit_that_diverges_is_refused_by_task():
 def test_baselines_do_not_import_torch():
     code = "import sys, metaloom.pipeline.baselines; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_fitted_parameters_give_the_predictions_again(shared):
+    rng = np.random.default_rng(0)
+    observations, targets = rng.normal(size=(5, 3, 20, 2)), rng.normal(size=(5, 3, 20))
+    mask = np.ones((5, 3, 20), np.float32)
+    baseline = ValueNetworkBaseline((4,), num_epochs=2, shared=shared)
+    predicted = baseline.fit_predict(observations, targets, mask, seed=3)
+    params = baseline.fit(observations, targets, mask, seed=3)
+    assert {len(value) for value in params.values()} == {1 if shared else 5}
+    time = np.broadcast_to(np.arange(20)[:, None] / 100, (5, 3, 20, 1))
+    inputs = np.concatenate([np.clip(observations, -10, 10), time], -1).reshape(len(params["input_mean"]), -1, 3)
+    x = (inputs - params["input_mean"]) / (params["input_std"] + 1e-8)
+    hidden = np.tanh(x @ params["kernel_0"] + params["bias_0"])
+    outputs = (hidden @ params["kernel_1"] + params["bias_1"]) * params["target_std"] + params["target_mean"]
+    np.testing.assert_allclose(outputs.reshape(predicted.shape), predicted, atol=1e-5)

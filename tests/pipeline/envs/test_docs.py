@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
+from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
 
 DOCS = Path(__file__).parents[3] / "docs" / "environments"
 

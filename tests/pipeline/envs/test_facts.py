@@ -6,8 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
+from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.facts import env_facts
+from metaloom.pipeline.envs.registry import make_env
 
 
 def facts(name, action_scale=10.0, **options):

@@ -7,9 +7,10 @@ import mujoco
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import EnvConfig, make_env
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.half_cheetah import HalfCheetah, HalfCheetahDir, HalfCheetahVel
 from metaloom.pipeline.envs.mujoco_robot import Motion
+from metaloom.pipeline.envs.registry import make_env
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

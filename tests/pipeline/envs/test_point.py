@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaloom.pipeline.envs import EnvConfig, EnvError, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.point import Navigation2D, Point2D, Point2DGoal
 from metaloom.pipeline.envs.point_corner import PointCorner, PointMomentum, PointWalls
 from metaloom.pipeline.envs.point_pearl import PearlPointRobot, PearlSparsePointRobot
+from metaloom.pipeline.envs.registry import make_env
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 moves = st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1, max_size=60)
@@ -197,19 +199,19 @@ def test_navigation_moves_at_most_a_tenth_of_a_metre_per_axis_and_ends_at_its_go
 
 
 def test_pearls_goals_lie_in_a_square_80_to_train_on_and_20_to_test_with() -> None:
-    train, test = np.array(PearlPointRobot.task_set), np.array(PearlPointRobot.test_task_set)
+    train, test = np.array(PearlPointRobot().task_set), np.array(PearlPointRobot().test_task_set)
     assert (train.shape, test.shape) == ((80, 2), (20, 2))
     assert np.abs(np.concatenate([train, test])).max() <= 1
     assert np.abs(train).max() > 0.9
 
 
 def test_pearls_sparse_goals_are_the_even_points_of_a_half_circle() -> None:
-    goals = np.concatenate([PearlSparsePointRobot.task_set, PearlSparsePointRobot.test_task_set])
+    goals = np.concatenate([PearlSparsePointRobot().task_set, PearlSparsePointRobot().test_task_set])
     np.testing.assert_allclose(np.linalg.norm(goals, axis=1), 1)
     angles = np.sort(np.arctan2(goals[:, 1], goals[:, 0]))
     np.testing.assert_allclose(angles, np.linspace(0, np.pi, 100), atol=1e-12)
     # Shuffled: tasks to test with are not all at one end.
-    assert np.ptp(np.array(PearlSparsePointRobot.test_task_set)[:, 0]) > 1
+    assert np.ptp(np.array(PearlSparsePointRobot().test_task_set)[:, 0]) > 1
 
 
 @pytest.mark.parametrize(("place", "sparse"), [([1.0, 0.0], 1.0), ([0.9, 0.0], 0.9), ([0.75, 0.0], 0.0)])
@@ -224,7 +226,7 @@ def test_pearls_sparse_reward_is_seen_near_the_goal_only(place: list[float], spa
 def test_pearls_rewards_share_their_episodes() -> None:
     dense, sparse = PearlSparsePointRobot("dense"), PearlSparsePointRobot("sparse")
     for env in (dense, sparse):
-        env.set_task(np.array(PearlSparsePointRobot.task_set[3]))
+        env.set_task(np.array(PearlSparsePointRobot().task_set[3]))
         env.reset(seed=1)
     for action in np.random.default_rng(0).uniform(-0.1, 0.1, (20, 2)):
         assert np.array_equal(dense.step(action)[0], sparse.step(action)[0])

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import EnvConfig, EnvError, make_batch_env, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.hopper import HopperRandParams, PearlHopperRandParams
 from metaloom.pipeline.envs.random_dynamics import ARRAYS, RandomDynamics
+from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.walker2d import PearlWalker2dRandParams, Walker2dRandParams
 
 ROBOTS = (HopperRandParams, Walker2dRandParams)

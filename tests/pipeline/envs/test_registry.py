@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import EnvConfig, EnvError, make_batch_env, make_env
+from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.facts import env_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
+from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.wrappers import SingleTask
 
 MODULE = '''
@@ -14,7 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Text
 
-from metaloom.pipeline.envs import MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import MetaEnv, TaskField
 
 
 class Plain(gymnasium.Env):
@@ -143,15 +146,15 @@ def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("half-cheeta-dir", r"env.name is 'half-cheeta-dir'; did you mean half-cheetah-dir or .*point-corner"),
+        ("half-cheeta-dir", r"env.name is 'half-cheeta-dir'; did you mean half-cheetah-dir\? .*point-corner"),
         ("no-such-thing-at-all", r"Required: one of ant-dir, .*Hopper-v5; or module:Class"),
-        ("own_envs:Missing", r"env.name is 'own_envs:Missing': .*no attribute 'Missing'; required module:Class"),
+        ("own_envs:Missing", r"env.name: found 'own_envs:Missing': .*no attribute 'Missing'; required module:Class"),
         ("nowhere:Env", r"No module named 'nowhere'; required module:Class, with the module in "),
         (":Env", r"required module:Class"),
-        ("own_envs:NotAnEnv", r"makes a NotAnEnv; required a gymnasium.Env or MetaEnv"),
+        ("own_envs:NotAnEnv", r"the class own_envs:NotAnEnv; required a subclass of gymnasium"),
         (
             "own_envs:Choices",
-            r"the actions Discrete\(3\) are choices, so action_scale 10.0 .* set env.action_scale to null",
+            r"the actions Discrete\(3\) are discrete, so action_scale 10.0 .* set env.action_scale to null",
         ),
         ("own_envs:Endless", r"has no bounds, so action_scale 10.0 .* set env.action_scale to null"),
     ],
@@ -216,7 +219,7 @@ def test_reading_the_registry_imports_no_simulator_and_no_torch() -> None:
 
 def test_a_worker_that_samples_half_cheetah_imports_no_torch() -> None:
     code = (
-        "import sys, metaloom.stages.collect_rollouts, metaloom.pipeline.envs as e; "
+        "import sys, metaloom.stages.collect_rollouts, metaloom.pipeline.envs.registry as e; "
         "e.make_batch_env(e.EnvConfig(name='half-cheetah-dir'), 4); "
         "assert 'mujoco' in sys.modules and not {'torch', 'prefect', 'dask'} & set(sys.modules)"
     )
@@ -229,3 +232,29 @@ def test_states_that_are_numbered_become_unit_vectors() -> None:
     second, *_ = env.step(np.int64(1))  # one row down on a lake of 4 x 4
     assert env.observation_space.shape == (16,)
     assert (np.nonzero(first)[0].tolist(), np.nonzero(second)[0].tolist()) == ([0], [4])
+
+
+REGISTERS = """
+import gymnasium
+from gymnasium.envs.registration import register
+
+register("Own-v3", "own_envs:Plain", max_episode_steps=17, kwargs={"last": 4})
+"""
+
+
+def test_a_gymnasium_id_may_name_the_module_that_registers_it(tmp_path) -> None:
+    (tmp_path / "registers.py").write_text(REGISTERS)
+    config = EnvConfig(name="registers:Own-v3", options={"last": 9})
+    assert gymnasium_limit(config.name) == 17
+    env = make_env(config)
+    assert env.unwrapped.last == 9  # pyright: ignore[reportAttributeAccessIssue]
+    assert env_facts(config, env)["class"] == "own_envs:Plain"
+    with pytest.raises(EnvError, match="No module named 'nowhere'"):
+        make_env(EnvConfig(name="nowhere:Own-v3"))
+
+
+def test_a_function_is_not_called_to_find_out_what_it_makes(monkeypatch) -> None:
+    monkeypatch.setattr("os.system", pytest.fail)
+    for path in ("os:system", "subprocess:run"):
+        with pytest.raises(EnvError, match="required a subclass of gymnasium"):
+            make_env(EnvConfig(name=path, options={"command": "true", "args": "true"}))

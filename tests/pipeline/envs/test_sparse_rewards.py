@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import EnvConfig, EnvError, MetaEnv, make_batch_env, make_env
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv
+from metaloom.pipeline.envs.registry import make_batch_env, make_env
 
 NAME = "pearl-sparse-point-robot"
 

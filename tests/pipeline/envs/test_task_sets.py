@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import ENVS, EnvConfig, make_env
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.ant import PearlAntDir
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.task_draws import draw_directions, draw_on_disk, draw_signs
 
 SIZES = {
@@ -40,6 +43,17 @@ def test_pearls_robots_train_and_test_on_fixed_tasks_that_differ(name: str) -> N
     assert len({*env.task_set, *env.test_task_set}) == sum(SIZES[name])
     drawn = env.sample_tasks(500, np.random.default_rng(0))
     assert {tuple(task) for task in drawn.tolist()} <= set(env.task_set)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_of_fixed_task_sets_are_options(name: str) -> None:
+    env = make_env(EnvConfig(name=name, options={"num_train_tasks": 7, "num_test_tasks": 3}))
+    assert env.task_set is not None
+    assert env.test_task_set is not None
+    assert (len(env.task_set), len(env.test_task_set)) == (7, 3)
+    assert {tuple(task) for task in env.sample_tasks(50, np.random.default_rng(0)).tolist()} <= set(env.task_set)
+    with pytest.raises(EnvError, match="num_test_tasks is 0"):
+        make_env(EnvConfig(name=name, options={"num_test_tasks": 0}))
 
 
 def test_pearls_environments_show_what_pearls_policies_saw() -> None:

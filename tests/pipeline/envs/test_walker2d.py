@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs import EnvError
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.hopper import HopperRandParams
 from metaloom.pipeline.envs.mujoco_robot import Motion, MujocoRobot
 from metaloom.pipeline.envs.walker2d import Walker2dDir, Walker2dRandParams, Walker2dVel

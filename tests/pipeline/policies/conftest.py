@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.policies.actors import ActorSetup
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Params, TaskParams
 
 HIDDEN = (7, 5)
+CONFIG = PolicyConfig(hidden_sizes=HIDDEN)
 
 
 def _random_network(prefix: str, num_tasks: int, inputs: int, outputs: int, seed: int = 0) -> Params:
@@ -44,7 +46,7 @@ def _relu_network(prefix: str, params: Mapping[str, np.ndarray], task: int) -> n
 @pytest.fixture
 def config() -> PolicyConfig:
     """The policy whose networks these are."""
-    return PolicyConfig(hidden_sizes=HIDDEN)
+    return CONFIG
 
 
 @pytest.fixture
@@ -76,16 +78,18 @@ def setup() -> Callable[..., ActorSetup]:
         E: int,
         T: int = 1,
         A: int = 1,
-        choices: int = 0,
+        O: int = 5,
+        num_actions: int = 0,
+        config: PolicyConfig = CONFIG,
         draw: bool = True,
         first_task: int = 0,
     ) -> ActorSetup:
         return ActorSetup(
-            PolicyConfig(hidden_sizes=HIDDEN),
+            config,
             TaskParams(params),
             np.zeros((T, B * E, A), np.float32),
             num_rows=E,
-            num_choices=choices,
+            spaces=Spaces((O,), 1.0, 0 if num_actions else A, num_actions),
             rngs=[generator(1, "actions", 0, 0, first_task + b) for b in range(B)] if draw else None,
             belief_rng=lambda b, e: generator(1, "beliefs", 0, 0, first_task + b, e),
         )

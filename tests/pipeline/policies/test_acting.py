@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
+from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.policies.acting import check_actor, check_actor_params
 
-UNIT, WIDE, CHOICES = Box(-1, 1, (2,)), Box(-10, 10, (2,)), Discrete(3)
+UNIT, WIDE, DISCRETE = Box(-1, 1, (2,)), Box(-10, 10, (2,)), Discrete(3)
+CONTINUOUS_SPACES = Spaces((3,), action_size=2)
 BELIEF = {"belief.mean": np.zeros((2, 4), np.float32), "belief.variance": np.ones((2, 4), np.float32)}
 
 
@@ -16,8 +18,8 @@ BELIEF = {"belief.mean": np.zeros((2, 4), np.float32), "belief.variance": np.one
         ("tanh_gaussian", WIDE, r"actor tanh_gaussian: its actions lie in \[-1, 1\], .*set env.action_scale to 1"),
         ("uniform", WIDE, r"actor uniform: its actions lie in \[-1, 1\], .*set env.action_scale to 1"),
         ("uniform", Box(np.float32([-1, -1]), np.float32([1, 2])), "env.action_scale"),
-        ("tanh_gaussian", CHOICES, r"found the action space Discrete\(3\); required numbers"),
-        ("q_values", UNIT, r"found the action space Box.*; required choices"),
+        ("tanh_gaussian", DISCRETE, r"found the action space Discrete\(3\); required continuous"),
+        ("q_values", UNIT, r"found the action space Box.*; required discrete"),
     ],
 )
 def test_an_actor_whose_actions_are_not_the_environments_is_refused(kind, actions, message):
@@ -27,7 +29,7 @@ def test_an_actor_whose_actions_are_not_the_environments_is_refused(kind, action
 
 @pytest.mark.parametrize(
     ("kind", "actions"),
-    [("tanh_gaussian", UNIT), ("uniform", UNIT), ("uniform", CHOICES), ("q_values", CHOICES), ("policy", WIDE)],
+    [("tanh_gaussian", UNIT), ("uniform", UNIT), ("uniform", DISCRETE), ("q_values", DISCRETE), ("policy", WIDE)],
 )
 def test_an_actor_that_fits_is_accepted(kind, actions):
     check_actor(kind, actions)
@@ -43,11 +45,17 @@ def test_a_tanh_gaussian_reads_the_belief_behind_the_observation_and_gives_two_n
     extra, random_network, config
 ):
     inputs = 3 + (4 if extra else 0)
-    check_actor_params("tanh_gaussian", config, random_network("policy_network", 2, inputs, 4) | extra, 3, 2, 0)
+    check_actor_params(
+        "tanh_gaussian", config, random_network("policy_network", 2, inputs, 4) | extra, CONTINUOUS_SPACES
+    )
     with pytest.raises(ValueError, match=rf"hidden_0.kernel: found \(2, 9, 7\); required \[B, {inputs}, 7\]"):
-        check_actor_params("tanh_gaussian", config, random_network("policy_network", 2, 9, 4) | extra, 3, 2, 0)
+        check_actor_params(
+            "tanh_gaussian", config, random_network("policy_network", 2, 9, 4) | extra, CONTINUOUS_SPACES
+        )
     with pytest.raises(ValueError, match=r"output.kernel: found \(2, 5, 2\); required \[B, 5, 4\]"):
-        check_actor_params("tanh_gaussian", config, random_network("policy_network", 2, inputs, 2) | extra, 3, 2, 0)
+        check_actor_params(
+            "tanh_gaussian", config, random_network("policy_network", 2, inputs, 2) | extra, CONTINUOUS_SPACES
+        )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +72,7 @@ def test_half_a_belief_or_a_wrong_one_is_refused(changes, message, random_networ
     params = random_network("policy_network", 2, 7, 4) | BELIEF | changes
     params = {name: value for name, value in params.items() if value is not None}
     with pytest.raises(ValueError, match=message):
-        check_actor_params("tanh_gaussian", config, params, 3, 2, 0)
+        check_actor_params("tanh_gaussian", config, params, CONTINUOUS_SPACES)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +86,14 @@ def test_half_a_belief_or_a_wrong_one_is_refused(changes, message, random_networ
 )
 def test_an_epsilon_that_is_no_probability_of_each_task_is_refused(epsilon, message, random_network, config):
     params = random_network("q_network", 2, 3, 5)
-    check_actor_params("q_values", config, params | {"epsilon": np.float32([0, 1])}, 3, 1, 5)
+    check_actor_params("q_values", config, params | {"epsilon": np.float32([0, 1])}, Spaces((3,), num_actions=5))
     with pytest.raises(ValueError, match=message):
-        check_actor_params("q_values", config, params | ({} if epsilon is None else {"epsilon": epsilon}), 3, 1, 5)
+        check_actor_params(
+            "q_values", config, params | ({} if epsilon is None else {"epsilon": epsilon}), Spaces((3,), num_actions=5)
+        )
     with pytest.raises(ValueError, match=r"q_network.output.kernel: found \(2, 5, 5\); required \[B, 5, 6\]"):
-        check_actor_params("q_values", config, params | {"epsilon": np.float32([0, 1])}, 3, 1, 6)
+        check_actor_params("q_values", config, params | {"epsilon": np.float32([0, 1])}, Spaces((3,), num_actions=6))
 
 
 def test_uniform_actions_need_no_parameters(config):
-    check_actor_params("uniform", config, {}, 3, 2, 0)
+    check_actor_params("uniform", config, {}, CONTINUOUS_SPACES)

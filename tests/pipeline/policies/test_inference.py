@@ -3,8 +3,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.policies.acting import check_actor_params
+from metaloom.pipeline.policies.actors.gaussian import GaussianActor
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inference import GaussianInference, check_params
+from metaloom.pipeline.policies.inference import MEAN_NETWORK, Inference, network_inference
 from metaloom.pipeline.types import Params, TaskParams
 
 
@@ -19,11 +22,18 @@ def random_params(num_tasks: int, sizes: list[int], seed: int = 0) -> Params:
     return params
 
 
+def inference(config: PolicyConfig, params: TaskParams, num_rows: int) -> Inference:
+    layers = params.params["mean_network.hidden_0.kernel"], params.params["mean_network.output.bias"]
+    return network_inference(
+        MEAN_NETWORK, config.network_spec(layers[0].shape[1:2], layers[1].shape[1]), params, num_rows
+    )
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 4, 5, 20])
 @pytest.mark.parametrize("hidden", [(7,), (64, 64), (3, 5, 9)])
 def test_means_are_those_of_the_tanh_network(num_rows: int, hidden: tuple[int, ...]) -> None:
     params = random_params(3, [4, *hidden, 2])
-    policy = GaussianInference(PolicyConfig(hidden_sizes=hidden), TaskParams(params), num_rows)
+    policy = inference(PolicyConfig(hidden_sizes=hidden), TaskParams(params), num_rows)
     observations = np.random.default_rng(1).normal(size=(3, num_rows, 4)).astype(np.float32)
     policy.inputs[:] = observations
     for b in range(3):
@@ -31,8 +41,8 @@ def test_means_are_those_of_the_tanh_network(num_rows: int, hidden: tuple[int, .
         for i in range(len(hidden)):
             x = np.tanh(x @ params[f"mean_network.hidden_{i}.kernel"][b] + params[f"mean_network.hidden_{i}.bias"][b])
         x = x @ params["mean_network.output.kernel"][b] + params["mean_network.output.bias"][b]
-        np.testing.assert_allclose(policy.mean()[b], x, atol=1e-5)
-    assert policy.mean().dtype == np.float32
+        np.testing.assert_allclose(policy.outputs()[b], x, atol=1e-5)
+    assert policy.outputs().dtype == np.float32
 
 
 @pytest.mark.parametrize("hidden", [(7,), (64, 64), (100,)])
@@ -42,9 +52,9 @@ def test_the_bits_of_a_task_do_not_depend_on_the_other_tasks(hidden: tuple[int, 
     observations = np.random.default_rng(1).normal(size=(13, num_rows, 17)).astype(np.float32)
 
     def means(start: int, stop: int) -> np.ndarray:
-        policy = GaussianInference(config, params.slice(start, stop), num_rows)
+        policy = inference(config, params.slice(start, stop), num_rows)
         policy.inputs[:] = observations[start:stop]
-        return policy.mean().copy()
+        return policy.outputs().copy()
 
     together = means(0, 13)
     for split in ([0, 6, 13], list(range(14))):
@@ -53,11 +63,11 @@ def test_the_bits_of_a_task_do_not_depend_on_the_other_tasks(hidden: tuple[int, 
 
 
 def test_the_bits_of_a_row_do_not_depend_on_the_other_rows() -> None:
-    policy = GaussianInference(PolicyConfig(), TaskParams(random_params(2, [17, 64, 64, 6])), 5)
+    policy = inference(PolicyConfig(), TaskParams(random_params(2, [17, 64, 64, 6])), 5)
     policy.inputs[:] = np.random.default_rng(1).normal(size=(2, 5, 17))
-    before = policy.mean().copy()
+    before = policy.outputs().copy()
     policy.inputs[:, 1:4] = np.nan
-    assert np.array_equal(policy.mean()[:, [0, 4]], before[:, [0, 4]])
+    assert np.array_equal(policy.outputs()[:, [0, 4]], before[:, [0, 4]])
 
 
 def test_shared_parameters_give_the_bits_of_copied_ones() -> None:
@@ -65,18 +75,19 @@ def test_shared_parameters_give_the_bits_of_copied_ones() -> None:
     copied = TaskParams({name: np.stack([value] * 4) for name, value in one.items()})
     means = []
     for params in (TaskParams.broadcast(one, 4), copied):
-        policy = GaussianInference(PolicyConfig(hidden_sizes=(8,)), params, 6)
+        policy = inference(PolicyConfig(hidden_sizes=(8,)), params, 6)
         policy.inputs[:] = np.random.default_rng(0).normal(size=(4, 6, 3))
-        means.append(policy.mean().copy())
+        means.append(policy.outputs().copy())
     assert np.array_equal(*means)
 
 
-def test_log_std_has_the_floor_of_the_config() -> None:
-    params = random_params(2, [3, 8, 2])
+def test_log_std_has_the_floor_of_the_config(setup) -> None:
+    params = random_params(2, [5, 8, 2])
     params["log_std"] = np.array([[-20.0, 0.5], [0.0, -3.0]], np.float32)
-    policy = GaussianInference(PolicyConfig(hidden_sizes=(8,), min_std=1e-2), TaskParams(params), 1)
-    np.testing.assert_allclose(policy.log_std, [[np.log(1e-2), 0.5], [0.0, -3.0]], rtol=1e-6)
-    assert policy.log_std.dtype == np.float32
+    config = PolicyConfig(hidden_sizes=(8,), min_std=1e-2)
+    log_std = GaussianActor(setup(params, B=2, E=1, A=2, config=config)).behavior_by_task["log_std"]
+    np.testing.assert_allclose(log_std, [[np.log(1e-2), 0.5], [0.0, -3.0]], rtol=1e-6)
+    assert log_std.dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -90,16 +101,16 @@ def test_log_std_has_the_floor_of_the_config() -> None:
 )
 def test_parameters_that_do_not_fit_the_env_are_refused(name: str, shape: tuple[int, ...] | None, message: str) -> None:
     params = random_params(2, [3, 8, 2])
-    check_params(PolicyConfig(hidden_sizes=(8,)), params, observation_size=3, action_size=2)
+    check_actor_params("policy", PolicyConfig(hidden_sizes=(8,)), params, Spaces((3,), action_size=2))
     del params[name]
     if shape is not None:
         params[name] = np.zeros(shape, np.float32)
     with pytest.raises(ValueError, match=message):
-        check_params(PolicyConfig(hidden_sizes=(8,)), params, observation_size=3, action_size=2)
+        check_actor_params("policy", PolicyConfig(hidden_sizes=(8,)), params, Spaces((3,), action_size=2))
 
 
 def test_parameters_that_are_not_finite_are_refused_by_name_and_task() -> None:
     params = random_params(3, [3, 8, 2])
     params["mean_network.output.kernel"][2, 0, 0] = np.nan
     with pytest.raises(ValueError, match=r"mean_network.output.kernel of task 2 is not finite"):
-        check_params(PolicyConfig(hidden_sizes=(8,)), params, observation_size=3, action_size=2)
+        check_actor_params("policy", PolicyConfig(hidden_sizes=(8,)), params, Spaces((3,), action_size=2))

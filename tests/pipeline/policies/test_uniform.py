@@ -9,7 +9,7 @@ def act(actor) -> np.ndarray:
     return np.array([actor.act(t, ANYWHERE, np.arange(60)) for t in range(len(actor.actions))])
 
 
-def test_numbers_are_uniform_over_what_a_tanh_can_give(setup):
+def test_continuous_actions_are_uniform_over_what_a_tanh_can_give(setup):
     actions = act(UniformActor(setup({}, B=3, E=20, T=200, A=2)))
     n = actions.size
     assert -1 <= actions.min() < -0.999
@@ -20,8 +20,8 @@ def test_numbers_are_uniform_over_what_a_tanh_can_give(setup):
     assert actions.dtype == np.float32
 
 
-def test_choices_are_equally_likely(setup):
-    actions = act(UniformActor(setup({}, B=3, E=20, T=200, choices=5)))
+def test_discrete_actions_are_equally_likely(setup):
+    actions = act(UniformActor(setup({}, B=3, E=20, T=200, num_actions=5)))
     n = actions.size
     np.testing.assert_allclose(np.bincount(actions.ravel()) / n, np.full(5, 0.2), atol=4 * np.sqrt(0.16 / n))
     assert actions.dtype == np.int64
@@ -33,9 +33,9 @@ def test_every_task_and_step_has_actions_of_its_own(setup):
 
 
 def test_rows_that_ended_leave_no_trace(setup):
-    numbers, choices = setup({}, B=3, E=20, T=1, A=2), setup({}, B=3, E=20, T=1, choices=5)
+    continuous, discrete = setup({}, B=3, E=20, T=1, A=2), setup({}, B=3, E=20, T=1, num_actions=5)
     rows = np.array([3, 40])
-    for of in (numbers, choices):
+    for of in (continuous, discrete):
         actor = UniformActor(of)
         found = actor.act(0, ANYWHERE, rows)
         np.testing.assert_array_equal(actor.actions[0, rows], found)

@@ -5,40 +5,59 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.categorical import CategoricalPolicy
-from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.policies.inference import log_softmax
-from metaloom.pipeline.types import EpisodeBatch, LearnerState
+from metaloom.pipeline.types import EpisodeBatch
 
 O, A, CHOICES, T = 3, 2, 4, 7
 LENGTHS = [[7, 3, 5], [2, 7, 0]]
-GAUSSIAN = GaussianPolicy(O, A, PolicyConfig(hidden_sizes=(5, 4), init_std=0.7))
-CATEGORICAL = CategoricalPolicy(O, CHOICES, PolicyConfig(hidden_sizes=(5, 4)))
+GAUSSIAN = PolicyConfig(hidden_sizes=(5, 4), init_std=0.7)
+CATEGORICAL = PolicyConfig(hidden_sizes=(5, 4))
 POLICIES = {"gaussian": GAUSSIAN, "categorical": CATEGORICAL}
 PROCESSING = ProcessingConfig(discount=0.9, gae_lambda=0.8)
+
+
+def learner_of(settings, policy=GAUSSIAN, processing=PROCESSING, **changes):
+    """The learner of an algorithm with continuous actions, or with discrete ones if the policy is CATEGORICAL."""
+    discrete = policy is CATEGORICAL
+    setup = {
+        "observation_shape": (O,),
+        "observation_scale": 1.0,
+        "action_size": 0 if discrete else A,
+        "num_actions": CHOICES if discrete else 0,
+        "env_name": "test",
+        "max_episode_steps": T,
+        "policy": policy,
+        "baseline": BaselineConfig(name="zero"),
+        "processing": processing,
+        "device": "cpu",
+        "sparse_rewards": lambda rewards: rewards,
+    }
+    return settings.build(Setup(**(setup | changes)))
 
 
 @pytest.fixture
 def episodes_of() -> Callable[..., EpisodeBatch]:
     """Episodes that a policy could have acted in; the second of the first task came to its end, the others were cut."""
 
-    def build(policy, learner: LearnerState, seed: int = 0, lengths=None) -> EpisodeBatch:
+    def build(policy, seed: int = 0, lengths=None) -> EpisodeBatch:
         rng = np.random.default_rng(seed)
         lengths = np.array(LENGTHS if lengths is None else lengths, np.int32)
         B, E = lengths.shape
         mask = np.arange(T) < lengths[..., None]
         steps = np.arange(T + 1) <= lengths[..., None]
         observations = (rng.normal(size=(B, E, T + 1, O)) * steps[..., None]).astype(np.float32)
-        if policy is GAUSSIAN:
+        if policy is CATEGORICAL:
+            behavior = {"log_probs": log_softmax(rng.normal(size=(B, E, T, CHOICES)).astype(np.float32))}
+            actions = rng.integers(CHOICES, size=(B, E, T)) * mask
+        else:
             mean = rng.normal(size=(B, E, T, A)).astype(np.float32) * mask[..., None]
             log_std = rng.normal(size=(B, A)).astype(np.float32) * np.float32(0.1)
             actions = (mean + rng.normal(size=mean.shape)).astype(np.float32) * mask[..., None]
             behavior = {"mean": mean, "log_std": log_std}
-        else:
-            behavior = {"log_probs": log_softmax(rng.normal(size=(B, E, T, CHOICES)).astype(np.float32))}
-            actions = rng.integers(CHOICES, size=(B, E, T)) * mask
         terminated = np.zeros((B, E), bool)
         terminated[0, 1] = True
         return EpisodeBatch(

@@ -3,25 +3,26 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms.actor_critic.experience import Experience
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
 from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.estimation.experience import Experience
 
-from .conftest import CATEGORICAL, GAUSSIAN, LENGTHS, POLICIES
+from .conftest import CATEGORICAL, GAUSSIAN, LENGTHS, POLICIES, learner_of
 
 
 def critic(observations):
-    return observations.sum(-1, keepdims=True).astype(np.float32)
+    return observations.sum(-1).astype(np.float32)
 
 
 @pytest.fixture
 def episodes(episodes_of):
-    return episodes_of(GAUSSIAN, None)
+    return episodes_of(GAUSSIAN)
 
 
 def cut_value(episodes, b, e):
     """V of the state that a cut episode had reached; 0 where the task ended it."""
-    return 0.0 if episodes.terminated[b, e] else float(critic(episodes.observations[b, e, episodes.lengths[b, e]])[0])
+    return 0.0 if episodes.terminated[b, e] else float(critic(episodes.observations[b, e, episodes.lengths[b, e]]))
 
 
 @pytest.mark.parametrize("target", ["td_lambda", "empirical"])
@@ -32,7 +33,7 @@ def test_with_lambda_one_advantages_are_returns_credited_with_the_value_at_the_c
         following = cut_value(episodes, b, e)
         for t in reversed(range(L)):
             following = episodes.rewards[b, e, t] + 0.9 * following
-            value = critic(episodes.observations[b, e, t])[0]
+            value = critic(episodes.observations[b, e, t])
             assert estimate.advantages[b, e, t] == pytest.approx(following - value, rel=1e-5, abs=1e-5)
             assert estimate.targets[b, e, t] == pytest.approx(following, rel=1e-5, abs=1e-5)
         assert not estimate.advantages[b, e, L:].any()
@@ -43,7 +44,7 @@ def test_with_lambda_zero_advantages_are_the_errors_of_one_step(episodes):
     estimate = Experience(episodes, slice(None)).estimate(critic, 0.9, 0.0, "td_lambda")
     for b, e in zip(*np.nonzero(LENGTHS), strict=True):
         L = episodes.lengths[b, e]
-        values = [float(critic(o)[0]) for o in episodes.observations[b, e, :L]] + [cut_value(episodes, b, e)]
+        values = [float(critic(o)) for o in episodes.observations[b, e, :L]] + [cut_value(episodes, b, e)]
         expected = [episodes.rewards[b, e, t] + 0.9 * values[t + 1] - values[t] for t in range(L)]
         np.testing.assert_allclose(estimate.advantages[b, e, :L], expected, rtol=1e-5, atol=1e-5)
 
@@ -53,19 +54,22 @@ def test_targets_hold_advantages_before_they_are_scaled(episodes):
     np.testing.assert_allclose(estimate.targets, estimate.values + estimate.advantages)
 
 
+@pytest.mark.parametrize("kernel", ["fused", "torch"])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_rows_are_the_real_steps_with_the_log_probability_that_they_had(episodes_of, policy):
-    episodes = episodes_of(policy, None)
+def test_rows_are_the_real_steps_with_the_log_probability_that_they_had(episodes_of, policy, kernel):
+    episodes = episodes_of(policy)
+    learner = learner_of(A2C(kernel=kernel), policy)
     experience = Experience(episodes, slice(1, 2))
-    assert len(experience.observations) == 9
+    log_prob = learner.steps(learner.initialize(run_seed=0)).old_log_prob(experience)
+    assert len(experience.observations) == len(log_prob) == 9
     assert np.array_equal(experience.observations[:2], episodes.observations[1, 0, :2])
     if policy is CATEGORICAL:
-        assert experience.log_prob[1] == episodes.behavior["log_probs"][1, 0, 1, episodes.actions[1, 0, 1]]
+        assert log_prob[1] == episodes.behavior["log_probs"][1, 0, 1, episodes.actions[1, 0, 1]]
     else:
         z = episodes.actions[1, 0, 1] - episodes.behavior["mean"][1, 0, 1]
         std = np.exp(episodes.behavior["log_std"][1])
         expected = (-0.5 * (z / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)).sum()
-        assert experience.log_prob[1] == pytest.approx(expected, rel=1e-5)
+        assert log_prob[1] == pytest.approx(expected, rel=1e-5)
 
 
 def test_running_moments_are_those_of_all_numbers_so_far():

@@ -4,30 +4,32 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms import A2C, PPO, PPO2
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
+from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
+from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.nn.mlp import mlp
 from metaloom.pipeline.nn.optimizers import AdamInPlace, RMSpropInPlace
-from metaloom.pipeline.types import LearnerState, Step
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Step
 
-from .conftest import GAUSSIAN, POLICIES, PROCESSING
+from .conftest import CATEGORICAL, GAUSSIAN, POLICIES, PROCESSING, learner_of
 
 ALL = {"a2c": A2C, "ppo": PPO, "ppo2": PPO2}
 
 
 @pytest.fixture
 def update(episodes_of):
-    """One iteration from the start; returns the learner before and after it, and the metrics."""
+    """One iteration from the start; returns the state before and after it, and the metrics."""
 
-    def run(settings, policy=GAUSSIAN, processing=PROCESSING, learner=None, seed=0):
-        algorithm = settings.build(processing)
-        learner = learner or algorithm.initialize(policy, run_seed=0)
-        episodes = episodes_of(policy, learner, seed)
-        step = Step(episodes, algorithm.estimate(learner, episodes), 0)
-        after, metrics = algorithm.optimize(policy, learner, [step], run_seed=1, iteration=0)
-        return learner, after, metrics
+    def run(settings, policy=GAUSSIAN, processing=PROCESSING, state=None, seed=0):
+        learner = learner_of(settings, policy, processing)
+        state = state or learner.initialize(run_seed=0)
+        episodes = episodes_of(policy, seed)
+        step = Step(episodes, learner.process(state, episodes, seed=0), 0)
+        after, metrics = learner.update(state, [step], run_seed=1, iteration=0)
+        return state, after, metrics
 
     return run
 
@@ -60,8 +62,8 @@ def test_the_critic_comes_nearer_to_its_targets(update, name):
 def test_one_gradient_step_of_a2c_is_rmsprop_on_the_policy_gradient(update, episodes_of):
     settings = A2C(batch_size=100, entropy_coeff=0.1)
     before, after, metrics = update(settings)
-    episodes = episodes_of(GAUSSIAN, before)
-    samples = settings.build(PROCESSING).estimate(before, episodes)
+    episodes = episodes_of(GAUSSIAN)
+    samples = learner_of(settings).process(before, episodes, seed=0)
     real = samples.mask != 0
     leaves = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in before.params.items()}
     mean = mlp("mean_network", 2, leaves, torch.tensor(episodes.observations[:, :, :-1][real], dtype=torch.float64))
@@ -106,6 +108,8 @@ def test_every_option_of_an_update_matters(update, name):
         "entropy_coeff": 0.5,
         "initial_output_scale": 0.5,
         "critic_hidden_sizes": (5,),
+        "critic_network": "residual",
+        "critic_activation": "relu",
         "value_target": "empirical" if name == "ppo" else "td_lambda",
         "value_coeff": 0.1,
         "clip_eps": 0.01,
@@ -114,8 +118,10 @@ def test_every_option_of_an_update_matters(update, name):
         "critic_batch_size": 5,
         "critic_max_grad_norm": 1e-3,
         "num_epochs": 2,
+        "optimizer": "SGD",
     }
-    settable = ALL[name].model_fields.keys() - {"name", "lr_schedule", "lr_decay", "lr_horizon", "advantage_scaling"}
+    others = {"name", "kernel", "lr_schedule", "lr_decay", "lr_horizon", "advantage_scaling", "critic_network_options"}
+    settable = ALL[name].model_fields.keys() - others
     for option in settable - ({"num_epochs"} if name == "a2c" else set()):
         _, changed, _ = update(ALL[name](**{option: changes[option]}))
         same = all(np.array_equal(after.params[key], changed.params[key]) for key in after.params)
@@ -127,12 +133,14 @@ def test_every_option_of_an_update_matters(update, name):
 def test_step_sizes_follow_their_schedule(update):
     exponential = PPO(lr_schedule="exponential", lr_decay=0.5)
     linear = PPO(lr_schedule="linear", lr_horizon=4)
-    for settings, factors in ((exponential, [1, 0.5, 0.25]), (linear, [1, 0.75, 0.5, 0.25, 0, 0])):
-        learner = None
+    cosine = PPO(lr_schedule={"name": "CosineAnnealingLR", "options": {"T_max": 2}})
+    cases = (exponential, [1, 0.5, 0.25]), (linear, [1, 0.75, 0.5, 0.25, 0, 0]), (cosine, [1, 0.5, 0])
+    for settings, factors in cases:
+        state = None
         for factor in factors:
-            before, learner, metrics = update(settings, learner=learner)
+            before, state, metrics = update(settings, state=state)
             assert metrics["learning_rate"] == pytest.approx(5e-4 * factor)
-        assert (distance(before, learner) == 0) == (factor == 0)
+        assert (distance(before, state) == 0) == (factor == 0)
 
 
 @pytest.mark.parametrize(
@@ -160,17 +168,17 @@ def test_ppos_advantages_are_those_of_the_critic_after_its_fit(update):
 def test_running_statistics_are_kept_in_the_learner_and_grow(update):
     settings = A2C(advantage_scaling="running")
     _, first, _ = update(settings)
-    _, second, _ = update(settings, learner=first, seed=1)
+    _, second, _ = update(settings, state=first, seed=1)
     assert [float(x.extra["advantage_moments"][0]) for x in (first, second)] == [24, 48]  # real steps
-    plain = A2C().build(PROCESSING).initialize(GAUSSIAN, run_seed=0)
+    plain = learner_of(A2C()).initialize(run_seed=0)
     assert "advantage_moments" not in plain.extra
 
 
 def test_without_normalization_advantages_are_those_of_gae(update, episodes_of):
-    algorithm = A2C().build(ProcessingConfig(discount=0.9, gae_lambda=0.8, normalize_advantages=False))
-    learner = algorithm.initialize(GAUSSIAN, run_seed=0)
-    samples = algorithm.estimate(learner, episodes_of(GAUSSIAN, learner))
-    scaled = A2C().build(PROCESSING).estimate(learner, episodes_of(GAUSSIAN, learner))
+    processing = ProcessingConfig(discount=0.9, gae_lambda=0.8, normalize_advantages=False)
+    state = learner_of(A2C()).initialize(run_seed=0)
+    samples = learner_of(A2C(), processing=processing).process(state, episodes_of(GAUSSIAN), seed=0)
+    scaled = learner_of(A2C()).process(state, episodes_of(GAUSSIAN), seed=0)
     for b in range(2):
         real = samples.mask[b] != 0
         raw = samples.advantages[b][real]
@@ -178,5 +186,60 @@ def test_without_normalization_advantages_are_those_of_gae(update, episodes_of):
 
 
 def test_an_update_that_diverges_is_refused(update):
-    with np.errstate(all="ignore"), pytest.raises(NumericalError, match=r"of particle 0 are not finite.*learning_rate"):
+    with np.errstate(all="ignore"), pytest.raises(NumericalError, match=r"of the policy are not finite.*learning_rate"):
         update(PPO(learning_rate=1e39))
+
+
+def test_what_is_not_learned_stays_under_weight_decay(update):
+    optimizer = {"name": "AdamW", "options": {"weight_decay": 0.5}}
+    for learn_std in (True, False):
+        policy = GAUSSIAN.model_copy(update={"learn_std": learn_std})
+        before, after, _ = update(PPO(optimizer=optimizer, learning_rate=0.1), policy)
+        assert np.array_equal(before.params["log_std"], after.params["log_std"]) == (not learn_std)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("name", ALL)
+def test_policies_and_critics_of_images_are_convolutional(name, policy):
+    cnn = policy.model_copy(update={"network": "cnn", "network_options": {"channels": [2, 3]}, "activation": "relu"})
+    num_actions = 3 if policy is CATEGORICAL else 0
+    learner = learner_of(
+        ALL[name](learning_rate=1e-2),
+        cnn,
+        observation_shape=(16, 16, 1),
+        observation_scale=255.0,
+        action_size=0 if num_actions else 2,
+        num_actions=num_actions,
+    )
+    assert learner.kernel.name == "torch"
+    assert "network is cnn" in learner.kernel.reason
+    episodes = _images(num_actions)
+    state = learner.initialize(run_seed=0)
+    assert state.params.keys() | state.extra.keys() >= {"critic.conv_0.kernel", "critic.output.kernel"}
+    for iteration in range(8):
+        step = Step(episodes, learner.process(state, episodes, seed=0), 0)
+        assert np.abs(step.samples.values).max() < 10  # pixels were scaled
+        state, metrics = learner.update(state, [step], run_seed=1, iteration=iteration)
+    assert metrics["value_loss_after"] < 0.2  # an episode's pixels tell its reward
+
+
+def _images(num_actions: int) -> EpisodeBatch:
+    """Episodes of one step, half of them in the dark; light is rewarded."""
+    rng = np.random.default_rng(0)
+    E = 64
+    light = rng.integers(2, size=(1, E))
+    observations = np.zeros((1, E, 2, 256), np.float32)
+    observations[:, :, 0] = 255 * light[..., None]
+    behavior = {"mean": np.zeros((1, E, 1, 2), np.float32), "log_std": np.zeros((1, 2), np.float32)}
+    choices = {"log_probs": np.full((1, E, 1, 3), np.log(1 / 3), np.float32)}
+    return EpisodeBatch(
+        observations=observations,
+        actions=rng.integers(3, size=(1, E, 1)) if num_actions else rng.normal(size=(1, E, 1, 2)).astype(np.float32),
+        rewards=light[..., None].astype(np.float32),
+        terminated=np.ones((1, E), bool),
+        truncated=np.zeros((1, E), bool),
+        lengths=np.ones((1, E), np.int32),
+        behavior=choices if num_actions else behavior,
+        reward_terms={},
+        initial_state=np.zeros((1, E, 0)),
+    )

@@ -1,24 +1,23 @@
 """Stein's direction and the particles that follow it."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from metaloom.pipeline.algorithms import A2C, SVPG
-from metaloom.pipeline.algorithms.actor_critic.particle import Minibatch, Particle
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
 from metaloom.pipeline.algorithms.actor_critic.stein import median_bandwidth, stein_direction
+from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
+from metaloom.pipeline.estimation.experience import Rows
 from metaloom.pipeline.types import Step
 
-from .conftest import GAUSSIAN, POLICIES, PROCESSING
+from .conftest import GAUSSIAN, POLICIES, learner_of
 
 ALONE = [[7, 3, 5]]
 
 
-def optimized(settings, episodes, learner, policy=GAUSSIAN, iteration=0):
-    algorithm = settings.build(PROCESSING)
-    step = Step(episodes, algorithm.estimate(learner, episodes), 0)
-    return algorithm.optimize(policy, learner, [step], run_seed=1, iteration=iteration)
+def updated(settings, episodes, state):
+    learner = learner_of(settings)
+    step = Step(episodes, learner.process(state, episodes, seed=0), 0)
+    return learner.update(state, [step], run_seed=1, iteration=0)
 
 
 def test_the_direction_of_two_particles_by_hand():
@@ -61,33 +60,31 @@ def test_the_bandwidth_is_the_medians():
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_one_particle_with_a_flat_prior_has_a2cs_gradient_up_to_the_temperature(episodes_of, policy):
-    a2c = A2C(entropy_coeff=0.01)
-    svpg = SVPG(particle=a2c, num_particles=1, temperature=0.25).build(PROCESSING)
-    learner = svpg.initialize(policy, run_seed=0)
-    (alone,) = svpg.split(learner)
-    episodes = episodes_of(policy, alone, lengths=ALONE)
-    samples = svpg.estimate(learner, episodes)
+    svpg = learner_of(SVPG(particle=A2C(entropy_coeff=0.01), num_particles=1, temperature=0.25), policy)
+    state = svpg.initialize(run_seed=0)
+    episodes = episodes_of(policy, lengths=ALONE)
+    (alone,) = svpg.split(state)
     (experience,) = svpg.experiences(episodes)
-    particle = Particle(a2c, policy, alone)
-    advantages = experience.rows(samples.advantages)
-    batch = Minibatch(
-        experience.observations, experience.actions, experience.log_prob, advantages, advantages, advantages
+    steps = svpg.steps(alone)
+    advantages = experience.rows(svpg.process(state, episodes, seed=0).advantages)
+    old_log_prob = steps.old_log_prob(experience)
+    steps.policy_gradient(
+        Rows(experience.observations, experience.actions, old_log_prob, advantages, advantages, advantages)
     )
-    particle.policy_gradient(batch)
-    ((direction,), _) = svpg.directions([particle], 0)
+    ((direction,), _) = svpg.directions([steps], 0)
     assert np.abs(direction).max() > 0
-    np.testing.assert_allclose(direction, particle.policy.gradient / 0.25, rtol=1e-5)
+    np.testing.assert_allclose(direction, steps.gradient / 0.25, rtol=1e-5)
 
 
 def test_one_particle_at_temperature_one_updates_as_a2c_does(episodes_of):
     settings = A2C(batch_size=5)
     svpg = SVPG(particle=settings, num_particles=1)
-    learner = svpg.build(PROCESSING).initialize(GAUSSIAN, run_seed=0)
-    (alone,) = svpg.build(PROCESSING).split(learner)
+    state = learner_of(svpg).initialize(run_seed=0)
+    (alone,) = learner_of(svpg).split(state)
     alone.extra["num_updates"] = np.zeros((), np.int64)
-    episodes = episodes_of(GAUSSIAN, None, lengths=ALONE)
-    together, _ = optimized(svpg, episodes, learner)
-    single, _ = optimized(settings, episodes, alone)
+    episodes = episodes_of(GAUSSIAN, lengths=ALONE)
+    together, _ = updated(svpg, episodes, state)
+    single, _ = updated(settings, episodes, alone)
     for name, value in single.params.items():
         np.testing.assert_array_equal(together.params[name][0], value)
     for name, value in single.optimizer.items():
@@ -95,34 +92,34 @@ def test_one_particle_at_temperature_one_updates_as_a2c_does(episodes_of):
 
 
 def test_a_prior_draws_towards_zero_but_not_what_is_not_learned():
-    fixed = replace(GAUSSIAN, config=GAUSSIAN.config.model_copy(update={"learn_std": False}))
-    svpg = SVPG(num_particles=1, prior_std=0.5).build(PROCESSING)
-    (alone,) = svpg.split(svpg.initialize(fixed, run_seed=0))
-    particle = Particle(A2C(), fixed, alone)
-    ((direction,), _) = svpg.directions([particle], 0)  # no gradient yet, so the prior is all there is
-    np.testing.assert_allclose(direction, particle.policy.vector * particle.learned / 0.25, rtol=1e-6)
-    assert particle.learned.sum() == len(particle.learned) - 2
+    fixed = GAUSSIAN.model_copy(update={"learn_std": False})
+    svpg = learner_of(SVPG(num_particles=1, prior_std=0.5), fixed)
+    (alone,) = svpg.split(svpg.initialize(run_seed=0))
+    steps = svpg.steps(alone)
+    ((direction,), _) = svpg.directions([steps], 0)  # no gradient yet, so the prior is all there is
+    np.testing.assert_allclose(direction, steps.vector * steps.learned / 0.25, rtol=1e-6)
+    assert steps.learned.sum() == len(steps.learned) - 2
 
 
 def test_the_temperature_is_annealed(episodes_of):
     svpg = SVPG(num_particles=2, temperature=8.0, temperature_decay=0.5)
-    learner = svpg.build(PROCESSING).initialize(GAUSSIAN, run_seed=0)
+    state = learner_of(svpg).initialize(run_seed=0)
     for expected in (8, 4, 2):
-        learner, metrics = optimized(svpg, episodes_of(GAUSSIAN, None), learner)
+        state, metrics = updated(svpg, episodes_of(GAUSSIAN), state)
         assert metrics["temperature"] == expected
 
 
 def test_at_the_end_of_a_horizon_particles_start_afresh_and_differently(episodes_of):
     svpg = SVPG(num_particles=2, horizon=2)
-    algorithm = svpg.build(PROCESSING)
-    start = algorithm.initialize(GAUSSIAN, run_seed=0)
-    first, _ = optimized(svpg, episodes_of(GAUSSIAN, None), start)
-    second, _ = optimized(svpg, episodes_of(GAUSSIAN, None), first)
+    learner = learner_of(svpg)
+    start = learner.initialize(run_seed=0)
+    first, _ = updated(svpg, episodes_of(GAUSSIAN), start)
+    second, _ = updated(svpg, episodes_of(GAUSSIAN), first)
     name = "mean_network.hidden_0.kernel"
     assert np.abs(second.params[name] - start.params[name]).max() < 0.1  # what is kept has learned
-    for learner in (start, first):
-        assert algorithm.begun(GAUSSIAN, learner, run_seed=0) is learner
-    afresh = algorithm.begun(GAUSSIAN, second, run_seed=0)
+    for state in (start, first):
+        assert learner.at_start(state, run_seed=0) is state
+    afresh = learner.at_start(second, run_seed=0)
     assert np.abs(afresh.params[name] - second.params[name]).max() > 0.5
     assert not np.array_equal(afresh.params[name], start.params[name])
     assert not np.array_equal(afresh.extra["critic.hidden_0.kernel"], second.extra["critic.hidden_0.kernel"])
@@ -132,23 +129,29 @@ def test_at_the_end_of_a_horizon_particles_start_afresh_and_differently(episodes
 
 
 def test_particles_act_each_with_its_own_parameters_counted_round():
-    svpg = SVPG(num_particles=2).build(PROCESSING)
-    learner = svpg.initialize(GAUSSIAN, run_seed=0)
-    params = svpg.acting_params(learner, 3).params
-    for name, value in learner.params.items():
+    svpg = learner_of(SVPG(num_particles=2))
+    state = svpg.initialize(run_seed=0)
+    params = svpg.acting_params(state, 3).params
+    for name, value in state.params.items():
         np.testing.assert_array_equal(params[name], value[[0, 1, 0]])
 
 
 @pytest.mark.parametrize("particle", ["a2c", "ppo", "ppo2"])
 def test_particles_learn_from_their_own_episodes_by_any_algorithm(episodes_of, particle):
     svpg = SVPG.model_validate({"particle": particle, "num_particles": 2})
-    learner = svpg.build(PROCESSING).initialize(GAUSSIAN, run_seed=0)
-    updated, metrics = optimized(svpg, episodes_of(GAUSSIAN, None), learner)
+    state = learner_of(svpg).initialize(run_seed=0)
+    after, metrics = updated(svpg, episodes_of(GAUSSIAN), state)
     critic = "critic.hidden_0.kernel"
-    assert all(not np.array_equal(updated.extra[critic][j], learner.extra[critic][j]) for j in range(2))
+    assert all(not np.array_equal(after.extra[critic][j], state.extra[critic][j]) for j in range(2))
     assert metrics["kernel_bandwidth"] > 0
 
 
 def test_running_statistics_of_particles_are_refused():
     with pytest.raises(ValueError, match="particles have no steps in common"):
         SVPG(particle=A2C(advantage_scaling="running"))
+
+
+def test_particles_have_one_kernel_together():
+    with pytest.raises(ValueError, match=r"particle.kernel is torch; set algorithm.kernel"):
+        SVPG(particle=A2C(kernel="torch"))
+    assert learner_of(SVPG(kernel="torch")).kernel.name == "torch"

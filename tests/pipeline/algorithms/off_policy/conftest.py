@@ -1,34 +1,47 @@
 """Small random transitions, and networks under autograd in float64 beside those under test."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.types import Array, LearnerState, Minibatch, Transitions
 
 O, A, CHOICES, N = 3, 2, 4, 8
-BOX = OffPolicyPolicy(O, A, 0, PolicyConfig(hidden_sizes=(6, 5)))
-DISCRETE = OffPolicyPolicy(O, 0, CHOICES, PolicyConfig(hidden_sizes=(6, 5)))
-PROCESSING = ProcessingConfig(discount=0.9)
+BOX = Setup(
+    observation_shape=(O,),
+    observation_scale=1.0,
+    action_size=A,
+    num_actions=0,
+    env_name="test",
+    max_episode_steps=10,
+    policy=PolicyConfig(hidden_sizes=(6, 5)),
+    baseline=BaselineConfig(name="zero"),
+    processing=ProcessingConfig(discount=0.9),
+    device="cpu",
+    sparse_rewards=lambda rewards: rewards,
+)
+DISCRETE = replace(BOX, action_size=0, num_actions=CHOICES)
 
 
 @pytest.fixture
 def minibatches() -> Callable[..., list[Minibatch]]:
     """Some minibatches [1, N]; every fourth transition is terminated."""
 
-    def build(policy: OffPolicyPolicy, count: int = 1, seed: int = 0) -> list[Minibatch]:
+    def build(setup: Setup, count: int = 1, seed: int = 0) -> list[Minibatch]:
         rng = np.random.default_rng(seed)
 
         def numbers(*shape: int) -> Array:
             return rng.normal(size=shape).astype(np.float32)
 
         def one() -> Minibatch:
-            actions = rng.integers(CHOICES, size=(1, N)) if policy.num_choices else np.tanh(numbers(1, N, A))
+            actions = rng.integers(CHOICES, size=(1, N)) if setup.num_actions else np.tanh(numbers(1, N, A))
             terminated = np.arange(N)[None] % 4 == 3
             return Minibatch(Transitions(numbers(1, N, O), actions, numbers(1, N), numbers(1, N, O), terminated))
 

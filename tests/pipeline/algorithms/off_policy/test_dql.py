@@ -4,25 +4,26 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms import DQL
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
-from metaloom.pipeline.algorithms.off_policy.dql_learner import DQLUpdate, huber_loss
+from metaloom.pipeline.algorithms.off_policy.dql import DQL
+from metaloom.pipeline.kernels.dql import huber_loss
 from metaloom.pipeline.types import Minibatch, Transitions
 
-from .conftest import DISCRETE, PROCESSING, N, doubles, leaves, relu_network, same
+from .conftest import DISCRETE, N, doubles, leaves, relu_network, same
 
 NAMES = {"q_loss", "q_mean", "target_mean", "gradient_norm", "gradient_steps", "epsilon", "learning_rate"}
 
 
-@pytest.fixture
-def update(minibatches):
+@pytest.fixture(params=["fused", "torch"])
+def update(minibatches, request):
     """Gradient steps from the start; returns the learner before and after, and the metrics."""
 
     def run(settings, count=1, learner=None, batches=None):
-        algorithm = settings.build(PROCESSING)
-        learner = learner or algorithm.initialize(DISCRETE, run_seed=0)
+        settings = settings.model_copy(update={"kernel": request.param})
+        algorithm = settings.build(DISCRETE)
+        learner = learner or algorithm.initialize(run_seed=0)
         batches = minibatches(DISCRETE, count) if batches is None else batches
-        after, metrics = algorithm.update(DISCRETE, learner, batches, run_seed=0, iteration=0)
+        after, metrics = algorithm.update(learner, batches, run_seed=0, iteration=0)
         return learner, after, metrics
 
     return run
@@ -36,7 +37,7 @@ def test_the_huber_loss_by_hand():
 
 def constant_learner(algorithm, q, target):
     """Q-functions that do not depend on the observation: output kernels of zero."""
-    learner = algorithm.initialize(DISCRETE, run_seed=0)
+    learner = algorithm.initialize(run_seed=0)
     for arrays, name, values in ((learner.params, "q_network", q), (learner.extra, "target_q", target)):
         arrays[f"{name}.output.kernel"] = np.zeros_like(arrays[f"{name}.output.kernel"])
         arrays[f"{name}.output.bias"] = np.array(values, np.float32)
@@ -46,12 +47,12 @@ def constant_learner(algorithm, q, target):
 def test_the_stored_action_learns_and_the_end_of_a_task_has_no_future_by_hand():
     # Rewards 1, γ = 0.9, max Q̄ = 2. The stored action is 0, with Q = 0.5, while the best, with Q = 3, is 3.
     # Where the task goes on the goal is 1 + 0.9 * 2 = 2.8 (error -2.3, slope -1); where it ended 1 (error -0.5).
-    algorithm = DQL(max_grad_norm=None, learning_rate=0.01, target_update_intvl=100).build(PROCESSING)
+    algorithm = DQL(max_grad_norm=None, learning_rate=0.01, target_update_intvl=100).build(DISCRETE)
     learner = constant_learner(algorithm, [0.5, 1, 2, 3], [2, 1, 0, -1])
     zeros = np.zeros((1, 2, 3), np.float32)
     ended = np.array([[False, True]])
     batch = Minibatch(Transitions(zeros, np.zeros((1, 2), np.int64), np.ones((1, 2), np.float32), zeros, ended))
-    after, metrics = algorithm.update(DISCRETE, learner, [batch], run_seed=0, iteration=0)
+    after, metrics = algorithm.update(learner, [batch], run_seed=0, iteration=0)
     assert metrics["target_mean"] == pytest.approx((2.8 + 1) / 2)
     assert metrics["q_mean"] == pytest.approx(0.5)
     assert metrics["q_loss"] == pytest.approx(((2.3 - 0.5) + 0.125) / 2)
@@ -63,7 +64,7 @@ def test_the_stored_action_learns_and_the_end_of_a_task_has_no_future_by_hand():
 def test_a_gradient_step_is_rmsprop_on_the_gradient_that_autograd_finds(update, minibatches):
     settings = DQL(max_grad_norm=None)
     # The target network is another one, as it is between copies.
-    learner = settings.build(PROCESSING).initialize(DISCRETE, run_seed=0)
+    learner = settings.build(DISCRETE).initialize(run_seed=0)
     for name, value in learner.extra.items():
         if name.startswith("target_q."):
             learner.extra[name] = value + np.float32(0.1)
@@ -85,21 +86,21 @@ def test_a_gradient_step_is_rmsprop_on_the_gradient_that_autograd_finds(update, 
 
 
 def test_targets_equal_the_q_function_at_first_and_after_every_interval_of_the_run(update):
-    learner = DQL().build(PROCESSING).initialize(DISCRETE, run_seed=0)
+    learner = DQL().build(DISCRETE).initialize(run_seed=0)
     copied = []
     for count in (2, 2, 1, 1):
         _, learner, _ = update(DQL(target_update_intvl=3), count, learner)
         kernels = learner.params["q_network.output.kernel"], learner.extra["target_q.output.kernel"]
         copied.append(np.array_equal(*kernels))
     assert copied == [False, False, False, True]  # after 2, 4, 5 and 6 steps, copied at 3 and at 6
-    fresh = DQL().build(PROCESSING).initialize(DISCRETE, run_seed=0)
+    fresh = DQL().build(DISCRETE).initialize(run_seed=0)
     for name, value in fresh.params.items():
         np.testing.assert_array_equal(value, fresh.extra[name.replace("q_network", "target_q")])
 
 
 def test_what_acts_is_the_q_function_and_an_epsilon_that_falls_with_every_iteration(update):
     settings = DQL(eps_init=0.45, eps_final=0.05, eps_schedule_gamma=0.5)
-    algorithm = settings.build(PROCESSING)
+    algorithm = settings.build(DISCRETE)
     learner, found = None, []
     for _ in range(3):
         before, learner, metrics = update(settings, 4, learner)
@@ -122,11 +123,11 @@ def test_steps_in_one_iteration_or_two_come_to_the_same(update, minibatches):
 
 def test_the_same_twice_and_nothing_given_is_changed(update):
     settings = DQL(target_update_intvl=1)
-    learner = settings.build(PROCESSING).initialize(DISCRETE, run_seed=0)
+    learner = settings.build(DISCRETE).initialize(run_seed=0)
     _, first, metrics = update(settings, 3, learner)
     _, second, _ = update(settings, 3, learner)
     assert same(first, second)
-    assert same(learner, settings.build(PROCESSING).initialize(DISCRETE, run_seed=0))
+    assert same(learner, settings.build(DISCRETE).initialize(run_seed=0))
     assert set(metrics) == NAMES
     assert all(np.isfinite(value) for value in metrics.values())
 
@@ -162,11 +163,10 @@ def test_every_setting_of_an_update_matters(update, changes):
 
 def test_gradients_are_shortened_to_their_limit(minibatches):
     settings = DQL(max_grad_norm=1e-3)
-    learner = settings.build(PROCESSING).initialize(DISCRETE, run_seed=0)
-    steps = DQLUpdate(settings, DISCRETE, learner, 0.9)
+    learner = settings.build(DISCRETE).initialize(run_seed=0)
+    steps = settings.build(DISCRETE).gradient_steps(learner)
     (batch,) = minibatches(DISCRETE)
-    described = steps.step(Transitions(*(getattr(batch.transitions, f)[0] for f in Transitions.__dataclass_fields__)))
-    assert described["gradient_norm"] > 1e-2
+    assert float(steps.step(batch, None)["gradient_norm"]) > 1e-2
     assert np.linalg.norm(steps.q.gradient) == pytest.approx(1e-3, rel=1e-5)
 
 
@@ -174,11 +174,11 @@ def test_the_q_function_approaches_rewards_where_every_step_is_the_last(minibatc
     (batch,) = minibatches(DISCRETE)
     t = batch.transitions
     ends = Minibatch(Transitions(t.observations, t.actions, t.rewards, t.next_observations, np.ones((1, N), bool)))
-    algorithm = DQL(learning_rate=3e-3).build(PROCESSING)
-    learner = algorithm.initialize(DISCRETE, run_seed=0)
-    _, first = algorithm.update(DISCRETE, learner, [ends], run_seed=0, iteration=0)
-    learner, _ = algorithm.update(DISCRETE, learner, [ends] * 600, run_seed=0, iteration=0)
-    _, last = algorithm.update(DISCRETE, learner, [ends], run_seed=0, iteration=1)
+    algorithm = DQL(learning_rate=3e-3).build(DISCRETE)
+    learner = algorithm.initialize(run_seed=0)
+    _, first = algorithm.update(learner, [ends], run_seed=0, iteration=0)
+    learner, _ = algorithm.update(learner, [ends] * 600, run_seed=0, iteration=0)
+    _, last = algorithm.update(learner, [ends], run_seed=0, iteration=1)
     assert last["q_loss"] < 0.05 * first["q_loss"]
 
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms import SAC
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
-from metaloom.pipeline.algorithms.off_policy.sac_update import SACUpdate
+from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.algorithms.off_policy.sac_definition import METRICS
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Minibatch, Transitions
 
-from .conftest import BOX, PROCESSING, A, N, doubles, leaves, relu_network, same
+from .conftest import BOX, A, N, doubles, leaves, relu_network, same
 
 SIZES: dict[str, Any] = {"critic_hidden_sizes": (6, 5)}
-NAMES = {*SACUpdate.METRICS, "gradient_steps", "learning_rate"}
+NAMES = {*METRICS, "gradient_steps", "learning_rate"}
 TWINS = ("q1", "q2")
 
 
@@ -25,15 +25,16 @@ def sac(**settings):
     return SAC(**(SIZES | settings))
 
 
-@pytest.fixture
-def update(minibatches):
+@pytest.fixture(params=["fused", "torch"])
+def update(minibatches, request):
     """Gradient steps from the start; returns the learner before and after, and the metrics."""
 
     def run(settings, count=1, learner=None, batches=None, iteration=0, parallel=map):
-        algorithm = settings.build(PROCESSING)
-        learner = learner or algorithm.initialize(BOX, run_seed=0)
+        settings = settings.model_copy(update={"kernel": request.param})
+        algorithm = settings.build(BOX)
+        learner = learner or algorithm.initialize(run_seed=0)
         batches = minibatches(BOX, count) if batches is None else batches
-        after, metrics = algorithm.update(BOX, learner, batches, run_seed=0, iteration=iteration, parallel=parallel)
+        after, metrics = algorithm.update(learner, batches, run_seed=0, iteration=iteration, parallel=parallel)
         return learner, after, metrics
 
     return run
@@ -116,7 +117,7 @@ def test_a_step_is_the_one_that_torch_makes(update, minibatches, settings):
     settings = sac(learning_rate=1e-2, **settings)
     (batch,) = minibatches(BOX)
     # Targets are other networks than the Q-functions, as they are later in a run.
-    learner = settings.build(PROCESSING).initialize(BOX, run_seed=0)
+    learner = settings.build(BOX).initialize(run_seed=0)
     for name, value in learner.extra.items():
         if name.startswith("target_"):
             learner.extra[name] = value * np.float32(1.1) + np.float32(0.05)
@@ -124,7 +125,7 @@ def test_a_step_is_the_one_that_torch_makes(update, minibatches, settings):
     reference = Reference(learner, batch, settings)
     described = reference.step()
     assert {name: metrics[name] for name in described} == pytest.approx(described, rel=1e-4, abs=1e-5)
-    assert set(described) == set(SACUpdate.METRICS)
+    assert set(described) == set(METRICS)
     assert after.extra["log_alpha"] == pytest.approx(reference.log_alpha.item(), rel=1e-5)
     for name, value in reference.policy.items():
         np.testing.assert_allclose(after.params[name], value.detach(), rtol=1e-3, atol=1e-4, err_msg=name)
@@ -135,7 +136,7 @@ def test_a_step_is_the_one_that_torch_makes(update, minibatches, settings):
 
 
 def test_at_the_start_the_two_q_functions_differ_and_targets_equal_them():
-    learner = sac().build(PROCESSING).initialize(BOX, run_seed=0)
+    learner = sac().build(BOX).initialize(run_seed=0)
     for name, value in learner.extra.items():
         if name.startswith("q1.") and name.endswith("kernel"):
             assert (value != learner.extra[name.replace("q1", "q2")]).all()
@@ -147,7 +148,7 @@ def test_at_the_start_the_two_q_functions_differ_and_targets_equal_them():
 
 def constant_learner(algorithm, targets):
     """Target networks that have one value each, and a policy whose standard deviation is nearly 0."""
-    learner = algorithm.initialize(BOX, run_seed=0)
+    learner = algorithm.initialize(run_seed=0)
     for twin, value in zip(TWINS, targets, strict=True):
         learner.extra[f"target_{twin}.output.kernel"] *= 0
         learner.extra[f"target_{twin}.output.bias"] = np.full(1, value, np.float32)
@@ -158,7 +159,7 @@ def test_the_end_of_a_task_has_no_future_but_a_time_limit_has_by_hand(update, mi
     # The smaller target is 2; with α = 1e-6 entropy weighs nothing. Only terminated transitions lack 0.9 * 2; one that
     # a time limit ended is not terminated.
     settings = sac(ent_coeff_init=1e-6, learn_ent_coeff=False)
-    learner = constant_learner(settings.build(PROCESSING), (2, 5))
+    learner = constant_learner(settings.build(BOX), (2, 5))
     (batch,) = minibatches(BOX)
     t = replace(batch.transitions, rewards=np.ones((1, N), np.float32))
     for terminated, expected in ((t.terminated, 1 + 0.9 * 2 * 6 / 8), (~t.terminated, 1 + 0.9 * 2 * 2 / 8)):
@@ -183,7 +184,7 @@ def test_rewards_are_scaled_after_they_were_standardized(update, minibatches):
 
 @pytest.mark.parametrize(("bias", "rises"), [(-8.0, True), (0.5, False)])
 def test_the_temperature_rises_where_entropy_is_too_small_and_falls_where_it_is_too_large(update, bias, rises):
-    learner = sac().build(PROCESSING).initialize(BOX, run_seed=0)
+    learner = sac().build(BOX).initialize(run_seed=0)
     learner.params["policy_network.output.bias"] = np.array([0, 0, bias, bias], np.float32)
     _, after, metrics = update(sac(), learner=learner)
     assert (metrics["entropy"] < -A) == rises
@@ -195,7 +196,7 @@ def test_the_temperature_rises_where_entropy_is_too_small_and_falls_where_it_is_
 
 def test_targets_move_by_one_minus_tau_at_every_interval_of_the_run(update):
     settings = sac(tau=0.9, target_update_intvl=2)
-    learner = settings.build(PROCESSING).initialize(BOX, run_seed=0)
+    learner = settings.build(BOX).initialize(run_seed=0)
     name = "q1.output.kernel"
     for steps_before in range(4):
         before, learner, _ = update(settings, learner=learner)
@@ -209,14 +210,14 @@ def test_targets_move_by_one_minus_tau_at_every_interval_of_the_run(update):
 
 
 def test_the_same_twice_with_threads_or_without_and_nothing_given_is_changed(update):
-    learner = sac().build(PROCESSING).initialize(BOX, run_seed=0)
+    learner = sac().build(BOX).initialize(run_seed=0)
     _, first, metrics = update(sac(), 4, learner)
     _, second, _ = update(sac(), 4, learner)
     with ThreadPoolExecutor(2) as pool:
         _, threaded, _ = update(sac(), 4, learner, parallel=pool.map)
     assert same(first, second)
     assert same(first, threaded)
-    assert same(learner, sac().build(PROCESSING).initialize(BOX, run_seed=0))
+    assert same(learner, sac().build(BOX).initialize(run_seed=0))
     assert set(metrics) == NAMES
     assert all(np.isfinite(value) for value in metrics.values())
     assert not same(first, update(sac(), 4, learner, iteration=1)[1])  # other noise
@@ -236,13 +237,13 @@ def test_an_iteration_without_gradient_steps_has_the_same_metrics_without_values
     assert set(metrics) == NAMES
     assert metrics["gradient_steps"] == 0
     assert metrics["learning_rate"] == 3e-4
-    assert all(np.isnan(metrics[name]) for name in SACUpdate.METRICS)
+    assert all(np.isnan(metrics[name]) for name in METRICS)
     assert all(np.array_equal(after.params[name], value) for name, value in before.params.items())
 
 
 def test_what_acts_is_the_policys_network():
-    algorithm = sac().build(PROCESSING)
-    learner = algorithm.initialize(BOX, run_seed=0)
+    algorithm = sac().build(BOX)
+    learner = algorithm.initialize(run_seed=0)
     acting = algorithm.acting_params(learner, 3).params
     assert set(acting) == set(learner.params)
     assert all(name.startswith("policy_network.") for name in acting)
@@ -275,7 +276,7 @@ def test_every_setting_of_an_update_matters(update, changes):
 
 
 def test_sizes_of_the_q_functions_are_those_that_are_asked_for():
-    learner = sac(critic_hidden_sizes=(7,)).build(PROCESSING).initialize(BOX, run_seed=0)
+    learner = sac(critic_hidden_sizes=(7,)).build(BOX).initialize(run_seed=0)
     assert learner.extra["q1.hidden_0.kernel"].shape[1] == 7
     assert "q1.hidden_1.kernel" not in learner.extra
 
@@ -284,8 +285,8 @@ def test_the_policy_learns_the_action_that_pays():
     # Episodes of one step with reward -(a - 0.5)², summed over dimensions: the mean action comes from 0 to near 0.5.
     rng = np.random.default_rng(0)
     settings = sac(learning_rate=3e-3, critic_hidden_sizes=(32, 32), ent_coeff_init=1e-3, learn_ent_coeff=False)
-    algorithm = settings.build(PROCESSING)
-    learner = algorithm.initialize(BOX, run_seed=0)
+    algorithm = settings.build(BOX)
+    learner = algorithm.initialize(run_seed=0)
     observations = np.ones((1, 64, 3), np.float32)
 
     def batch():
@@ -293,7 +294,7 @@ def test_the_policy_learns_the_action_that_pays():
         rewards = -np.square(actions - 0.5).sum(-1)
         return Minibatch(Transitions(observations, actions, rewards, observations, np.ones((1, 64), bool)))
 
-    learner, _ = algorithm.update(BOX, learner, [batch() for _ in range(600)], run_seed=0, iteration=0)
+    learner, _ = algorithm.update(learner, [batch() for _ in range(600)], run_seed=0, iteration=0)
     outputs = relu_network(leaves(learner.params), "policy_network", torch.ones(1, 3, dtype=torch.float64))
     np.testing.assert_allclose(outputs.tanh().detach()[0, :A], 0.5, atol=0.15)
 

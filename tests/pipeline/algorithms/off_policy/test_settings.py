@@ -2,7 +2,9 @@
 
 import pytest
 
-from metaloom.pipeline.algorithms import DQL, SAC
+from metaloom.pipeline.algorithms.off_policy.dql import DQL
+from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.algorithms.off_policy.settings import CollectionRound, Filling
 from metaloom.pipeline.config.run import RunConfig
 
 
@@ -19,9 +21,30 @@ def test_the_memory_is_filled_by_at_least_a_batch_and_at_most_its_size(given, st
     assert SAC(memory_size=1000, batch_size=64, **given).init_memory_steps == steps
 
 
+def plan(settings):
+    return settings.plan(episodes_per_task=3, max_episode_steps=50)
+
+
 def test_gradient_steps_are_as_many_as_environment_steps_unless_set():
-    assert SAC().gradient_steps(130) == 130
-    assert SAC(num_updates_per_step=7).gradient_steps(130) == 7
+    assert plan(SAC()).gradient_steps(130) == 130
+    assert plan(SAC(num_updates_per_step=7)).gradient_steps(130) == 7
+
+
+@pytest.mark.parametrize(("cls", "own"), [(SAC, "tanh_gaussian"), (DQL, "q_values")])
+def test_chance_fills_the_buffer_unless_a_trained_policy_is_to(cls, own):
+    settings = cls(num_init_memory_steps=400)
+    assert plan(settings).filling == Filling("uniform", steps=400)
+    warm = settings.model_copy(update={"use_trained_policy_for_refill": True})
+    assert plan(warm).filling == Filling(own, steps=400)
+    assert plan(settings).rounds == (CollectionRound(3),)
+    assert plan(settings).context_size == 0
+
+
+def test_no_more_is_kept_than_a_run_can_draw_from():
+    sizes = {"num_tasks": 1, "all_tasks": 1, "max_episode_steps": 50}
+    small = plan(SAC(memory_size=1000, num_init_memory_steps=400))
+    assert small.most_transitions(iterations=1, **sizes) == 2 * 400 + 50 + 3 * 50
+    assert small.most_transitions(iterations=9, **sizes) == 1000
 
 
 @pytest.mark.parametrize(
@@ -47,9 +70,8 @@ def test_a_run_needs_the_name_alone(name, scale, actor):
     assert (config.num_tasks, config.episodes_per_task, config.env.action_scale) == (1, 1, scale)
     assert isinstance(config.algorithm, DQL | SAC)
     assert config.algorithm.actor == actor
-    assert config.algorithm.off_policy
-    assert not config.has_critic
-    assert config.algorithm.inner_steps == 0
+    assert config.algorithm.graph == "off_policy"
+    assert config.algorithm.adaptation_steps == 0
     assert config.policy.hidden_sizes == ((256, 256) if name == "sac" else (64, 64))
 
 

@@ -1,28 +1,44 @@
 """A small PEARL whose tasks do not divide evenly into parts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
+from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.config.processing import ProcessingConfig
+from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.off_policy import OffPolicyPolicy
 from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 
 K, N, C, O, A, Z = 5, 7, 6, 3, 2, 2
 DISCOUNT = 0.9
 SIZES = {"latent_size": Z, "encoder_hidden_sizes": (8, 7), "critic_hidden_sizes": (9, 8)}
-POLICY = OffPolicyPolicy(O, A, 0, PolicyConfig(hidden_sizes=(10, 6)))
+SETUP = Setup(
+    observation_shape=(O,),
+    observation_scale=1.0,
+    action_size=A,
+    num_actions=0,
+    env_name="test",
+    max_episode_steps=10,
+    policy=PolicyConfig(hidden_sizes=(10, 6)),
+    baseline=BaselineConfig(name="zero"),
+    processing=ProcessingConfig(discount=DISCOUNT),
+    device="cpu",
+    sparse_rewards=lambda rewards: (rewards > 0).astype(np.float32),
+)
 
 
 def small(**settings) -> PEARL:
     return PEARL(**(SIZES | settings))
 
 
-def build(settings: PEARL, discount: float = DISCOUNT):
-    return settings.build(ProcessingConfig(discount=discount))
+def build(settings: PEARL, discount: float = DISCOUNT) -> PEARLLearner:
+    learner = settings.build(replace(SETUP, processing=ProcessingConfig(discount=discount)))
+    assert isinstance(learner, PEARLLearner)
+    return learner
 
 
 @dataclass(frozen=True)
@@ -48,7 +64,7 @@ class Draw:
 
     def learner(self, settings: PEARL, dtype=np.float32) -> LearnerState:
         """One whose parameters are large, so that no derivative is near zero."""
-        initial = build(settings).initialize(POLICY, run_seed=0)
+        initial = build(settings).initialize(run_seed=0)
 
         def redrawn(name: str, value: np.ndarray) -> np.ndarray:
             if not np.issubdtype(value.dtype, np.floating):

@@ -3,10 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from metaloom.pipeline.algorithms import AlgorithmConfig
-from metaloom.pipeline.algorithms.pearl.rounds import Round
+from metaloom.pipeline.algorithms.off_policy.settings import CollectionRound, Filling
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.run import build_config
 
@@ -14,21 +13,21 @@ from metaloom.pipeline.config.run import build_config
 def test_an_iteration_by_default_is_two_prior_episodes_and_three_extra_ones():
     # Of 200 steps: 400 by the prior; 600 extra, of which the first episode starts from the prior again.
     assert PEARL().rounds(200) == (
-        Round(2, from_posterior=False, in_context=True),
-        Round(1, from_posterior=False, in_context=False),
-        Round(1, from_posterior=True, in_context=False),
-        Round(1, from_posterior=True, in_context=False),
+        CollectionRound(2, from_posterior=False, in_context=True),
+        CollectionRound(1, from_posterior=False, in_context=False),
+        CollectionRound(1, from_posterior=True, in_context=False),
+        CollectionRound(1, from_posterior=True, in_context=False),
     )
-    assert PEARL().initial_episodes(200) == 10
+    assert PEARL().plan(episodes_per_task=1, max_episode_steps=200).filling == Filling("tanh_gaussian", episodes=10)
 
 
 def test_episodes_of_the_posterior_phase_are_context_and_come_in_blocks():
     settings = PEARL(num_steps_prior=100, num_steps_posterior=90, num_extra_rl_steps_posterior=0, update_post_train=2)
     assert settings.rounds(20) == (
-        Round(5, from_posterior=False, in_context=True),
-        Round(2, from_posterior=False, in_context=True),
-        Round(2, from_posterior=True, in_context=True),
-        Round(1, from_posterior=True, in_context=True),
+        CollectionRound(5, from_posterior=False, in_context=True),
+        CollectionRound(2, from_posterior=False, in_context=True),
+        CollectionRound(2, from_posterior=True, in_context=True),
+        CollectionRound(1, from_posterior=True, in_context=True),
     )
 
 
@@ -58,7 +57,6 @@ def test_nothing_to_infer_from_is_refused():
 
 
 def test_a_run_of_pearl_has_its_own_defaults():
-    assert TypeAdapter(AlgorithmConfig).validate_python("pearl") == PEARL()
     config = build_config({"env": "pearl-point-robot", "algorithm": "pearl"})
     assert config.policy.hidden_sizes == (300, 300, 300)
     assert (config.num_tasks, config.max_episode_steps, config.processing.discount) == (5, 200, 0.99)

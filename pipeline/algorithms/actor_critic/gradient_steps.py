@@ -1,0 +1,182 @@
+"""A policy with its critic while an iteration changes them: the gradient steps that learners are made of, in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, SupportsFloat
+
+import torch
+from torch import Tensor
+
+from metaloom.pipeline.algorithms.actor_critic.losses import policy_loss, value_loss
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
+from metaloom.pipeline.estimation.experience import Experience, Rows
+from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
+from metaloom.pipeline.nn.distributions import Distribution, likelihood_ratio
+from metaloom.pipeline.nn.flat_tensors import FlatTensors
+from metaloom.pipeline.nn.networks import Network
+from metaloom.pipeline.nn.vector_optimizers import vector_optimizer
+from metaloom.pipeline.policies.contract import Policy
+from metaloom.pipeline.types import Array, LearnerState
+
+POLICY, CRITIC = "policy", "critic"
+"""Prefixes of what a learner's state holds of each."""
+
+
+class GradientSteps(Protocol):
+    """Working copies of a policy, its critic and their optimizers, whichever implementation changes them.
+
+    Attributes:
+        learned: [D] bool, which of the policy's parameters learning changes.
+    """
+
+    learned: Array
+
+    @property
+    def vector(self) -> Array:
+        """The policy's parameters [D]."""
+        ...
+
+    @property
+    def gradient(self) -> Array:
+        """Of the policy's last loss, [D]."""
+        ...
+
+    def values(self, observations: Array) -> Array:
+        """V [n] of observations [n, O]."""
+        ...
+
+    def old_log_prob(self, experience: Experience) -> Array:
+        """Log-probabilities [N] of the actions under the policy that acted."""
+        ...
+
+    def policy_gradient(self, rows: Rows) -> SupportsFloat:
+        """Put the gradient of the policy's loss in place, shortened; returns its norm before."""
+        ...
+
+    def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
+        """Put the gradient of `weight` times the critic's loss in place, shortened."""
+        ...
+
+    def step_policy(self, learning_rate: float, direction: Array | None = None) -> None:
+        """Move the policy against its gradient, or another direction [D]."""
+        ...
+
+    def step_critic(self, learning_rate: float) -> None:
+        """Move the critic against its gradient."""
+        ...
+
+    def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
+        """Losses, KL and entropy on all rows, by name."""
+        ...
+
+    def state(self) -> LearnerState:
+        """Parameters and optimizers as they are now; of `extra` only the critic."""
+        ...
+
+
+class TorchSteps:
+    """Gradient steps by autograd, for any networks and on any device; see GradientSteps."""
+
+    def __init__(
+        self, settings: ActorCritic, policy: Policy, critic: Network, state: LearnerState, device: torch.device
+    ) -> None:
+        self._settings, self._policy, self._critic, self._device = settings, policy, critic, device
+        learned = policy.learned(state.params)
+        self._policy_params = FlatTensors(state.params, device, learned)
+        self._critic_params = FlatTensors(prefixed(unprefixed(state.extra, CRITIC), CRITIC), device)
+        self.learned = self._policy_params.learned
+        self._fixed = None if self.learned.all() else torch.from_numpy(~self.learned).to(device)
+        self._policy_optimizer, self._critic_optimizer = (
+            vector_optimizer(settings.optimizer, flat.vector, unprefixed(state.optimizer, name))
+            for name, flat in ((POLICY, self._policy_params), (CRITIC, self._critic_params))
+        )
+
+    @property
+    def vector(self) -> Array:
+        """See GradientSteps."""
+        return self._policy_params.vector.cpu().numpy()
+
+    @property
+    def gradient(self) -> Array:
+        """See GradientSteps."""
+        return self._policy_params.gradient.cpu().numpy()
+
+    def values(self, observations: Array) -> Array:
+        """See GradientSteps."""
+        with torch.no_grad():
+            return self._values(observations).cpu().numpy()
+
+    def old_log_prob(self, experience: Experience) -> Array:
+        """See GradientSteps."""
+        acted = self._recorded(experience.behavior)
+        return acted.log_prob(self._tensor(experience.actions)).cpu().numpy()
+
+    def policy_gradient(self, rows: Rows) -> Tensor:
+        """L = policy loss - c H, with the entropy H and its weight c; see GradientSteps."""
+        settings = self._settings
+        now = self._distribution(rows.observations)
+        loss = self._policy_loss(now.log_prob(self._tensor(rows.actions)), rows)
+        if settings.entropy_coeff:
+            loss = loss - settings.entropy_coeff * now.entropy().mean()
+        self._policy_params.backward(loss)
+        return self._policy_params.clip_gradient(settings.max_grad_norm)
+
+    def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
+        """See GradientSteps."""
+        values, old_values = self._values(rows.observations), self._tensor(rows.old_values)
+        loss = value_loss(values, old_values, self._tensor(rows.targets), self._settings.value_clip)
+        self._critic_params.backward(weight * loss)
+        if max_norm is not None:
+            self._critic_params.clip_gradient(max_norm)
+
+    def step_policy(self, learning_rate: float, direction: Array | None = None) -> None:
+        """See GradientSteps."""
+        flat = self._policy_params
+        before = None if self._fixed is None else flat.vector[self._fixed]
+        self._policy_optimizer.step(flat.gradient if direction is None else self._tensor(direction), learning_rate)
+        if self._fixed is not None and before is not None:
+            # Weight decay moves what has no gradient as well.
+            flat.vector[self._fixed] = before
+
+    def step_critic(self, learning_rate: float) -> None:
+        """See GradientSteps."""
+        self._critic_optimizer.step(self._critic_params.gradient, learning_rate)
+
+    @torch.no_grad()
+    def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
+        """See GradientSteps."""
+        now = self._distribution(rows.observations)
+        values, targets = self._values(rows.observations), self._tensor(rows.targets)
+        log_prob = now.log_prob(self._tensor(rows.actions))
+        described = {
+            "loss": self._policy_loss(log_prob, rows),
+            "value_loss": value_loss(values, values, targets, None),
+            "kl": self._recorded(behavior).kl(now).mean(),
+            "entropy": now.entropy().mean(),
+        }
+        if (clip_eps := self._settings.policy_clip) is not None:
+            outside = (likelihood_ratio(log_prob, self._tensor(rows.old_log_prob)) - 1).abs() > clip_eps
+            described["clip_fraction"] = outside.double().mean()
+        return {name: float(value) for name, value in described.items()}
+
+    def state(self) -> LearnerState:
+        """See GradientSteps."""
+        optimizer = prefixed(self._policy_optimizer.state, POLICY) | prefixed(self._critic_optimizer.state, CRITIC)
+        return LearnerState(self._policy_params.copies(), optimizer, self._critic_params.copies())
+
+    def _policy_loss(self, log_prob: Tensor, rows: Rows) -> Tensor:
+        old_log_prob, advantages = self._tensor(rows.old_log_prob), self._tensor(rows.advantages)
+        return policy_loss(log_prob, old_log_prob, advantages, self._settings.policy_clip)
+
+    def _distribution(self, observations: Array) -> Distribution:
+        return self._policy.distribution(self._policy_params.params, self._tensor(observations))
+
+    def _recorded(self, behavior: Mapping[str, Array]) -> Distribution:
+        return self._policy.recorded({name: self._tensor(value) for name, value in behavior.items()})
+
+    def _values(self, observations: Array) -> Tensor:
+        return self._critic(self._critic_params.params, self._tensor(observations)).squeeze(-1)
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

@@ -1,0 +1,145 @@
+"""The loop that A2C, PPO, PPO2 and SVPG share: epochs of minibatches over an iteration's complete episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import GradientSteps
+from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic, CriticFit
+from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.estimation.experience import Estimate, Experience, Rows
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Array, Metrics, Samples
+
+POLICY_PASS, CRITIC_PASS = 0, 1
+"""Last number of the position from which the order of minibatches is drawn."""
+
+Directions = Callable[[Sequence[GradientSteps]], tuple[Sequence[Array | None], Metrics]]
+"""Once all policies have their gradients: what each one's optimizer descends, [D] or None for its gradient, and what
+describes it."""
+
+
+class Update:
+    """An iteration's update while it is under way, of one policy with its critic or of several.
+
+    Args:
+        settings: of the algorithm.
+        processing: discount, λ, and how advantages are scaled.
+        steps: of every policy with its critic.
+        experiences: what each learns from.
+        mask: [B, E, T] of all episodes, 1 where a step is real.
+        moments: running moments of advantages before these episodes, where the state has some.
+        lr_factor: of all step sizes.
+        position: run seed and iteration.
+    """
+
+    def __init__(
+        self,
+        settings: ActorCritic,
+        processing: ProcessingConfig,
+        steps: Sequence[GradientSteps],
+        experiences: Sequence[Experience],
+        mask: Array,
+        *,
+        moments: Moments | None,
+        lr_factor: float,
+        position: tuple[int, int],
+    ) -> None:
+        self._settings, self._processing, self._steps, self._experiences = settings, processing, steps, experiences
+        self._mask, self._before, self._lr_factor, self._position = mask, moments, lr_factor, position
+        self._raw = np.zeros(0)
+        self._rows: list[Rows] = []
+
+    def take_samples(self, samples: Samples) -> None:
+        """Learn from the stored values and advantages."""
+        estimates = self._estimates()
+        values, advantages = self._split(samples.values), self._split(samples.advantages)
+        self._rows = [
+            Rows(e.observations, e.actions, of.old_log_prob(e), e.rows(a), e.rows(v), e.rows(estimate.targets))
+            for of, e, a, v, estimate in zip(self._steps, self._experiences, advantages, values, estimates, strict=True)
+        ]
+
+    def fit_critics(self, fit: CriticFit) -> None:
+        """Run the critics' own epochs."""
+        for j, (of, rows) in enumerate(zip(self._steps, self._rows, strict=True)):
+            num_parts = -(-len(rows) // fit.batch_size)
+            for epoch in range(fit.num_epochs):
+                shuffled = self._shuffled(rows, epoch, j, CRITIC_PASS)
+                for n in range(num_parts):
+                    of.critic_gradient(shuffled[_share(len(rows), num_parts, n)], 1.0, fit.max_grad_norm)
+                    of.step_critic(fit.learning_rate * self._lr_factor)
+
+    def reestimate(self) -> None:
+        """Take the advantages by the critics as they are now."""
+        self._estimates()
+        advantages = self._split(scaled(self._raw, self._mask, self._processing, self.moments))
+        self._rows = [
+            replace(rows, advantages=e.rows(a))
+            for rows, e, a in zip(self._rows, self._experiences, advantages, strict=True)
+        ]
+
+    def train(self, directions: Directions) -> Metrics:
+        """Run the policies' epochs, in which critics that do not learn by themselves take part."""
+        rate = self._settings.learning_rate * self._lr_factor
+        norms: list[float] = []
+        described: Metrics = {}
+        for parts in self._minibatches():
+            lengths = [of.policy_gradient(part) for of, part in zip(self._steps, parts, strict=True)]
+            moves, described = directions(self._steps)
+            for of, part, move in zip(self._steps, parts, moves, strict=True):
+                if self._settings.critic_fit is None:
+                    of.critic_gradient(part, self._settings.critic_weight)
+                    of.step_critic(rate)
+                of.step_policy(rate, move)
+            # Read only now, so that a device is not waited for before its work.
+            norms += [float(length) for length in lengths]
+        return {"gradient_norm": float(np.mean(norms)), "learning_rate": rate, **described}
+
+    def describe(self) -> Metrics:
+        """Losses, KL, entropy and how well values explain the targets: means over policies."""
+        parts = zip(self._steps, self._rows, self._experiences, strict=True)
+        each = [of.describe(rows, experience.behavior) for of, rows, experience in parts]
+        return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+
+    @property
+    def moments(self) -> Moments | None:
+        """The running moments with these episodes' advantages, where there are some."""
+        return None if self._before is None else self._before.merged(self._raw[self._mask != 0])
+
+    def _minibatches(self) -> Iterator[list[Rows]]:
+        """Of every policy one, as many times as the largest needs."""
+        sizes = [len(rows) for rows in self._rows]
+        num_parts = min(-(-max(sizes) // self._settings.batch_size), *sizes)
+        for epoch in range(self._settings.num_epochs):
+            shuffled = [self._shuffled(rows, epoch, j, POLICY_PASS) for j, rows in enumerate(self._rows)]
+            for n in range(num_parts):
+                yield [rows[_share(len(rows), num_parts, n)] for rows in shuffled]
+
+    def _shuffled(self, rows: Rows, epoch: int, j: int, which: int) -> Rows:
+        run_seed, iteration = self._position
+        return rows[generator(run_seed, "minibatches", iteration, epoch, j, which).permutation(len(rows))]
+
+    def _estimates(self) -> list[Estimate]:
+        pairs = zip(self._experiences, self._steps, strict=True)
+        estimates = [estimated(e, of, self._settings, self._processing) for e, of in pairs]
+        self._raw = np.concatenate([estimate.advantages for estimate in estimates])
+        return estimates
+
+    def _split(self, values: Array) -> list[Array]:
+        """[B, E, T] by policy."""
+        return np.split(values, len(self._steps)) if len(self._steps) > 1 else [values]
+
+
+def estimated(
+    experience: Experience, steps: GradientSteps, settings: ActorCritic, processing: ProcessingConfig
+) -> Estimate:
+    """What the critic, as it is now, makes of some episodes."""
+    return experience.estimate(steps.values, processing.discount, processing.gae_lambda, settings.value_target)
+
+
+def _share(num_rows: int, num_parts: int, n: int) -> slice:
+    return slice(num_rows * n // num_parts, num_rows * (n + 1) // num_parts)

@@ -1,0 +1,78 @@
+"""The meta-update by Adam, or another optimizer, in epochs over the samples of one iteration."""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, KernelChoice, Setup
+from metaloom.pipeline.algorithms.maml.learner import IterationSamples, MetaUpdate, euclidean_norm, mean_over_tasks
+from metaloom.pipeline.algorithms.maml.losses import LOSS
+from metaloom.pipeline.algorithms.maml.meta_gradient import MetaProblem, TaskValues, meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.rows import Chunk, minibatches
+from metaloom.pipeline.algorithms.maml.settings import MetaAdam
+from metaloom.pipeline.kernels.choice import choose_kernel
+from metaloom.pipeline.nn.optimizers import Adam
+from metaloom.pipeline.nn.schedules import lr_factor
+from metaloom.pipeline.nn.torch_optimizers import TorchSteps
+from metaloom.pipeline.policies.contract import Policy
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Params
+
+
+class AdamEpochs:
+    """Steps against the meta-gradient; see MetaStep."""
+
+    def __init__(self, settings: MetaAdam) -> None:
+        self._settings = settings
+        self._lr_factor = lr_factor(settings, settings.outer_lr)
+
+    def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
+        """Torch; see MetaStep."""
+        del policy, setup
+        return choose_kernel(asked, blockers=["the whole update is differentiated by torch"], fused="")
+
+    def initialize(self, learned: Mapping[str, Array]) -> Params:
+        """See MetaStep."""
+        return self._optimizer(0).initialize(learned)
+
+    def __call__(
+        self, problem: MetaProblem, meta_params: Params, state: LearnerState, samples: IterationSamples
+    ) -> MetaUpdate:
+        """Epochs of steps, each on its minibatch of every task's rows; see MetaStep."""
+        settings, parallel = self._settings, samples.parallel
+        optimizer, optimizer_state = self._optimizer(int(state.extra[NUM_UPDATES])), state.optimizer
+        everything = samples.chunks()
+        evaluate = partial(meta_objective, problem, chunks=everything, parallel=parallel)
+        before: TaskValues = {}
+        after: TaskValues = {}
+        gradient_norm, epoch = math.nan, 0
+        for epoch in range(settings.num_epochs):
+            for chunks in self._minibatches(samples, everything, epoch):
+                gradients, values = meta_gradient(problem, meta_params, chunks, parallel=parallel)
+                if not before:
+                    before = values if chunks is everything else evaluate(meta_params)
+                    gradient_norm = euclidean_norm(gradients)
+                meta_params, optimizer_state = optimizer.step(meta_params, gradients, optimizer_state)
+            if settings.tolerance is not None:
+                last, after = after or before, evaluate(meta_params)
+                if abs(mean_over_tasks(after[LOSS]) - mean_over_tasks(last[LOSS])) < settings.tolerance:
+                    break
+        metrics: Metrics = {"meta_gradient_norm": gradient_norm}
+        if settings.tolerance is not None:
+            metrics["epochs"] = epoch + 1.0
+        if settings.lr_schedule != "constant":
+            metrics["outer_lr"] = optimizer.learning_rate
+        return MetaUpdate(meta_params, optimizer_state, before, after or evaluate(meta_params), metrics)
+
+    def _optimizer(self, num_updates: int) -> Adam | TorchSteps:
+        rate = self._settings.outer_lr * self._lr_factor(num_updates)
+        config = self._settings.optimizer
+        return Adam(rate) if config is None else TorchSteps(config, rate)
+
+    def _minibatches(self, samples: IterationSamples, everything: list[Chunk], epoch: int) -> Iterator[list[Chunk]]:
+        if self._settings.num_minibatches == 1:
+            yield everything
+            return
+        rng = samples.generator(epoch)
+        rounds = [minibatches(step.samples, self._settings.num_minibatches, rng) for step in samples.steps]
+        for rows in zip(*rounds, strict=True):
+            yield samples.chunks(rows)

@@ -1,0 +1,278 @@
+"""The learner of all algorithms that adapt by gradient steps: how it starts, adapts, and reports an update."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, KernelChoice, Learner, Setup
+from metaloom.pipeline.algorithms.finite_checks import require_finite
+from metaloom.pipeline.algorithms.maml.losses import INNER_KL, LOSS
+from metaloom.pipeline.algorithms.maml.meta_gradient import (
+    LOG_INNER_LR,
+    InnerLoss,
+    MetaProblem,
+    Objective,
+    TaskValues,
+    inner_step,
+)
+from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, chunk_bounds, task_rows, to_tensor
+from metaloom.pipeline.algorithms.maml.settings import GradientBased
+from metaloom.pipeline.estimation.processing import process_samples
+from metaloom.pipeline.nn.device import use_device
+from metaloom.pipeline.policies.build import build_policy
+from metaloom.pipeline.policies.contract import Policy
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.seeding import generator, seed_for
+from metaloom.pipeline.types import (
+    Array,
+    EpisodeBatch,
+    LearnerState,
+    Metrics,
+    ParallelMap,
+    Params,
+    Samples,
+    Step,
+    TaskParams,
+)
+
+
+@dataclass(frozen=True)
+class IterationSamples:
+    """The samples that a meta-update learns from, and where in the run it draws at random.
+
+    Attributes:
+        steps: the rounds 0 ... K.
+        chunks: makes chunks of all tasks, of the rows and in the dtype asked for; see build_chunks.
+        generator: of what an epoch draws at random.
+        parallel: maps over chunks.
+    """
+
+    steps: Sequence[Step]
+    chunks: Callable[..., list[Chunk]]
+    generator: Callable[[int], np.random.Generator]
+    parallel: ParallelMap
+
+
+@dataclass(frozen=True)
+class MetaUpdate:
+    """Result of a meta-update: meta-parameters, the optimizer's state, and the objective's values of every task.
+
+    Attributes:
+        meta_params: by name, after the update.
+        optimizer: its state after the update.
+        before: the objective's values before the update.
+        after: at the updated meta-parameters.
+        metrics: of the optimizer.
+    """
+
+    meta_params: Params
+    optimizer: Params
+    before: TaskValues
+    after: TaskValues
+    metrics: Metrics
+
+
+class MetaStep(Protocol):
+    """How the meta-loss is minimized."""
+
+    def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
+        """The implementation that computes it for a policy.
+
+        Raises:
+            ConfigError: the one asked for cannot.
+        """
+        ...
+
+    def initialize(self, learned: Mapping[str, Array]) -> Params:
+        """State of the optimizer before the first update of these meta-parameters."""
+        ...
+
+    def __call__(
+        self, problem: MetaProblem, meta_params: Params, state: LearnerState, samples: IterationSamples
+    ) -> MetaUpdate:
+        """One meta-update; the arrays of the state are left as they are."""
+        ...
+
+
+class MetaLearner(Learner[Step, Sequence[Step]]):
+    """Adaptation by gradient steps on each task's own samples, and a meta-update through it.
+
+    Args:
+        settings: of the algorithm.
+        setup: what it is built for.
+        inner_loss: what the adaptation minimizes.
+        meta_step: how the meta-loss is minimized.
+
+    Raises:
+        ConfigError: actions are discrete, the device is not here, or the kernel asked for does not fit.
+    """
+
+    def __init__(self, settings: GradientBased, setup: Setup, inner_loss: InnerLoss, meta_step: MetaStep) -> None:
+        if setup.num_actions:
+            raise ConfigError(
+                f"algorithm.name is {settings.name}, which is for continuous actions, but those of {setup.env_name} "
+                f"are {setup.num_actions} discrete ones; required a2c, ppo, ppo2, svpg or dql"
+            )
+        self.policy = build_policy(setup.policy, setup)
+        self.settings, self._setup, self._inner_loss, self._meta_step = settings, setup, inner_loss, meta_step
+        self._device = use_device(setup.device)
+        self.kernel = meta_step.choose_kernel(settings.kernel, self.policy, setup)
+
+    @abstractmethod
+    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+        """Meta-loss as a function of the policy's distributions along the adaptation.
+
+        Args:
+            state: input of the iteration.
+            steps: its samples, for what an objective needs to know of all tasks at once.
+        """
+
+    def initialize(self, *, run_seed: int) -> LearnerState:
+        """Policy parameters, the optimizer's state, the update count and trainable step sizes; see Learner."""
+        params = self.policy.initialize(generator(run_seed, "initialize"))
+        learned = {name: params[name] for name in self.policy.learned(params)}
+        extra: Params = {NUM_UPDATES: np.zeros((), np.int64)}
+        if self.settings.trainable_inner_lr:
+            for name, value in learned.items():
+                shape = (self.settings.inner_steps, *value.shape)
+                extra[LOG_INNER_LR + name] = np.full(shape, np.log(self.settings.inner_lr), np.float32)
+        return LearnerState(params, self._meta_step.initialize(learned | step_size_logs(extra)), extra)
+
+    def process(
+        self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
+    ) -> Samples:
+        """Returns, values and advantages by the run's baseline; see Learner."""
+        del state
+        baseline = self._setup.baseline.build()
+        return process_samples(episodes, baseline, self._setup.processing, seed=seed, parallel=parallel)
+
+    def adapt(
+        self, state: LearnerState, params: TaskParams, evidence: Step, *, parallel: ParallelMap = map
+    ) -> TaskParams:
+        """Parameters of every task after inner step `evidence.k` on its own samples; see Learner.
+
+        Raises:
+            NumericalError: naming the task and the array that is not finite.
+        """
+        k, inner_steps = evidence.k, self.settings.inner_steps
+        if not 0 <= k < inner_steps:
+            raise ValueError(f"adapt: found samples of round {k}; inner_steps={inner_steps} adapts on rounds below it")
+        logs = {name.removeprefix(LOG_INNER_LR): log[k] for name, log in step_size_logs(state.extra).items()}
+        alphas = {name: to_tensor(np.exp(log), torch.float32, self._device) for name, log in logs.items()}
+
+        def work(tasks: slice) -> Params:
+            rows = task_rows(evidence, tasks, device=self._device, recorded=self.policy.recorded)
+            leaves = {
+                name: to_tensor(value, torch.float32, self._device).requires_grad_()
+                for name, value in params.slice(tasks.start, tasks.stop).params.items()
+            }
+            losses = self._inner_loss(self.policy.distribution(leaves, rows.observations), rows)
+            alpha = alphas or self.settings.inner_lr
+            adapted = inner_step(self.policy, leaves, losses, alpha, differentiable=False)
+            named = {f"adapted {name}": value for name, value in adapted.items()}
+            require_finite(named, tasks.start, "Lower inner_lr.")
+            return {name: value.detach().cpu().numpy() for name, value in adapted.items()}
+
+        bounds = chunk_bounds(len(evidence.episodes.lengths), self.settings.tasks_per_chunk)
+        chunks = list(parallel(work, bounds))
+        return TaskParams({name: np.concatenate([chunk[name] for chunk in chunks]) for name in params.params})
+
+    def adapt_to_episodes(
+        self,
+        state: LearnerState,
+        params: TaskParams,
+        rounds: Sequence[EpisodeBatch],
+        *,
+        run_seed: int,
+        parallel: ParallelMap = map,
+    ) -> TaskParams:
+        """As in training: process the last round, then take an inner step; beyond training's, the last is repeated."""
+        k = len(rounds) - 1
+        samples = self.process(state, rounds[-1], seed=seed_for(run_seed, "baseline", 0, k), parallel=parallel)
+        step = Step(rounds[-1], samples, min(k, self.settings.inner_steps - 1))
+        return self.adapt(state, params, step, parallel=parallel)
+
+    def update(
+        self,
+        state: LearnerState,
+        experience: Sequence[Step],
+        *,
+        run_seed: int,
+        iteration: int,
+        parallel: ParallelMap = map,
+    ) -> tuple[LearnerState, Metrics]:
+        """One meta-update from the samples of the rounds 0 ... inner_steps; see Learner."""
+        made = self.optimize(state, experience, run_seed=run_seed, iteration=iteration, parallel=parallel)
+        return self.next_state(state, made), self.metrics(state, made)
+
+    def problem(self, state: LearnerState, steps: Sequence[Step]) -> MetaProblem:
+        """Adaptation and meta-loss of this iteration."""
+        settings = self.settings
+        return MetaProblem(
+            self.policy, self._inner_loss, settings.inner_lr, settings.first_order, self.objective(state, steps)
+        )
+
+    def optimize(
+        self, state: LearnerState, steps: Sequence[Step], *, run_seed: int, iteration: int, parallel: ParallelMap
+    ) -> MetaUpdate:
+        """Minimize the meta-loss; see update."""
+        found, required = [step.k for step in steps], list(range(self.settings.inner_steps + 1))
+        if found != required:
+            raise ValueError(f"meta_optimize: found samples of rounds {found}; required {required}, in this order")
+        chunks = partial(
+            build_chunks,
+            steps,
+            self.settings.tasks_per_chunk,
+            device=self._device,
+            recorded=self.policy.recorded,
+            parallel=parallel,
+        )
+        samples = IterationSamples(steps, chunks, partial(generator, run_seed, "minibatches", iteration), parallel)
+        meta_params = state.params | step_size_logs(state.extra)
+        return self._meta_step(self.problem(state, steps), meta_params, state, samples)
+
+    def next_state(self, state: LearnerState, made: MetaUpdate) -> LearnerState:
+        """The state after an update."""
+        extra = state.extra | step_size_logs(made.meta_params)
+        extra[NUM_UPDATES] = np.array(state.extra[NUM_UPDATES] + 1)
+        return LearnerState({name: made.meta_params[name] for name in state.params}, made.optimizer, extra)
+
+    def metrics(self, state: LearnerState, made: MetaUpdate) -> Metrics:
+        """The loss before and after an update, and all else that the objective gives, after it."""
+        del state
+        metrics = {"loss_before": mean_over_tasks(made.before[LOSS]), "loss_after": mean_over_tasks(made.after[LOSS])}
+        for name, value in made.after.items():
+            if name != LOSS and not name.startswith(INNER_KL):
+                metrics[name] = mean_over_tasks(value)
+        if kls := inner_kls(made.after):
+            metrics["inner_kl"] = float(np.mean(kls))
+        if self.settings.trainable_inner_lr:
+            logs = np.concatenate([log.ravel() for log in step_size_logs(made.meta_params).values()])
+            metrics["inner_lr"] = float(np.exp(logs, dtype=np.float64).mean())
+        return metrics | made.metrics
+
+
+def step_size_logs(arrays: Mapping[str, Array]) -> Params:
+    """The trainable step sizes among some arrays: log α by full name; empty when they are not trained."""
+    return {name: value for name, value in arrays.items() if name.startswith(LOG_INNER_LR)}
+
+
+def inner_kls(values: TaskValues) -> list[float]:
+    """Mean over tasks of every `inner_kl_k`, for k = 0 ... K - 1."""
+    return [mean_over_tasks(value) for name, value in values.items() if name.startswith(INNER_KL)]
+
+
+def mean_over_tasks(values: Array) -> float:
+    """Mean of a quantity of every task [B], in float64."""
+    return float(values.mean(dtype=np.float64))
+
+
+def euclidean_norm(gradients: Mapping[str, Array]) -> float:
+    """Norm over all parameters together, in float64."""
+    return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))

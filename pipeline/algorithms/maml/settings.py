@@ -1,0 +1,347 @@
+"""Settings of the algorithms that adapt by gradient steps: hyper-parameters only, no torch."""
+
+# Settings are immutable, so a subclass may say more exactly what a field is.
+# pyright: reportIncompatibleVariableOverride=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
+from metaloom.pipeline.estimation.config import processing_problems
+from metaloom.pipeline.nn.optimization import OptimizerConfig, ScheduledSteps
+from metaloom.pipeline.schema import Settings, later
+
+DEFAULT_TARGET_INNER_KL = 0.01
+
+
+class GradientBased(AlgorithmSettings):
+    """Adaptation by plain gradient steps on each task's own samples."""
+
+    graph: ClassVar[str] = "on_policy"
+    learns_from: ClassVar[tuple[str, ...]] = ("advantages",)
+    """Fields of Samples in the losses; they decide what process_samples has to give."""
+
+    inner_lr: float = Field(default=0.1, gt=0)
+    """Step size of the inner gradient steps; with trainable_inner_lr, where training starts from."""
+    inner_steps: int = Field(default=1, ge=0)
+    """Gradient steps of the adaptation; 0 is single-task learning on all tasks at once."""
+    trainable_inner_lr: bool = False
+    """Meta-learn a step size for every parameter element and inner step (Meta-SGD, Li et al. 2017)."""
+    first_order: bool = False
+    """Treat the inner gradients as constants in the meta-gradient."""
+    tasks_per_chunk: int = Field(default=2, ge=1)
+    """Tasks computed at once. Decides memory and the order of sums, so the last bits of results depend on it."""
+
+    @model_validator(mode="after")
+    def _inner_settings_agree(self) -> GradientBased:
+        for name in ("trainable_inner_lr", "first_order"):
+            if getattr(self, name) and self.inner_steps == 0:
+                raise ValueError(f"{name} is on but inner_steps is 0, so there is no inner step; turn it off")
+        return self
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """The processing that the losses are made of; see AlgorithmSettings."""
+        return {"processing": {"name": "dice"}} if "adjusted_rewards" in self.learns_from else {}
+
+    @property
+    def adaptation_steps(self) -> int:
+        """Inner steps; see AlgorithmSettings."""
+        return self.inner_steps
+
+    @property
+    def minibatches_per_epoch(self) -> int:
+        """Parts that a task's samples are dealt into."""
+        return 1
+
+    def problems(self, run: RunSettings) -> Iterator[str]:
+        """Tell what of a run's other settings does not fit; see AlgorithmSettings."""
+        if run.samples_until_enough:
+            yield (
+                f"min_steps or min_rollouts is set, but {self.name} learns from equally many episodes of every task; "
+                "leave both out"
+            )
+        parts, steps_per_task = self.minibatches_per_epoch, run.episodes_per_task * run.max_episode_steps
+        if parts > steps_per_task:
+            yield (
+                f"algorithm.num_minibatches is {parts} but a task has at most {steps_per_task} steps "
+                "(episodes_per_task * max_episode_steps); use at most that many"
+            )
+        if "adjusted_rewards" in self.learns_from and parts > run.episodes_per_task:
+            yield (
+                f"algorithm.num_minibatches is {parts} but episodes_per_task is {run.episodes_per_task} and "
+                f"{self.name} takes whole episodes; use at most that many"
+            )
+        for problem in processing_problems(run.processing, self.learns_from):
+            yield f"{problem} (algorithm.name is {self.name})"
+
+
+class MetaAdam(ScheduledSteps):
+    """Adam, or another optimizer, on the meta-loss, in epochs over the samples of one iteration."""
+
+    outer_lr: float = Field(default=1e-3, gt=0)
+    """Step size of the optimizer on the meta-parameters."""
+    num_epochs: int = Field(default=1, ge=1)
+    """Passes over the samples of an iteration."""
+    num_minibatches: int = Field(default=1, ge=1)
+    """Steps of the optimizer per epoch, each on its own share of the steps of every task and round."""
+    tolerance: float | None = Field(default=None, gt=0)
+    """Skip the remaining epochs once an epoch has changed the meta-loss of all samples by less than this."""
+    optimizer: OptimizerConfig | None = later(None)
+    """An optimizer of torch.optim and its options; left out, Adam as in the references, whose ε is outside of the bias
+    correction."""
+
+    @model_validator(mode="after")
+    def _tolerance_can_act(self) -> MetaAdam:
+        if self.tolerance is not None and self.num_epochs == 1:
+            raise ValueError(
+                f"tolerance is {self.tolerance} but num_epochs is 1, so there is no epoch to skip; "
+                "raise num_epochs or leave tolerance out"
+            )
+        return self
+
+    @property
+    def minibatches_per_epoch(self) -> int:
+        """See GradientBased."""
+        return self.num_minibatches
+
+
+class Exploration(Settings):
+    """The inner loss of MAML, and credit for exploring before adaptation."""
+
+    inner_loss: Literal["log_likelihood", "likelihood_ratio"] = "log_likelihood"
+    """Loss of the inner steps: -mean(A log π), or -mean(r A), whose second derivative has one term more."""
+    exploration: bool = False
+    """Credit the policies before adaptation for the rewards after it (E-MAML, Stadie et al. 2018)."""
+    e_maml_scale: Literal["mean", "sum"] = "mean"
+    """Scale of the credit: a mean over steps, or that times the episodes per task."""
+    exploration_rounds: Literal["all", "first"] = "all"
+    """Rounds that get the credit: all before the last, or the first only, as in the ProMP code."""
+
+    @field_validator("inner_loss", mode="before")
+    @classmethod
+    def _dice_has_algorithms_of_its_own(cls, value: Any) -> Any:
+        if value == "dice":
+            raise ValueError(
+                "the DiCE loss is not offered here: it needs samples of its own, and its high variance does not go "
+                "with a trust region, for its authors neither; use the algorithms dice-maml or vpg-dice"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _credit_is_given(self) -> Exploration:
+        for name, default in (("e_maml_scale", "mean"), ("exploration_rounds", "all")):
+            if not self.exploration and getattr(self, name) != default:
+                raise ValueError(f"{name} is {getattr(self, name)} but exploration is off; turn it on or leave it out")
+        return self
+
+
+class TrustRegion(Settings):
+    """The largest step along the natural gradient that keeps the mean KL after adaptation within a bound.
+
+    TRPO, Schulman et al. 2015, arXiv:1502.05477, as a meta-update of MAML.
+    """
+
+    max_kl: float = Field(default=0.01, gt=0)
+    """Bound δ of the mean KL, after adaptation, between the policies that acted and the updated ones, in nats."""
+    cg_iterations: int = Field(default=10, ge=1)
+    """Products with the metric at most."""
+    cg_tolerance: float = Field(default=1e-10, ge=0)
+    """Squared norm of the residual at which conjugate gradient stops."""
+    cg_damping: float = Field(default=1e-5, ge=0)
+    """Multiple of the identity that is added to the metric."""
+    backtrack_ratio: float = Field(default=0.8, gt=0, lt=1)
+    """Each trial of the line search is this fraction of the one before."""
+    line_search_trials: int = Field(default=15, ge=1)
+    """Trials at most; the first is the full step."""
+    accept_violation: bool = later(False)
+    """Where no trial lowers the loss within the bound, take the last one all the same, as garage's option does."""
+    hvp: Literal["gauss_newton", "hessian", "finite_difference", "fd_unscaled"] = "gauss_newton"
+    """Products of vectors with the metric. gauss_newton (once called exact): with the Fisher matrix of the adapted
+    policies, pulled back through the adaptation; it is the Hessian of the KL where the current policies are those that
+    acted, as in training. hessian: with the Hessian of the KL wherever it is, which need not be positive.
+    finite_difference: central differences of the KL's gradient in float64 with a step scaled to the vector;
+    fd_unscaled: in float32 with an absolute step of 1e-5, as in the ProMP code."""
+    hvp_subsample: float = Field(default=1.0, gt=0, le=1)
+    """Share of each task's steps, in every round, that these products are computed from."""
+    kl_order: Literal["old_new", "new_old"] = "old_new"
+    """Bound KL(acted ‖ updated) or, as some other code does, KL(updated ‖ acted)."""
+
+    @field_validator("hvp", mode="before")
+    @classmethod
+    def _exact_is_its_old_name(cls, value: Any) -> Any:
+        return "gauss_newton" if value == "exact" else value
+
+    def decisive(self) -> dict[str, JsonValue]:
+        """As version 0.1 wrote them, so that digests of its runs hold; see Settings."""
+        decisive = super().decisive()
+        return decisive | {"hvp": "exact"} if self.hvp == "gauss_newton" else decisive
+
+
+class ProMP(MetaAdam, GradientBased):
+    """ProMP: clipped surrogate after adaptation, likelihood-ratio inner steps, KL penalty before adaptation.
+
+    Rothfuss et al. 2019, arXiv:1810.06784. Defaults are those of the authors' run scripts.
+    """
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.promp:ProMPLearner"
+
+    name: Literal["promp"] = "promp"
+
+    clip_eps: float = Field(default=0.3, gt=0)
+    """Clipping range ε of the post-update likelihood ratio."""
+    anneal_factor: float = Field(default=1.0, gt=0, le=1)
+    """Multiplies clip_eps after every iteration: ε_i = clip_eps * anneal_factor**i."""
+    num_epochs: int = Field(default=5, ge=1)
+    """Passes over the samples of an iteration."""
+
+    init_inner_kl_penalty: float = Field(default=5e-4, ge=0)
+    """Initial coefficient η of the KL between the policy that sampled a round and its current version."""
+    adaptive_inner_kl_penalty: bool = False
+    """Halve or double η of an inner step when its KL leaves [target / 1.5, 1.5 target]."""
+    target_inner_kl: float = Field(default=DEFAULT_TARGET_INNER_KL, gt=0)
+    """KL that the adaptive rule aims at, in nats."""
+
+    @model_validator(mode="after")
+    def _kl_settings_agree(self) -> ProMP:
+        if self.adaptive_inner_kl_penalty and self.inner_steps == 0:
+            raise ValueError(
+                "adaptive_inner_kl_penalty is on but inner_steps is 0, so no inner step has a KL; turn it off"
+            )
+        if self.adaptive_inner_kl_penalty and self.init_inner_kl_penalty == 0:
+            raise ValueError("adaptive_inner_kl_penalty is on but init_inner_kl_penalty is 0; start above 0")
+        if not self.adaptive_inner_kl_penalty and self.target_inner_kl != DEFAULT_TARGET_INNER_KL:
+            raise ValueError(
+                f"target_inner_kl is {self.target_inner_kl} but adaptive_inner_kl_penalty is off; "
+                "turn it on or leave target_inner_kl out"
+            )
+        return self
+
+
+class MAMLVPG(MetaAdam, Exploration, GradientBased):
+    """Policy-gradient inner steps, and Adam on the policy gradient after them.
+
+    Finn et al. 2017, arXiv:1703.03400, algorithm 3. Defaults are those of the ProMP authors' experiments.
+    """
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.vpg:MAMLVPGLearner"
+
+    name: Literal["maml-vpg"] = "maml-vpg"
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> MAMLVPG:
+        _check_exploration(self)
+        return self
+
+
+class MAMLPPO(MetaAdam, GradientBased):
+    """The clipped surrogate before and after adaptation, each relative to the policy that acted in its round.
+
+    MAML with PPO (Schulman et al. 2017, arXiv:1707.06347), as garage offers it. garage's comparison policy is an alias
+    of the current one, so that its ratio is always 1 and it never clips. Here the ratios leave 1 as soon as an
+    iteration takes a second Adam step.
+    """
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.ppo:MAMLPPOLearner"
+
+    name: Literal["maml-ppo"] = "maml-ppo"
+
+    clip_eps: float = Field(default=0.5, gt=0)
+    """Clipping range ε of the likelihood ratios."""
+    num_epochs: int = Field(default=5, ge=1)
+    """Passes over the samples of an iteration; in the first step nothing is clipped yet."""
+
+
+class MAMLTRPO(TrustRegion, Exploration, GradientBased):
+    """Policy-gradient inner steps, and a meta-update that bounds the KL after adaptation.
+
+    Finn et al. 2017, arXiv:1703.03400, section 5.3. Defaults are those of the ProMP authors' run scripts, but for the
+    damping, which they leave out.
+    """
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.trpo:TrustRegionLearner"
+
+    name: Literal["maml-trpo"] = "maml-trpo"
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> MAMLTRPO:
+        _check_exploration(self)
+        _check_trust_region(self)
+        return self
+
+
+class EMAML(TrustRegion, Exploration, GradientBased):
+    """MAML-TRPO in which the policies before adaptation are credited for the rewards after it.
+
+    Stadie et al. 2018, arXiv:1803.01118. Defaults are those of the ProMP authors' run script.
+    """
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.trpo:TrustRegionLearner"
+
+    name: Literal["e-maml"] = "e-maml"
+    exploration: bool = True
+    """Always on: without it this is maml-trpo."""
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> EMAML:
+        _check_exploration(self)
+        _check_trust_region(self)
+        if not self.exploration:
+            raise ValueError("exploration is off, and e-maml without it is maml-trpo; use algorithm.name=maml-trpo")
+        return self
+
+
+class DiceMAML(MetaAdam, GradientBased):
+    """The DiCE loss before and after adaptation, on discounted rewards minus a baseline of theirs.
+
+    Foerster et al. 2018, arXiv:1802.05098; as a meta-learning method in Rothfuss et al. 2019, arXiv:1810.06784.
+    Unbiased meta-gradients of high variance: it wants several times the episodes of the other algorithms.
+    """
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.dice:DiceLearner"
+    learns_from: ClassVar[tuple[str, ...]] = ("adjusted_rewards",)
+
+    name: Literal["dice-maml"] = "dice-maml"
+
+    @model_validator(mode="after")
+    def _no_tolerance(self) -> DiceMAML:
+        if self.tolerance is not None:
+            raise ValueError(
+                f"tolerance is {self.tolerance} but the value of the DiCE loss is the same for all parameters, unlike "
+                "its derivatives; leave tolerance out"
+            )
+        return self
+
+
+class VPGDice(MetaAdam, GradientBased):
+    """The DiCE loss in the adaptation, log-likelihood times advantage after it.
+
+    Rothfuss et al. 2019, arXiv:1810.06784, section 7.3, compare it with the other estimators of the meta-gradient.
+    """
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.dice:DiceLearner"
+    learns_from: ClassVar[tuple[str, ...]] = ("adjusted_rewards", "advantages")
+
+    name: Literal["vpg-dice"] = "vpg-dice"
+
+
+def _check_exploration(settings: MAMLVPG | MAMLTRPO | EMAML) -> None:
+    if settings.exploration and settings.inner_steps == 0:
+        raise ValueError("exploration is on but inner_steps is 0, so no round comes before adaptation; turn it off")
+
+
+def _check_trust_region(settings: MAMLTRPO | EMAML) -> None:
+    if settings.trainable_inner_lr:
+        raise ValueError(
+            "trainable_inner_lr is on, but the trust region measures changes of the policy and step sizes are not "
+            "part of it; turn it off, or use maml-vpg or promp, which train step sizes with Adam"
+        )
+    if settings.first_order and settings.hvp != "gauss_newton":
+        raise ValueError(
+            f"first_order is on and hvp is {settings.hvp}: derivatives of a first-order gradient are not symmetric, "
+            "which conjugate gradient needs; use hvp=gauss_newton"
+        )

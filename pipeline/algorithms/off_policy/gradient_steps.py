@@ -1,0 +1,85 @@
+"""What a kernel and its definition in torch have in common: gradient steps on working copies of a state, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, SupportsFloat, TypeVar
+
+import numpy as np
+
+from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, Params, Transitions
+
+NUM_UPDATES = "num_updates"
+"""Name in the state of the number of iterations that it has learned from."""
+NUM_GRADIENT_STEPS = "num_gradient_steps"
+"""Name in the state of the number of gradient steps over the run."""
+
+Noise = TypeVar("Noise", contravariant=True)
+"""What a gradient step draws at random, as arrays: a kernel and its definition are given the same."""
+
+
+class GradientSteps(Protocol[Noise]):
+    """Working copies of all that a state holds, which gradient steps change in place."""
+
+    def step(self, minibatch: Minibatch, noise: Noise) -> Mapping[str, SupportsFloat]:
+        """Make one gradient step; returns what describes it."""
+        ...
+
+    def state(self) -> LearnerState:
+        """The state after the iteration: everything as it is now, and one update more."""
+        ...
+
+
+@dataclass
+class Counters:
+    """Iterations and gradient steps that a state has learned from."""
+
+    updates: int
+    gradient_steps: int
+
+    @classmethod
+    def of(cls, state: LearnerState) -> Counters:
+        """Return those of a state."""
+        return cls(int(state.extra[NUM_UPDATES]), int(state.extra[NUM_GRADIENT_STEPS]))
+
+    def arrays(self) -> Params:
+        """Return them as a state holds them."""
+        counts = {NUM_UPDATES: self.updates, NUM_GRADIENT_STEPS: self.gradient_steps}
+        return {name: np.array(count, np.int64) for name, count in counts.items()}
+
+
+def merged(minibatch: Minibatch) -> Transitions:
+    """The transitions [K, N] of all tasks as one batch [K * N]."""
+    transitions = minibatch.transitions
+    return Transitions(
+        *(_merged(getattr(transitions, name)) for name in transitions.__dataclass_fields__),
+    )
+
+
+def means(names: Sequence[str], each: Iterable[Mapping[str, SupportsFloat]]) -> Metrics:
+    """Means over gradient steps, NaN where there was none, and how many there were."""
+    # Numbers are read at the end: a device need not be waited for between steps.
+    table = [[float(one[name]) for name in names] for one in list(each)]
+    averages = np.mean(table, axis=0) if table else np.full(len(names), np.nan)
+    return dict(zip(names, averages.tolist(), strict=True)) | {"gradient_steps": float(len(table))}
+
+
+def require_finite(params: Mapping[str, Mapping[str, Array]], advice: str) -> None:
+    """Raise NumericalError naming the first network that has a parameter which is not finite.
+
+    Args:
+        params: by name of the network.
+        advice: what to lower.
+    """
+    for name, arrays in params.items():
+        if not all(np.isfinite(value).all() for value in arrays.values()):
+            raise NumericalError(
+                f"update: parameters of {name} are not finite after the gradient steps; required finite numbers. "
+                f"Lower {advice}"
+            )
+
+
+def _merged(values: Array) -> Array:
+    return values.reshape(-1, *values.shape[2:])

@@ -1,0 +1,145 @@
+"""Soft actor-critic in torch: the definition of its gradient step, for any networks and on any device.
+
+Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; equations are of that paper unless another is named.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, merged
+from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.algorithms.off_policy.sac_state import SACArrays
+from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import sample
+from metaloom.pipeline.algorithms.off_policy.tensors import tensor_like, transitions_like
+from metaloom.pipeline.algorithms.off_policy.twin_q import TwinQ
+from metaloom.pipeline.estimation.returns import EPSILON
+from metaloom.pipeline.nn.descent import Descent
+from metaloom.pipeline.nn.flat_tensors import FlatTensors
+from metaloom.pipeline.nn.networks import Network
+from metaloom.pipeline.types import Array, LearnerState, Minibatch
+
+METRICS = (
+    "policy_loss",
+    "q_loss",
+    "temperature_loss",
+    "temperature",
+    "entropy",
+    "q_mean",
+    "target_mean",
+    "gradient_norm",
+    "q_gradient_norm",
+)
+"""What describes a gradient step."""
+
+
+def temperature_loss(log_alpha: Tensor, log_prob: Tensor, num_actions: int) -> Tensor:
+    """-log α · mean( log π(a|o) + H̄ ), H̄ = -A. Eq. 18 with log α for α, which thus stays positive."""
+    return -log_alpha * (log_prob.detach() - num_actions).mean()
+
+
+def td_targets(
+    rewards: Tensor, continuing: Tensor, next_values: Tensor, next_log_prob: Tensor, alpha: Tensor
+) -> Tensor:
+    """TD targets y = r + γ (1 - terminated) ( min_j Q̄_j(o', a') - α log π(a'|o') ), Eq. 2, 3.
+
+    Args:
+        rewards: [n], scaled.
+        continuing: [n], γ where the task goes on and 0 where it terminated.
+        next_values: [2, n], of both target networks.
+        next_log_prob: [n].
+        alpha: [].
+    """
+    return rewards + continuing * (next_values.amin(0) - alpha * next_log_prob)
+
+
+def q_loss(values: Tensor, targets: Tensor) -> Tensor:
+    """The average over both Q-functions [2, n] of mean (Q(o, a) - y)². Eq. 5, twice that of the paper."""
+    return (values - targets).square().mean()
+
+
+def policy_loss(alpha: Tensor, log_prob: Tensor, values: Tensor) -> Tensor:
+    """Mean of α log π(a|o) - min_j Q_j(o, a) with a by reparameterization. Eq. 9; values are [2, n]."""
+    return (alpha * log_prob - values.amin(0)).mean()
+
+
+class SACDefinition:
+    """Policy, Q-functions, targets and temperature while an iteration changes them.
+
+    Attributes:
+        policy: the policy's parameters.
+        q: both Q-functions.
+    """
+
+    def __init__(
+        self,
+        settings: SAC,
+        policy: Network,
+        q: Network,
+        state: LearnerState,
+        *,
+        discount: float,
+        learning_rate: float,
+        device: torch.device,
+    ) -> None:
+        self._settings, self._discount, self._network = settings, discount, policy
+        self._counters, arrays = Counters.of(state), SACArrays.of(state)
+        self.policy = FlatTensors(arrays.policy, device)
+        self.q, self._targets = TwinQ(q, arrays.q, device), TwinQ(q, arrays.targets, device)
+        self._log_alpha = FlatTensors({"log_alpha": arrays.log_alpha}, device)
+        trained = {"policy": self.policy, "q": self.q, "alpha": self._log_alpha}
+        self._descent = {
+            name: Descent(settings.optimizer, trained[name], kept, learning_rate)
+            for name, kept in arrays.optimizers.items()
+        }
+
+    def step(self, minibatch: Minibatch, noise: Array) -> dict[str, Tensor]:
+        """Take a step down each loss, of temperature, Q-functions and policy, and then move the targets.
+
+        Args:
+            minibatch: n transitions.
+            noise: [2n, A], standard normal: of the actions at the observations, then at the next ones.
+        """
+        settings, params = self._settings, self.policy.params
+        batch = transitions_like(self.policy.vector, merged(minibatch))
+        now_noise, next_noise = tensor_like(self.policy.vector, noise).chunk(2)
+        now = sample(self._network(params, batch.observations), now_noise)
+        with torch.no_grad():
+            following = sample(self._network(params, batch.next_observations), next_noise)
+
+        log_alpha = self._log_alpha.params["log_alpha"]
+        loss_alpha = temperature_loss(log_alpha, now.log_prob, now.actions.shape[1])
+        if settings.learn_ent_coeff:
+            self._descent["alpha"].down(loss_alpha)
+        alpha = log_alpha.detach().exp()
+
+        rewards = batch.rewards
+        if settings.standardize_rew:
+            rewards = (rewards - rewards.mean()) / (rewards.std(correction=0) + EPSILON)
+        next_values = self._targets(batch.next_observations, following.actions)
+        continuing = self._discount * (1 - batch.terminated)
+        targets = td_targets(settings.rew_scale * rewards, continuing, next_values, following.log_prob, alpha)
+
+        values = self.q(batch.observations, batch.actions, learn=True)
+        loss_q = q_loss(values, targets)
+        q_norm = self._descent["q"].down(loss_q, settings.max_grad_norm)
+
+        loss_policy = policy_loss(alpha, now.log_prob, self.q(batch.observations, now.actions))
+        policy_norm = self._descent["policy"].down(loss_policy, settings.max_grad_norm)
+
+        self._counters.gradient_steps += 1
+        if self._counters.gradient_steps % settings.target_update_intvl == 0:
+            # Q̄ ← τ Q̄ + (1 - τ) Q
+            self._targets.vector.mul_(settings.tau).add_(self.q.vector, alpha=1 - settings.tau)
+        losses = loss_policy, loss_q, loss_alpha
+        described = *losses, alpha, -now.log_prob.mean(), values.mean(), targets.mean(), policy_norm, q_norm
+        return dict(zip(METRICS, (value.detach() for value in described), strict=True))
+
+    def state(self) -> LearnerState:
+        """See GradientSteps."""
+        self._counters.updates += 1
+        (log_alpha,) = self._log_alpha.copies().values()
+        policy, q, targets = (flat.copies() for flat in (self.policy, self.q, self._targets))
+        optimizers = {name: descent.state for name, descent in self._descent.items()}
+        return SACArrays(policy, q, targets, log_alpha, optimizers).state(self._counters)

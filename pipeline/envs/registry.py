@@ -1,0 +1,128 @@
+"""Environments by name: robots with a distribution of tasks, and any gymnasium env as one with a single task."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+
+from metaloom.pipeline.envs import ENVS, PLUGINS
+from metaloom.pipeline.envs.config import EnvConfig, is_gymnasium_id
+from metaloom.pipeline.envs.contract import BatchEnv, EnvError, MetaEnv
+from metaloom.pipeline.envs.finite_checks import last_line, own_traceback
+from metaloom.pipeline.plugins import import_module
+from metaloom.pipeline.schema import ConfigError, suggestion
+
+
+def make_env(config: EnvConfig) -> MetaEnv:
+    """One environment that takes a policy's actions.
+
+    Raises:
+        EnvError: the name, an option or the action space cannot be used; the message says what can.
+    """
+    # Imported here so that reading ENVS stays cheap.
+    from metaloom.pipeline.envs.wrappers import PolicyActions
+
+    return PolicyActions(_make_unscaled(config), config.action_scale)
+
+
+def make_batch_env(
+    config: EnvConfig, num_rows: int, num_threads: int = 1, watch_row: Callable[[int], None] | None = None
+) -> BatchEnv:
+    """N environments that take a policy's actions, stepped together, on as many threads if they can use them.
+
+    `watch_row` is told each row before its environment is called, where a loop calls one after the other.
+
+    Raises:
+        EnvError: as `make_env`.
+    """
+    from metaloom.pipeline.envs.loop_batch import LoopBatch, ignore_row
+
+    batch = make_env(config).batch(num_rows, num_threads)
+    return LoopBatch(lambda: make_env(config), num_rows, watch_row or ignore_row) if batch is None else batch
+
+
+def with_all_options(config: EnvConfig) -> EnvConfig:
+    """The same environment with the options that it takes by default written out, where it is a built-in one."""
+    if config.name not in ENVS:
+        return config
+    parameters = inspect.signature(find_env(config.name)).parameters.values()
+    defaults = {parameter.name: parameter.default for parameter in parameters if parameter.name != "render_mode"}
+    return config.model_copy(update={"options": {**defaults, **config.options}})
+
+
+def require_env(name: str) -> str:
+    """Refuse the name of an environment that there is not, before anything is imported for a run.
+
+    Returns:
+        module:Class, or the id under which gymnasium knows it, whose module has been imported.
+
+    Raises:
+        EnvError: saying what is known.
+    """
+    try:
+        if is_gymnasium_id(name) and name not in ENVS:
+            if ":" in name:
+                import_module(name)
+            gymnasium_id = name.rpartition(":")[2]
+            if gymnasium_id in gymnasium.registry:
+                return gymnasium_id
+        return name if name in gymnasium.registry else PLUGINS.path(name)
+    except ConfigError as problem:
+        known = [*PLUGINS.names(), *gymnasium.registry]
+        raise EnvError(_unknown(name, known) if ":" not in name else f"env.name: {problem}") from problem
+
+
+def find_env(name: str) -> type[gymnasium.Env[Any, Any]]:
+    """The class of an environment that is not gymnasium's.
+
+    Raises:
+        EnvError: there is none, or it is the class of something else.
+    """
+    try:
+        return PLUGINS.find(name, gymnasium.Env)
+    except ConfigError as problem:
+        raise EnvError(f"env.name: {problem}") from problem
+
+
+def _make_unscaled(config: EnvConfig) -> MetaEnv:
+    from metaloom.pipeline.envs.wrappers import SingleTask
+
+    path = require_env(config.name)
+    env = _make_from_gymnasium(path, config) if path in gymnasium.registry else _make_from_class(config)
+    return env if isinstance(env, MetaEnv) else SingleTask(env)
+
+
+def _make_from_class(config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    cls = find_env(config.name)
+    try:
+        inspect.signature(cls).bind(**config.options)
+    except TypeError as problem:
+        allowed = [name for name in inspect.signature(cls).parameters if name != "render_mode"]
+        raise EnvError(
+            f"env.options of {config.name} are {config.options}: {problem}; allowed: {', '.join(allowed) or 'none'}"
+        ) from None
+    try:
+        return cls(**config.options)
+    except EnvError:
+        raise
+    except (Exception, SystemExit) as problem:
+        raise EnvError(
+            f"env.name is {config.name!r}: making it with options {config.options} raised {last_line(problem)}\n"
+            f"Its own traceback:\n{own_traceback(problem).rstrip()}"
+        ) from problem
+
+
+def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    try:
+        # -1: no TimeLimit, since max_episode_steps of the run ends the episodes.
+        return gymnasium.make(gymnasium_id, max_episode_steps=-1, disable_env_checker=True, **config.options)
+    except Exception as problem:
+        raise EnvError(f"gymnasium cannot make {config.name!r} with options {config.options}: {problem}") from problem
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    return (
+        f"env.name is {name!r};{suggestion(name, known)} Required: one of {', '.join(PLUGINS.names())}; a name that "
+        "gymnasium knows, such as Hopper-v5, or module:Hopper-v5; or module:Class for an environment of your own"
+    )

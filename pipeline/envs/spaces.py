@@ -1,0 +1,63 @@
+"""What a policy needs to know of an environment's spaces."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.nn.spec import is_image
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """Sizes of what an environment shows, and of what it takes from a policy.
+
+    Attributes:
+        observation_shape: of one observation as the environment gives it; batches hold it flattened.
+        observation_scale: what observations are divided by before a network sees them.
+        action_size: A; 0 where actions are discrete.
+        num_actions: discrete actions; 0 where actions are continuous.
+    """
+
+    observation_shape: tuple[int, ...]
+    observation_scale: float = 1.0
+    action_size: int = 0
+    num_actions: int = 0
+
+    @classmethod
+    def of(cls, env: gymnasium.Env[Any, Any]) -> "Spaces":
+        """Those of an environment as `make_env` gives it.
+
+        Raises:
+            EnvError: observations are no array.
+        """
+        observations, actions = env.observation_space, env.action_space
+        if not isinstance(observations, Box):
+            raise EnvError(
+                f"{type(env.unwrapped).__name__} has the observation space {observations}; required a Box. "
+                "Wrap it, for example in gymnasium.wrappers.FlattenObservation"
+            )
+        discrete = isinstance(actions, Discrete)
+        return cls(
+            observation_shape=observations.shape,
+            observation_scale=_scale(observations),
+            action_size=0 if discrete else math.prod(actions.shape or ()),
+            num_actions=int(actions.n) if discrete else 0,
+        )
+
+    @property
+    def observation_size(self) -> int:
+        """O."""
+        return math.prod(self.observation_shape)
+
+
+def _scale(observations: Box) -> float:
+    """The largest value of images, such as 255 for bytes; 1 for other observations, which are taken as they are."""
+    high = float(np.max(observations.high, initial=0))
+    in_bytes = observations.dtype == np.uint8
+    scale = high if np.isfinite(high) and high > 0 else 1.0
+    return scale if is_image(observations.shape, 255.0 if in_bytes else 1.0) else 1.0

@@ -1,0 +1,59 @@
+"""How rewards become what an algorithm learns from, as plain data."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
+from metaloom.pipeline.baselines.contract import Baseline
+from metaloom.pipeline.schema import Settings
+
+_DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
+
+
+class ProcessingConfig(Settings):
+    """How rewards become what an algorithm learns from."""
+
+    name: Literal["advantages", "dice"] = "advantages"
+    """dice adds adjusted rewards, which the DiCE losses are made of. A run's algorithm decides; leave it out."""
+    discount: float = Field(default=0.99, ge=0, le=1)
+    gae_lambda: float = Field(default=1.0, ge=0, le=1)
+    normalize_advantages: bool = True
+    """Zero mean and unit standard deviation per task, over real steps; of the adjusted rewards as well."""
+    positive_advantages: bool = False
+    """Shift the advantages of each task so that the smallest is 1e-8; the adjusted rewards as well."""
+    return_baseline: BaselineField | None = None
+    """With name=dice: predicts returns for the advantages, while `baseline` predicts the discounted rewards."""
+    adv_norm: Literal["std", "variance"] = "std"
+    """What normalizing divides by. variance is for comparison with garage: it undoes the common scale of tasks."""
+    dice_norm: Literal["real", "padded"] = "real"
+    """Statistics over real steps. padded is for comparison with the ProMP code: its DiCE counts padding as zeros."""
+
+    @model_validator(mode="after")
+    def _norms_have_something_to_do(self) -> "ProcessingConfig":
+        if self.adv_norm != "std" and not self.normalize_advantages:
+            raise ValueError(f"adv_norm is {self.adv_norm} but normalize_advantages is off; leave one of them out")
+        if self.dice_norm != "real" and not (self.normalize_advantages or self.positive_advantages):
+            raise ValueError(f"dice_norm is {self.dice_norm} but nothing is normalized or shifted; leave it out")
+        return self
+
+    def build_return_baseline(self) -> Baseline:
+        """The baseline of the advantages with name=dice; without one configured, advantages are returns."""
+        return (self.return_baseline or BaselineConfig(name="zero")).build()
+
+
+def processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]) -> Iterator[str]:
+    """What of some processing does not fit an algorithm that learns from these fields of Samples."""
+    needed = "dice" if "adjusted_rewards" in learns_from else "advantages"
+    changed = {name for name in _DICE_OPTIONS if getattr(processing, name) != _DICE_OPTIONS[name]}
+    if processing.name != needed:
+        yield f"processing.name is {processing.name} but the algorithm needs {needed}; leave processing.name out"
+    elif needed == "advantages":
+        yield from (f"processing.{name} is set but is for DiCE alone; leave it out" for name in sorted(changed))
+    elif "advantages" not in learns_from:
+        unused = changed & {"return_baseline"} | ({"gae_lambda"} if processing.gae_lambda != 1 else set())
+        why = "the algorithm does not learn from advantages"
+        yield from (f"processing.{name} is set but {why}; leave it out" for name in sorted(unused))
+    elif processing.return_baseline is None:
+        yield "processing.return_baseline is not set but the algorithm learns from advantages; name one or zero"

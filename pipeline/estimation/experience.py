@@ -1,0 +1,112 @@
+"""An iteration's steps as an actor-critic learns from them: rows of real steps, ends credited with values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from metaloom.pipeline.estimation.returns import discounted_returns, gae_to_next
+from metaloom.pipeline.types import Array, EpisodeBatch, Params
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Steps that a policy and its critic learn from.
+
+    Attributes:
+        observations: [n, O].
+        actions: [n, A], or [n] int64.
+        old_log_prob: [n], under the policy that acted.
+        advantages: [n].
+        old_values: [n], by the critic before the update.
+        targets: [n], for the critic.
+    """
+
+    observations: Array
+    actions: Array
+    old_log_prob: Array
+    advantages: Array
+    old_values: Array
+    targets: Array
+
+    def __getitem__(self, which: Array | slice) -> Rows:
+        """Some of the rows, or all in another order."""
+        return Rows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a critic makes of some episodes.
+
+    Attributes:
+        values: [b, E, T] float64, zero on padding.
+        advantages: [b, E, T] float64, neither shifted nor scaled; zero on padding.
+        targets: [b, E, T] float64, what the critic is to learn; zero on padding.
+    """
+
+    values: Array
+    advantages: Array
+    targets: Array
+
+
+class Experience:
+    """Episodes that one policy and its critic learn from.
+
+    An episode that its step limit ends has not come to its end: its last step is credited with the value of the state
+    that was reached. One that the task ends is credited with nothing.
+
+    Attributes:
+        mask: [b, E, T] bool, where a step is real.
+        observations: [N, O], of all real steps, in the order task, episode, step.
+        actions: [N, A] or [N].
+        behavior: name -> [N, ...] for what changes by step, [b, ...] repeated to [N, ...] for what does not.
+    """
+
+    def __init__(self, episodes: EpisodeBatch, tasks: slice) -> None:
+        self._rewards = episodes.rewards[tasks]
+        self.mask = episodes.mask[tasks] != 0
+        self.observations = episodes.observations[tasks, :, :-1][self.mask]
+        self.actions = episodes.actions[tasks][self.mask]
+        self._cut = np.nonzero(episodes.truncated[tasks])
+        ends = episodes.lengths[tasks][self._cut]
+        self._last_steps = (*self._cut, ends - 1)
+        self._last_observations = episodes.observations[tasks][(*self._cut, ends)]
+        self.behavior = self._behavior_rows(episodes, tasks)
+
+    def rows(self, values: Array) -> Array:
+        """The real entries [N] of [b, E, T], in float32."""
+        return values[self.mask].astype(np.float32)
+
+    def estimate(
+        self,
+        critic: Callable[[Array], Array],
+        discount: float,
+        gae_lambda: float,
+        target: Literal["td_lambda", "empirical"],
+    ) -> Estimate:
+        """Values, advantages and targets by a critic, [n, O] -> [n]."""
+        values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
+        values[self.mask] = critic(self.observations)
+        next_values[..., :-1] = values[..., 1:]
+        if len(self._last_observations):
+            next_values[self._last_steps] = critic(self._last_observations)
+        advantages = gae_to_next(rewards, values, next_values, discount, gae_lambda)
+        if target == "td_lambda":
+            return Estimate(values, advantages, values + advantages)
+        rewards = rewards.astype(np.float64)
+        rewards[self._last_steps] += discount * next_values[self._last_steps]
+        return Estimate(values, advantages, discounted_returns(rewards, discount))
+
+    def _behavior_rows(self, episodes: EpisodeBatch, tasks: slice) -> Params:
+        by_step = self.mask.shape[1:]
+        task_of_row = np.nonzero(self.mask)[0]
+        return {
+            name: value[tasks][self.mask] if value.shape[1:3] == by_step else value[tasks][task_of_row]
+            for name, value in episodes.behavior.items()
+        }

@@ -1,0 +1,127 @@
+"""From rewards to what an algorithm learns from: advantages, and for DiCE adjusted rewards."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from metaloom.pipeline.baselines import Baseline, BaselineError
+from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.estimation.returns import discounted_returns, discounted_rewards, gae, normalize, shift_positive
+from metaloom.pipeline.types import Array, EpisodeBatch, ParallelMap, Params, Samples
+
+
+def process_samples(
+    episodes: EpisodeBatch,
+    baseline: Baseline,
+    processing: ProcessingConfig,
+    *,
+    seed: int = 0,
+    parallel: ParallelMap = map,
+) -> Samples:
+    """Returns, baseline values and advantages of every step, for DiCE adjusted rewards as well; zero on padding.
+
+    A baseline is fitted to each task's returns and predicts the same episodes. Nothing follows an episode's last step,
+    whether the task or the step limit ended it: the task is to do well within the limit.
+
+    Args:
+        episodes: one round of rollouts.
+        baseline: predicts returns; with processing for DiCE it predicts the discounted rewards instead, and the
+            configured `return_baseline` predicts returns.
+        processing: discount, λ, normalization.
+        seed: of what baselines draw at random; one per round.
+        parallel: maps over tasks; the result does not depend on it, nor on other tasks unless a baseline is shared.
+    """
+    if processing.name == "advantages":
+        return _with_advantages(episodes, baseline, processing, seed, parallel)
+    samples = _with_advantages(episodes, processing.build_return_baseline(), processing, seed, parallel)
+    rewards = discounted_rewards(episodes.rewards * samples.mask, processing.discount)
+    predicted = _fit_predict(baseline, episodes, rewards, seed, parallel)
+    adjusted = _by_task(task_adjusted_rewards, (rewards, predicted, samples.mask), processing, parallel)
+    # With statistics over padding, padding is not zero; losses mask it in any case.
+    return replace(samples, advantages=samples.advantages * samples.mask, adjusted_rewards=adjusted * samples.mask)
+
+
+def baseline_parameters(
+    episodes: EpisodeBatch,
+    baseline: Baseline,
+    processing: ProcessingConfig,
+    *,
+    seed: int = 0,
+    parallel: ParallelMap = map,
+) -> dict[str, Params]:
+    """Parameters [B, ...] by name of what `process_samples` fits to the same episodes: `baseline`, `return_baseline`.
+
+    They are not stored, because the same episodes and seed give them again.
+    """
+    observations, mask = episodes.observations[:, :, :-1], episodes.mask
+    rewards = episodes.rewards * mask
+    returns = discounted_returns(rewards, processing.discount)
+    if processing.name == "advantages":
+        fits = {"baseline": (baseline, returns)}
+    else:
+        adjusted = discounted_rewards(rewards, processing.discount)
+        fits = {"baseline": (baseline, adjusted), "return_baseline": (processing.build_return_baseline(), returns)}
+    return {
+        name: fitted.fit(observations, targets, mask, seed=seed, parallel=parallel)
+        for name, (fitted, targets) in fits.items()
+    }
+
+
+def task_advantages(rewards: Array, values: Array, mask: Array, processing: ProcessingConfig) -> Array:
+    """Advantages [E, T] of one task in float64, from its rewards and baseline values, both zero on padding."""
+    after_last = np.zeros((len(values), 1))
+    values = np.concatenate([values, after_last], axis=1)
+    return _scale(gae(rewards, values, processing.discount, processing.gae_lambda), mask, processing)
+
+
+def task_adjusted_rewards(discounted: Array, predicted: Array, mask: Array, processing: ProcessingConfig) -> Array:
+    """γ^t r_t minus its prediction, [E, T] of one task in float64; both inputs zero on padding."""
+    return _scale(discounted - predicted, mask, processing)
+
+
+def _scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
+    if processing.name == "dice" and processing.dice_norm == "padded":
+        mask = np.ones_like(mask)
+    if processing.normalize_advantages:
+        values = normalize(values, mask, processing.adv_norm)
+    if processing.positive_advantages:
+        values = shift_positive(values, mask)
+    return values
+
+
+def _with_advantages(
+    episodes: EpisodeBatch, baseline: Baseline, processing: ProcessingConfig, seed: int, parallel: ParallelMap
+) -> Samples:
+    mask = episodes.mask
+    rewards = episodes.rewards * mask
+    returns = discounted_returns(rewards, processing.discount)
+    values = _fit_predict(baseline, episodes, returns, seed, parallel)
+    return Samples(
+        returns=returns.astype(np.float32),
+        values=values.astype(np.float32),
+        advantages=_by_task(task_advantages, (rewards, values, mask), processing, parallel),
+        mask=mask,
+    )
+
+
+def _fit_predict(baseline: Baseline, episodes: EpisodeBatch, targets: Array, seed: int, parallel: ParallelMap) -> Array:
+    try:
+        return baseline.fit_predict(
+            episodes.observations[:, :, :-1], targets, episodes.mask, seed=seed, parallel=parallel
+        )
+    except BaselineError as error:
+        raise BaselineError(f"process_samples, {error}") from error
+
+
+def _by_task(
+    process_task: Callable[[Array, Array, Array, ProcessingConfig], Array],
+    arrays: tuple[Array, Array, Array],
+    processing: ProcessingConfig,
+    parallel: ParallelMap,
+) -> Array:
+    def work(b: int) -> Array:
+        first, second, mask = (array[b] for array in arrays)
+        return process_task(first, second, mask, processing)
+
+    return np.stack(list(parallel(work, range(len(arrays[0]))))).astype(np.float32)

@@ -1,0 +1,44 @@
+"""Which implementation computes a learner's updates: the definition in torch, or a fused kernel where one fits."""
+
+from collections.abc import Iterator, Sequence
+
+from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice
+from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.schema import ConfigError
+
+
+def choose_kernel(asked: KernelChoice, *, blockers: Sequence[str], fused: str) -> Kernel:
+    """Return the kernel of a learner: fused where it was asked for or left to us, and nothing stands against it.
+
+    Args:
+        asked: setting `algorithm.kernel`.
+        blockers: what the fused kernel does not know, each as "network is cnn".
+        fused: what it computes where there are none, such as "plain tanh network on the CPU".
+
+    Raises:
+        ConfigError: the fused kernel was asked for and there are blockers.
+    """
+    if asked == "torch":
+        return Kernel("torch", "asked for")
+    if not blockers:
+        return Kernel("fused", fused)
+    if asked == "fused":
+        raise ConfigError(
+            f"algorithm.kernel is fused, but {'; '.join(blockers)}; the fused kernel knows plain tanh and relu "
+            "networks on the CPU: use algorithm.kernel=auto, which takes torch for all others"
+        )
+    return Kernel("torch", "; ".join(blockers))
+
+
+def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:
+    """Tell what fused kernels do not know about some networks and the device that they are to compute on."""
+    if device != "cpu":
+        yield f"device is {device}"
+    for network in networks:
+        if network.name != "mlp":
+            yield f"network is {network.name}"
+        elif network.input_scale != 1:
+            yield f"inputs are divided by {network.input_scale:g}"
+        elif not network.is_plain:
+            last = "" if network.output_activation == "identity" else f" with a last {network.output_activation}"
+            yield f"network is an mlp of {network.activation}{last}"

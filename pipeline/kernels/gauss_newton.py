@@ -1,0 +1,157 @@
+"""Products with the Gauss-Newton matrix of plain multilayer perceptrons on the CPU, from hand-written derivatives.
+
+See maml.curvature, whose gauss_newton_product is the definition. What does not depend on the vector is computed once;
+automatic differentiation computes it for every product, which takes it up to twice as long.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+
+from metaloom.pipeline.algorithms.finite_checks import require_finite
+from metaloom.pipeline.algorithms.maml.curvature import Flattening, Product
+from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem, sum_in_order
+from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
+from metaloom.pipeline.kernels.linearization import LinearizedMLP, PulledBack
+from metaloom.pipeline.policies.contract import Policy
+from metaloom.pipeline.policies.gaussian import LOG_STD, GaussianPolicy
+from metaloom.pipeline.types import Array, ParallelMap, Params
+
+MAX_KEPT_BYTES = 1 << 30
+"""Bytes that all chunks together may keep between products. The others compute again: slower, the same bits."""
+
+
+def fused_gauss_newton_product(
+    problem: MetaProblem,
+    params: Mapping[str, Array],
+    flat: Flattening,
+    chunks: Sequence[Chunk],
+    *,
+    parallel: ParallelMap = map,
+) -> Product:
+    """G v; see gauss_newton_product."""
+    num_tasks = sum(len(chunk) for chunk in chunks)
+
+    def curvature(chunk: Chunk) -> ChunkCurvature:
+        return ChunkCurvature(problem, params, flat.names, chunk)
+
+    sizes = np.cumsum([ChunkCurvature.num_bytes(problem.policy, chunk) for chunk in chunks])
+    num_kept = int(np.searchsorted(sizes, MAX_KEPT_BYTES, side="right"))
+    kept = list(parallel(curvature, chunks[:num_kept]))
+    work = [*kept, *chunks[num_kept:]]
+
+    def product(v: Array) -> Array:
+        direction = flat.unpack(v)
+
+        def of_chunk(item: ChunkCurvature | Chunk) -> Params:
+            known = item if isinstance(item, ChunkCurvature) else curvature(item)
+            return known.product(direction)
+
+        parts = list(parallel(of_chunk, work))
+        return sum_in_order([flat.pack(part) for part in parts]) / num_tasks
+
+    return product
+
+
+class ChunkCurvature:
+    """J_iᵀ F_i J_i of a chunk's tasks, with all that does not depend on the vector computed once."""
+
+    def __init__(self, problem: MetaProblem, params: Mapping[str, Array], names: Sequence[str], chunk: Chunk) -> None:
+        # The rule that chose this kernel has seen to it.
+        policy, dtype = cast(GaussianPolicy, problem.policy), _dtype(chunk)
+        self._names, self._num_tasks, self._inner_lr = names, len(chunk), problem.inner_lr
+        self._hessians: list[InnerHessian] = []
+        current = {name: self._for_every_task(value.astype(dtype)) for name, value in params.items()}
+        self._fixed = {name: np.zeros_like(value) for name, value in current.items() if name not in names}
+        self._dtype = dtype
+        for rows in chunk.rounds[:-1]:
+            hessian = InnerHessian(policy, current, rows, problem.inner_loss)
+            # First-order meta-gradients take J for the identity, and so must the metric that goes with them.
+            if not problem.first_order:
+                self._hessians.append(hessian)
+            current = self._step(current, hessian.gradients)
+        adapted = {f"adapted {name}": torch.as_tensor(current[name]) for name in names}
+        require_finite(adapted, chunk.first_task, "Lower inner_lr.")
+        self._fisher = Fisher(policy, current, chunk.rounds[-1])
+
+    @staticmethod
+    def num_bytes(policy: Policy, chunk: Chunk) -> int:
+        """Bytes that it keeps: arrays as wide as the hidden layers, four for every inner step and two at the end."""
+        arrays = [*(4 for _ in chunk.rounds[:-1]), 2]
+        rows = (n * rows.weights.numel() for n, rows in zip(arrays, chunk.rounds, strict=True))
+        return sum(rows) * sum(policy.network.spec.hidden_sizes) * _dtype(chunk).itemsize
+
+    def product(self, direction: Mapping[str, Array]) -> Params:
+        """Σ_i J_iᵀ F_i J_i v over the chunk's tasks, for v by name without a task axis."""
+        tangents = {name: self._for_every_task(value.astype(self._dtype)) for name, value in direction.items()}
+        tangents |= self._fixed
+        for hessian in self._hessians:
+            tangents = self._step(tangents, hessian.product(tangents))
+        tangents = self._fisher.product(tangents) | self._fixed
+        for hessian in reversed(self._hessians):
+            tangents = self._step(tangents, hessian.product(tangents))
+        return {name: tangents[name].sum(0) for name in self._names}
+
+    def _for_every_task(self, value: Array) -> Array:
+        # Copied, since products with broadcast views are slow.
+        return np.repeat(value[None], self._num_tasks, axis=0)
+
+    def _step(self, values: Params, gradients: Params) -> Params:
+        return values | {name: values[name] - self._inner_lr * gradients[name] for name in self._names}
+
+
+class InnerHessian:
+    """The Hessian of the inner loss of b tasks at their parameters.
+
+    Attributes:
+        gradients: of the inner loss, [b, ...] by name.
+    """
+
+    def __init__(self, policy: GaussianPolicy, params: Params, rows: TaskRows, loss: InnerLoss) -> None:
+        self._network = _linearized(policy, params, rows)
+        self._head = [torch.as_tensor(x).requires_grad_() for x in (self._network.outputs, params[LOG_STD])]
+        losses = loss(policy.head(*self._head), rows)
+        self._head_gradients = torch.autograd.grad(losses.sum(), self._head, create_graph=True)
+        mean, log_std = (gradient.detach().numpy() for gradient in self._head_gradients)
+        self._pulled = PulledBack(self._network, mean)
+        self.gradients = self._pulled.gradients | {LOG_STD: log_std}
+
+    def product(self, tangents: Params) -> Params:
+        """The Hessian times the tangents of every task."""
+        pushed = self._network.push(tangents)
+        # The head is only as wide as the action, so automatic differentiation may do it, for any loss.
+        directions = [torch.as_tensor(x) for x in (pushed[-1], tangents[LOG_STD])]
+        mean, log_std = torch.autograd.grad(self._head_gradients, self._head, directions, retain_graph=True)
+        return self._pulled.differentiate(tangents, pushed, mean.numpy()) | {LOG_STD: log_std.numpy()}
+
+
+class Fisher:
+    """The Fisher matrix of b tasks' policies, mean over each task's rows."""
+
+    def __init__(self, policy: GaussianPolicy, params: Params, rows: TaskRows) -> None:
+        self._network = _linearized(policy, params, rows)
+        log_std = torch.as_tensor(params[LOG_STD]).requires_grad_()
+        clamped = policy.head(torch.as_tensor(self._network.outputs), log_std).log_std
+        (clamp_slope,) = torch.autograd.grad(clamped.sum(), log_std)
+        # Of a Gaussian: 1 / σ² for the mean, 2 for log σ.
+        self._mean_weight = (rows.weights.unsqueeze(-1) * (-2 * clamped.detach()).exp()).numpy()
+        self._log_std_weight = (2 * rows.weights.sum(-1, keepdim=True) * clamp_slope.square()).numpy()
+
+    def product(self, tangents: Params) -> Params:
+        """The Fisher matrix times the tangents of every task."""
+        mean = self._network.push(tangents)[-1]
+        mean *= self._mean_weight
+        return self._network.pull(mean) | {LOG_STD: tangents[LOG_STD] * self._log_std_weight}
+
+
+def _linearized(policy: GaussianPolicy, params: Params, rows: TaskRows) -> LinearizedMLP:
+    network = policy.network
+    return LinearizedMLP(
+        network.prefix, len(network.spec.hidden_sizes), params, rows.observations.numpy(), network.spec.activation
+    )
+
+
+def _dtype(chunk: Chunk) -> np.dtype:
+    return chunk.rounds[0].weights.numpy().dtype

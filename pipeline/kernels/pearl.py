@@ -1,0 +1,136 @@
+"""PEARL's gradient steps for plain relu networks on the CPU, from derivatives that are written down.
+
+A step's tasks are dealt into fixed parts, which threads work on at the same time; parts are summed in a fixed order,
+so bits do not depend on the number of threads. Q(o, a', z) is evaluated once for both losses of the actor, only the
+lower Q-value of a row is followed back to its action, and first layers go back to z or the action alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON
+from metaloom.pipeline.algorithms.pearl.noise import Noise
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
+from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
+from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams
+from metaloom.pipeline.kernels.pearl_part import Part, context_features
+from metaloom.pipeline.kernels.posterior import Posterior, inference
+from metaloom.pipeline.nn.optimizers import IN_PLACE
+from metaloom.pipeline.nn.spec import layer_names
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Params, Transitions
+
+MAX_PARTS = 4
+"""Parts of equal size that a gradient step's tasks are dealt into. Fixed: the order of sums depends on it."""
+PARTS = ("kernel", "bias")
+
+
+class PEARLKernel:
+    """Working copies of a learner's networks and optimizers while gradient steps change them.
+
+    Attributes:
+        params: by network.
+    """
+
+    def __init__(
+        self,
+        settings: PEARL,
+        state: LearnerState,
+        *,
+        discount: float,
+        learning_rates: Mapping[str, float],
+        parallel: ParallelMap = map,
+    ) -> None:
+        self._settings, self._discount, self._parallel = settings, discount, parallel
+        self._learning_rates, arrays = learning_rates, PEARLArrays.of(state)
+        self._num_updates = arrays.num_updates
+        self._layers = {name: layers_of(params) for name, params in arrays.params.items()}
+        self.params = {name: in_layer_order(params) for name, params in arrays.params.items()}
+        optimizer = IN_PLACE[settings.optimizer.name]
+        self._optimizers = {name: optimizer.of(kept) for name, kept in arrays.optimizers.items()}
+        for of in self._optimizers.values():
+            of.epsilon = ADAM_EPSILON
+        self._parts: list[Part] = []
+        self._shape: tuple[int, ...] = ()
+
+    def step(self, minibatch: Minibatch, noise: Noise) -> Metrics:
+        """Make one gradient step; returns means over its transitions, and of kl and latent_std over its tasks.
+
+        The same as PEARLDefinition.step.
+        """
+        self._prepare(minibatch)
+        sums = self._over_parts(lambda part: part.critic_gradients(minibatch, noise))
+        self._descend(("q1", "q2", "encoder"))
+        sums |= self._over_parts(lambda part: part.actor_gradients(minibatch, noise))
+        self._descend(("v", "policy"))
+        self._move_target()
+        K, N, _ = self._shape
+        return {name: value / (K if name in ("kl", "latent_std") else K * N) for name, value in sums.items()}
+
+    def state(self) -> LearnerState:
+        """See GradientSteps."""
+        params = {name: flat.copies() for name, flat in self.params.items()}
+        optimizers = {name: optimizer.state for name, optimizer in self._optimizers.items()}
+        return PEARLArrays(params, optimizers, self._num_updates + 1).state()
+
+    @property
+    def gradients(self) -> dict[str, Array]:
+        """Of the last step by network, as vectors."""
+        return {name: self.params[name].gradient for name in TRAINED}
+
+    def _prepare(self, minibatch: Minibatch) -> None:
+        assert minibatch.context is not None
+        shape = (*minibatch.transitions.rewards.shape, minibatch.context.rewards.shape[1])
+        if shape == self._shape:
+            return
+        self._shape, num_parts = shape, min(MAX_PARTS, shape[0])
+        bounds = [shape[0] * i // num_parts for i in range(num_parts + 1)]
+        self._parts = [
+            Part(self._settings, self._discount, self.params, self._layers, minibatch, slice(start, stop))
+            for start, stop in pairwise(bounds)
+        ]
+
+    def _over_parts(self, gradients: Callable[[Part], Metrics]) -> Metrics:
+        by_part = list(self._parallel(gradients, self._parts))
+        return {name: sum(part[name] for part in by_part) for name in by_part[0]}
+
+    def _descend(self, names: Sequence[str]) -> None:
+        for _ in self._parallel(self._descend_one, names):
+            pass
+
+    def _descend_one(self, name: str) -> None:
+        flat = self.params[name]
+        np.copyto(flat.gradient, self._parts[0].params[name].gradient)
+        for part in self._parts[1:]:
+            flat.gradient += part.params[name].gradient
+        self._optimizers[name].step(flat.vector, flat.gradient, self._learning_rates[name])
+
+    def _move_target(self) -> None:
+        tau, target = self._settings.soft_target_tau, self.params["target_v"].vector
+        target *= 1 - tau
+        target += tau * self.params["v"].vector
+
+
+def infer(settings: PEARL, encoder: Params, context: Transitions) -> Posterior:
+    """The posterior of every task given its context [B, C], [B, Z], from an encoder's parameters."""
+    network = FlatNetwork(in_layer_order(encoder), layers_of(encoder), "relu", fold_bias=True)
+    posterior_of = inference(settings.use_information_bottleneck)
+    posteriors: list[Posterior] = []
+    # Task by task: the bits of one must not depend on how many others there are.
+    for b in range(len(context.rewards)):
+        outputs = network.forward(*context_features(settings, context, slice(b, b + 1)))
+        posteriors.append(posterior_of.infer(outputs[None]))
+    return Posterior(*(np.concatenate([getattr(p, name) for p in posteriors]) for name in ("mean", "variance")))
+
+
+def layers_of(params: Mapping[str, Array]) -> list[str]:
+    """Names of the layers of a multilayer perceptron with these parameters."""
+    return layer_names(len(params) // 2 - 1)
+
+
+def in_layer_order(params: Mapping[str, Array]) -> FlatParams:
+    """Parameters whose every bias lies behind its kernel."""
+    return FlatParams({f"{layer}.{part}": params[f"{layer}.{part}"] for layer in layers_of(params) for part in PARTS})

@@ -1,0 +1,156 @@
+"""The gradients of a gradient step of PEARL on some of its tasks, in buffers that are used again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+
+from metaloom.pipeline.algorithms.pearl.noise import Noise
+from metaloom.pipeline.algorithms.pearl.settings import PEARL
+from metaloom.pipeline.algorithms.pearl.state import TRAINED
+from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams
+from metaloom.pipeline.kernels.posterior import Posterior, inference
+from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianSample
+from metaloom.pipeline.types import Array, Metrics, Minibatch, Transitions
+
+
+class Part:
+    """Gradients on some of the K tasks of a minibatch, as their share of the whole minibatch's.
+
+    First `critic_gradients`, then `actor_gradients` with the Q-functions that learned from the first.
+
+    Attributes:
+        params: of the trained networks, by name, with this part's gradient.
+    """
+
+    def __init__(
+        self,
+        settings: PEARL,
+        discount: float,
+        params: Mapping[str, FlatParams],
+        layers: Mapping[str, Sequence[str]],
+        minibatch: Minibatch,
+        tasks: slice,
+    ) -> None:
+        self._settings, self._discount, self._tasks = settings, discount, tasks
+        K, self._num_rows = minibatch.transitions.rewards.shape
+        self._total_rows = K * self._num_rows
+        self._inference = inference(settings.use_information_bottleneck)
+        self.params = {name: params[name].with_own_gradient() for name in TRAINED}
+        networks = {name: FlatNetwork(self.params[name], layers[name], "relu", fold_bias=True) for name in TRAINED}
+        self._encoder, self._policy, self._v = networks["encoder"], networks["policy"], networks["v"]
+        self._qs = {name: networks[name] for name in ("q1", "q2")}
+        self._target_v = FlatNetwork(params["target_v"], layers["target_v"], "relu", fold_bias=True)
+        self._dtype = params["policy"].vector.dtype
+        rows = (tasks.stop - tasks.start) * self._num_rows
+        self._z = np.empty((rows, settings.latent_size), self._dtype)
+        state_size, q_size = self._v.input_size, networks["q1"].input_size
+        self._action_columns = slice(state_size - settings.latent_size, q_size - settings.latent_size)
+        self._latent_columns = slice(q_size - settings.latent_size, q_size)
+
+    def critic_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
+        """Write those of the encoder and the Q-functions, from the loss Σ mean (Q - y)² + kl_weight · Σ KL.
+
+        Returns:
+            Sums over this part's rows, and of kl and latent_std over its tasks.
+        """
+        assert minibatch.context is not None
+        latent_noise = noise.latent[self._tasks].astype(self._dtype, copy=False)
+        posterior = self._infer(minibatch.context, latent_noise)
+        batch = minibatch.transitions
+        targets = self._targets(batch)
+        latent_errors = np.zeros_like(posterior.mean)
+        loss = 0.0
+        for name, q in self._qs.items():
+            errors = self._q(name, batch, self._rows(batch.actions)) - targets
+            loss += _sum_of_squares(errors)
+            by_row = q.backward_to_inputs((errors * (2 / self._total_rows))[:, None], self._latent_columns)
+            latent_errors += by_row.reshape(-1, self._num_rows, by_row.shape[1]).sum(1)
+        encoder_errors = self._inference.backward(latent_errors, latent_noise, self._settings.kl_weight)
+        self._encoder.backward(encoder_errors.reshape(-1, encoder_errors.shape[-1]))
+        return {
+            "q_loss": loss,
+            "q_target": float(targets.sum(dtype=np.float64)),
+            "kl": float(self._inference.kl().sum(dtype=np.float64)),
+            "latent_std": float(np.sqrt(posterior.variance).mean(-1).sum(dtype=np.float64)),
+        }
+
+    def actor_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
+        """Write those of V and the policy, given the latent variables of `critic_gradients`, to which none flows.
+
+        Returns:
+            Sums over this part's rows.
+        """
+        batch = minibatch.transitions
+        outputs = self._policy.forward(self._rows(batch.observations), self._z)
+        acting = TanhGaussianSample(outputs, self._rows(noise.actions))
+        values = {name: self._q(name, batch, acting.actions) for name in self._qs}
+        lowest = reduce(np.minimum, values.values())
+
+        errors = self._v.forward(self._rows(batch.observations), self._z)[:, 0] - (lowest - acting.log_prob)
+        self._v.backward(errors[:, None] * (2 / self._total_rows))
+
+        penalty, output_errors = self._regularization(acting)
+        output_errors += acting.backward(-self._action_slopes(values), 1.0)
+        output_errors *= 1 / self._total_rows
+        self._policy.backward(output_errors)
+        log_prob = float(acting.log_prob.sum(dtype=np.float64))
+        return {
+            "value_loss": _sum_of_squares(errors),
+            "policy_loss": log_prob - float(lowest.sum(dtype=np.float64)) + penalty,
+            "entropy": -log_prob,
+        }
+
+    def _infer(self, context: Transitions, noise: Array) -> Posterior:
+        """Put latent variables in place that are drawn from what the context says of the tasks."""
+        outputs = self._encoder.forward(*context_features(self._settings, context, self._tasks))
+        posterior = self._inference.infer(outputs.reshape(len(noise), -1, outputs.shape[1]))
+        self._z.reshape(len(noise), self._num_rows, -1)[:] = posterior.sample(noise)[:, None]
+        return posterior
+
+    def _targets(self, batch: Transitions) -> Array:
+        continuing = (self._discount * ~self._rows(batch.terminated)).astype(self._dtype)
+        next_values = self._target_v.forward(self._rows(batch.next_observations), self._z)[:, 0]
+        rewards = self._rows(batch.rewards).astype(self._dtype, copy=False)
+        return self._settings.reward_scale * rewards + continuing * next_values
+
+    def _q(self, name: str, batch: Transitions, actions: Array) -> Array:
+        return self._qs[name].forward(self._rows(batch.observations), actions, self._z)[:, 0]
+
+    def _action_slopes(self, values: Mapping[str, Array]) -> Array:
+        """Derivatives of the lower Q-value of every row with respect to its action, [n, A]."""
+        first_is_lower = values["q1"] <= values["q2"]
+        slopes = np.empty((len(first_is_lower), self._action_columns.stop - self._action_columns.start), self._dtype)
+        for name, lower in (("q1", first_is_lower), ("q2", ~first_is_lower)):
+            rows = lower.nonzero()[0]
+            ones = np.ones((len(rows), 1), self._dtype)
+            slopes[rows] = self._qs[name].input_gradient(ones, self._action_columns, rows)
+        return slopes
+
+    def _regularization(self, acting: TanhGaussianSample) -> tuple[float, Array]:
+        """The sum of all rows' penalties, and its gradient with respect to the policy's outputs, [n, 2A]."""
+        settings, A = self._settings, acting.mean.shape[1]
+        by_mean = settings.policy_mean_reg / A * acting.mean
+        by_log_std = settings.policy_std_reg / A * acting.log_std
+        by_u = settings.policy_pre_activation_reg * acting.u
+        value = float((by_mean * acting.mean + by_log_std * acting.log_std + by_u * acting.u).sum(dtype=np.float64))
+        to_log_std = (by_log_std + by_u * acting.deviation) * acting.inside
+        return value, 2 * np.concatenate([by_mean + by_u, to_log_std], axis=1)
+
+    def _rows(self, values: Array) -> Array:
+        """This part of values [K, N, ...], as rows [n, ...]."""
+        return values[self._tasks].reshape(-1, *values.shape[2:])
+
+
+def context_features(settings: PEARL, context: Transitions, tasks: slice) -> Sequence[Array]:
+    """Columns of what the encoder sees of the context of some tasks: [rows, ...] each."""
+    features = [context.observations, context.actions, context.rewards[..., None]]
+    if settings.use_next_obs_in_context:
+        features.append(context.next_observations)
+    return [feature[tasks].reshape(-1, feature.shape[-1]) for feature in features]
+
+
+def _sum_of_squares(values: Array) -> float:
+    return float(np.square(values, dtype=np.float64).sum())

@@ -1,0 +1,125 @@
+"""SAC's gradient steps for plain networks on the CPU, from derivatives that are written down.
+
+It computes what `SACDefinition` in pipeline/algorithms/off_policy/sac_definition.py does; the equations are there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, merged
+from metaloom.pipeline.algorithms.off_policy.sac import SAC
+from metaloom.pipeline.algorithms.off_policy.sac_state import SACArrays
+from metaloom.pipeline.estimation.returns import EPSILON
+from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams
+from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianSample
+from metaloom.pipeline.kernels.twin_q import TwinQ
+from metaloom.pipeline.nn.networks import Network
+from metaloom.pipeline.nn.optimizers import IN_PLACE
+from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Transitions
+
+
+class SACKernel:
+    """Policy, Q-functions, targets and temperature while an iteration changes them.
+
+    Attributes:
+        policy: the policy's parameters.
+        q: the Q-functions.
+    """
+
+    def __init__(
+        self,
+        settings: SAC,
+        policy: Network,
+        q: Network,
+        state: LearnerState,
+        *,
+        discount: float,
+        learning_rate: float,
+        parallel: ParallelMap = map,
+    ) -> None:
+        self._settings, self._discount, self._learning_rate = settings, discount, learning_rate
+        self._counters = Counters.of(state)
+        arrays = SACArrays.of(state)
+        self.policy = FlatParams(arrays.policy)
+        self._network = FlatNetwork.of(policy.prefix, policy.spec, self.policy)
+        self.q = TwinQ(arrays.q, q.spec, parallel=parallel)
+        self._targets = TwinQ(arrays.targets, q.spec, parallel=parallel)
+        self._log_alpha = arrays.log_alpha.reshape(1).copy()
+        optimizer = IN_PLACE[settings.optimizer.name]
+        self._optimizers = {name: optimizer.of(kept) for name, kept in arrays.optimizers.items()}
+
+    def step(self, minibatch: Minibatch, noise: Array) -> Metrics:
+        """Make one gradient step of everything; see SACDefinition.step."""
+        batch = merged(minibatch)
+        n = len(batch.rewards)
+        outputs = self._network.forward(np.concatenate([batch.observations, batch.next_observations]))
+        now = TanhGaussianSample(outputs[:n], noise[:n])
+        following = TanhGaussianSample(outputs[n:], noise[n:])
+
+        described = self._step_temperature(now)
+        described |= self._step_q(batch, self._td_targets(batch, following))
+        described |= self._step_policy(batch.observations, now)
+        self._counters.gradient_steps += 1
+        if self._counters.gradient_steps % self._settings.target_update_intvl == 0:
+            self._move_targets()
+        return described
+
+    def state(self) -> LearnerState:
+        """See GradientSteps."""
+        self._counters.updates += 1
+        optimizers = {name: optimizer.state for name, optimizer in self._optimizers.items()}
+        log_alpha = self._log_alpha.reshape(()).copy()
+        arrays = SACArrays(
+            self.policy.copies(), self.q.flat.copies(), self._targets.flat.copies(), log_alpha, optimizers
+        )
+        return arrays.state(self._counters)
+
+    @property
+    def _alpha(self) -> float:
+        return float(np.exp(self._log_alpha[0]))
+
+    def _step_temperature(self, now: TanhGaussianSample) -> Metrics:
+        excess = float(now.log_prob.mean()) - now.actions.shape[1]
+        loss = -float(self._log_alpha[0]) * excess
+        if self._settings.learn_ent_coeff:
+            gradient = np.array([-excess], self._log_alpha.dtype)
+            self._optimizers["alpha"].step(self._log_alpha, gradient, self._learning_rate)
+        return {"temperature_loss": loss, "temperature": self._alpha, "entropy": -float(now.log_prob.mean())}
+
+    def _td_targets(self, batch: Transitions, following: TanhGaussianSample) -> Array:
+        rewards = batch.rewards.astype(self.policy.vector.dtype, copy=False)
+        if self._settings.standardize_rew:
+            rewards = (rewards - rewards.mean()) / (rewards.std() + EPSILON)
+        values = self._targets.values(batch.next_observations, following.actions).min(axis=0)
+        values -= self._alpha * following.log_prob
+        return self._settings.rew_scale * rewards + self._discount * (~batch.terminated * values)
+
+    def _step_q(self, batch: Transitions, targets: Array) -> Metrics:
+        values = self.q.values(batch.observations, batch.actions)
+        errors = values - targets
+        self.q.backward(errors / np.float32(len(targets)))
+        norm = self.q.flat.clip_gradient(self._settings.max_grad_norm)
+        self._optimizers["q"].step(self.q.flat.vector, self.q.flat.gradient, self._learning_rate)
+        return {
+            "q_loss": float(np.square(errors).mean()),
+            "q_mean": float(values.mean()),
+            "target_mean": float(targets.mean()),
+            "q_gradient_norm": norm,
+        }
+
+    def _step_policy(self, observations: Array, now: TanhGaussianSample) -> Metrics:
+        n, O = observations.shape
+        values = self.q.values(observations, now.actions)
+        slopes = self.q.gradient_of_smaller(values, slice(O, None))
+        slopes /= np.float32(-n)
+        self._network.backward(now.backward(slopes, self._alpha / n), slice(0, n))
+        norm = self.policy.clip_gradient(self._settings.max_grad_norm)
+        self._optimizers["policy"].step(self.policy.vector, self.policy.gradient, self._learning_rate)
+        loss = self._alpha * float(now.log_prob.mean()) - float(values.min(axis=0).mean())
+        return {"policy_loss": loss, "gradient_norm": norm}
+
+    def _move_targets(self) -> None:
+        tau, targets = self._settings.tau, self._targets.flat.vector
+        targets *= tau
+        targets += (1 - tau) * self.q.flat.vector

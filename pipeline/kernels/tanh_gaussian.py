@@ -1,0 +1,63 @@
+"""Actions tanh(u) with u from a Gaussian that a network describes, and the derivatives by reparameterization.
+
+Haarnoja et al. 2018, arXiv:1801.01290, appendix C. In the precision of the outputs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from metaloom.pipeline.policies.actors.tanh_gaussian import MAX_LOG_STD, MIN_LOG_STD
+from metaloom.pipeline.types import Array
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_LOG_2 = math.log(2)
+
+
+class TanhGaussianSample:
+    """One action for each of n rows of a network's outputs.
+
+    Attributes:
+        mean: [n, A] before the tanh.
+        log_std: [n, A], clamped.
+        inside: [n, A] bool, where it did not have to be.
+        deviation: [n, A], std * noise.
+        u: [n, A], the actions before the tanh.
+        actions: [n, A] in (-1, 1).
+        log_prob: [n], log-densities of the actions, joint over their dimensions.
+    """
+
+    def __init__(self, outputs: Array, noise: Array) -> None:
+        """Draw u = mean + std * noise.
+
+        Args:
+            outputs: [n, 2A], means and then log standard deviations.
+            noise: [n, A] float32, standard normal.
+        """
+        A, noise = noise.shape[1], noise.astype(outputs.dtype, copy=False)
+        self.mean, raw = outputs[:, :A], outputs[:, A:]
+        self.log_std = np.clip(raw, MIN_LOG_STD, MAX_LOG_STD)
+        self.inside = self.log_std == raw
+        self.deviation = np.exp(self.log_std) * noise
+        self.u = u = self.mean + self.deviation
+        self.actions = np.tanh(u)
+        # Differs from the paper's code: log(1 - tanh² u) exactly, where log(1 - a² + 1e-6) is off for |u| > 6.
+        log_slope = 2 * (_LOG_2 - u - np.logaddexp(np.float32(0), -2 * u))
+        terms = -0.5 * np.square(noise) - self.log_std - log_slope
+        self.log_prob = terms.sum(axis=1) - outputs.dtype.type(A * _HALF_LOG_2PI)
+
+    def backward(self, action_gradient: Array, log_prob_gradient: Array | float) -> Array:
+        """The gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
+
+        Args:
+            action_gradient: [n, A], of the loss with respect to the actions.
+            log_prob_gradient: of the loss with respect to the log-densities: [n, 1], or one number for all.
+        """
+        to_mean = action_gradient * (1 - np.square(self.actions))
+        to_mean += 2 * log_prob_gradient * self.actions
+        to_log_std = to_mean * self.deviation
+        to_log_std -= log_prob_gradient
+        to_log_std *= self.inside
+        return np.concatenate([to_mean, to_log_std], axis=1)

@@ -1,0 +1,155 @@
+"""A user's own torch.nn.Module as a function of explicit parameters."""
+
+import copy
+import json
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from metaloom.pipeline.nn.mlp import scaled
+from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, Shapes
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import Params
+
+
+class ModuleNetwork:
+    """A module of the user's, constructed as Class(input_shape, output_size, **options). See Network.
+
+    It is called with float32 inputs [N, *input_shape], already scaled, and gives [N, output_size]. It may have constant
+    buffers; what it computes may not depend on anything else that changes, on randomness, or on other rows.
+    """
+
+    def __init__(self, prefix: str, spec: NetworkSpec) -> None:
+        self.prefix, self.spec = prefix, spec
+        self._shape = spec.input_shape if not spec.extra_size else (spec.input_size,)
+        if spec.extra_size and len(spec.input_shape) != 1:
+            raise ConfigError(
+                f"policy.network is {spec.name}, but the algorithm puts {spec.extra_size} numbers behind observations "
+                f"of shape {spec.input_shape}; required policy.network=cnn, or observations of one axis"
+            )
+        self._class = _find(spec.name)
+        self._module = _checked(self._class, spec.name, self._shape, spec.output_size, json.dumps(dict(spec.options)))
+        # A module is not safe to call from several threads with parameters of their own.
+        self._copies = threading.local()
+
+    @property
+    def shapes(self) -> Shapes:
+        return {f"{self.prefix}.{name}": tuple(value.shape) for name, value in self._module.named_parameters()}
+
+    def initialize(self, rng: np.random.Generator) -> Params:
+        """Parameters as the module's own constructor draws them, from a seed that the generator gives; see Network."""
+        seed = int(rng.integers(2**63))
+        module = _construct(self._class, self._shape, self.spec.output_size, dict(self.spec.options), seed)
+        return {f"{self.prefix}.{name}": value.detach().numpy().copy() for name, value in module.named_parameters()}
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Outputs; see Network."""
+        x = scaled(self.spec, inputs).reshape(*inputs.shape[:-1], *self._shape)
+        module, parameters = self._own_copy(x)
+        own = {name: params[f"{self.prefix}.{name}"] for name in parameters}
+        if x.dim() == len(self._shape) + 1:
+            if torch.is_grad_enabled():
+                return functional_call(module, own, (x,))
+            # To exchange the data of this thread's copy takes a tenth of the time, and acting calls it very often.
+            for name, parameter in parameters.items():
+                parameter.data = own[name]
+            return module(x)
+
+        def one_task(task_params: dict[str, Tensor], task_inputs: Tensor) -> Tensor:
+            return functional_call(module, task_params, (task_inputs,))
+
+        return vmap(one_task)(own, x)
+
+    def _own_copy(self, like: Tensor) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+        """The module of this thread, with its buffers where the inputs are and of their dtype; and its parameters."""
+        key = str(like.device), str(like.dtype)
+        copies = cast(dict[Any, tuple[nn.Module, dict[str, nn.Parameter]]], self._copies.__dict__)
+        if key not in copies:
+            module = copy.deepcopy(self._module).to(device=like.device, dtype=like.dtype)
+            copies[key] = module, dict(module.named_parameters())
+        return copies[key]
+
+
+def _find(name: str) -> type[nn.Module]:
+    try:
+        return NETWORKS.find(name, nn.Module)
+    except ConfigError as problem:
+        raise ConfigError(f"policy.network: {problem}") from problem
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    """Let torch's own generator begin at a seed, and afterwards go on where it was."""
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+        yield
+
+
+def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: Mapping[str, Any], seed: int) -> Any:
+    with seeded(seed):
+        return factory(shape, output_size, **options)
+
+
+@lru_cache(maxsize=16)
+def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, options: str) -> nn.Module:
+    """The module, which any process constructs with the same buffers.
+
+    Raises:
+        ConfigError: it cannot be constructed, or is no function of its parameters and single inputs.
+    """
+    arguments = ", ".join([str(shape), str(output_size), *(f"{k}={v!r}" for k, v in json.loads(options).items())])
+    try:
+        module = _construct(factory, shape, output_size, json.loads(options), seed=0)
+    except Exception as problem:
+        raise ConfigError(
+            f"policy.network: {name}({arguments}) raised {type(problem).__name__}: {problem}"
+        ) from problem
+    for parameter, value in module.named_parameters():
+        if value.dtype != torch.float32:
+            raise ConfigError(
+                f"policy.network: parameter {parameter} of {name} is {value.dtype}; required torch.float32"
+            )
+    with seeded(0), torch.no_grad():
+        _probe(module, name, torch.rand(4, *shape), output_size)
+    return module
+
+
+def _probe(module: nn.Module, name: str, inputs: Tensor, output_size: int) -> None:
+    random_state, buffers = torch.get_rng_state(), {key: value.clone() for key, value in module.named_buffers()}
+    try:
+        outputs = module(inputs)
+    except Exception as problem:
+        raise ConfigError(
+            f"policy.network: {name} raised {type(problem).__name__} on inputs of shape {tuple(inputs.shape)}: "
+            f"{problem}"
+        ) from problem
+    if not isinstance(outputs, Tensor) or outputs.shape != (len(inputs), output_size):
+        found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ConfigError(
+            f"policy.network: {name} gives {found} for inputs of shape {tuple(inputs.shape)}; "
+            f"required {(len(inputs), output_size)}"
+        )
+    if not torch.equal(torch.get_rng_state(), random_state):
+        raise ConfigError(
+            f"policy.network: {name} draws random numbers when it is called, as dropout does, so no stage could be "
+            "computed again; leave that out"
+        )
+    for key, value in module.named_buffers():
+        if not torch.equal(value, buffers[key]):
+            raise ConfigError(
+                f"policy.network: {name} changes its buffer {key} when it is called, as batch normalization does, "
+                "which no stage would store; use one that depends on its parameters only, such as LayerNorm"
+            )
+    # 3 of 4 rows: products of other numbers of rows may differ in the last bits, statistics over rows by more.
+    if not torch.allclose(module(inputs[:3]), outputs[:3], rtol=1e-3, atol=1e-4):
+        raise ConfigError(
+            f"policy.network: what {name} gives for an input depends on the other rows, as in batch normalization; "
+            "required outputs that depend on their own row only"
+        )

@@ -1,0 +1,139 @@
+"""Which optimizer takes an algorithm's steps, and how their size changes in the course of a run, as plain data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, field_validator, model_validator
+
+from metaloom.pipeline.schema import Settings, later
+
+_NOT_FROM_A_COUNT = {
+    "ReduceLROnPlateau": "waits for a metric to stop improving",
+    "LambdaLR": "needs a function",
+    "MultiplicativeLR": "needs a function",
+    "SequentialLR": "is made of other schedulers",
+    "ChainedScheduler": "is made of other schedulers",
+}
+_SHORT_NAMES = {"adam": "Adam", "rmsprop": "RMSprop", "sgd": "SGD"}
+
+
+class TorchScheduler(Settings):
+    """A class of torch.optim.lr_scheduler, whose factor after n updates follows from n alone."""
+
+    name: str
+    """Name of the class, such as CosineAnnealingLR."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Its keyword arguments, such as {T_max: 100}, counted in updates."""
+
+    @field_validator("name")
+    @classmethod
+    def _follows_from_a_count(cls, name: str) -> str:
+        if name in _NOT_FROM_A_COUNT:
+            raise ValueError(
+                f"{name} {_NOT_FROM_A_COUNT[name]}; required a scheduler that the number of updates alone decides, so "
+                "that any iteration can be computed again, such as CosineAnnealingLR"
+            )
+        return name
+
+
+def _from_bare_name(value: Any) -> Any:
+    # Classes begin with a capital letter; whatever else is text is meant for a built-in schedule.
+    return {"name": value} if isinstance(value, str) and value[:1].isupper() else value
+
+
+LrSchedule = Annotated[
+    Annotated[Literal["constant", "linear", "exponential"], Tag("built_in")] | Annotated[TorchScheduler, Tag("torch")],
+    Discriminator(lambda value: "built_in" if isinstance(value, str) else "torch"),
+    BeforeValidator(_from_bare_name),
+]
+"""How step sizes change; the bare name of a scheduler of torch stands for it with its default options."""
+
+
+class LearningRate(Settings):
+    """Settings of algorithms whose optimizers have one step size, which may fall from iteration to iteration."""
+
+    learning_rate: float = Field(default=5e-4, gt=0)
+    """Step size of the policy's optimizer."""
+    lr_schedule: LrSchedule = "constant"
+    """How step sizes change from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
+    lr_decay: float = Field(default=1.0, gt=0, le=1)
+    """With lr_schedule=exponential: factor of step sizes per iteration."""
+    lr_horizon: int | None = Field(default=None, ge=1)
+    """With lr_schedule=linear: the iteration at which step sizes reach zero; learning ends there."""
+
+    @model_validator(mode="after")
+    def _schedule_has_what_it_needs(self) -> LearningRate:
+        _check_schedule(self)
+        return self
+
+    def lr_factor(self, num_updates: int) -> float:
+        """Factor of the step sizes in the iteration after so many updates; built-in schedules only."""
+        assert not isinstance(self.lr_schedule, TorchScheduler), "required metaloom.pipeline.nn.schedules.lr_factor"
+        return built_in_factor(self, num_updates)
+
+
+class ScheduledSteps(Settings):
+    """As LearningRate, for algorithms whose step sizes have names of their own and had no schedule in version 0.1."""
+
+    lr_schedule: LrSchedule = later("constant")
+    """How step sizes change from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
+    lr_decay: float = later(1.0, gt=0, le=1)
+    """With lr_schedule=exponential: factor of step sizes per iteration."""
+    lr_horizon: int | None = later(None, ge=1)
+    """With lr_schedule=linear: the iteration at which step sizes reach zero; learning ends there."""
+
+    @model_validator(mode="after")
+    def _schedule_has_what_it_needs(self) -> ScheduledSteps:
+        _check_schedule(self)
+        return self
+
+
+def _check_schedule(settings: LearningRate | ScheduledSteps) -> None:
+    schedule, decay, horizon = settings.lr_schedule, settings.lr_decay, settings.lr_horizon
+    name = schedule.name if isinstance(schedule, TorchScheduler) else schedule
+    if (horizon is not None) != (name == "linear"):
+        raise ValueError(
+            f"lr_schedule is {name} and lr_horizon is {horizon}; required both lr_schedule linear and an "
+            "lr_horizon, or neither"
+        )
+    if decay != 1 and name != "exponential":
+        raise ValueError(f"lr_decay is {decay} but lr_schedule is {name}; leave lr_decay out")
+    if decay == 1 and name == "exponential":
+        raise ValueError(
+            f"lr_schedule is exponential but lr_decay is {decay}, which changes nothing; set lr_decay below 1 or leave "
+            "lr_schedule out"
+        )
+
+
+def built_in_factor(settings: LearningRate | ScheduledSteps, num_updates: int) -> float:
+    """Factor of the step sizes after so many updates by a constant, linear or exponential schedule."""
+    if settings.lr_horizon is not None:
+        return max(0.0, 1 - num_updates / settings.lr_horizon)
+    return settings.lr_decay**num_updates
+
+
+class OptimizerConfig(Settings):
+    """An optimizer of torch by name; a bare string stands for the name: `--set algorithm.optimizer=AdamW`."""
+
+    name: str
+    """adam, rmsprop, sgd, or any class of torch.optim that needs nothing but gradients."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Its keyword arguments, such as {weight_decay: 0.01}. The step size is a setting of the algorithm."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_a_bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("options")
+    @classmethod
+    def _no_step_size(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if "lr" in options:
+            raise ValueError("lr is the algorithm's own setting (learning_rate, outer_lr); leave it out of the options")
+        return options
+
+    @property
+    def torch_name(self) -> str:
+        """Name of the class in torch.optim."""
+        return _SHORT_NAMES.get(self.name, self.name)

@@ -1,0 +1,81 @@
+"""Factors of step sizes, from the number of updates so far."""
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from pydantic import JsonValue
+from torch.optim.lr_scheduler import LRScheduler
+
+from metaloom.pipeline.nn.optimization import LearningRate, ScheduledSteps, TorchScheduler, built_in_factor
+from metaloom.pipeline.schema import ConfigError
+
+LrFactor = Callable[[int], float]
+"""Factor of the step sizes after so many updates."""
+
+_SCHEDULERS: Mapping[str, Callable[..., LRScheduler]] = {
+    name: value
+    for name, value in vars(torch.optim.lr_scheduler).items()
+    if isinstance(value, type) and issubclass(value, LRScheduler) and value is not LRScheduler and name[0] != "_"
+}
+
+
+def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> LrFactor:
+    """Return the schedule that some settings describe.
+
+    Args:
+        settings: of an algorithm.
+        learning_rate: the step size that counts where a scheduler of torch speaks of absolute ones, as OneCycleLR does.
+
+    Raises:
+        ConfigError: torch has no such scheduler, it refuses its options, or it needs more than the count of updates.
+    """
+    schedule = settings.lr_schedule
+    if not isinstance(schedule, TorchScheduler):
+        return lambda num_updates: built_in_factor(settings, num_updates)
+    if (scheduler := _SCHEDULERS.get(schedule.name)) is None:
+        close = difflib.get_close_matches(schedule.name, _SCHEDULERS) or ["CosineAnnealingLR"]
+        raise ConfigError(
+            f"algorithm.lr_schedule: torch {torch.__version__} has no torch.optim.lr_scheduler.{schedule.name}; "
+            f"did you mean {' or '.join(close)}?"
+        )
+    try:
+        factor = _TorchFactor(scheduler, schedule.options, learning_rate)
+        # What is wrong with the options may show only in the first step.
+        factor(1)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"algorithm.lr_schedule: torch.optim.lr_scheduler.{schedule.name} with options {schedule.options}: {error}"
+        ) from None
+    return factor
+
+
+class _TorchFactor:
+    """The factor by a scheduler of torch, which only goes forward: asked for an earlier update, it starts again."""
+
+    def __init__(
+        self, scheduler: Callable[..., LRScheduler], options: Mapping[str, JsonValue], learning_rate: float
+    ) -> None:
+        self._make, self._options, self._learning_rate = scheduler, options, learning_rate
+        self._start()
+
+    def __call__(self, num_updates: int) -> float:
+        """Factor after so many updates; the same whatever was asked before."""
+        if num_updates < self._done:
+            self._start()
+        while self._done < num_updates:
+            # Nothing is learned here; torch warns where a scheduler steps before its optimizer.
+            self._optimizer.step()  # pyright: ignore[reportUnknownMemberType]
+            self._scheduler.step()
+            self._done += 1
+        factor = float(self._optimizer.param_groups[0]["lr"]) / self._learning_rate
+        if not (math.isfinite(factor) and factor >= 0):
+            raise ValueError(f"the factor of step sizes after {num_updates} updates is {factor}")
+        return factor
+
+    def _start(self) -> None:
+        # Adadelta has no momentum: schedulers that would change it as well refuse, unless told to leave it alone.
+        self._optimizer = torch.optim.Adadelta([torch.zeros(1)], lr=self._learning_rate)
+        self._scheduler = self._make(self._optimizer, **self._options)
+        self._done = 0

@@ -1,0 +1,219 @@
+"""Plug-ins: classes and functions that a configuration names.
+
+A name is built in, or module:Class of a user, or an entry point of an installed package. All that is named by a
+configuration is imported here and nowhere else.
+"""
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import GetJsonSchemaHandler, TypeAdapter, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, core_schema
+
+from metaloom.pipeline.schema import ConfigError, PluginSettings, refusal, suggestion
+
+T = TypeVar("T")
+S = TypeVar("S", bound=PluginSettings)
+
+
+@dataclass(frozen=True, eq=False)
+class Plugins:
+    """All that is known of one kind of plug-in.
+
+    Attributes:
+        kind: for messages, such as "algorithm".
+        group: of entry points, such as "metaloom.algorithms".
+        builtin: name -> module:Class, imported when it is used.
+    """
+
+    kind: str
+    group: str
+    builtin: Mapping[str, str]
+
+    def names(self) -> list[str]:
+        """Names that need no module: built-in ones, then those that installed packages bring."""
+        return [*self.builtin, *sorted(self._installed().keys() - self.builtin.keys())]
+
+    def path(self, name: str) -> str:
+        """Look up module:Class of a name.
+
+        Raises:
+            ConfigError: nothing has this name; the message says what does.
+        """
+        if name in self.builtin:
+            return self.builtin[name]
+        if ":" in name:
+            return name
+        if (installed := self._installed().get(name)) is not None:
+            return installed
+        names = self.names()
+        known = f"one of {', '.join(names)}; or " if names else ""
+        raise ConfigError(
+            f"found {name!r};{suggestion(name, names)} required {known}module:Class for {_a(self.kind)} of your own"
+        )
+
+    def find(self, name: str, base: type[T]) -> type[T]:
+        """Import the class that a name stands for.
+
+        Raises:
+            ConfigError: there is none, or it is not a subclass of `base`; nothing of it has been called.
+        """
+        found = load(self.path(name))
+        # By name, not by issubclass, which does not take a Protocol and runs code of the class's own.
+        if not (inspect.isclass(found) and base in found.__mro__):
+            raise ConfigError(f"found {name!r}, which is {_told(found)}; required a subclass of {path_of(base)}")
+        return cast(type[T], found)
+
+    def _installed(self) -> dict[str, str]:
+        return {point.name: point.value for point in importlib.metadata.entry_points(group=self.group)}
+
+
+def load(path: str) -> Any:
+    """Import what module:Class names.
+
+    Raises:
+        ConfigError: there is no such thing, or no other process would find it.
+    """
+    name = path.partition(":")[2]
+    if "<" in name:
+        raise ConfigError(_not_found_again(path))
+    try:
+        return functools.reduce(getattr, name.split("."), import_module(path))
+    except AttributeError as problem:
+        raise ConfigError(_not_found(path, problem)) from problem
+
+
+def import_module(path: str) -> types.ModuleType:
+    """Import the module of module:Class. Nothing else imports what a configuration names.
+
+    Raises:
+        ConfigError: there is no such module, it raised, or no other process would find it.
+    """
+    module = path.partition(":")[0]
+    if module == "__main__":
+        raise ConfigError(_not_found_again(path))
+    # A user's own module lies in the folder where the command runs, which an installed command does not search.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as problem:
+        raise ConfigError(_not_found(path, problem)) from problem
+
+
+def _not_found(path: str, problem: BaseException) -> str:
+    return (
+        f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class, with the module in {os.getcwd()} "
+        "or installed"
+    )
+
+
+def _not_found_again(path: str) -> str:
+    return (
+        f"found {path!r}, which exists in this process alone, so the run could not be continued or replayed; required "
+        "a class at the top level of a module that can be imported"
+    )
+
+
+def path_of(found: Callable[..., object]) -> str:
+    """module:Class of a class or function."""
+    return f"{found.__module__}:{found.__qualname__}"
+
+
+def source_digest(path: str) -> str | None:
+    """SHA-256 of the file that module:Class is written in; None for one that is not written in Python.
+
+    Raises:
+        ConfigError: see `load`.
+    """
+    try:
+        file = inspect.getsourcefile(load(path))
+    except TypeError:
+        return None
+    return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ByName(Generic[S]):
+    """Marks a field whose value is settings of any class of a kind, which their `name` says.
+
+    A bare name stands for the settings with their defaults.
+
+    Attributes:
+        plugins: where names are looked up.
+        base: what the settings derive from.
+        default: the name where none is given.
+    """
+
+    plugins: Plugins
+    base: type[S]
+    default: str | None = None
+
+    def validate(self, value: object) -> S:
+        """Make settings of a name, of a mapping with a name, or of themselves.
+
+        Raises:
+            ValidationError: something in them is wrong.
+            ConfigError: settings of a class that could not be found again by their name.
+        """
+        if isinstance(value, self.base):
+            return self._findable(value)
+        given = {"name": value} if isinstance(value, str) else value
+        if not isinstance(given, Mapping) or not isinstance(name := given.get("name", self.default), str):
+            raise ConfigError(f"required the name of {_a(self.plugins.kind)}, or a mapping that has it as name")
+        try:
+            found = self.plugins.find(name, self.base)
+        except ConfigError as problem:
+            line = InitErrorDetails(type=refusal(str(problem)), loc=("name",), input=name)
+            raise ValidationError.from_exception_data(self.plugins.kind, [line]) from problem
+        return found.model_validate(given)
+
+    def _findable(self, value: S) -> S:
+        """Settings under a name by which another process finds their class."""
+        name = value.name or path_of(type(value))
+        found = self.plugins.find(name, self.base)
+        if found is not type(value):
+            raise ConfigError(
+                f"found an object of {path_of(type(value))} whose name is {name!r}, which stands for {path_of(found)}; "
+                "leave the field name out in your class"
+            )
+        return value if value.name else value.model_copy(update={"name": name})
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
+        """Any settings that derive from `base`, dumped with all fields of their own class."""
+        del source, handler
+        return core_schema.no_info_plain_validator_function(self.validate)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """One of the built-in settings."""
+        del schema
+        return handler(TypeAdapter(functools.reduce(_union, self._builtin())).core_schema)
+
+    def _builtin(self) -> Iterable[type[S]]:
+        found = (load(path) for path in self.plugins.builtin.values())
+        return dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
+
+
+def _union(left: Any, right: Any) -> Any:
+    return left | right
+
+
+def _told(found: object) -> str:
+    if inspect.isclass(found):
+        return f"the class {path_of(found)}"
+    return "a function" if isinstance(found, types.FunctionType) else f"{_a(type(found).__name__)}"
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

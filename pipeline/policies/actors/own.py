@@ -1,0 +1,57 @@
+"""Acting by a policy of the user's own, in torch."""
+
+import numpy as np
+import torch
+
+from metaloom.pipeline.nn.modules import seeded
+from metaloom.pipeline.policies.actors.contract import ActorSetup
+from metaloom.pipeline.policies.build import build_own_policy
+from metaloom.pipeline.policies.contract import OwnDistribution
+from metaloom.pipeline.policies.torch_inference import PaddedRows, one_thread
+from metaloom.pipeline.types import Array
+
+
+class OwnPolicyActor:
+    """Draws from the policy's distributions, task by task and step by step from seeds of their own. See Actor.
+
+    Where there is nothing to draw from it takes their modes.
+    """
+
+    def __init__(self, setup: ActorSetup) -> None:
+        self._policy = build_own_policy(setup.config, setup.spaces)
+        self._rows = PaddedRows(setup.params.params, setup.num_rows, setup.spaces.observation_size)
+        T, N, _ = setup.taken.shape
+        self._seeds: Array | None = None
+        if setup.rngs is not None:
+            self._seeds = np.stack([rng.integers(2**63, size=T) for rng in setup.rngs], axis=1)
+        self._taken = setup.taken
+        self.actions = np.zeros((T, N), np.int64) if setup.spaces.num_actions else setup.taken
+        self.behavior_by_step: dict[str, Array] = {}
+        self.behavior_by_task: dict[str, Array] = {}
+
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Actions [n, A] float32 or [n] int64; see Actor."""
+        self._rows.inputs[:] = observations.reshape(self._rows.inputs.shape)
+        found: list[tuple[Array, dict[str, Array]]] = []
+        with one_thread(), torch.no_grad():
+            for b, (params, inputs) in enumerate(self._rows):
+                found.append(self._act_in_task(t, b, self._policy.distribution(params, inputs)))
+        actions = np.concatenate([actions for actions, _ in found])[rows]
+        self.actions[t, rows] = actions
+        self._taken[t, rows] = actions.reshape(len(rows), -1)
+        for name in found[0][1]:
+            values = np.concatenate([behavior[name] for _, behavior in found])
+            kept = self.behavior_by_step.setdefault(name, np.zeros((len(self.actions), *values.shape), np.float32))
+            kept[t, rows] = values[rows]
+        return self.actions[t, rows]
+
+    def _act_in_task(self, t: int, b: int, distribution: OwnDistribution) -> tuple[Array, dict[str, Array]]:
+        """Actions of a task's rows, also of those that have ended, and what the distributions were."""
+        if self._seeds is None:
+            actions = distribution.mode()
+        else:
+            with seeded(int(self._seeds[t, b])):
+                actions = distribution.sample()
+        num_rows = self._rows.inputs.shape[1]
+        parameters = distribution.parameters()
+        return actions.numpy()[:num_rows], {name: value.numpy()[:num_rows] for name, value in parameters.items()}

@@ -1,0 +1,92 @@
+"""What a policy is: distributions of actions as functions of observations and explicit parameters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.types import Params
+
+if TYPE_CHECKING:
+    from metaloom.pipeline.envs.spaces import Spaces
+    from metaloom.pipeline.nn.networks import Network
+    from metaloom.pipeline.policies.config import PolicyConfig
+
+
+class Policy(Protocol):
+    """Functions of explicit parameters; holds none itself.
+
+    Attributes:
+        network: the one from whose outputs distributions are made.
+    """
+
+    @property
+    def network(self) -> Network: ...
+
+    def initialize(self, rng: np.random.Generator) -> Params:
+        """Float32 parameters by name, in order; the same for the same generator."""
+        ...
+
+    def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
+        """Names of the parameters that learning changes, in order."""
+        ...
+
+    def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Distribution:
+        """Actions' distributions.
+
+        Args:
+            params: by name, all with or all without a leading task axis B.
+            observations: flattened, [B, N, O] or [N, O] accordingly.
+        """
+        ...
+
+    def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
+        """The distributions that acted, from what rollouts recorded of them, by name, [..., N, ...]."""
+        ...
+
+
+class OwnPolicy(ABC):
+    """What a policy of the user's derives from, `policy=module:Class`; see Policy.
+
+    Attributes:
+        network: the one from whose outputs distributions are made.
+    """
+
+    network: Network
+
+    @abstractmethod
+    def __init__(self, spaces: Spaces, config: PolicyConfig) -> None: ...
+
+    @abstractmethod
+    def initialize(self, rng: np.random.Generator) -> Params: ...
+
+    def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
+        """All parameters, unless said."""
+        return tuple(params)
+
+    @abstractmethod
+    def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> OwnDistribution: ...
+
+    @abstractmethod
+    def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution: ...
+
+
+class OwnDistribution(Distribution, Protocol):
+    """Distributions [N] that rollouts can draw from and record."""
+
+    def sample(self) -> Tensor:
+        """A draw [N, A] float or [N] int64, by torch's own generator, which has been seeded for it."""
+        ...
+
+    def mode(self) -> Tensor:
+        """The most likely action, or whatever stands for it, likewise."""
+        ...
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """What `Policy.recorded` makes the distributions of again: name -> [N, ...]."""
+        ...

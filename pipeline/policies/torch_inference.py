@@ -1,0 +1,76 @@
+"""The forward pass for acting of all networks that are not plain ones, in torch."""
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.types import Array, TaskParams
+
+ROWS_MULTIPLE = 4
+"""torch's float32 products have the same bits in every row when the number of rows is a multiple of this."""
+
+
+class PaddedRows:
+    """Every task's parameters and rows of inputs, padded with zeros to a multiple of four rows.
+
+    A network is called task by task, so that all its calls have one shape, whatever other tasks there are: together,
+    the places where vectorized loops end would depend on the number of tasks.
+
+    Attributes:
+        inputs: [B, E, in] float32: write the observations here.
+    """
+
+    def __init__(self, params: Mapping[str, Array], num_rows: int, input_size: int) -> None:
+        # An operator that cannot be repeated exactly is refused by name when it is called.
+        torch.use_deterministic_algorithms(True)
+        self._params = _of_tasks(params)
+        padded_rows = -(-num_rows // ROWS_MULTIPLE) * ROWS_MULTIPLE
+        padded = np.zeros((len(self._params), padded_rows, input_size), np.float32)
+        self._padded = list(torch.as_tensor(padded))
+        self.inputs = padded[:, :num_rows]
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        return zip(self._params, self._padded, strict=True)
+
+
+class TorchInference:
+    """Any network, task by task on one thread. See Inference."""
+
+    def __init__(self, prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> None:
+        self._network = build_network(prefix, spec)
+        own = {name: params.params[name] for name in self._network.shapes}
+        self._rows = PaddedRows(own, num_rows, spec.input_size)
+        self.inputs = self._rows.inputs
+        self.output_size = spec.output_size
+        self._outputs: Array = np.empty((len(self.inputs), num_rows, spec.output_size), np.float32)
+
+    def outputs(self) -> Array:
+        """See Inference."""
+        with one_thread(), torch.no_grad():
+            for b, (params, rows) in enumerate(self._rows):
+                self._outputs[b] = self._network(params, rows).numpy()[: len(self._outputs[b])]
+        return self._outputs
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Let torch compute on one thread: more would make bits depend on the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _of_tasks(params: Mapping[str, Array]) -> list[dict[str, Tensor]]:
+    """Every task's parameters as tensors; once where all tasks have the same."""
+    num_tasks = len(next(iter(params.values())))
+    if all(value.strides[0] == 0 for value in params.values()):
+        return [{name: torch.tensor(value[0]) for name, value in params.items()}] * num_tasks
+    return [{name: torch.tensor(value[b]) for name, value in params.items()} for b in range(num_tasks)]

@@ -1,0 +1,90 @@
+"""A kind of run that is a table of one's own: an on-policy iteration with a stage more."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from metaloom import storage
+from metaloom.flows import cli
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.thin import materialise, thin
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.graph import tables
+from metaloom.flows.graph.on_policy import COLLECT_ROLLOUTS, EACH_STEP, ON_POLICY, PROCESS_SAMPLES
+from metaloom.flows.graph.stage import ITERATION, Stage
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.types import Samples
+from metaloom.storage import Retention, StageRef
+
+SERIAL = Backend(workers=0)
+
+
+def audit(context, i, k, *, episodes, samples):
+    """Samples before adaptation, with the reward of every step in place of its value."""
+    del context, i, k, samples
+    first = episodes[0]
+    return Samples(first.rewards, first.rewards, np.zeros_like(first.rewards), first.mask)
+
+
+AUDIT = Stage(
+    "audit",
+    ITERATION,
+    lambda config, i, k: {
+        "episodes": tuple(COLLECT_ROLLOUTS.at(i, n) for n in EACH_STEP.steps(config, i)),
+        "samples": PROCESS_SAMPLES.at(i, 0),
+    },
+    Samples,
+    audit,
+    group="audited",
+    thinnable=True,
+)
+OWN = replace(ON_POLICY, name="own", stages=(*ON_POLICY.stages[:-2], AUDIT, *ON_POLICY.stages[-2:]))
+
+
+@pytest.fixture
+def trained(tmp_path, tiny_config, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    monkeypatch.setitem(tables.GRAPHS, "on_policy", OWN)
+    train(tiny_config(iterations=2), tmp_path / "run", backend=SERIAL)
+    return tmp_path / "run"
+
+
+def test_it_trains_replays_resumes_and_is_verified(trained, tiny_config):
+    run = storage.open_run(trained)
+    audited = run.load(StageRef(1, "audit"))
+    assert np.array_equal(audited.returns, run[1].rollouts(0).rewards)
+    assert [item.ref for item in run.record(StageRef(1, "audit")).inputs] == [
+        *(StageRef(1, "collect_rollouts", k) for k in (0, 1)),
+        StageRef(1, "process_samples"),
+    ]
+    assert all(outcome.identical for outcome in replay(trained))
+    resume(trained, iterations=3, backend=SERIAL)
+    assert run.contains(StageRef(2, "audit"))
+    assert storage.verify_run(trained) == []
+
+
+def test_its_arrays_are_thinned_and_come_back(trained):
+    thin(trained, Retention(keep_last=1))
+    run = storage.open_run(trained)
+    assert run.is_thinned(StageRef(0, "audit"))
+    assert StageRef(0, "audit") in set(materialise(trained))
+    assert not run.is_thinned(StageRef(0, "audit"))
+
+
+def test_commands_know_its_stage(trained, capsys):
+    assert cli.run(["replay", "run@1", "--stage", "audit", "--json"]) == 0
+    assert [outcome["stage"] for outcome in json.loads(capsys.readouterr().out)] == ["audit"]
+    assert cli.run(["optimize", "run@1", "--stage", "audit"]) == 0
+    assert "identical" in capsys.readouterr().out
+    assert cli.run(["graph", "run"]) == 0
+    assert "audit " in capsys.readouterr().out
+
+
+def test_a_run_is_read_without_the_code_of_its_stages(trained, monkeypatch, capsys):
+    monkeypatch.undo()
+    assert storage.open_run(trained).load(StageRef(0, "audit")).mask.any()
+    assert storage.verify_run(trained) == []
+    assert cli.run(["show", f"{trained}@1"]) == 0
+    assert "audit" in capsys.readouterr().out

@@ -1,0 +1,78 @@
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.nn.optimization import LearningRate, ScheduledSteps
+from metaloom.pipeline.nn.schedules import lr_factor
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [1, 1, 1, 1]),
+        ({"lr_schedule": "linear", "lr_horizon": 2}, [1, 0.5, 0, 0]),
+        ({"lr_schedule": "exponential", "lr_decay": 0.5}, [1, 0.5, 0.25, 0.125]),
+        ({"lr_schedule": {"name": "StepLR", "options": {"step_size": 2, "gamma": 0.1}}}, [1, 1, 0.1, 0.1]),
+        (
+            {"lr_schedule": {"name": "CosineAnnealingLR", "options": {"T_max": 3}}},
+            [(1 + math.cos(math.pi * n / 3)) / 2 for n in range(4)],
+        ),
+        ({"lr_schedule": "LinearLR"}, [1 / 3, 1 / 3 + 2 / 15, 1 / 3 + 4 / 15, 1 / 3 + 6 / 15]),
+    ],
+)
+def test_factors_are_those_of_the_schedule(settings, expected):
+    for config in (LearningRate(**settings), ScheduledSteps(**settings)):
+        factor = lr_factor(config, 1e-3)
+        assert [factor(n) for n in range(4)] == pytest.approx(expected)
+
+
+def test_a_factor_does_not_depend_on_what_was_asked_before():
+    schedule = {"name": "CosineAnnealingWarmRestarts", "options": {"T_0": 4}}
+    factor = lr_factor(ScheduledSteps(lr_schedule=schedule), 1e-3)
+    forward = [factor(n) for n in range(10)]
+
+    assert [factor(n) for n in reversed(range(10))] == forward[::-1]
+
+
+def test_absolute_step_sizes_of_a_scheduler_are_those_of_the_run():
+    options = {"max_lr": 0.1, "total_steps": 20, "cycle_momentum": False}
+    factor = lr_factor(ScheduledSteps(lr_schedule={"name": "OneCycleLR", "options": options}), 0.02)
+
+    assert max(0.02 * factor(n) for n in range(20)) == pytest.approx(0.1, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("ReduceLROnPlateau", "waits for a metric"),
+        ({"name": "SequentialLR"}, "is made of other schedulers"),
+        ("cosine", "Input should be 'constant', 'linear' or 'exponential'"),
+        ({"name": "StepLR", "option": {}}, "unknown key; did you mean options"),
+    ],
+)
+def test_settings_refuse_what_the_count_of_updates_does_not_decide(schedule, message):
+    with pytest.raises(ValidationError, match=message):
+        LearningRate(lr_schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("CosineAnealingLR", "did you mean CosineAnnealingLR"),
+        ("CosineAnnealingLR", "missing 1 required positional argument: 'T_max'"),
+        ({"name": "CosineAnnealingLR", "options": {"T_max": 0}}, "by zero"),
+        ({"name": "CyclicLR", "options": {"base_lr": 0.1, "max_lr": 0.2}}, "cycle_momentum"),
+        ({"name": "ExponentialLR", "options": {"gamma": -1.0}}, "factor of step sizes after 1 updates is -1.0"),
+    ],
+)
+def test_what_torch_refuses_is_refused_before_the_first_update(schedule, message):
+    with pytest.raises(ConfigError, match=message):
+        lr_factor(ScheduledSteps(lr_schedule=schedule), 1e-3)
+
+
+def test_a_schedule_left_out_does_not_count_where_version_0_1_had_none():
+    assert ScheduledSteps().decisive() == {}
+    assert ScheduledSteps(lr_schedule="LinearLR").decisive() == {"lr_schedule": {"name": "LinearLR", "options": {}}}
+    assert LearningRate().decisive()["lr_schedule"] == "constant"

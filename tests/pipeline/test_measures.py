@@ -1,0 +1,101 @@
+"""Numbers that a run keeps of every round because its environment or its user asks for them."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.estimation.measures import Measures
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import EpisodeBatch, Samples, Step
+
+OWN = """
+from metaloom.pipeline.types import EpisodeBatch, Step
+
+def last_reward(episodes: EpisodeBatch) -> dict[str, float]:
+    return {"last_reward": episodes.rewards[:, :, -1].mean()}
+
+def spread(step: Step) -> dict[str, float]:
+    return {"spread": step.samples.advantages.std() + step.k}
+
+def bare(episodes):
+    return {}
+
+def wordy(episodes: EpisodeBatch):
+    return {"a": "many"}
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_metrics.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own_metrics", None)
+
+
+def episodes(num_tasks=2, O=17, T=3):
+    rng = np.random.default_rng(num_tasks)
+    rewards = rng.normal(size=(num_tasks, 2, T)).astype(np.float32)
+    return EpisodeBatch(
+        observations=rng.normal(size=(num_tasks, 2, T + 1, O)).astype(np.float32),
+        actions=np.zeros((num_tasks, 2, T, 1), np.float32),
+        rewards=rewards,
+        terminated=np.zeros((num_tasks, 2), bool),
+        truncated=np.ones((num_tasks, 2), bool),
+        lengths=np.full((num_tasks, 2), T, np.int32),
+        behavior={},
+        reward_terms={"reward": rewards},
+        initial_state=np.zeros((num_tasks, 2, 0)),
+    )
+
+
+@pytest.mark.usefixtures("own")
+def test_functions_of_ones_own_become_metrics_of_their_round():
+    measures = Measures.named(["own_metrics:last_reward", "own_metrics:spread"])
+    batch = episodes()
+    samples = Samples(*[np.ones(batch.rewards.shape, np.float32)] * 4)
+    found = measures.of_step(Step(batch, samples, 1))
+    assert found == {"step_1.last_reward": pytest.approx(batch.rewards[:, :, -1].mean()), "step_1.spread": 1.0}
+
+
+@pytest.mark.usefixtures("own")
+def test_several_batches_of_a_round_are_averaged_over_their_episodes():
+    measures = Measures.named(["own_metrics:last_reward"])
+    rounds = [episodes(1), episodes(3)]
+    last = np.concatenate([batch.rewards[:, :, -1].ravel() for batch in rounds])
+    assert measures.of_round(rounds, 0) == {"step_0.last_reward": pytest.approx(last.mean())}
+
+
+def test_half_cheetah_tells_how_fast_it_ran():
+    env = make_env(EnvConfig(name="half-cheetah-dir", diagnostics=True))
+    batch = episodes()
+    measures = Measures.named([], diagnostics=env.diagnostics)
+    velocity = batch.observations[:, :, 1:, 8].mean(dtype=np.float64)
+    assert measures.of_round([batch], 2) == {"step_2.forward_velocity": pytest.approx(velocity)}
+    assert make_env(EnvConfig(name="point-corner")).diagnostics(batch) == {}
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_metrics:bare", "whose parameter is annotated None; required a function of one EpisodeBatch or Step"),
+        ("own_metrics:EpisodeBatch", "which is a type; required a function"),
+        ("os:system", "which is a builtin_function_or_method; required a function"),
+        ("subprocess:call", "required a function of one EpisodeBatch or Step"),
+        ("own_metrics:nothing", "no attribute 'nothing'"),
+        ("nothing", "found 'nothing'"),
+    ],
+)
+def test_what_is_no_function_of_episodes_is_refused_before_it_is_called(name, message):
+    with pytest.raises(ConfigError, match=f"metrics: .*{message}"):
+        Measures.named([name])
+
+
+@pytest.mark.usefixtures("own")
+def test_a_function_that_returns_no_numbers_is_refused():
+    with pytest.raises(ConfigError, match=r"own_metrics:wordy returned {'a': 'many'}: .*required numbers by name"):
+        Measures.named(["own_metrics:wordy"]).of_round([episodes()], 0)

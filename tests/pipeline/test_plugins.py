@@ -1,0 +1,191 @@
+"""Plug-ins: names of Metaloom's own, module:Class of a user, entry points of installed packages."""
+
+import hashlib
+import sys
+
+import pytest
+
+from metaloom.pipeline.algorithms import ALGORITHMS
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings
+from metaloom.pipeline.baselines.config import BaselineConfig, BaselineSettings
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.sources import changed_plugins, plugin_sources
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.plugins import load, path_of, source_digest
+from metaloom.pipeline.schema import ConfigError
+
+OWN = '''
+from typing import ClassVar
+import numpy as np
+from pydantic import Field
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings
+from metaloom.pipeline.baselines.config import BaselineSettings
+
+
+class Still(AlgorithmSettings):
+    graph: ClassVar[str] = "on_policy"
+    learner: ClassVar[str] = "own_plugins:Learner"
+
+    rate: float = Field(default=0.5, gt=0)
+
+    def problems(self, run):
+        if run.num_tasks > 100:
+            yield "num_tasks is above 100; use fewer"
+
+
+class Halved(BaselineSettings):
+    share: float = 0.5
+
+    def fit_predict(self, observations, targets, mask, *, seed=0, parallel=map):
+        return self.share * np.asarray(targets, np.float64)
+
+
+class Plain:
+    """Not settings."""
+
+
+class Learner:
+    """Never built here."""
+
+
+def outer():
+    class Inner(AlgorithmSettings):
+        pass
+
+    return Inner
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_plugins.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("own_plugins", None)
+
+
+@pytest.fixture
+def installed(own):
+    """A package whose entry points bring an algorithm, a baseline and a recipe."""
+    info = own / "own-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[metaloom.algorithms]\nstill = own_plugins:Still\n[metaloom.baselines]\nhalved = own_plugins:Halved\n"
+    )
+
+
+def settings(**changes):
+    return {"env": "point-corner", "algorithm": "own_plugins:Still", **changes}
+
+
+@pytest.mark.usefixtures("own")
+def test_an_algorithm_of_ones_own_is_configured_stored_and_found_again():
+    config = build_config(override(settings(), ["algorithm.rate=2"]))
+    assert (path_of(type(config.algorithm)), config.algorithm.model_dump()["rate"]) == ("own_plugins:Still", 2.0)
+    stored = config.model_dump(mode="json")
+    assert stored["algorithm"] == {"name": "own_plugins:Still", "kernel": "auto", "rate": 2.0}
+    assert build_config(stored) == config
+    assert build_config(stored).digest() == config.digest() != build_config(settings()).digest()
+
+
+@pytest.mark.usefixtures("own")
+def test_an_algorithm_given_as_an_object_is_stored_under_the_name_by_which_it_is_found():
+    config = RunConfig(env=EnvConfig(name="point-corner"), algorithm=load("own_plugins:Still")(rate=3))
+    assert config == build_config(override(settings(), ["algorithm.rate=3"]))
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_package_brings_names_of_its_own():
+    config = build_config(settings(algorithm="still", baseline={"name": "halved", "share": 0.1}))
+    assert (config.algorithm.name, path_of(type(config.algorithm))) == ("still", "own_plugins:Still")
+    assert config.baseline.build().fit_predict(0, [[[2.0]]], 1) == [[[0.2]]]
+    assert build_config(config.model_dump(mode="json")) == config
+    assert [*ALGORITHMS.builtin, "still"] == ALGORITHMS.names()
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["algorithm.rate=0"], r"^algorithm\.rate: .* greater than 0; found 0$"),
+        (["algorithm.rat=1"], r"^algorithm\.rat: unknown key; found 1; did you mean rate\?$"),
+        (["algorithm.rate=true"], r"^algorithm\.rate: required a number; found True$"),
+        (["num_tasks=101"], r"^config: num_tasks is above 100; use fewer$"),
+        (["algorithm=own_plugins:Nothing"], r"^algorithm\.name: found 'own_plugins:Nothing': .* no attribute"),
+        (["algorithm=nowhere:Still"], r"^algorithm\.name: found 'nowhere:Still': .*No module named 'nowhere'"),
+        (
+            ["algorithm=own_plugins:Plain"],
+            r"is the class own_plugins:Plain; required a subclass of metaloom\..*Settings",
+        ),
+        (["algorithm=own_plugins:Halved"], r"is the class own_plugins:Halved; required a subclass"),
+        (["algorithm=own_plugins:outer"], r"algorithm\.name: found 'own_plugins:outer', which is a function; required"),
+        (["algorithm=os:system"], r"algorithm\.name: found 'os:system', which is a builtin.*; required a subclass"),
+        (
+            ["algorithm=prommp"],
+            r"^algorithm\.name: found 'prommp'; did you mean promp\? required one of .*module:Class",
+        ),
+        (["baseline=linear_feture"], r"^baseline\.name: found 'linear_feture'; did you mean linear_feature"),
+        (["baseline=own_plugins:Still"], r"^baseline\.name: found .*; required a subclass of .*BaselineSettings$"),
+    ],
+)
+def test_what_is_no_plug_in_of_the_kind_is_refused_before_it_is_called(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        build_config(override(settings(), changes))
+
+
+class OfATest(AlgorithmSettings):
+    """At the top level of a module that is imported by its path, not its name."""
+
+
+@pytest.mark.usefixtures("own")
+def test_an_object_that_no_other_process_would_find_is_refused(monkeypatch):
+    inner = load("own_plugins:outer")()
+    with pytest.raises(ConfigError, match=r"own_plugins:outer\.<locals>\.Inner', which exists in this process alone"):
+        build_config(settings(algorithm=inner()))
+    still = load("own_plugins:Still")
+    monkeypatch.setattr(still, "__module__", "__main__")
+    with pytest.raises(ConfigError, match="'__main__:Still', which exists in this process alone"):
+        build_config(settings(algorithm=still()))
+
+
+@pytest.mark.usefixtures("own")
+def test_a_subclass_that_kept_a_built_in_name_would_be_replayed_as_another_and_is_refused():
+    promp = load(ALGORITHMS.path("promp"))
+    mine = type("Mine", (promp,), {"__module__": "own_plugins"})
+    with pytest.raises(
+        ConfigError, match=r"whose name is 'promp', which stands for .*:ProMP; leave the field name out"
+    ):
+        build_config(settings(algorithm=mine()))
+
+
+def test_built_in_settings_keep_their_place_in_files_and_schemas():
+    schema = RunConfig.model_json_schema()
+    names = {
+        definition["properties"]["name"].get("const")
+        for definition in schema["$defs"].values()
+        if "name" in definition.get("properties", {})
+    }
+    assert ALGORITHMS.builtin.keys() <= names
+    assert isinstance(build_config({"env": "point-corner", "algorithm": "promp"}).baseline, BaselineConfig)
+    assert issubclass(BaselineConfig, BaselineSettings)
+
+
+def test_the_files_of_plug_ins_are_recorded_and_compared(own):
+    config = build_config(settings(baseline="own_plugins:Halved", env="own_envs:Env", policy={"network": "mlp"}))
+    config = config.model_copy(update={"env": EnvConfig(name="point-corner")})
+    digest = hashlib.sha256(OWN.encode()).hexdigest()
+    paths = ["own_plugins:Halved", "own_plugins:Learner", "own_plugins:Still"]
+    assert plugin_sources(config) == dict.fromkeys(paths, digest)
+    assert changed_plugins(config, plugin_sources(config)) == []
+    assert plugin_sources(build_config({"env": "point-corner", "algorithm": "promp"})) == {}
+    stored = plugin_sources(config)
+    (own / "own_plugins.py").write_text(OWN + "\n")
+    lines = changed_plugins(config, stored)
+    assert len(lines) == 3
+    assert lines[0].startswith(
+        f"own_plugins:Halved is not what the run was started with: its file had the SHA-256 {digest[:12]}"
+    )
+    assert source_digest("math:pi") is None
