@@ -162,10 +162,9 @@ class DaskWorkers:
         places = [recording.place for recording in recordings]
         at, stop = shard.position, shard.position.first_task + len(shard.tasks)
         return WorkersError(
-            f"iteration {shard.position.iteration}, inner step {shard.position.step}: several workers in a row died "
-            f"in the same shard, tasks {shard.position.first_task} to "
-            f"{shard.position.first_task + len(shard.tasks) - 1}, but not in one place (first task, first episode, "
-            f"step, row: {places}): they may lack memory, or somebody kills them. What is stored is safe; go on with "
+            f"iteration {at.iteration}, inner step {at.step}: several workers in a row died in the "
+            f"same shard, tasks {at.first_task} to {stop - 1}, but not in one place (first task, first episode, step, "
+            f"row: {places}): they may lack memory, or somebody kills them. What is stored is safe; go on with "
             "`metaloom resume`"
         )
 

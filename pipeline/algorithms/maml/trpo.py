@@ -41,12 +41,12 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO, TrustRegion
-from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.optimizers import LineSearch, backtracking_line_search, conjugate_gradient, dot
 from metaloom.pipeline.policies.contract import Policy
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Params, Step
 
 
