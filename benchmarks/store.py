@@ -62,7 +62,7 @@ def _measure(folder: Path, rounds: int) -> None:
     rng = np.random.default_rng(0)
     timings: dict[str, list[tuple[float, float]]] = {}
     first = Update(_learner(rng, PAPER), {})
-    outputs: list[Any] = []
+    outputs: list[tuple[StageRef, Value, list[StageRef]]] = []
     run = folder / "run"
     with storage.create_run(run, capacity=rounds + 1, config={}, config_digest="", environment={}) as writer:
         _put(writer, [(StageRef(0, "initialize"), first, [])])
