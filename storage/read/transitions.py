@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredRound:
-    """What a stored batch of episodes says about the rows in it.
+    """Facts about the rows in a stored batch of episodes.
 
     Attributes:
         ref: the stage that collected it.
