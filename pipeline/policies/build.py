@@ -1,7 +1,7 @@
 """Policies built from their settings."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.policies.categorical import CategoricalPolicy
@@ -52,7 +52,7 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
     """
     assert config.name is not None
     try:
-        make: Callable[[Spaces, PolicyConfig], OwnPolicy] = POLICIES.find(config.name, OwnPolicy)
+        make = cast(Callable[[Spaces, PolicyConfig], OwnPolicy], POLICIES.find(config.name, OwnPolicy))
         return make(spaces, config)
     except ConfigError as problem:
         raise ConfigError(f"policy.name: {problem}") from problem
