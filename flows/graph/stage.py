@@ -46,7 +46,7 @@ class Per:
 ONCE = Per("once per run", lambda config, i: () if i else (0,))
 ITERATION = Per("per iteration", lambda config, i: (0,))
 INNER_STEP = Per("k = 0 ... K-1", lambda config, i: range(config.algorithm.adaptation_steps))
-ROUND = Per("k = 0 ... K", lambda config, i: range(config.algorithm.adaptation_steps + 1))
+EACH_STEP = Per("k = 0 ... K", lambda config, i: range(config.algorithm.adaptation_steps + 1))
 
 
 def _after_evaluated(config: RunConfig, i: int) -> Sequence[int]:

@@ -95,8 +95,8 @@ class DaskWorkers:
         except CancelledError as error:
             raise WorkersError(
                 f"iteration {position.iteration}, inner step {position.step}: the Dask scheduler is gone (its "
-                "connection is lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which has "
-                "lost nothing"
+                "connection is lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which "
+                "has lost nothing"
             ) from error
         finally:
             # After an error the others' work is of no use, and holds the workers.
@@ -160,11 +160,12 @@ class DaskWorkers:
         if recordings and len({recording.place for recording in recordings}) == 1:
             return shard.death(recordings, watch)
         places = [recording.place for recording in recordings]
+        at, stop = shard.position, shard.position.first_task + len(shard.tasks)
         return WorkersError(
-            f"iteration {shard.position.iteration}, inner step {shard.position.step}: several workers in a row died "
-            f"in the same shard, tasks {shard.position.first_task} to {shard.position.first_task + len(shard.tasks) - 1}, "
-            f"but not in one place (first task, first episode, step, row: {places}): they may lack memory, or somebody "
-            "kills them. What is stored is safe; go on with `metaloom resume`"
+            f"iteration {at.iteration}, inner step {at.step}: several workers in a row died in the "
+            f"same shard, tasks {at.first_task} to {stop - 1}, but not in one place (first task, first episode, step, "
+            f"row: {places}): they may lack memory, or somebody kills them. What is stored is safe; go on with "
+            "`metaloom resume`"
         )
 
     def _recordings(self, watch: Supervision) -> list[Recording]:

@@ -3,11 +3,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-import metaloom.flows.graph.on_policy
 from metaloom import storage
 from metaloom.flows.commands.replay import compare, replay, ulp_distance
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.storage import StageRef
 
@@ -31,16 +31,24 @@ def test_one_stage_of_one_iteration_can_be_replayed_alone(stored):
     assert outcome.ref == StageRef(1, "collect_rollouts", 1)
 
 
-def test_a_stage_that_computes_something_else_is_reported_where_it_first_differs(stored, monkeypatch):
-    right = metaloom.flows.graph.on_policy.process_samples
+def computes_otherwise(monkeypatch, stage, change):
+    """Have a stage give something else than it did."""
+    right = Runner.run
 
-    def wrong(*arguments, **options):
-        samples = right(*arguments, **options)
+    def wrong(stages, ref, inputs):
+        value = right(stages, ref, inputs)
+        return change(value) if ref.stage == stage else value
+
+    monkeypatch.setattr(Runner, "run", wrong)
+
+
+def test_a_stage_that_computes_something_else_is_reported_where_it_first_differs(stored, monkeypatch):
+    def wrong(samples):
         advantages = samples.advantages.copy()
         advantages[2, 1, 3] = np.nextafter(advantages[2, 1, 3], np.float32(np.inf))
         return dataclasses.replace(samples, advantages=advantages)
 
-    monkeypatch.setattr(metaloom.flows.graph.on_policy, "process_samples", wrong)
+    computes_otherwise(monkeypatch, "process_samples", wrong)
     (outcome,) = replay(stored, 0, stage="process_samples", step=0)
     (difference,) = outcome.differences
     assert (difference.array, difference.index, difference.max_ulp, difference.count) == ("advantages", (2, 1, 3), 1, 1)
@@ -48,12 +56,7 @@ def test_a_stage_that_computes_something_else_is_reported_where_it_first_differs
 
 
 def test_replay_until_the_first_difference_stops_there(stored, monkeypatch):
-    right = metaloom.flows.graph.on_policy.sample_tasks
-    monkeypatch.setattr(
-        metaloom.flows.graph.on_policy,
-        "sample_tasks",
-        lambda *arguments, **options: right(*arguments, **{**options, "run_seed": 1234}),
-    )
+    computes_otherwise(monkeypatch, "sample_tasks", lambda tasks: dataclasses.replace(tasks, params=tasks.params + 1))
     outcomes = list(replay(stored, until_diff=True))
     assert [outcome.ref.stage for outcome in outcomes] == ["initialize", "sample_tasks"]
     assert not outcomes[-1].identical

@@ -89,7 +89,7 @@ def test_the_same_run_gives_the_same_files(run, tmp_path):
 
 def test_timing_has_every_stage_that_runs_in_each_iteration(run):
     seconds = load_history(run).stage_seconds
-    assert list(seconds) == [
+    assert [(ref.stage, ref.step) for ref in seconds] == [
         ("sample_tasks", 0),
         ("collect_rollouts", 0),
         ("process_samples", 0),
