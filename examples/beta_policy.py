@@ -46,7 +46,7 @@ class Betas(NamedTuple):
         return Betas(self.alpha.detach(), self.beta.detach())
 
     def sample(self) -> Tensor:
-        """A draw [..., A]."""
+        """Draw actions [..., A]."""
         return 2 * self._torch().sample() - 1
 
     def mode(self) -> Tensor:
@@ -54,7 +54,7 @@ class Betas(NamedTuple):
         return 2 * self.alpha / (self.alpha + self.beta) - 1
 
     def parameters(self) -> Mapping[str, Tensor]:
-        """What is recorded."""
+        """Return both parameters, to be recorded."""
         return self._asdict()
 
 

@@ -307,11 +307,11 @@ class Minibatches:
     """The stored transitions that an iteration's gradient steps learn from: numbers of rows, not copies.
 
     Rows are numbered from 0 in the order in which a run collects its real steps: by iteration, round, task, episode
-    and step. Where an iteration makes fewer than U gradient steps, the last places are empty: -1.
+    and step. Where an iteration makes fewer than U gradient steps, the last ones are empty: -1.
 
     Attributes:
         rows: [U, K, N] int64, the transitions of every gradient step.
-        task_ids: [U, K] int64, the task of the fixed set whose memory they are from; 0 where there is one memory.
+        task_ids: [U, K] int64, the task of the fixed set whose replay buffer they are from; 0 where there is one.
         context_rows: [U, K, C] int64, from which the tasks are inferred; None where nothing is.
     """
 
@@ -330,7 +330,7 @@ class Minibatches:
 
     @property
     def num_updates(self) -> int:
-        """Gradient steps; the places after them are empty."""
+        """Number of gradient steps; those after them are empty."""
         return int(np.count_nonzero(self.task_ids[:, 0] >= 0))
 
 

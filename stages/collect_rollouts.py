@@ -34,7 +34,7 @@ def collect_rollouts(
     position: RolloutPosition,
     watch: RolloutWatch = UNWATCHED,
 ) -> EpisodeBatch:
-    """Complete episodes of every task, under the task's own parameters: exactly E, or until there are enough.
+    """Collect complete episodes of every task, under the task's own parameters: exactly E, or until there are enough.
 
     The bits of an episode depend on its task, its parameters and its position only: not on how tasks are split into
     shards, on threads, or on when other episodes end.
@@ -64,7 +64,7 @@ def _collect_block(
     b: int,
     first_episode: int,
 ) -> EpisodeBatch:
-    """The episodes of task b from a place on, as many as are sampled at once."""
+    """Collect episodes of task b from a place on, as many as are sampled at once."""
     at = replace(position, first_task=position.first_task + b, first_episode=first_episode)
     return _collect_together(sampler, params.slice(b, b + 1), tasks.slice(b, b + 1), at, watch)
 
@@ -114,7 +114,7 @@ class _Rollout:
         return self._episodes(initial_state)
 
     def _act_in_all(self) -> Array:
-        """Every episode from its reset to its end; the simulators' state after the resets."""
+        """Run every episode from reset to end; returns the simulators' state after the resets."""
         self.watch.entered(None)
         first = self.env.reset(np.repeat(self.tasks.params, self.E, axis=0), self._seeds())
         _require_shape("reset: observations", first, self.observations[0].shape)
@@ -180,7 +180,7 @@ class _Rollout:
                 )
 
     def _by_task(self, values: Array) -> Array:
-        """[B, E, T, ...] from [T, N, ...]."""
+        """Turn [T, N, ...] into [B, E, T, ...]."""
         split = values.reshape(len(values), self.B, self.E, *values.shape[2:])
         # Always a copy: where there is one row, the order is the same already, and the actions are the watch's.
         return np.array(np.moveaxis(split, 0, 2), order="C")

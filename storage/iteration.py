@@ -62,7 +62,7 @@ class Iteration:
         return self._load("tasks", 0, TaskBatch)
 
     def memory_fill(self) -> EpisodeBatch:
-        """The episodes that the replay memory begins with; they are those of iteration 0, before its tasks."""
+        """The episodes that the replay buffer begins with; they are those of iteration 0, before its tasks."""
         return self._load("memory_fill", 0, EpisodeBatch)
 
     def rollouts(self, k: int = 0) -> EpisodeBatch:
@@ -84,7 +84,7 @@ class Iteration:
     def transitions(self, update: int = 0, *, context: bool = False, rows: slice = slice(None)) -> "pa.Table":
         """Read what a gradient step learned from: one row per transition, as `Run.transitions` gives them.
 
-        Before those columns stand `place` (k of K), `memory` (the task whose memory the row is from) and `n`.
+        Before those columns stand `place` (k of K), `memory` (the task whose replay buffer the row is from) and `n`.
 
         Args:
             update: the gradient step, from 0.

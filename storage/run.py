@@ -212,7 +212,7 @@ class Run:
         """One row per row number, as minibatches name transitions: where it is from, and what it is.
 
         Columns: row, iteration, stage and step (which collected it), task (place in its batch), task_id (in the fixed
-        set, -1 without one; null for what filled the memory), episode, t, observation, action, reward,
+        set, -1 without one; null for the fill), episode, t, observation, action, reward,
         next_observation, terminated. Only batches that hold one of the rows are read.
 
         Raises:

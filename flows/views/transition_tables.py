@@ -48,7 +48,7 @@ def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, contex
 def minibatch_view(info: Mapping[str, Any]) -> Table:
     """Lay the same out for people."""
     table = new_table(
-        *(">memory", ">row", ">iteration", "stage", ">task", ">episode", ">t"),
+        *(">buffer", ">row", ">iteration", "stage", ">task", ">episode", ">t"),
         *("observation", "action", "reward", "next observation", "terminated"),
     )
     for row in info["transitions"]:

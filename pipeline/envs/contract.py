@@ -1,4 +1,4 @@
-"""What an environment must offer to be meta-trained on, one at a time and in batches."""
+"""The contract of environments for meta-training, one at a time and in batches."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class TaskField:
 
 
 class BatchStep(NamedTuple):
-    """What one control step of n rows gave.
+    """The result of one control step of n rows.
 
     Attributes:
         observations: [n, O] float64.
@@ -117,7 +117,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return self._task
 
     def sparse_rewards(self, rewards: Array) -> Array:
-        """What real steps with these rewards, of any shape, would have been paid if the reward were sparse.
+        """Return what real steps with these rewards, of any shape, would have earned under a sparse reward.
 
         An environment has them where tasks are inferred and policies evaluated by another reward than the one that is
         learned from, as with PEARL. Padding is no step: its 0 may stand for the goal.

@@ -1,4 +1,4 @@
-"""What an environment is that a configuration names: its class, all its options, and its sizes."""
+"""Facts about the environment that a configuration names: its class, all its options, and its sizes."""
 
 import inspect
 import math
@@ -16,7 +16,7 @@ from metaloom.pipeline.envs.registry import find_env, require_env
 
 
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
-    """What is to be known of an environment when its defaults have changed, as plain JSON data.
+    """Return what tells environments apart once defaults have changed, as plain JSON data.
 
     Args:
         config: names it.

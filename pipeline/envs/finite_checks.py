@@ -1,4 +1,4 @@
-"""What an environment answers, checked and copied: nothing else of it enters a rollout."""
+"""Checked copies of an environment's answers: nothing else of it enters a rollout."""
 
 import traceback
 from collections.abc import Mapping

@@ -78,7 +78,7 @@ class LoopBatch:
         return BatchStep(observations, dict(zip(self._terms or (), columns, strict=True)), terminated, truncated)
 
     def _ask(self, row: int, call: str, *arguments: Any, **options: Any) -> Any:
-        """What the row's environment answers to a call, read and checked."""
+        """Call the row's environment, and read and check its answer."""
         env = self._envs[row]
         try:
             answer = getattr(env, call)(*arguments, **options)

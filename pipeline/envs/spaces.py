@@ -1,4 +1,4 @@
-"""What a policy needs to know of an environment's spaces."""
+"""The sizes of an environment's spaces, as policies need them."""
 
 import math
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Spaces:
 
     @classmethod
     def of(cls, env: gymnasium.Env[Any, Any]) -> "Spaces":
-        """Those of an environment as `make_env` gives it.
+        """Read the sizes of an environment as `make_env` gives it.
 
         Raises:
             EnvError: observations are no array.
@@ -51,12 +51,12 @@ class Spaces:
 
     @property
     def observation_size(self) -> int:
-        """O."""
+        """Numbers O in one observation."""
         return math.prod(self.observation_shape)
 
 
 def _scale(observations: Box) -> float:
-    """The largest value of images, such as 255 for bytes; 1 for other observations, which are taken as they are."""
+    """Return the largest value of images, such as 255 for bytes; 1 for other observations, which stay as they are."""
     high = float(np.max(observations.high, initial=0))
     in_bytes = observations.dtype == np.uint8
     scale = high if np.isfinite(high) and high > 0 else 1.0

@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class ActionMap:
-    """What turns actions of a policy [..., A] into actions inside an environment's box.
+    """Maps actions of a policy [..., A] into an environment's box.
 
     With a scale c, [-c, c] is mapped linearly onto the box; without one, actions are taken as they are. Both clip to
     the box. With c = 10 and a policy of standard deviation 1, the noise is 10 % of the box's half-width (as in ProMP).
@@ -41,7 +41,7 @@ class ActionMap:
 
 
 class DiscreteActionMap:
-    """What turns the actions 0 ... n - 1 of a policy into those of an environment, which may start elsewhere."""
+    """Maps the actions 0 ... n - 1 of a policy to those of an environment, which may start elsewhere."""
 
     def __init__(self, space: Discrete, scale: float | None) -> None:
         self._start = np.int64(space.start)

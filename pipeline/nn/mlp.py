@@ -20,14 +20,14 @@ __all__ = ["activation", "affine", "initialize_mlp", "initialize_shapes", "layer
 def initialize_mlp(
     prefix: str, input_size: int, hidden_sizes: Sequence[int], output_size: int, rng: np.random.Generator
 ) -> Params:
-    """Float32 parameters of an mlp as `initialize_shapes` draws them, in layer order."""
+    """Draw float32 parameters of an mlp as `initialize_shapes` does, in layer order."""
     return initialize_shapes(
         parameter_shapes(prefix, NetworkSpec(MLP, (input_size,), output_size, tuple(hidden_sizes))), rng
     )
 
 
 def initialize_shapes(shapes: Shapes, rng: np.random.Generator) -> Params:
-    """Float32 kernels from U(±√(6 / (in + out))) (Glorot and Bengio 2010) and zero biases, in the order of the shapes.
+    """Draw float32 kernels from U(±√(6 / (in + out))) (Glorot and Bengio 2010) and zero biases, in order.
 
     A convolution's kernel (out, in, k, k) counts k² inputs and outputs per channel.
     """
@@ -48,7 +48,7 @@ def mlp(
     inputs: Tensor,
     activate: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Output of a network with a linear last layer.
+    """Return the output of a network with a linear last layer.
 
     Args:
         prefix: of the names in `params`.
@@ -72,7 +72,7 @@ def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
 
 
 def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
-    """Inputs with their observations divided by the scale; what is behind them stays as it is."""
+    """Divide the observations by their scale; numbers behind them stay as they are."""
     if spec.input_scale == 1:
         return inputs
     observations, extra = inputs[..., : spec.observation_size], inputs[..., spec.observation_size :]
@@ -81,7 +81,7 @@ def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
 
 @cache
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """An activation by one of the names in ACTIVATIONS; it may change what it is given."""
+    """Look up an activation by one of the names in ACTIVATIONS; it may change its argument."""
     known: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "tanh": _tanh, "relu": torch.relu}
     return known[name] if name in known else getattr(torch.nn, name)()
 

@@ -99,7 +99,7 @@ def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: 
 
 @lru_cache(maxsize=16)
 def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, options: str) -> nn.Module:
-    """The module, which any process constructs with the same buffers.
+    """Construct the module, with the same buffers in any process, and check it.
 
     Raises:
         ConfigError: it cannot be constructed, or is no function of its parameters and single inputs.

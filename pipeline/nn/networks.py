@@ -38,11 +38,11 @@ class Network(Protocol):
     def shapes(self) -> Shapes: ...
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Float32 parameters by name, in order; the same for the same generator."""
+        """Draw float32 parameters by name, in order; the same for the same generator."""
         ...
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs [N, out] of inputs [N, in]; [b, N, out] where inputs and parameters have a leading task axis [b].
+        """Return outputs [N, out] of inputs [N, in]; [b, N, out] where inputs and parameters have a task axis [b].
 
         Every input is a flattened observation and the numbers behind it; it is not scaled yet.
         """
@@ -115,7 +115,7 @@ class CNN(MLP):
 
 
 def build_network(prefix: str, spec: NetworkSpec) -> Network:
-    """The network that a spec describes, with parameters named `prefix.*`.
+    """Build the network that a spec describes, with parameters named `prefix.*`.
 
     Raises:
         ConfigError: there is no such network, or it does not fit the observations.

@@ -1,4 +1,4 @@
-"""Which network, between which sizes, as plain data: workers read it without importing torch."""
+"""Descriptions of networks, as plain data: workers read them without importing torch."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -74,7 +74,7 @@ class NetworkSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a multilayer perceptron that kernels know: tanh or relu, and a linear last layer."""
+        """True of multilayer perceptrons that kernels know: tanh or relu, and a linear last layer."""
         return (
             self.name == MLP
             and self.activation in ("tanh", "relu")
@@ -84,7 +84,7 @@ class NetworkSpec:
 
     @property
     def is_image(self) -> bool:
-        """Whether an observation is an image: three axes, or two of bytes."""
+        """True where an observation is an image: three axes, or two of bytes."""
         return is_image(self.input_shape, self.input_scale)
 
 
@@ -98,7 +98,7 @@ class ConvolutionOptions(Settings):
     strides: tuple[Annotated[int, Field(ge=1)], ...] = (2, 2)
     """Pixels from one place of a convolution to the next."""
     channels_first: bool = False
-    """Whether images are [channels, height, width], as gymnasium stacks gray frames, not [height, width, channels]."""
+    """Take images as [channels, height, width], as gymnasium stacks gray frames, not [height, width, channels]."""
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> "ConvolutionOptions":
@@ -112,7 +112,7 @@ class ConvolutionOptions(Settings):
 
 
 def is_image(observation_shape: tuple[int, ...], observation_scale: float) -> bool:
-    """Whether observations are images: three axes, or two of bytes."""
+    """Tell images, which have three axes, or two of bytes, from other observations."""
     return len(observation_shape) == 3 or (len(observation_shape) == 2 and observation_scale != 1)
 
 
@@ -173,7 +173,7 @@ class Convolutions:
 
 
 def convolutions(spec: NetworkSpec) -> Convolutions:
-    """The convolutions of a cnn.
+    """Lay out the convolutions of a cnn.
 
     Raises:
         ConfigError: observations are no images, or too small for its options.
@@ -206,12 +206,12 @@ def convolutions(spec: NetworkSpec) -> Convolutions:
 
 
 def layer_names(num_hidden: int) -> list[str]:
-    """Names of dense layers in order: hidden_0, ..., output."""
+    """Name the dense layers in order: hidden_0, ..., output."""
     return [*(f"hidden_{i}" for i in range(num_hidden)), "output"]
 
 
 def parameter_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
-    """Shapes of a built-in network's parameters by name, in order; a kernel is (in, out), or (out, in, k, k)."""
+    """Return the shapes of a built-in network's parameters in order; a kernel is (in, out), or (out, in, k, k)."""
     shapes: Shapes = {}
     inputs = spec.input_size
     if spec.name == CNN:

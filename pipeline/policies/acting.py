@@ -22,7 +22,7 @@ from metaloom.pipeline.types import Params
 
 
 def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
-    """An actor before its first step."""
+    """Make an actor."""
     if kind == "policy" and setup.config.name is not None:
         # Imported here: only a policy of the user's own needs torch whatever its network.
         from metaloom.pipeline.policies.actors.own import OwnPolicyActor

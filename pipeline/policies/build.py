@@ -1,4 +1,4 @@
-"""The policy that a configuration describes."""
+"""Policies built from their settings."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -12,7 +12,7 @@ from metaloom.pipeline.schema import ConfigError
 
 
 class Sizes(Protocol):
-    """Those of an environment, as Spaces and Setup have them."""
+    """The sizes of an environment, as Spaces and Setup have them."""
 
     @property
     def observation_shape(self) -> tuple[int, ...]: ...
@@ -25,7 +25,7 @@ class Sizes(Protocol):
 
 
 def build_policy(config: PolicyConfig, sizes: Sizes) -> Policy:
-    """A Gaussian policy for continuous actions, a categorical one for discrete actions, or the user's own.
+    """Build a Gaussian policy for continuous actions, a categorical one for discrete actions, or the user's own.
 
     Raises:
         ConfigError: the policy or its network is not for such observations or actions.
@@ -45,15 +45,16 @@ def build_policy(config: PolicyConfig, sizes: Sizes) -> Policy:
 
 
 def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
-    """The user's own policy.
+    """Build the user's own policy.
 
     Raises:
         ConfigError: it cannot be found or constructed.
     """
     assert config.name is not None
     try:
+        # What is found is a subclass, which is not abstract if it can be called at all.
         make: Callable[[Spaces, PolicyConfig], OwnPolicy] = POLICIES.find(config.name, OwnPolicy)
-        return make(spaces, config)
+        return make(spaces, config)  # pyright: ignore[reportAbstractUsage]
     except ConfigError as problem:
         raise ConfigError(f"policy.name: {problem}") from problem
     except Exception as problem:

@@ -40,7 +40,7 @@ class CategoricalPolicy:
         object.__setattr__(self, "network", build_network(LOGITS_NETWORK, spec))
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Float32 parameters by name: those of the network in order."""
+        """Draw float32 parameters: those of the network in order."""
         return self.network.initialize(rng)
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ class CategoricalPolicy:
         return tuple(params)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Categorical:
-        """Distribution of the actions [..., N].
+        """Return the distribution of actions [..., N].
 
         Args:
             params: by name, all with or all without a leading task axis B.
@@ -57,5 +57,5 @@ class CategoricalPolicy:
         return Categorical.of_logits(self.network(params, observations))
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Categorical:
-        """Distribution of the actions as an acting policy recorded it."""
+        """Rebuild the distribution of actions that acted from what was recorded of it."""
         return Categorical(**behavior)

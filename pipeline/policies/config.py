@@ -1,4 +1,4 @@
-"""What a policy looks like, as plain data: workers read it without importing torch."""
+"""The settings of policies, as plain data: workers read them without importing torch."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,8 +9,9 @@ from metaloom.pipeline.plugins import Plugins
 from metaloom.pipeline.schema import Settings, later, suggestion
 
 ActorKind = Literal["policy", "uniform", "tanh_gaussian", "q_values"]
-"""How actions come about in rollouts: "policy" is the Gaussian where actions are continuous and the categorical where
-they are discrete, "uniform" draws them all alike, "tanh_gaussian" and "q_values" are those of off-policy learners."""
+"""The ways of choosing actions in rollouts: "policy" is the Gaussian where actions are continuous and the categorical
+where they are discrete, "uniform" draws all with equal probability, "tanh_gaussian" and "q_values" are those of
+off-policy learners."""
 
 LayerSize = Annotated[int, Field(ge=1)]
 
@@ -37,7 +38,7 @@ class PolicyConfig(Settings):
     min_std: float = Field(default=1e-6, gt=0)
     """Floor of the standard deviation, wherever it is used: acting, recording, losses."""
     learn_std: bool = True
-    """Whether adaptation and meta-training change the standard deviation; otherwise it stays at init_std."""
+    """Let adaptation and meta-training change the standard deviation; otherwise it stays at init_std."""
     network: str = later("mlp")
     """mlp, cnn (for images), residual, one that a plug-in brings, or module:Class of a torch.nn.Module of your own;
     critics have the same kind of network."""
@@ -89,7 +90,7 @@ class PolicyConfig(Settings):
         extra_size: int = 0,
         activation: str = "tanh",
     ) -> NetworkSpec:
-        """The policy's network.
+        """Describe the policy's network.
 
         Args:
             observation_shape: of one observation as the environment gives it.
@@ -125,7 +126,7 @@ class PolicyConfig(Settings):
         extra_size: int = 0,
         activation: str = "tanh",
     ) -> NetworkSpec:
-        """A critic's network: of the policy's kind, with hidden layers of its own and nothing behind the last one.
+        """Describe a critic's network: of the policy's kind, with hidden layers of its own and a linear last layer.
 
         Args: as for `network_spec`; `extra_size` is that of actions where the critic sees them.
         """

@@ -1,4 +1,4 @@
-"""What a policy is: distributions of actions as functions of observations and explicit parameters."""
+"""The contract of policies: distributions of actions as functions of observations and explicit parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Policy(Protocol):
     def network(self) -> Network: ...
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Float32 parameters by name, in order; the same for the same generator."""
+        """Draw float32 parameters by name, in order; the same for the same generator."""
         ...
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ class Policy(Protocol):
         ...
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Distribution:
-        """Actions' distributions.
+        """Return the distributions of actions at some observations.
 
         Args:
             params: by name, all with or all without a leading task axis B.
@@ -46,7 +46,7 @@ class Policy(Protocol):
         ...
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
-        """The distributions that acted, from what rollouts recorded of them, by name, [..., N, ...]."""
+        """Rebuild the distributions that acted from what rollouts recorded of them, by name, [..., N, ...]."""
         ...
 
 
@@ -80,13 +80,13 @@ class OwnDistribution(Distribution, Protocol):
     """Distributions [N] that rollouts can draw from and record."""
 
     def sample(self) -> Tensor:
-        """A draw [N, A] float or [N] int64, by torch's own generator, which has been seeded for it."""
+        """Draw actions, [N, A] float or [N] int64, with torch's own generator, which has been seeded for it."""
         ...
 
     def mode(self) -> Tensor:
-        """The most likely action, or whatever stands for it, likewise."""
+        """Return the most likely actions, or whatever stands for them, likewise."""
         ...
 
     def parameters(self) -> Mapping[str, Tensor]:
-        """What `Policy.recorded` makes the distributions of again: name -> [N, ...]."""
+        """Return the numbers from which `Policy.recorded` rebuilds the distributions: name -> [N, ...]."""
         ...

@@ -43,7 +43,7 @@ class GaussianPolicy:
         object.__setattr__(self, "network", build_network(MEAN_NETWORK, spec))
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Float32 parameters by name: those of the mean network in order, then log_std [A]."""
+        """Draw float32 parameters: those of the mean network in order, then log_std [A]."""
         params = self.network.initialize(rng)
         params[LOG_STD] = np.full(self.action_size, math.log(self.config.init_std), np.float32)
         return params
@@ -53,7 +53,7 @@ class GaussianPolicy:
         return tuple(name for name in params if self.config.learn_std or name != LOG_STD)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> DiagGaussian:
-        """Actions' distribution: mean [..., N, A], log_std [..., 1, A] with the floor log(min_std) applied.
+        """Return the distribution of actions: mean [..., N, A], log_std [..., 1, A] with the floor of min_std applied.
 
         Args:
             params: by name, all with or all without a leading task axis B.
@@ -62,10 +62,10 @@ class GaussianPolicy:
         return self.head(self.network(params, observations), params[LOG_STD])
 
     def head(self, mean: Tensor, log_std: Tensor) -> DiagGaussian:
-        """The actions' distribution from the network's output and the parameter log_std [..., A]."""
+        """Return the distribution of actions given the network's output and the parameter log_std [..., A]."""
         # The reference clamps on some paths only (acting and per-task losses see the raw value); here it is one rule.
         return DiagGaussian(mean, log_std.clamp(min=math.log(self.config.min_std)).unsqueeze(-2))
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> DiagGaussian:
-        """Distribution of the actions as an acting policy recorded it."""
+        """Rebuild the distribution of actions that acted from what was recorded of it."""
         return DiagGaussian(**behavior)

@@ -28,12 +28,12 @@ class Inference(Protocol):
     output_size: int
 
     def outputs(self) -> Array:
-        """[B, E, out] float32 for the current `inputs`; the next call overwrites it."""
+        """Return outputs [B, E, out] float32 for the current `inputs`; the next call overwrites them."""
         ...
 
 
 def network_inference(prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> Inference:
-    """The forward pass of a network with these parameters."""
+    """Set up the forward pass of a network with these parameters."""
     if spec.is_plain:
         return PlainInference(prefix, spec, params, num_rows)
     # Imported here, for these networks only: other workers start in a third of the time without torch.

@@ -1,4 +1,4 @@
-"""What a thread samples with: an environment's simulators and how actions come about in them."""
+"""Samplers: an environment's simulators, kept warm, and the actor that acts in them."""
 
 from functools import cached_property
 
@@ -54,7 +54,7 @@ class Sampler:
 
     @cached_property
     def spaces(self) -> Spaces:
-        """Sizes of what the environment shows and takes.
+        """Sizes of the environment's observations and actions.
 
         Raises:
             ValueError: the actor cannot take such actions.
@@ -65,7 +65,7 @@ class Sampler:
         return Spaces.of(env)
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
-        """The simulators for shards of this many tasks, made on first use; the last four sizes are kept."""
+        """Return the simulators for shards of this many tasks, made on first use; the last four sizes are kept."""
         batch = self._batches.pop(num_tasks, None)
         if batch is None:
             batch = make_batch_env(self.env, num_tasks * self.episodes_at_once, self._num_threads, watch.row)

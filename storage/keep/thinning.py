@@ -1,9 +1,10 @@
 """Remains of an iteration that was thinned, and how a reader tells them from damage.
 
 The arrays of rollouts, samples and adapted parameters are the bulk of an on-policy run, and each can be computed again
-from what stays: learners, tasks, seeds and records. Off policy the rollouts are the memory that later iterations draw
-from, so they stay, and what goes are minibatches and adapted parameters. A marker in `_thinned` names the records whose
-arrays may be gone. It is published before the first of their files is removed and goes only after the last one is back.
+from what stays: learners, tasks, seeds and records. Off policy the rollouts are the replay buffer that later iterations
+draw from, so they stay, and what goes are minibatches and adapted parameters. A marker in `_thinned` names the records
+whose arrays may be gone. It is published before the first of their files is removed and goes only after the last one is
+back.
 """
 
 import re

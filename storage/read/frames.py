@@ -66,6 +66,13 @@ def scan_steps(
     return pa.RecordBatchReader.from_batches(schema, (_step_rows(files, ref, sources, schema) for ref in wanted))
 
 
+def num_tabled_steps(files: CommittedFiles, ref: StageRef) -> int:
+    """Count the real steps of a round by the table of episodes, which stays when the round is thinned."""
+    episodes = read_tables(files, "episodes", [ref.iteration])
+    steps, lengths = (episodes[name].to_numpy() for name in ("step", "length"))
+    return int(lengths[steps == ref.step].sum())
+
+
 def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> pa.Table:
     """The rows of a derived table that belong to some iterations.
 

@@ -118,7 +118,14 @@ class Publisher:
             return int(self._episodes[ref].lengths.sum())
         # Of an earlier session, or what filled the replay buffer.
         record = self._files.record(ref)
-        return int(self._files.read_lengths(record).sum()) if "lengths" in record.arrays else 0
+        if "lengths" not in record.arrays:
+            return 0
+        if self._files.is_thinned(record):
+            # Imports pyarrow, which opening a run does without.
+            from metaloom.storage.read.frames import num_tabled_steps
+
+            return num_tabled_steps(self._files, ref)
+        return int(self._files.read_lengths(record).sum())
 
     def _remember(self, output: Output) -> None:
         if isinstance(output.value, TaskBatch):

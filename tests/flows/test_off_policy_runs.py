@@ -1,4 +1,4 @@
-"""DQL, SAC and PEARL through the store: the same bits however a run came about, and the store as replay memory."""
+"""DQL, SAC and PEARL through the store: the same bits however a run came about, and the store as replay buffer."""
 
 import shutil
 import warnings
@@ -21,6 +21,7 @@ from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import Retention, StageRef
+from metaloom.storage.read.committed import CommittedFiles
 
 HERE = Backend(workers=0)
 SINGLE = ["iterations=3", "max_episode_steps=15", "policy.hidden_sizes=[8]", "algorithm.critic_hidden_sizes=[8]"]
@@ -79,6 +80,48 @@ def test_a_run_is_replayed_and_verified_bit_for_bit(whole, recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+def test_records_name_all_that_was_collected_so_far_in_one_entry(whole, recipe):
+    run = storage.open_run(whole(recipe))
+    rounds = ("fill_memory", "collect_rollouts")
+    for i in range(3):
+        drawn, updated = (run.record(StageRef(i, stage)) for stage in ("sample_transitions", "update"))
+        tasks = [("sample_tasks",)] if recipe.startswith("pearl") else []
+        assert [item.stages for item in drawn.spans] == [*tasks, rounds]
+        assert drawn.inputs == ()
+        assert updated.spans == drawn.spans[-1:]
+        assert {item.ref.stage for item in updated.inputs} >= {"collect_rollouts", "sample_transitions"}
+        refs = [ref for ref in run.refs() if ref in drawn.spans[-1].span]
+        assert drawn.spans[-1].steps == sum(run.load(ref).num_steps for ref in refs)
+        assert run[i].minibatches().rows.max() < drawn.spans[-1].steps
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_stage_reads_of_a_span_what_it_says(whole, monkeypatch, recipe):
+    """Lengths of all rounds to draw rows, tasks where each has a replay buffer, and the rounds of the rows drawn."""
+    read, of = [], CommittedFiles.read_row
+
+    def spy(files, record, chunk):
+        read.append((record.ref, chunk.array.partition("/")[2]))
+        return of(files, record, chunk)
+
+    run = storage.open_run(whole(recipe))
+    minibatches, record = run[2].minibatches(), run.record(StageRef(2, "sample_transitions"))
+    parts = [part for part in (minibatches.rows, minibatches.context_rows) if part is not None]
+    numbers = [part[: minibatches.num_updates].ravel() for part in parts]
+    drawn = run.transitions(np.unique(np.concatenate(numbers))).select(["iteration", "stage", "step"]).to_pylist()
+    monkeypatch.setattr(CommittedFiles, "read_row", spy)
+    assert all(outcome.identical for outcome in replay(run.path, 2, stage="sample_transitions"))
+    rounds = record.spans[-1].span
+    assert {ref for ref, _ in read} == {ref for ref in run.refs() for item in record.spans if ref in item.span}
+    assert {name for ref, name in read if ref in rounds} == {"lengths"}
+    del read[:]
+    assert all(outcome.identical for outcome in replay(run.path, 2, stage="update"))
+    own = {ref for ref in run.refs() if ref in rounds and ref.iteration == 2}
+    assert {ref for ref, name in read if name == "observations"} == {StageRef(**row) for row in drawn} | own
+    assert {ref for ref, name in read if name.startswith("behavior")} <= own
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_run_that_stops_after_any_of_a_sample_of_stages_resumes_to_the_same_bits(whole, tmp_path, digests, recipe):
     expected = digests(whole(recipe))
     for stop in range(1, len(expected), len(expected) // 5):
@@ -100,7 +143,7 @@ def test_a_run_that_stops_after_any_of_a_sample_of_stages_resumes_to_the_same_bi
     ids=["round", "fill", "tasks"],
 )
 @pytest.mark.parametrize("recipe", ["sac", "pearl-sparse-point-robot"])
-def test_damaged_parts_of_the_memory_are_computed_again(whole, tmp_path, digests, recipe, lost):
+def test_damaged_parts_of_the_replay_buffer_are_computed_again(whole, tmp_path, digests, recipe, lost):
     path = tmp_path / "run"
     shutil.copytree(whole(recipe), path)
     run = storage.open_run(path)
@@ -113,7 +156,7 @@ def test_damaged_parts_of_the_memory_are_computed_again(whole, tmp_path, digests
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_what_is_kept_in_memory_changes_no_bit(whole, tmp_path, digests, monkeypatch, recipe):
+def test_a_cache_of_hardly_a_row_gives_the_same_bits(whole, tmp_path, digests, monkeypatch, recipe):
     monkeypatch.setattr("metaloom.flows.graph.off_policy.MIB", 40)  # bytes: hardly a row
     train(tiny(recipe), tmp_path / "run", backend=HERE)
     assert digests(tmp_path / "run") == digests(whole(recipe))
@@ -128,7 +171,7 @@ def test_workers_change_no_bit(whole, tmp_path, digests, recipe, workers):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_fork_goes_on_with_its_parents_memory(whole, tmp_path, digests, recipe):
+def test_a_fork_goes_on_with_its_parents_replay_buffer(whole, tmp_path, digests, recipe):
     path = tmp_path / "same"
     fork(whole(recipe), 2, path)
     resume(path, backend=HERE)
@@ -188,14 +231,14 @@ def test_a_fork_whose_batches_would_not_fit_behind_its_parents_is_refused(whole,
     assert not (tmp_path / "fork").exists()
 
 
-def test_a_fork_does_not_learn_tasks_from_the_memories_of_others(whole, tmp_path):
+def test_a_fork_does_not_learn_tasks_from_the_replay_buffers_of_others(whole, tmp_path):
     changes = ["env=pearl-point-robot", "algorithm.sparse_rewards=false"]
     with pytest.raises(ConfigError, match="pearl-point-robot has other training tasks than pearl-sparse-point-robot"):
         fork(whole("pearl-sparse-point-robot"), 2, tmp_path / "fork", changes)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_thinning_takes_row_numbers_and_leaves_the_memory(whole, tmp_path, digests, recipe):
+def test_thinning_takes_row_numbers_and_leaves_the_episodes(whole, tmp_path, digests, recipe):
     path = tmp_path / "run"
     train(tiny(recipe), path, backend=HERE)
     thin(path, Retention(keep_last=1))
@@ -204,7 +247,7 @@ def test_thinning_takes_row_numbers_and_leaves_the_memory(whole, tmp_path, diges
     assert run[0].rollouts(0).num_steps > 0
     assert debug_stage(path, 1, "update").identical
     assert debug_stage(path, 2, "sample_transitions").identical  # behind row numbers that were thinned
-    resume(path, iterations=4, backend=HERE)  # reads the memory
+    resume(path, iterations=4, backend=HERE)  # reads the episodes
     assert all(outcome.identical for outcome in replay(path))
     assert [ref.stage for ref in materialise(path, 0)].count("sample_transitions") == 1
     assert storage.verify_run(path) == []
@@ -234,7 +277,7 @@ def test_a_warm_start_takes_what_judges_the_policy_too(whole, tmp_path, recipe):
 
 
 @pytest.mark.parametrize(("recipe", "behavior"), [("sac", {"mean", "log_stds"}), ("dql", {"action_values", "epsilon"})])
-def test_a_trained_policy_fills_the_memory_where_asked(whole, tmp_path, recipe, behavior):
+def test_a_trained_policy_fills_the_replay_buffer_where_asked(whole, tmp_path, recipe, behavior):
     changes = ["iterations=1", f"init_from={whole(recipe)}", "algorithm.use_trained_policy_for_refill=true"]
     train(tiny(recipe, *changes), tmp_path / "run", backend=HERE)
     fill = storage.open_run(tmp_path / "run")[0].memory_fill()

@@ -8,7 +8,7 @@ import pytest
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Minibatches, TaskBatch, Update
-from metaloom.storage import StageRef
+from metaloom.storage import Span, StageRef
 from metaloom.storage.format.stages import OFF_POLICY
 
 LENGTHS = np.array([[2, 3]], np.int32)
@@ -50,7 +50,8 @@ def run(tmp_path, monkeypatch):
     about = {"config": {}, "config_digest": "", "environment": {}}
     with storage.create_run(tmp_path / "run", capacity=1, stages=OFF_POLICY, **about) as writer:
         for ref, value in outputs:
-            writer.put(ref, value, inputs=[], seed_position=(0,), started=0.0, seconds=0.0)
+            inputs = [Span(("fill_memory", "collect_rollouts"), 0, 0)] if ref.stage == "update" else []
+            writer.put(ref, value, inputs=inputs, seed_position=(0,), started=0.0, seconds=0.0)
     return tmp_path / "run"
 
 
@@ -127,3 +128,7 @@ def test_the_iteration_itself_lists_the_stages_of_an_off_policy_run(run, capsys)
     for stage in ("fill_memory", "sample_transitions", "update"):
         assert stage in text
     assert "not complete" not in text
+    assert "all fill_memory and collect_rollouts i=0–0 (2 outputs with 10 steps)" in " ".join(text.split())
+    info = json.loads(show(capsys, "run@0", "--json"))
+    (span,) = info["stages"][-1]["spans"]
+    assert (span["last"]["stage"], span["outputs"], span["steps"]) == ("collect_rollouts", 2, 10)

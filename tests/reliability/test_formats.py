@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import tarfile
 from pathlib import Path
 
 import numcodecs.blosc
@@ -13,9 +14,11 @@ from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import config_of, resume
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.codec import flatten
 
 FIXTURES = sorted((Path(__file__).parents[1] / "fixtures").glob("metaloom-*"))
+EARLIER_RUNS = Path(__file__).parents[1] / "fixtures" / "runs-0.1.tar.gz"
 PAGE = Path(__file__).parents[2] / "docs" / "independent_reader.md"
 
 
@@ -119,6 +122,32 @@ def test_the_independent_reader_agrees_with_the_library_on_forks_that_are_evalua
     info.write_bytes(moved.read_bytes())
     with pytest.raises(AssertionError, match="follows another one"):
         reader["history"](tmp_path / "last")
+
+
+@pytest.mark.parametrize("name", ["sac", "pearl"])
+def test_the_independent_reader_agrees_with_the_library_on_runs_whose_records_name_spans(reader, tmp_path, name):
+    with tarfile.open(EARLIER_RUNS) as archive:
+        archive.extractall(tmp_path, filter="data")
+    path = tmp_path / name
+    agree(reader, path)  # two iterations without spans
+    fork(path, 1, tmp_path / "fork")
+    for run in (path, tmp_path / "fork"):
+        resume(run, iterations=3, backend=Backend(workers=0))
+        thin(run, storage.Retention(keep_last=1))
+        agree(reader, run)
+        records = reader["history"](run)
+        assert {r["iteration"] for r in records if "spans" in r} == ({2} if run == path else {1, 2})
+        replace_digest(run, records[-1])
+        with pytest.raises(AssertionError, match="was computed from other outputs"):
+            reader["history"](run)
+
+
+def replace_digest(path, record):
+    """Has a record that names a span, the newest, say that it was computed from other outputs."""
+    ref = storage.StageRef(record["iteration"], record["stage"], record["step"])
+    document = {name: value for name, value in record.items() if name != "sha256"}
+    document["spans"][-1]["digest"] = "0" * 64
+    (path / "_commits" / ref.file_name).write_bytes(render(sealed(document)))
 
 
 def test_the_independent_reader_notices_a_flipped_byte_in_every_file_that_it_reads(old_run, reader, tmp_path):

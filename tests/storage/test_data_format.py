@@ -87,14 +87,19 @@ def test_the_columns_of_every_table_are_documented(make_run, make_off_policy_run
     assert all(column in transitions for column in off_policy[0].transitions().column_names)
 
 
-def test_every_field_of_a_record_is_documented(make_run, document):
-    run = storage.open_run(make_run(1))
-    record = json.loads(run.files.record_path(run.refs()[2]).read_bytes())
-    (example,) = re.findall(r"```json\n(.*?)```", document, re.DOTALL)
-    shown = json.loads(example)
+def test_every_field_of_a_record_is_documented(make_run, make_off_policy_run, document):
+    def record_of(path, stage):
+        return json.loads((path / "_commits" / storage.StageRef(0, stage).file_name).read_bytes())
+
+    shown, spans = (json.loads(example) for example in re.findall(r"```json\n(.*?)```", document, re.DOTALL))
+    record = record_of(make_run(1), "collect_rollouts")
     assert shown.keys() == record.keys()
     assert shown["chunks"][0].keys() == record["chunks"][0].keys()
     assert shown["inputs"][0].keys() == record["inputs"][0].keys()
+    off_policy = record_of(make_off_policy_run(1, "off"), "update")
+    assert off_policy.keys() - record.keys() == spans.keys()
+    assert spans["spans"][0].keys() == off_policy["spans"][0].keys()
+    assert all(spans["spans"][0][end].keys() == off_policy["spans"][0][end].keys() for end in ("first", "last"))
 
 
 @pytest.fixture(params=["small", "large", "off policy"])

@@ -178,3 +178,18 @@ def test_spans_outlive_thinning_and_the_parent_of_a_fork(path, tmp_path, creatio
     )
     shutil.rmtree(path)
     assert storage.verify_run(tmp_path / "fork") == []
+
+
+def test_steps_of_outputs_that_were_thinned_are_counted_from_the_table_of_episodes(make_run, put, make_batches):
+    path, span, batches = make_run(2, capacity=3), Span(("collect_rollouts",), 0, 2), make_batches()
+    outputs = [output for i in range(3) for output in batches.iteration(i)]
+    with storage.open_writer(path) as writer:
+        writer.thin([0, 1])
+    with storage.open_writer(path) as writer:
+        put(writer, [output for output in outputs if output[0].iteration == 2][:-1])
+        ref, value, inputs = outputs[-1]
+        put(writer, [(ref, value, [*inputs, span])])
+    run = storage.open_run(path)
+    (item,) = run.record(StageRef(2, "meta_optimize")).spans
+    assert (item.outputs, item.steps) == (6, sum(run.episodes()["length"].to_pylist()))
+    assert storage.verify_run(path) == []

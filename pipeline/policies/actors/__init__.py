@@ -1,4 +1,4 @@
-"""Who acts in rollouts: a file for every way in which actions come about. without torch for plain networks."""
+"""Actors, one file for each way of choosing actions in rollouts."""
 
 from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 

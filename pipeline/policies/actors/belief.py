@@ -1,4 +1,4 @@
-"""What an actor believes about its task: a Gaussian over a latent variable."""
+"""An actor's belief about its task: a Gaussian posterior over a latent variable."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ BELIEF_MEAN, BELIEF_VARIANCE = "belief.mean", "belief.variance"
 
 
 def draw_latents(setup: ActorSetup) -> Array | None:
-    """[B, E, Z] float32, a draw for each episode from its task's belief; None where the parameters hold no belief.
+    """Draw a latent for each episode from its task's posterior, [B, E, Z] float32; None where there is no posterior.
 
     Also the most likely actions are those under a draw: an episode without it would not be one of PEARL's.
     """
@@ -26,7 +26,7 @@ def draw_latents(setup: ActorSetup) -> Array | None:
 
 
 def latent_size(params: Params) -> int:
-    """Z of a belief [B, Z] among the parameters; 0 where they hold none.
+    """Return Z of the posterior [B, Z] among the parameters; 0 where they hold none.
 
     Raises:
         ValueError: a part of it is missing, has another shape or is not finite, or a variance is negative.

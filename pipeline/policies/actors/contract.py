@@ -1,4 +1,4 @@
-"""What an actor is made from, and what it does."""
+"""The contract of actors, and the ingredients of one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Actor(Protocol):
     behavior_by_task: dict[str, Array]
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Actions [n, ...] of the rows [n] at step t, from all observations [B * E, O].
+        """Return actions [n, ...] for the rows [n] at step t, given all observations [B * E, O].
 
         Rows that have ended take part in the matrix products, to keep their shapes.
         """
@@ -39,7 +39,7 @@ class Actor(Protocol):
 
 @dataclass(frozen=True)
 class ActorSetup:
-    """What an actor is made from.
+    """The ingredients of an actor.
 
     Attributes:
         config: the policy.
@@ -61,23 +61,23 @@ class ActorSetup:
 
     @property
     def num_tasks(self) -> int:
-        """B."""
+        """Number of tasks B."""
         return self.taken.shape[1] // self.num_rows
 
     def network(self, prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "tanh") -> Inference:
-        """The forward pass of one of the policy's networks; arguments as for PolicyConfig.network_spec."""
+        """Set up the forward pass of one of the policy's networks; arguments as for PolicyConfig.network_spec."""
         spec = network_spec(self.config, self.spaces, output_size, extra_size=extra_size, activation=activation)
         return network_inference(prefix, spec, self.params, self.num_rows)
 
     def normal_noise(self) -> Array:
-        """[T, B, E, A] float32 standard normal numbers; zeros for the most likely actions."""
+        """Draw standard normal noise, [T, B, E, A] float32; zeros for the most likely actions."""
         T, _, A = self.taken.shape
         if self.rngs is None:
             return np.zeros((T, self.num_tasks, self.num_rows, A), np.float32)
         return self.drawn(lambda rng: rng.standard_normal((T, self.num_rows, A), np.float32))
 
     def drawn(self, draw: Callable[[np.random.Generator], Array]) -> Array:
-        """[T, B, E, ...], from draws [T, E, ...] with the generator of each task."""
+        """Stack draws [T, E, ...] from the generator of each task: [T, B, E, ...]."""
         assert self.rngs is not None
         return np.stack([draw(rng) for rng in self.rngs], axis=1)
 
@@ -85,7 +85,7 @@ class ActorSetup:
 def network_spec(
     config: PolicyConfig, spaces: Spaces, output_size: int, *, extra_size: int = 0, activation: str = "tanh"
 ) -> NetworkSpec:
-    """A policy's network in an environment; arguments as for PolicyConfig.network_spec."""
+    """Describe a policy's network in an environment; arguments as for PolicyConfig.network_spec."""
     return config.network_spec(
         spaces.observation_shape,
         output_size,

@@ -10,7 +10,7 @@ EPSILON = "epsilon"
 
 
 class QValuesActor:
-    """The action of the highest value, the first of them if there are several; with probability epsilon any action.
+    """Takes the action of the highest value, the first of several; with probability epsilon a random one.
 
     Epsilon is a parameter [B]; where there is nothing to draw from, it is 0. See Actor.
     """

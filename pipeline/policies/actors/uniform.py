@@ -7,7 +7,7 @@ from metaloom.pipeline.types import Array
 
 
 class UniformActor:
-    """All actions equally likely: of [-1, 1], which is what a tanh can give, or of the discrete ones. See Actor."""
+    """Draws every action with equal probability, of [-1, 1], a tanh's range, or of the discrete ones. See Actor."""
 
     def __init__(self, setup: ActorSetup) -> None:
         T, N, A = setup.taken.shape

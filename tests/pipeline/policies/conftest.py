@@ -1,4 +1,4 @@
-"""What actors are made from, with parameters of one's own."""
+"""Setups of actors, with parameters of the test's own."""
 
 from collections.abc import Callable, Mapping
 
