@@ -20,7 +20,7 @@ class FlatTensors:
     Attributes:
         params: by name, leaves of autograd that share the memory of `vector`.
         vector: [D], all parameters in the order of the mapping.
-        gradient: [D], that of the last `backward`; zero for what is not learned.
+        gradient: [D], to which `loss.backward()` adds; zero for what is not learned.
         learned: [D] bool.
     """
 
@@ -43,11 +43,6 @@ class FlatTensors:
                 # Autograd adds to a gradient that is there, in place.
                 leaf.grad = self.gradient[entries].view(value.shape)
             self.params[name] = leaf
-
-    def backward(self, loss: Tensor) -> None:
-        """Put the gradient of a loss into `gradient`."""
-        self.gradient.zero_()
-        loss.backward()
 
     def clip_gradient(self, max_norm: float | None) -> Tensor:
         """Shorten the gradient to a norm; returns the norm it had. Nothing is read back from the device."""
