@@ -44,6 +44,11 @@ class FlatTensors:
                 leaf.grad = self.gradient[entries].view(value.shape)
             self.params[name] = leaf
 
+    def backward(self, loss: Tensor) -> None:
+        """Put the gradient of a loss into `gradient`."""
+        self.gradient.zero_()
+        loss.backward()
+
     def clip_gradient(self, max_norm: float | None) -> Tensor:
         """Shorten the gradient to a norm; returns the norm it had. Nothing is read back from the device."""
         norm = torch.linalg.vector_norm(self.gradient)
