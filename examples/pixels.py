@@ -48,7 +48,7 @@ class Catch(gymnasium.Env[np.ndarray, int]):
         return image
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, iterations: int = 30) -> None:
     """Train, and tell how often the ball was caught."""
     from metaloom.flows.commands.train import train
     from metaloom.flows.recipes import load_settings
@@ -58,11 +58,12 @@ def main(folder: Path) -> None:
 
     settings = load_settings("ppo") | {
         "env": {"name": "pixels:Catch"},
-        "policy": {"network": "cnn", "network_options": {"channels": [8, 16]}, "hidden_sizes": [32]},
+        "policy": {"network": "cnn", "activation": "relu", "network_options": {"channels": [8, 16]}},
         "max_episode_steps": SIZE - 1,
         "episodes_per_task": 64,
-        "iterations": 20,
+        "iterations": iterations,
     }
+    settings["algorithm"]["learning_rate"] = 2e-3
     train(build_config(settings), folder, backend=Backend(workers=0))
     returns = open_run(folder).episodes().to_pandas().groupby("iteration")["return"].mean()
     for iteration, mean in returns.items():

@@ -1,5 +1,7 @@
 """The examples run as a user runs them."""
 
+import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,13 @@ def test_train_and_inspect_answers_its_questions_from_the_stored_run(trained):
     assert f"(0, 0, 100, {returns.loc[0, 0]:.2f})" in output  # DuckDB
     assert "task 2: mean final position [" in output
     assert (folder.parent / "reports" / "small-run" / "report.html").exists()
+
+
+def test_pixels_tells_how_often_the_ball_was_caught_in_every_iteration(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    pixels = importlib.import_module("pixels")
+    pixels.main(tmp_path / "run", iterations=2)
+    assert re.fullmatch(r"(iteration \d: caught \d+%\n){2}", capsys.readouterr().out)
 
 
 def test_training_raises_the_return_after_adaptation_above_the_one_before(trained):
