@@ -1,7 +1,7 @@
 """Policies built from their settings."""
 
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.policies.categorical import CategoricalPolicy
@@ -52,8 +52,9 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
     """
     assert config.name is not None
     try:
-        make = cast(Callable[[Spaces, PolicyConfig], OwnPolicy], POLICIES.find(config.name, OwnPolicy))
-        return make(spaces, config)
+        # What is found is a subclass, which is not abstract if it can be called at all.
+        make: Callable[[Spaces, PolicyConfig], OwnPolicy] = POLICIES.find(config.name, OwnPolicy)
+        return make(spaces, config)  # pyright: ignore[reportAbstractUsage]
     except ConfigError as problem:
         raise ConfigError(f"policy.name: {problem}") from problem
     except Exception as problem:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.kernels.actor_critic import FusedSteps
 from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
 from metaloom.pipeline.kernels.flat_networks import prefixed
-from metaloom.pipeline.nn.device import DeviceName, use_device
+from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state, is_customary
@@ -39,7 +38,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
 
     def __init__(self, settings: ActorCritic, setup: Setup) -> None:
         self.settings, self._setup, self._processing = settings, setup, setup.processing
-        self._device = use_device(cast(DeviceName, setup.device))
+        self._device = use_device(setup.device)
         self._lr_factor = lr_factor(settings, settings.learning_rate)
         self.policy: Policy = build_policy(setup.policy, setup)
         self.critic = build_network(
