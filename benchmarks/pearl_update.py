@@ -7,6 +7,7 @@ are timed their parameters are compared after one step. Steps are timed in turns
 matrices of the step's size, one per thread at a time: what the machine can do at most. On a busy machine processor time
 is the better measure, though not of torch, whose threads wait for one another in loops.
 """
+# pyright: reportUnknownLambdaType=false
 
 import argparse
 import time

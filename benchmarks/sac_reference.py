@@ -1,4 +1,5 @@
 """Stable-Baselines3's SAC with the settings that `benchmarks/sac.py` compares under, and a clock around its updates."""
+# pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false
 
 import time
 from collections.abc import Callable

@@ -18,7 +18,8 @@ from sampling import policy_params
 
 from metaloom import storage
 from metaloom.flows.recipes import load_settings
-from metaloom.flows.rollouts.workers import Backend, RolloutWorkers, rollout_workers
+from metaloom.flows.rollouts.backends import rollout_workers
+from metaloom.flows.rollouts.workers import Backend, RolloutWorkers
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env

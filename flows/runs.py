@@ -80,7 +80,7 @@ def best_iteration(run: storage.Run) -> int:
     """
     table = run.metrics()
     returns_by_step = [name for name in table.column_names if re.fullmatch(r"step_\d+\.average_return", name)]
-    last = max(returns_by_step, key=lambda name: int(name[5:].split(".")[0]))
+    last = max(returns_by_step, key=_step_of)
     returns = table[last].to_pylist()
     return int(table["iteration"].to_pylist()[returns.index(max(returns))])
 
@@ -111,3 +111,8 @@ class RunAt:
                 f"{text}: found {iteration!r} after the @; required an iteration such as {name}@12, or best or latest"
             )
         return cls(run_folder(name), int(iteration))
+
+
+def _step_of(metric: str) -> int:
+    """K of `step_k.average_return`."""
+    return int(metric[5:].split(".")[0])

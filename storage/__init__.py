@@ -1,4 +1,4 @@
-"""How runs are kept: arrays, lineage, commit, tables.
+"""Stored runs: arrays, lineage, commit, tables.
 
 Opening a run imports neither torch nor a simulator:
 

@@ -1,9 +1,5 @@
 """One iteration of a run, batch by batch."""
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -34,7 +30,7 @@ V = TypeVar("V", bound=Value)
 
 
 class Outputs(Protocol):
-    """Where an iteration's outputs come from: a Run."""
+    """Source of an iteration's outputs: a Run."""
 
     @property
     def files(self) -> "CommittedFiles": ...
@@ -70,7 +66,7 @@ class Iteration:
         return self._load("rollouts", k, EpisodeBatch)
 
     def samples(self, k: int = 0) -> Samples:
-        """What processing added to the episodes of inner step k."""
+        """Read what processing added to the episodes of inner step k."""
         return self._load("samples", k, Samples)
 
     def adapted(self, k: int = 0) -> TaskParams:
@@ -78,11 +74,11 @@ class Iteration:
         return self._load("adapted", k, TaskParams)
 
     def minibatches(self) -> Minibatches:
-        """Which transitions the gradient steps learned from, by their numbers."""
+        """Read the numbers of the transitions that the gradient steps learned from."""
         return self._load("minibatches", 0, Minibatches)
 
     def transitions(self, update: int = 0, *, context: bool = False, rows: slice = slice(None)) -> "pa.Table":
-        """What a gradient step learned from: one row per transition, as `Run.transitions` gives them.
+        """Read what a gradient step learned from: one row per transition, as `Run.transitions` gives them.
 
         Before those columns stand `place` (k of K), `memory` (the task whose replay buffer the row is from) and `n`.
 
@@ -96,15 +92,15 @@ class Iteration:
         return minibatch_table(self.run, self.minibatches(), update, context=context, chosen=rows)
 
     def learner(self) -> LearnerState:
-        """What the iteration started from."""
+        """Read the learner that the iteration started from."""
         return self._expect(self.run.files.stages.learner_ref(self.index), Update).learner
 
     def update(self) -> Update:
-        """What the iteration led to: the next learner, and the metrics."""
+        """Read what the iteration led to: the next learner, and the metrics."""
         return self._expect(self.run.files.stages.last_ref(self.index), Update)
 
     def evaluation(self) -> Evaluation:
-        """How the learner that the iteration led to did on the evaluation's tasks."""
+        """Read the evaluation of the learner that the iteration led to."""
         return self._load("evaluation", 0, Evaluation)
 
     def metrics(self) -> Metrics:

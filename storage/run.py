@@ -1,9 +1,5 @@
 """Open a run and read what it holds. Nothing is seen before its commit record, and nothing unchecked is decoded."""
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +47,7 @@ class Run:
 
     @property
     def location(self) -> str:
-        """Where it is: a URL for a run under object storage, of which `path` is a cache; else the path."""
+        """Place of the run: a URL for a run under object storage, of which `path` is a cache; else the path."""
         return location(self.path)
 
     @property
@@ -87,11 +83,11 @@ class Run:
         return self.stages.sort(self.files.refs())
 
     def contains(self, ref: StageRef) -> bool:
-        """Whether an output is stored."""
+        """Tell whether an output is stored."""
         return self.files.record_path(ref).exists()
 
     def is_thinned(self, ref: StageRef) -> bool:
-        """Whether an output's arrays were removed by thinning; its record, tables and metrics are still there.
+        """Tell whether an output's arrays were removed by thinning; its record, tables and metrics are still there.
 
         Raises:
             StageMissing: the output is not stored.
@@ -107,7 +103,7 @@ class Run:
         return self.files.thinned_iterations()
 
     def record(self, ref: StageRef) -> StageRecord:
-        """What an output was made from, and how to check it.
+        """Read the record of an output: what it was made from, and how to check it.
 
         Raises:
             StageMissing: it is not stored.
@@ -129,7 +125,7 @@ class Run:
         return self.files.read_value(self.record(ref))
 
     def lengths(self, ref: StageRef) -> Array:
-        """How many steps each episode of a stored batch has, [B, E] int32; nothing else of it is read.
+        """Read the steps of each episode of a stored batch, [B, E] int32; nothing else of it is read.
 
         Raises:
             StageMissing: it is not stored.
@@ -185,7 +181,7 @@ class Run:
     def scan_steps(
         self, iterations: Iterations = None, columns: Sequence[str] | None = None, steps: Steps = None
     ) -> "pa.RecordBatchReader":
-        """What `steps` gives, one round of rollouts at a time, so that memory stays bounded."""
+        """Yield what `steps` gives, one inner step of an iteration at a time, so that memory stays bounded."""
         from metaloom.storage.read.frames import scan_steps
 
         return scan_steps(self.files, self.select(iterations), columns, steps)
@@ -248,7 +244,7 @@ class Run:
 
 
 def open_run(path: str | Path) -> Run:
-    """The run in a folder or under a URL, for reading. A writer may go on meanwhile.
+    """Open the run in a folder or under a URL, for reading. A writer may go on meanwhile.
 
     Raises:
         RunNotFound, NotARun: there is no such folder, or it holds no run.
@@ -262,7 +258,7 @@ def open_run(path: str | Path) -> Run:
 
 
 def run_exists(path: str | Path) -> bool:
-    """Whether there is a run in a folder or under a URL.
+    """Tell whether there is a run in a folder or under a URL.
 
     Raises:
         StorageFailed: the object store of a URL cannot be read.
@@ -273,7 +269,7 @@ def run_exists(path: str | Path) -> bool:
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """The content of a run's run.json."""
+    """Read a run's run.json."""
     with system_errors(path, required="a folder that can be read", action="Check its permissions and its disk"):
         found = path.is_dir()
     if not found:

@@ -29,8 +29,7 @@ def optimize(
     Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
 
     Args:
-        stage: Which stage: any that does not sample, such as adapt; when left out the one that ends the iteration,
-            which is meta_optimize, or update in a run that learns off policy.
+        stage: Which stage: any that does not sample, such as adapt; when left out the one that ends the iteration.
         step: Its inner step.
     """
     at = RunAt.parse(run)

@@ -28,8 +28,7 @@ def replay(
 
     Args:
         run: RUN@ITERATION for one iteration, RUN for all of them.
-        stage: Only this stage: sample_tasks, collect_rollouts, process_samples, adapt, meta_optimize or evaluate; off
-            policy fill_memory, sample_tasks, collect_rollouts, adapt, sample_transitions, update or evaluate.
+        stage: Only this stage, such as adapt; `metaloom graph RUN` lists those of a run.
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
         pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.

@@ -1,4 +1,6 @@
 """How a stored learner adapts to tasks, as measured after the fact; training measures the same way as it goes."""
+# pyarrow ships no types.
+# pyright: reportUnknownParameterType=false
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -12,7 +12,8 @@ from threadpoolctl import threadpool_limits
 
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
-from metaloom.flows.rollouts.workers import Backend, rollout_workers, usable_cores
+from metaloom.flows.rollouts.backends import rollout_workers
+from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.flows.views.run_info import planned_iterations
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import changed_plugins

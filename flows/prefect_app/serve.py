@@ -48,7 +48,7 @@ def serve(*, port: Annotated[int, Parameter(help="Port of the server and its pag
     """Start everything, and stop everything on Ctrl-C."""
     stop = Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda number, frame: stop.set())
     try:
         _serve(Path.cwd(), port, stop)
     except ServeError as error:

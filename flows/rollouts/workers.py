@@ -8,8 +8,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -211,20 +210,6 @@ class LocalWorkers:
     def filling(self, min_steps: int, *, actor: ActorKind) -> "LocalWorkers":
         """The same for as many episodes as it takes."""
         return replace(self, spec=self.spec.filling(min_steps, actor=actor))
-
-
-@contextmanager
-def rollout_workers(config: "RunConfig", backend: Backend) -> Iterator[RolloutWorkers]:
-    """Workers for a run; processes that are started here end with the context."""
-    spec, backend = SamplerSpec.of(config, backend.threads), backend.for_tasks(config.num_tasks)
-    if backend.scheduler is None and backend.workers == 0:
-        yield LocalWorkers(spec)
-        return
-    # Imported when needed: it takes half a second, and sampling in this process does not need it.
-    from metaloom.flows.rollouts.dask import DaskWorkers, dask_client
-
-    with dask_client(backend, spec) as client, DaskWorkers.watched(spec, client, backend) as workers:
-        yield workers
 
 
 def collect_shard(

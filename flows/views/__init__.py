@@ -1,1 +1,1 @@
-"""What people see of stored runs: tables, charts, reports, progress."""
+"""Views of stored runs: tables, charts, reports, progress."""

@@ -1,5 +1,5 @@
 """Batched MuJoCo physics that also computes the forces of contacts, which the Python binding's batch does not."""
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
 import ctypes

@@ -1,5 +1,5 @@
 """The half-cheetah: a planar runner with two legs, to be sent in a direction or to a speed."""
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
 from abc import abstractmethod

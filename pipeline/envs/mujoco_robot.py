@@ -1,5 +1,5 @@
 """Robots simulated by MuJoCo: one at a time, and many at once on several threads."""
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
 import copy

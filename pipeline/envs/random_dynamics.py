@@ -1,5 +1,5 @@
 """Robots whose tasks are bodies: masses, inertias, friction and damping differ from task to task."""
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
 from dataclasses import dataclass

@@ -235,8 +235,10 @@ class FusedSteps:
         """Log-probabilities [N] of the actions under the policy that acted."""
         return self._head.old_log_prob(experience.behavior, experience.actions)
 
-    def policy_gradient(self, rows: Rows) -> float:
-        """Put the gradient of the policy's loss in place, shortened; returns its norm before."""
+    def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> float:
+        """Put the gradient of the policy's loss in place, and with a weight the critic's; see GradientSteps."""
+        if critic_weight is not None:
+            self.critic_gradient(rows, critic_weight)
         objective = self._objective
         outputs = self._policy_network.forward(rows.observations)
         log_prob = self._head.log_prob(outputs, rows.actions)

@@ -26,7 +26,7 @@ _COMPRESS_TO = 2**31 - 1  # blosc 1 keeps sizes in 31 bits
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """What the metadata of one array says.
+    """Metadata of one array.
 
     Attributes:
         path: below `data.zarr`.
@@ -59,7 +59,7 @@ class ArraySpec:
 
     @property
     def compressed(self) -> bool:
-        """Whether chunks go through blosc."""
+        """True if chunks go through blosc."""
         return COMPRESS_FROM <= self.raw_bytes <= _COMPRESS_TO
 
     def chunk_key(self, row: int) -> str:

@@ -33,7 +33,7 @@ from metaloom.storage.format.stages import METRICS_GROUP, StageTable
 
 Value = TaskBatch | EpisodeBatch | Samples | TaskParams | Minibatches | Update | Evaluation
 Stored = Mapping[str, tuple[Array, Mapping[str, Any]]]
-"""What was read of one group: array name -> array, attributes."""
+"""Content of one group: array name -> array, attributes."""
 
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}
@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 KINDS: Mapping[str, type[Value]] = {
     kind.__name__: kind for kind in (TaskBatch, EpisodeBatch, Samples, TaskParams, Minibatches, Update, Evaluation)
 }
-"""What stages may give, by the name that a table of stages says."""
+"""Types of outputs, by the names that tables of stages say."""
 
 
 @dataclass(frozen=True)

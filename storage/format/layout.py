@@ -1,4 +1,4 @@
-"""Which arrays keep an output of each type: their axes, units and meaning."""
+"""Arrays that keep an output of each type: their axes, units and meaning."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

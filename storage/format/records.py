@@ -42,7 +42,7 @@ class SpanInput:
 
     @property
     def span(self) -> Span:
-        """What was summed up."""
+        """Span that was summed up."""
         return Span(self.stages, self.first.iteration, self.last.iteration)
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class ArrayDigest:
 
 @dataclass(frozen=True)
 class StageRecord:
-    """What a stage's output was made from, when, by whom, and how to check it.
+    """Record of a stage's output: from what it was made, when, by whom, and how to check it.
 
     Attributes:
         ref: the output.

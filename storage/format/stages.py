@@ -22,7 +22,7 @@ _GROUP = re.compile(r"[a-z][a-z0-9_]{0,60}?(_\{step\})?")
 
 @dataclass(frozen=True)
 class StoredStage:
-    """What the store has to know of a stage.
+    """Facts about a stage that the store needs.
 
     Attributes:
         name: of the stage.
@@ -40,7 +40,7 @@ class StoredStage:
 
     @property
     def stepped(self) -> bool:
-        """Whether an iteration may have several, one for every inner step."""
+        """True if an iteration may have several, one for every inner step."""
         return STEP in self.group
 
 
@@ -78,7 +78,7 @@ class StageTable:
         return self._by_name[name]
 
     def position(self, ref: StageRef) -> tuple[int, int, int, int]:
-        """What references sort by: the order in which a run computes outputs.
+        """Key that references sort by: the order in which a run computes outputs.
 
         Stages that follow one another in the table and are stepped come step by step.
         """
@@ -117,7 +117,7 @@ class StageTable:
         return tuple(stage.name for stage in self.stages if stage.output == output)
 
     def thinnable(self, ref: StageRef) -> bool:
-        """Whether the arrays of an output may go when its iteration is thinned."""
+        """Tell whether the arrays of an output may go when its iteration is thinned."""
         return ref.stage in self and self[ref.stage].thinnable
 
     def group_of(self, ref: StageRef) -> str:
@@ -150,7 +150,7 @@ class StageTable:
         return EARLIER[info.get("last_stage", ON_POLICY.last)]
 
     def _block(self, n: int) -> int:
-        """Where the stepped stages begin that stage n is among; n itself if it is not stepped."""
+        """Place of the first of the stepped stages that stage n is among; n itself if it is not stepped."""
         while n and self.stages[n].stepped and self.stages[n - 1].stepped:
             n -= 1
         return n

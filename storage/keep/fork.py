@@ -32,7 +32,7 @@ _CANNOT_SHARE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 @dataclass(frozen=True)
 class Fork:
-    """What a fork consists of.
+    """Account of what a fork consists of.
 
     Attributes:
         path: its folder.
@@ -141,7 +141,7 @@ def _gaps(records: Iterable[StageRecord]) -> list[int]:
 
 
 def _origin(parent: Run, iteration: int, records: list[StageRecord], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the fork's run.json says about where it comes from."""
+    """Origin of the fork, as its run.json tells it."""
     return {
         "parent": {
             "id": parent.info["id"],
@@ -157,7 +157,7 @@ def _origin(parent: Run, iteration: int, records: list[StageRecord], config: Map
 
 
 def _share_sessions(root: Path, links: "_Links") -> None:
-    """Who wrote the shared records."""
+    """Sessions that wrote the shared records."""
     for folder in sorted((root / "_sessions").iterdir()):
         match = SESSION_NAME.fullmatch(folder.name)
         if match is None:

@@ -99,7 +99,7 @@ def put_in_quarantine(
 
 
 def read_quarantine(run: Path) -> list[Quarantined]:
-    """What is kept of failed stages, in the order of the stages. One that cannot be read says so in its message."""
+    """List what is kept of failed stages, in their order. One that cannot be read says so in its message."""
     root = run / FOLDER
     names = [entry.name for entry in root.iterdir()] if root.is_dir() and not root.is_symlink() else []
     refs = (StageRef.from_file_name(f"{name}.json") for name in names)
@@ -169,7 +169,7 @@ def _file_name(n: int) -> str:
 
 
 def _plain(value: object) -> Any:
-    """What JSON can hold of a value: numbers that are not finite, and all it does not know, as text."""
+    """Reduce a value to what JSON can hold: numbers that are not finite, and all it does not know, as text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What is left of an iteration that was thinned, and how a reader tells that from damage.
+"""Remains of an iteration that was thinned, and how a reader tells them from damage.
 
 The arrays of rollouts, samples and adapted parameters are the bulk of an on-policy run, and each can be computed again
 from what stays: learners, tasks, seeds and records. Off policy the rollouts are the replay buffer that later iterations
@@ -26,7 +26,7 @@ _MARKER_NAME = re.compile(r"(\d{8})\.json")
 
 @dataclass(frozen=True)
 class Retention:
-    """Which complete iterations keep all their arrays, and how much a run may hold.
+    """Rule of which complete iterations keep all their arrays, and how much a run may hold.
 
     Attributes:
         keep_last: so many of the newest are kept.
@@ -42,11 +42,11 @@ class Retention:
 
     @property
     def thins(self) -> bool:
-        """Whether any iteration is ever thinned."""
+        """True if any iteration is ever thinned."""
         return self.keep_last is not None or self.keep_every is not None
 
     def keeps(self, iteration: int, complete: int) -> bool:
-        """Whether an iteration stays whole when so many are complete."""
+        """Tell whether an iteration stays whole when so many are complete."""
         newest = self.keep_last is not None and iteration >= complete - self.keep_last
         chosen = self.keep_every is not None and iteration % self.keep_every == 0
         return not self.thins or newest or chosen
@@ -57,7 +57,7 @@ KEEP_ALL = Retention()
 
 @dataclass(frozen=True)
 class Thinned:
-    """What a thinning takes, or took, away.
+    """Account of what a thinning takes, or took, away.
 
     Attributes:
         iterations: the iterations concerned.
@@ -71,7 +71,7 @@ class Thinned:
 
     @classmethod
     def of(cls, records: Sequence[StageRecord]) -> "Thinned":
-        """What goes with the arrays of some records."""
+        """Sum up what goes with the arrays of some records."""
         sizes = [chunk.size for record in records for chunk in record.chunks if chunk.size]
         return cls(tuple(sorted({record.ref.iteration for record in records})), len(sizes), sum(sizes))
 

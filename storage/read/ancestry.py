@@ -1,4 +1,4 @@
-"""Where a run's records come from: its own sessions, or the runs that it was forked from.
+"""Origins of a run's records: its own sessions, or the runs that it was forked from.
 
 A fork shares the records of its parent. The chain then goes: the first run's run.json, its records, the fork's run.json
 (which names the newest of them), the fork's records. So none of them can be moved from one fork to another.
@@ -30,7 +30,7 @@ def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
 
 
 def as_ancestor(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What a fork keeps of the run.json of the run that it was made from."""
+    """Part of the parent's run.json that a fork keeps."""
     kept = ("id", "sha256", "config", "config_digest", "environment", "versions")
     place = {"first_sequence": first_sequence(info), "first_iteration": _first_iteration(info)}
     return {name: info[name] for name in kept} | place

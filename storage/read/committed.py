@@ -1,4 +1,4 @@
-"""What is committed in a run's folder: the index of records, and files checked against them before use."""
+"""Committed content of a run's folder: the index of records, and files checked against them before use."""
 
 import os
 import re
@@ -68,7 +68,7 @@ class CommittedFiles:
         return sizes | dict(_sizes(self.root, ""))
 
     def num_bytes(self) -> int:
-        """What all files of the run hold."""
+        """Sum up the sizes of all files of the run."""
         return sum(self.sizes().values())
 
     def bring(self, path: str) -> bool:
@@ -125,7 +125,7 @@ class CommittedFiles:
         return sorted(i for name in names if (i := marked_iteration(name)) is not None)
 
     def is_thinned(self, record: StageRecord) -> bool:
-        """Whether the arrays that a record commits were removed on purpose."""
+        """Tell whether the arrays that a record commits were removed on purpose."""
         # A marker means one record: what was computed again since has its arrays.
         return self.thinned(record.ref.iteration).get(record.ref) == record.sha256
 
@@ -251,7 +251,7 @@ class CommittedFiles:
 
 
 def bytes_in(folder: Path) -> int:
-    """What all files in a folder hold, whether or not it is a run."""
+    """Sum up the sizes of all files in a folder, whether or not it is a run."""
     return sum(size for _, size in _sizes(folder, ""))
 
 

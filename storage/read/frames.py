@@ -1,9 +1,5 @@
 """Stored batches as Arrow tables: one row per step, per episode, per task, per iteration, per record."""
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,7 +27,7 @@ _DICE_SAMPLE_NAMES = {"adjusted_rewards": "adjusted_reward"}
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a column of steps comes from.
+    """Source of a column of steps.
 
     Attributes:
         array: of the episodes, or of what was made of them.
@@ -47,22 +43,22 @@ class _Source:
 def scan_steps(
     files: CommittedFiles, iterations: Sequence[int], columns: Sequence[str] | None, steps: int | Sequence[int] | None
 ) -> pa.RecordBatchReader:
-    """One row per real step of the given iterations and inner steps, one batch per round of rollouts.
+    """One row per real step of the given iterations and inner steps, one record batch per inner step of an iteration.
 
     Raises:
         StageMissing: the run has no rollouts yet.
         ValueError: there is no such column.
     """
     name = files.stages.named("rollouts")
-    rounds = files.stages.sort(ref for ref in files.refs() if ref.stage == name)
-    sources = _step_sources(files, rounds)
+    batches = files.stages.sort(ref for ref in files.refs() if ref.stage == name)
+    sources = _step_sources(files, batches)
     known = (*_POSITION, *sources)
     names = known if columns is None else tuple(columns)
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"steps have no columns {unknown}; there are {', '.join(known)}")
     schema = pa.schema([pa.field(name, _kind_of(name, sources)) for name in names])
     chosen = set(iterations)
-    wanted = [ref for ref in rounds if ref.iteration in chosen and _is_wanted(ref.step, steps)]
+    wanted = [ref for ref in batches if ref.iteration in chosen and _is_wanted(ref.step, steps)]
     return pa.RecordBatchReader.from_batches(schema, (_step_rows(files, ref, sources, schema) for ref in wanted))
 
 
@@ -116,12 +112,12 @@ def lineage(records: Iterable[StageRecord]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=_LINEAGE)
 
 
-def _step_sources(files: CommittedFiles, rounds: Sequence[StageRef]) -> dict[str, _Source]:
-    if not rounds:
+def _step_sources(files: CommittedFiles, batches: Sequence[StageRef]) -> dict[str, _Source]:
+    if not batches:
         raise _nothing(files, "no rollouts")
-    first = files.record(rounds[0])
+    first = files.record(batches[0])
     sources: dict[str, _Source] = {}
-    per_step = files.spec(f"{files.stages.group_of(rounds[0])}/rewards").shape
+    per_step = files.spec(f"{files.stages.group_of(batches[0])}/rewards").shape
     for path in sorted((chunk.array for chunk in first.chunks), key=_column_order):
         array = path.partition("/")[2]
         spec = files.spec(path)
@@ -190,7 +186,7 @@ def _step_column(
     if name in _POSITION:
         return column(rows.position(name))
     source = sources[name]
-    if source.array not in arrays:  # a round that no stage processed
+    if source.array not in arrays:  # episodes that no stage processed
         return pa.nulls(rows.count, schema.field(name).type)
     array = arrays[source.array]
     return column(rows.at_end(array) if source.at_end else rows.of(array))
@@ -198,7 +194,7 @@ def _step_column(
 
 @dataclass(frozen=True)
 class _Rows:
-    """The real steps of a round of rollouts, in the order task, episode, t."""
+    """The real steps of a batch of episodes, in the order task, episode, t."""
 
     ref: StageRef
     lengths: Array

@@ -15,7 +15,7 @@ from metaloom.storage.read.committed import CommittedFiles
 
 @dataclass
 class History:
-    """What a writer has to know about the records so far.
+    """Knowledge of the records so far that a writer needs.
 
     Attributes:
         digests: digest of every stored output.

@@ -48,7 +48,7 @@ class SpanSums:
 
 @dataclass
 class _Sum:
-    """What was summed up before iteration `end`."""
+    """Sum of what came before iteration `end`."""
 
     end: int
     first: StageRef | None = None

@@ -1,9 +1,5 @@
 """Small tables derived from an iteration: its episodes, tasks and metrics, as Parquet for any reader."""
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,22 +45,22 @@ def summarize(episodes: EpisodeBatch) -> EpisodeSummary:
 
 
 def iteration_tables(
-    iteration: int, tasks: TaskBatch | None, rounds: Mapping[int, EpisodeSummary], metrics: Metrics
+    iteration: int, tasks: TaskBatch | None, by_step: Mapping[int, EpisodeSummary], metrics: Metrics
 ) -> dict[str, bytes]:
     """Parquet files of one iteration by table name; a table without rows is left out.
 
     Args:
         iteration: its number.
         tasks: its tasks, None if it drew none.
-        rounds: episodes by inner step.
+        by_step: episodes by inner step.
         metrics: by name.
     """
     files = {"metrics": _parquet({"iteration": np.array([iteration], np.int32), **_metric_columns(metrics)}, {})}
     units = _task_units(tasks) if tasks else {}
     if tasks is not None:
         files["tasks"] = _parquet(_task_rows(iteration, tasks), units)
-    if rounds:
-        parts = [_episode_rows(iteration, k, summary, tasks) for k, summary in rounds.items()]
+    if by_step:
+        parts = [_episode_rows(iteration, k, summary, tasks) for k, summary in by_step.items()]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         files["episodes"] = _parquet(columns, units | {"length": "steps"})
     return files

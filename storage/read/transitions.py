@@ -4,10 +4,6 @@ Rows are the real steps of a run in order of collection: what filled the replay 
 them only the lengths of episodes are read, and then only the batches that hold some of those that were asked for.
 """
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredRound:
-    """What a stored batch of episodes says about the rows in it.
+    """Facts about the rows in a stored batch of episodes.
 
     Attributes:
         ref: the stage that collected it.

@@ -319,7 +319,7 @@ def _walk(root: Path) -> Iterator[tuple[Path, Iterable[str]]]:
 
 
 def _belongs(relative: str, stages: StageTable) -> bool:
-    """Whether a file that no record commits may lie at a path: metadata, or what an interruption leaves."""
+    """Tell whether a file that no record commits may lie at a path: metadata, or what an interruption leaves."""
     match relative.split("/"):
         case (
             ["run.json"] | ["data.zarr", "zarr.json"] | ["data.zarr", _, "zarr.json"] | ["data.zarr", _, _, "zarr.json"]

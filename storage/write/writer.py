@@ -65,7 +65,7 @@ class RunWriter:
         return self._arrays.capacity
 
     def contains(self, ref: StageRef) -> bool:
-        """Whether an output is stored or on its way to the disk."""
+        """Tell whether an output is stored or on its way to the disk."""
         with self._lock:
             return ref in self._pending or ref in self._history.digests
 
@@ -125,7 +125,7 @@ class RunWriter:
         return self.run.load(ref) if value is None else value
 
     def lengths(self, ref: StageRef) -> Array:
-        """How many steps each episode of a batch has, [B, E] int32; on the disk nothing else of it is read."""
+        """Read the steps of each episode of a batch, [B, E] int32; on the disk nothing else of it is read."""
         value = self._in_memory(ref)
         return value.lengths if isinstance(value, EpisodeBatch) else self.run.lengths(ref)
 

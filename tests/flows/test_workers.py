@@ -19,7 +19,8 @@ import pytest
 import metaloom.flows.rollouts.dask
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.context import learner_of
-from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard, rollout_workers
+from metaloom.flows.rollouts.backends import rollout_workers
+from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.sample_tasks import sample_tasks

@@ -50,8 +50,11 @@ class GradientSteps(Protocol):
         """Log-probabilities [N] of the actions under the policy that acted."""
         ...
 
-    def policy_gradient(self, rows: Rows) -> SupportsFloat:
-        """Put the gradient of the policy's loss in place, shortened; returns its norm before."""
+    def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> SupportsFloat:
+        """Put the gradient of the policy's loss in place, shortened; returns its norm before.
+
+        With a weight, put that of so many times the critic's loss on the same rows in place as well.
+        """
         ...
 
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
@@ -112,21 +115,25 @@ class TorchSteps:
         acted = self._recorded(experience.behavior)
         return acted.log_prob(self._tensor(experience.actions)).cpu().numpy()
 
-    def policy_gradient(self, rows: Rows) -> Tensor:
-        """L = policy loss - c H, with the entropy H and its weight c; see GradientSteps."""
+    def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> Tensor:
+        """L = policy loss - c_e H, with the entropy H, and + c_v value loss; see GradientSteps."""
         settings = self._settings
         now = self._distribution(rows.observations)
         loss = self._policy_loss(now.log_prob(self._tensor(rows.actions)), rows)
         if settings.entropy_coeff:
             loss = loss - settings.entropy_coeff * now.entropy().mean()
-        self._policy_params.backward(loss)
+        self._policy_params.gradient.zero_()
+        if critic_weight is not None:
+            # In one pass: autograd takes longer to set out than it takes over a small network.
+            self._critic_params.gradient.zero_()
+            loss = loss + critic_weight * self._value_loss(rows)
+        loss.backward()
         return self._policy_params.clip_gradient(settings.max_grad_norm)
 
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
         """See GradientSteps."""
-        values, old_values = self._values(rows.observations), self._tensor(rows.old_values)
-        loss = value_loss(values, old_values, self._tensor(rows.targets), self._settings.value_clip)
-        self._critic_params.backward(weight * loss)
+        self._critic_params.gradient.zero_()
+        (weight * self._value_loss(rows)).backward()
         if max_norm is not None:
             self._critic_params.clip_gradient(max_norm)
 
@@ -169,6 +176,10 @@ class TorchSteps:
         old_log_prob, advantages = self._tensor(rows.old_log_prob), self._tensor(rows.advantages)
         return policy_loss(log_prob, old_log_prob, advantages, self._settings.policy_clip)
 
+    def _value_loss(self, rows: Rows) -> Tensor:
+        values, old_values = self._values(rows.observations), self._tensor(rows.old_values)
+        return value_loss(values, old_values, self._tensor(rows.targets), self._settings.value_clip)
+
     def _distribution(self, observations: Array) -> Distribution:
         return self._policy.distribution(self._policy_params.params, self._tensor(observations))
 
@@ -179,4 +190,5 @@ class TorchSteps:
         return self._critic(self._critic_params.params, self._tensor(observations)).squeeze(-1)
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)

@@ -48,8 +48,7 @@ def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: fl
 def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: float) -> Tensor:
     """½ mean max((V - t)², (V_old + clip(V - V_old, ±ε) - t)²), after OpenAI Baselines' ppo2/model.py."""
     plain, change = values - targets, values.detach() - old_values
-    # Where the clipped error counts, the value lies outside the range and moving it changes nothing.
-    clipped = old_values + change.clamp(-clip_eps, clip_eps) - targets
-    # Within the range the two errors are one number, and rounding must not decide between them.
-    uses_plain = (change.abs() <= clip_eps) | (plain.detach().square() >= clipped.square())
-    return 0.5 * torch.where(uses_plain, plain, clipped).square().mean()
+    # Where the clipped error counts, the value lies outside the range and moving it changes nothing. Within the range
+    # exactly nothing is added here: rounding must not decide between two errors that are one number.
+    clipped = plain.detach() + (change.clamp(-clip_eps, clip_eps) - change)
+    return 0.5 * torch.where(plain.abs() >= clipped.abs(), plain, clipped).square().mean()

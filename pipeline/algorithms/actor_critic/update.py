@@ -85,14 +85,14 @@ class Update:
     def train(self, directions: Directions) -> Metrics:
         """Run the policies' epochs, in which critics that do not learn by themselves take part."""
         rate = self._settings.learning_rate * self._lr_factor
+        critic_weight = self._settings.critic_weight if self._settings.critic_fit is None else None
         norms: list[float] = []
         described: Metrics = {}
         for parts in self._minibatches():
-            lengths = [of.policy_gradient(part) for of, part in zip(self._steps, parts, strict=True)]
+            lengths = [of.policy_gradient(part, critic_weight) for of, part in zip(self._steps, parts, strict=True)]
             moves, described = directions(self._steps)
-            for of, part, move in zip(self._steps, parts, moves, strict=True):
-                if self._settings.critic_fit is None:
-                    of.critic_gradient(part, self._settings.critic_weight)
+            for of, move in zip(self._steps, moves, strict=True):
+                if critic_weight is not None:
                     of.step_critic(rate)
                 of.step_policy(rate, move)
             # Read only now, so that a device is not waited for before its work.

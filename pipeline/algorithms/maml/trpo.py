@@ -46,6 +46,7 @@ from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.optimizers import LineSearch, backtracking_line_search, conjugate_gradient, dot
 from metaloom.pipeline.policies.contract import Policy
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Params, Step
 
 
@@ -91,6 +92,11 @@ class TrustRegionStep:
 
     def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
         """Fused products with the Gauss-Newton matrix where they are known; see MetaStep."""
+        if setup.device == "mps" and self._settings.hvp == "finite_difference":
+            raise ConfigError(
+                "algorithm.hvp is finite_difference, which computes in float64, but device is mps, which has none; use "
+                "algorithm.hvp=gauss_newton"
+            )
         network = policy.network.spec
         blockers = [*network_blockers(network, device=setup.device)]
         if setup.policy.name is not None:

@@ -95,13 +95,14 @@ def test_gradients_are_those_of_the_definition_in_float64(name, kind):
     state = moved(in_float64(fused.initialize(run_seed=0)), kind)
     ours, theirs = (learner.steps(state) for learner in (fused, torch))
     data = rows(kind, rng)
-    for _ in range(3):
-        norms = [float(steps.policy_gradient(data)) for steps in (ours, theirs)]
+    for together in (None, 0.7, None):
+        norms = [float(steps.policy_gradient(data, together)) for steps in (ours, theirs)]
         assert norms[0] == pytest.approx(norms[1], rel=1e-10)
         assert norms[0] > 0
         np.testing.assert_allclose(ours.gradient, theirs.gradient, rtol=1e-10, atol=1e-10)
         for steps in (ours, theirs):
-            steps.critic_gradient(data, 0.7, 0.3)
+            if together is None:
+                steps.critic_gradient(data, 0.7, 0.3)
             steps.step_critic(1e-2)
             steps.step_policy(1e-2)
         mine, reference = ours.state(), theirs.state()

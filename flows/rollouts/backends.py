@@ -1,0 +1,21 @@
+"""The workers that a backend stands for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from metaloom.flows.rollouts.workers import Backend, LocalWorkers, RolloutWorkers, SamplerSpec
+from metaloom.pipeline.config.run import RunConfig
+
+
+@contextmanager
+def rollout_workers(config: RunConfig, backend: Backend) -> Iterator[RolloutWorkers]:
+    """Workers for a run; processes that are started here end with the context."""
+    spec, backend = SamplerSpec.of(config, backend.threads), backend.for_tasks(config.num_tasks)
+    if backend.scheduler is None and backend.workers == 0:
+        yield LocalWorkers(spec)
+        return
+    # Imported when needed: it takes half a second, and sampling in this process does not need it.
+    from metaloom.flows.rollouts.dask import DaskWorkers, dask_client
+
+    with dask_client(backend, spec) as client, DaskWorkers.watched(spec, client, backend) as workers:
+        yield workers
