@@ -63,7 +63,8 @@ def _measure(folder: Path, rounds: int) -> None:
     timings: dict[str, list[tuple[float, float]]] = {}
     first = Update(_learner(rng, PAPER), {})
     outputs: list[tuple[StageRef, Value, list[StageRef]]] = []
-    with storage.create_run(folder / "run", capacity=rounds + 1, config={}, config_digest="", environment={}) as writer:
+    run = folder / "run"
+    with storage.create_run(run, capacity=rounds + 1, config={}, config_digest="", environment={}) as writer:
         _put(writer, [(StageRef(0, "initialize"), first, [])])
         for i in range(rounds + 1):
             outputs = list(_iteration(rng, i, PAPER))

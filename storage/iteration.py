@@ -1,9 +1,5 @@
 """One iteration of a run, batch by batch."""
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 

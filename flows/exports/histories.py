@@ -8,10 +8,6 @@ A history is all that one task saw of the learner. Which episodes belong togethe
 - by position: one history per place in the meta-batch, over all iterations; with fresh draws its task changes.
 """
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,8 +1,5 @@
 """A Minari dataset (https://minari.farama.org) of a run's episodes, in HDF5. Needs the extra `minari`."""
 
-# Minari ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -1,9 +1,5 @@
 """Hive-partitioned Parquet: what DuckDB, polars, pandas and Spark open as one table."""
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,9 +1,5 @@
 """A run's metrics as TensorBoard events. Needs the extra `tensorboard`."""
 
-# TensorBoard ships no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 from datetime import datetime
 from pathlib import Path
 

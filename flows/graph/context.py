@@ -4,14 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar, cast
 
-import numpy as np
-from gymnasium.spaces import Discrete
-
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.algorithms.contract import Learner, Setup
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.estimation.measures import Measures
 from metaloom.pipeline.types import LearnerState, ParallelMap, Update
 
@@ -82,13 +80,12 @@ def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
 
 def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
     """What a learner is told about a run and its environment."""
-    space, actions = env.observation_space, env.action_space
-    discrete = isinstance(actions, Discrete)
+    spaces = Spaces.of(env)
     return Setup(
-        observation_shape=space.shape or (),
-        observation_scale=255.0 if space.dtype == np.uint8 else 1.0,
-        action_size=0 if discrete else (actions.shape or (0,))[0],
-        num_actions=int(actions.n) if discrete else 0,
+        observation_shape=spaces.observation_shape,
+        observation_scale=spaces.observation_scale,
+        action_size=spaces.action_size,
+        num_actions=spaces.num_actions,
         env_name=config.env.name,
         max_episode_steps=config.max_episode_steps,
         policy=config.policy,

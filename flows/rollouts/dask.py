@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
 from multiprocessing import resource_tracker
-from typing import Any, cast
+from typing import cast
 
 from distributed import Client, Future, KilledWorker, LocalCluster, wait
 
@@ -135,7 +135,7 @@ class DaskWorkers:
     def _supervision(self) -> Supervision:
         return Supervision(self.session, secrets.token_hex(8), self.step_timeout_seconds)
 
-    def _wait(self, futures: Sequence["Future[Any]"]) -> None:
+    def _wait(self, futures: Sequence[Future[EpisodeBatch] | Future[None]]) -> None:
         """Wait until all are done or one has failed; not for workers that will never come.
 
         Raises:

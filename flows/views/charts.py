@@ -1,8 +1,5 @@
 """Charts of a run as matplotlib figures, drawn without a display."""
 
-# matplotlib types what it returns, but not all that it takes.
-# pyright: reportUnknownMemberType=false
-
 import base64
 import io
 from collections.abc import Sequence

@@ -102,7 +102,7 @@ def as_svg(diagram: Diagram) -> str:
 
 FORMATS: Mapping[str, Callable[[Diagram], str]] = {"text": as_text, "mermaid": as_mermaid, "svg": as_svg}
 
-_SIDE, _BOX, _ROW, _HEIGHT = 260, 170, 74, 40
+_SIDE, _BOX, _ROW, _HEIGHT = 330, 170, 74, 40
 
 
 def _edges(graph: Graph, config: RunConfig, ref: StageRef) -> Iterator[Edge]:
@@ -138,7 +138,7 @@ def _arc(edge: Edge, source: int, target: int, n: int) -> str:
     x, out = (_SIDE + _BOX, 1) if down else (_SIDE, -1)
     # Ends beside one another, so that arrows at the same box can be told apart.
     y0, y1 = (place * _ROW + 10 + _HEIGHT * (0.25 + 0.5 * (n % 4) / 3) for place in (source, target))
-    reach = x + out * min(30 + 34 * abs(target - source), _SIDE - 30)
+    reach = x + out * min(30 + 34 * abs(target - source), _SIDE - 100)
     dashes = ' stroke-dasharray="4 3"' if edge.which in (BEFORE, ALL_SO_FAR) else ""
     # The apex of a cubic curve lies three quarters of the way to its control points.
     apex, anchor = x + 0.75 * (reach - x) + 4 * out, "start" if down else "end"

@@ -1,9 +1,5 @@
 """A run as a picture and a page: learning curve, divergences, entropy, timing by stage, configuration."""
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

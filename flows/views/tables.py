@@ -1,8 +1,5 @@
 """Output of the commands, as rich renderables and as plain data for `--json`. Nothing here prints."""
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -1,8 +1,5 @@
 """Output of `metaloom show --stage sample_transitions`: the transitions of a minibatch. Nothing here prints."""
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Mapping
 from typing import Any
 

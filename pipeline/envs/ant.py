@@ -204,7 +204,6 @@ class PearlAntDir(AntDir2D):
         self.task_set, self.test_task_set = fixed_task_sets(
             draw_directions, num_train=num_train_tasks, num_test=num_test_tasks
         )
-        # Options come from files, where anything can stand.
         if not isinstance(forward_backward, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise EnvError(f"{type(self).__name__}: forward_backward is {forward_backward!r}; required true or false")
         if forward_backward:

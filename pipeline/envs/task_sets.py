@@ -22,7 +22,6 @@ def fixed_task_sets(
         EnvError: one of the sets would be empty.
     """
     for name, number in (("num_train_tasks", num_train), ("num_test_tasks", num_test)):
-        # Options come from files, where anything can stand.
         if not isinstance(number, int) or number < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise EnvError(f"{name} is {number!r}; required a whole number of at least 1")
     tasks = [tuple(task) for task in draw(num_train + num_test, np.random.default_rng(TASK_SET_SEED)).tolist()]

@@ -87,8 +87,8 @@ def _find(name: str) -> type[nn.Module]:
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
     """Let torch's own generator begin at a seed, and afterwards go on where it was."""
-    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
-        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         yield
 
 

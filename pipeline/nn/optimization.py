@@ -67,11 +67,6 @@ class LearningRate(Settings):
         _check_schedule(self)
         return self
 
-    def lr_factor(self, num_updates: int) -> float:
-        """Factor of the step sizes in the iteration after so many updates; built-in schedules only."""
-        assert not isinstance(self.lr_schedule, TorchScheduler), "required metaloom.pipeline.nn.schedules.lr_factor"
-        return built_in_factor(self, num_updates)
-
 
 class ScheduledSteps(Settings):
     """As LearningRate, for algorithms whose step sizes have names of their own and had no schedule in version 0.1."""

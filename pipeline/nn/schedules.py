@@ -66,7 +66,7 @@ class _TorchFactor:
             self._start()
         while self._done < num_updates:
             # Nothing is learned here; torch warns where a scheduler steps before its optimizer.
-            self._optimizer.step()  # pyright: ignore[reportUnknownMemberType]
+            self._optimizer.step()
             self._scheduler.step()
             self._done += 1
         factor = float(self._optimizer.param_groups[0]["lr"]) / self._learning_rate

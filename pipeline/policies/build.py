@@ -1,6 +1,5 @@
 """Policies built from their settings."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 from metaloom.pipeline.envs.spaces import Spaces
@@ -52,9 +51,8 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
     """
     assert config.name is not None
     try:
-        # What is found is a subclass, which is not abstract if it can be called at all.
-        make: Callable[[Spaces, PolicyConfig], OwnPolicy] = POLICIES.find(config.name, OwnPolicy)
-        return make(spaces, config)  # pyright: ignore[reportAbstractUsage]
+        # Its subclass, which is not abstract.
+        return POLICIES.find(config.name, OwnPolicy)(spaces, config)  # pyright: ignore[reportAbstractUsage]
     except ConfigError as problem:
         raise ConfigError(f"policy.name: {problem}") from problem
     except Exception as problem:

@@ -1,14 +1,13 @@
 """The transitions that an off-policy run learns from: the newest in memory, older ones read when they are drawn."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from metaloom.pipeline.replay.columns import TransitionColumns
 from metaloom.pipeline.replay.growing import GrowingColumns
 from metaloom.pipeline.replay.index import ReplayError, RowIndex
-from metaloom.pipeline.types import Array, EpisodeBatch, Minibatch, Minibatches, Transitions
+from metaloom.pipeline.types import Array, EpisodeBatch, Minibatch, Minibatches
 
 ReadRound = Callable[[int], EpisodeBatch]
 """Reads the episodes of a round by its number, in order of collection."""
@@ -30,7 +29,6 @@ class ReplayBuffer:
         *,
         cache_bytes: int,
         max_rows: int,
-        context_rewards: Callable[[Array], Array] | None = None,
     ) -> None:
         """Make a buffer without transitions.
 
@@ -39,14 +37,12 @@ class ReplayBuffer:
             cache_bytes: memory for transitions. Only a single gradient step whose rows do not fit exceeds it. The
                 batch that is being read comes on top.
             max_rows: how many of the newest transitions can ever be drawn; no memory is set aside for more.
-            context_rewards: what a task is inferred from shows these rewards [..., C] in place of the stored ones.
 
         Raises:
             ReplayError: the cache is too small for two rows.
         """
         self.rows = RowIndex()
         self._columns = columns
-        self._context_rewards = context_rewards
         fitting = cache_bytes // columns.row_bytes
         if fitting < 2:
             raise ReplayError(
@@ -97,12 +93,7 @@ class ReplayBuffer:
         transitions = self._columns.unpack(gathered[:, :N])
         if gathered.shape[1] == N:
             return Minibatch(transitions)
-        return Minibatch(transitions, self._as_context(self._columns.unpack(gathered[:, N:])))
-
-    def _as_context(self, transitions: Transitions) -> Transitions:
-        if self._context_rewards is None:
-            return transitions
-        return replace(transitions, rewards=self._context_rewards(transitions.rewards))
+        return Minibatch(transitions, self._columns.unpack(gathered[:, N:]))
 
     def _gather(self, rows: Array, numbers: Array, old: Array) -> Array:
         """Copy rows [K, n]: [K, n, W], those older than the newest from `old`, whose ascending numbers are given."""

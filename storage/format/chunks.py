@@ -31,9 +31,9 @@ def _blosc() -> _Codec:
 
     # Blosc's own threads, which numcodecs uses in the main thread alone, write blocks as they finish: the same array
     # would have other bytes the next time, and a thinned one could not come back as it was.
-    numcodecs.blosc.use_threads = False  # pyright: ignore[reportUnknownMemberType]
+    numcodecs.blosc.use_threads = False
     # numcodecs is not typed.
-    return cast(_Codec, numcodecs.blosc.Blosc("lz4", clevel=5, shuffle=1))  # pyright: ignore[reportUnknownMemberType]
+    return cast(_Codec, numcodecs.blosc.Blosc("lz4", clevel=5, shuffle=1))
 
 
 def encode_chunk(data: Array, *, compressed: bool) -> tuple[Content, int]:
@@ -85,7 +85,7 @@ def largest_chunk(spec: ArraySpec) -> int:
 
 def crc32c(data: bytes) -> int:
     """CRC-32C (Castagnoli), the checksum of Zarr's crc32c codec."""
-    return cast(int, google_crc32c.value(data))  # pyright: ignore[reportUnknownMemberType]
+    return cast(int, google_crc32c.value(data))
 
 
 def _check_blosc_header(payload: memoryview, spec: ArraySpec, where: Path) -> None:

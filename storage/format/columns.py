@@ -1,9 +1,5 @@
 """Columns of Arrow tables from numpy arrays, without copies where that is possible."""
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 import numpy as np
 import pyarrow as pa
 

@@ -8,7 +8,7 @@ def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
     """Yield every setting by its full name; a section without settings is one, {}."""
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            yield from dotted(value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
+            yield from dotted(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 

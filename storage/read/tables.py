@@ -1,9 +1,5 @@
 """Small tables derived from an iteration: its episodes, tasks and metrics, as Parquet for any reader."""
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass

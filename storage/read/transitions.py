@@ -4,10 +4,6 @@ Rows are the real steps of a run in order of collection: what filled the replay 
 them only the lengths of episodes are read, and then only the batches that hold some of those that were asked for.
 """
 
-# pyarrow ships no types: what it returns is unknown to pyright.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

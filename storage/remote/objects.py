@@ -1,9 +1,5 @@
 """The few requests that a run makes of an object store, through fsspec."""
 
-# fsspec is not typed.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property

@@ -81,6 +81,6 @@ def metrics(algorithm):
     samples = process_samples(episodes, BaselineConfig(name="zero").build(), ProcessingConfig(name="dice"))
     setup = Setup((3,), 1.0, 2, 0, "toy", 4, PolicyConfig(), BaselineConfig(), ProcessingConfig(), "cpu", np.negative)
     learner = algorithm.build(setup)
-    state = initialize(None, learner, run_seed=0).learner
+    state = initialize(learner, run_seed=0).learner
     steps = [Step(episodes, samples, k) for k in range(2)]
-    return meta_optimize(None, learner, state, steps, run_seed=0, iteration=0).metrics
+    return meta_optimize(learner, state, steps, run_seed=0, iteration=0).metrics

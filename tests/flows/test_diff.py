@@ -4,11 +4,11 @@ import shutil
 import numpy as np
 import pytest
 
-import metaloom.flows.graph.on_policy
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.diff import diff_runs
 from metaloom.flows.commands.train import resume, train
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.storage import StageRef
 
@@ -72,14 +72,15 @@ def test_a_longer_run_differs_by_what_the_shorter_lacks(stored, tmp_path):
 
 
 def test_other_code_that_changes_a_number_is_found_at_its_stage(stored, other, monkeypatch, capsys):
-    right = metaloom.flows.graph.on_policy.adapt
+    right = Runner.run
 
-    def wrong(*arguments, **options):
-        value = right(*arguments, **options)
-        value.params["log_std"][2, 1] = np.nextafter(value.params["log_std"][2, 1], np.float32(9))
+    def wrong(stages, ref, inputs):
+        value = right(stages, ref, inputs)
+        if ref.stage == "adapt":
+            value.params["log_std"][2, 1] = np.nextafter(value.params["log_std"][2, 1], np.float32(9))
         return value
 
-    monkeypatch.setattr(metaloom.flows.graph.on_policy, "adapt", wrong)
+    monkeypatch.setattr(Runner, "run", wrong)
     path = other()
     assert cli.run(["diff", str(stored), str(path), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)

@@ -358,8 +358,8 @@ def test_settings_that_an_off_policy_algorithm_has_no_use_for_are_refused(recipe
 @pytest.mark.parametrize(
     ("recipe", "change", "message"),
     [
-        ("sac", "env=CartPole-v1", r"algorithm.name is sac, which is for actions that are numbers"),
-        ("dql", "env=Pendulum-v1", r"algorithm.name is dql, which is for actions that are choices"),
+        ("sac", "env=CartPole-v1", r"sac, which is for continuous actions, but those of CartPole-v1 are 2"),
+        ("dql", "env=Pendulum-v1", r"dql, which is for discrete actions, but those of Pendulum-v1 are cont"),
         ("pearl-sparse-point-robot", "env=pearl-point-robot", r"sparse"),
         ("pearl-sparse-point-robot", "env=half-cheetah-vel", r"task_set"),
         ("pearl-sparse-point-robot", "algorithm.meta_batch_size=81", r"meta_batch_size is 81 but .* has 80 training"),
@@ -372,3 +372,21 @@ def test_environments_that_an_algorithm_cannot_act_in_are_refused_before_anythin
     with pytest.raises((ConfigError, ValueError), match=message):
         train(tiny(recipe, change), tmp_path / "run", backend=HERE)
     assert not (tmp_path / "run").exists()
+
+
+TORCH = ["algorithm.kernel=torch", "policy.network=residual", "policy.activation=SiLU", "algorithm.optimizer=AdamW"]
+
+
+@pytest.mark.parametrize("recipe", ["sac", "dql", "pearl-sparse-point-robot"])
+def test_what_torch_computes_for_a_residual_network_is_replayed_and_resumed_to_the_bit(recipe, tmp_path):
+    sizes = [] if recipe == "dql" else ["algorithm.critic_hidden_sizes=[8,8]"]
+    sizes += ["algorithm.encoder_hidden_sizes=[8,8]"] if recipe.startswith("pearl") else []
+    config = tiny(recipe, *TORCH, "policy.hidden_sizes=[8,8]", *sizes)
+    train(config, tmp_path / "whole", backend=HERE)
+    assert all(outcome.identical for outcome in replay(tmp_path / "whole"))
+    train(config.model_copy(update={"iterations": 1}), tmp_path / "run", backend=HERE)
+    resume(tmp_path / "run", iterations=config.iterations, backend=HERE)
+    whole, run = (storage.open_run(tmp_path / name) for name in ("whole", "run"))
+    assert {ref: whole.record(ref).digest for ref in whole.refs()} == {
+        ref: run.record(ref).digest for ref in run.refs()
+    }

@@ -98,9 +98,10 @@ def contexts(monkeypatch) -> list[Transitions]:
     """All that the encoder is shown, one task at a time."""
     shown, real = [], PEARLLearner.infer
 
-    def spy(self, learner, context) -> TaskParams:
-        shown.append(context)
-        return real(self, learner, context)
+    def spy(self, state, contexts) -> TaskParams:
+        seen = list(contexts)
+        shown.extend(seen)
+        return real(self, state, seen)
 
     monkeypatch.setattr(PEARLLearner, "infer", spy)
     return shown

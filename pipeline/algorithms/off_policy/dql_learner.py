@@ -8,7 +8,7 @@ from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.off_policy.dql import DQL
 from metaloom.pipeline.algorithms.off_policy.dql_definition import METRICS, TARGET, DQLDefinition, Q
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps
-from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers
+from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers, require_actions
 from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
 from metaloom.pipeline.kernels.dql import DQLKernel
 from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
@@ -32,6 +32,7 @@ class DQLLearner(OffPolicyLearner[object, None]):
     metrics = METRICS
 
     def __init__(self, settings: DQL, setup: Setup) -> None:
+        require_actions(settings.name, setup, discrete=True)
         self.settings, self._discount = settings, setup.processing.discount
         self._device, self._lr_factor = use_device(setup.device), lr_factor(settings, settings.learning_rate)
         spec = setup.policy.network_spec(

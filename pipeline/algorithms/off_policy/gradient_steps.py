@@ -8,11 +8,10 @@ from typing import Protocol, SupportsFloat, TypeVar
 
 import numpy as np
 
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, Params, Transitions
 
-NUM_UPDATES = "num_updates"
-"""Name in the state of the number of iterations that it has learned from."""
 NUM_GRADIENT_STEPS = "num_gradient_steps"
 """Name in the state of the number of gradient steps over the run."""
 

@@ -8,10 +8,11 @@ from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import Learner, Setup
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps, means, require_finite
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.vector_optimizers import is_customary
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, TaskParams
 
@@ -75,6 +76,22 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         updated = steps.state()
         require_finite(self.networks_of(updated), self.lower)
         return updated, means(self.metrics, each) | self.described(state)
+
+
+def require_actions(name: str, setup: Setup, *, discrete: bool) -> None:
+    """Refuse an environment whose actions are of the other kind.
+
+    Raises:
+        ConfigError: naming the algorithms for such actions.
+    """
+    if bool(setup.num_actions) == discrete:
+        return
+    found = f"{setup.num_actions} discrete ones" if setup.num_actions else "continuous"
+    kind, others = ("discrete", "sac or pearl") if discrete else ("continuous", "dql")
+    raise ConfigError(
+        f"algorithm.name is {name}, which is for {kind} actions, but those of {setup.env_name} are {found}; required "
+        f"{others}, or a2c, ppo, ppo2 or svpg"
+    )
 
 
 def optimizer_blockers(optimizer: OptimizerConfig) -> Iterator[str]:

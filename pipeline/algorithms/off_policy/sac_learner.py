@@ -6,7 +6,7 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps
-from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers
+from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers, require_actions
 from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.algorithms.off_policy.sac_definition import METRICS, SACDefinition
 from metaloom.pipeline.algorithms.off_policy.sac_state import TRAINED, TWINS, SACArrays
@@ -33,6 +33,7 @@ class SACLearner(OffPolicyLearner[object, Array]):
     metrics = METRICS
 
     def __init__(self, settings: SAC, setup: Setup) -> None:
+        require_actions(settings.name, setup, discrete=False)
         self.settings, self._setup, self._device = settings, setup, use_device(setup.device)
         self._lr_factor = lr_factor(settings, settings.learning_rate)
         shape, scale, A = setup.observation_shape, setup.observation_scale, setup.action_size

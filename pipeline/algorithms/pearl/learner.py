@@ -10,7 +10,7 @@ import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
-from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers
+from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers, require_actions
 from metaloom.pipeline.algorithms.off_policy.tensors import transitions_like
 from metaloom.pipeline.algorithms.pearl import definition
 from metaloom.pipeline.algorithms.pearl.context import ContextRounds, all_transitions
@@ -53,6 +53,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     lower = "algorithm.reward_scale or the learning rates of algorithm"
 
     def __init__(self, settings: PEARL, setup: Setup) -> None:
+        require_actions(settings.name, setup, discrete=False)
         self.settings, self._setup, self._device = settings, setup, use_device(setup.device)
         self.networks = networks = PEARLNetworks.build(settings, setup)
         rates = self._rates = {

@@ -28,7 +28,6 @@ class PEARL(ScheduledSteps, OffPolicySettings):
 
     graph: ClassVar[str] = "task_inference"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.pearl.learner:PEARLLearner"
-    infers_tasks: ClassVar[bool] = True
     actor: ClassVar[ActorKind] = "tanh_gaussian"
     sizes: ClassVar[tuple[str, ...]] = (
         *ROUNDS,

@@ -141,16 +141,6 @@ def test_a_buffer_that_learned_all_along_goes_on_like_one_that_is_new() -> None:
     assert not rounds.reads
 
 
-def test_only_context_shows_other_rewards() -> None:
-    rounds = Rounds(4)
-    plain = rounds.minibatches(draw(36, C=3))
-    sparse = rounds.minibatches(draw(36, C=3), context_rewards=lambda rewards: np.maximum(rewards, 0))
-    assert min(m.context.rewards.min() for m in plain) < 0
-    for a, b in zip(plain, sparse, strict=True):
-        assert np.array_equal(b.context.rewards, np.maximum(a.context.rewards, 0))
-        assert np.array_equal(b.transitions.rewards, a.transitions.rewards)
-
-
 def test_no_more_is_held_than_the_cache_allows() -> None:
     columns = TransitionColumns(observation_size=60, action_size=1)
     lengths = ((500,),)

@@ -74,6 +74,18 @@ def test_the_first_step_of_every_optimizer_has_its_learning_rate(draw):
     assert smallest < 1e-5  # so that a larger ε would show
 
 
+def test_every_step_size_follows_the_schedule(draw):
+    # Adam's first step is as long as the step size wherever a gradient is large.
+    settings = small(lr_schedule="exponential", lr_decay=0.1)
+    learner, minibatch = draw.learner(settings), draw.minibatch()
+    later = replace(learner, extra=learner.extra | {"num_updates": np.array(2)})
+    for state, factor in ((learner, 1.0), (later, 0.01)):
+        after, _ = update(settings, state, minibatch)
+        for prefix in ("policy_network", "encoder", "q1", "q2", "v"):
+            step = np.abs(vector(state, prefix) - vector(after, prefix)).max()
+            assert step == pytest.approx(3e-4 * factor, rel=0.05), prefix
+
+
 def each_task(transitions: Transitions) -> list[Transitions]:
     fields = transitions.__dataclass_fields__
     return [
