@@ -95,3 +95,14 @@ def test_other_code_that_changes_a_number_is_found_at_its_stage(stored, other, m
 def test_a_folder_without_a_run_is_refused(stored, tmp_path, capsys):
     assert cli.run(["diff", str(stored), str(tmp_path)]) == 2
     assert "required: a run" in capsys.readouterr().err
+
+
+def test_a_run_of_version_0_1_had_the_same_environment_under_the_modules_old_name(stored, monkeypatch):
+    first, second = storage.open_run(stored), storage.open_run(stored)
+    second.info = json.loads(json.dumps(second.info))
+    env = second.info["environment"]["env"]
+    env["class"] = env["class"].removeprefix("metaloom.")
+    assert second.info != first.info
+    runs = iter([first, second])
+    monkeypatch.setattr("metaloom.flows.commands.diff.storage.open_run", lambda path: next(runs))
+    assert diff_runs(stored, stored).environment == ()

@@ -1,0 +1,106 @@
+"""What a run keeps of its user's own: metrics, diagnostics of its environment, and its baselines' parameters."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import metaloom
+from metaloom import storage
+from metaloom.flows.cli import run as command
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.train import train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.schema import ConfigError
+
+HERE = Backend(workers=0)
+SIZES = {"iterations": 1, "num_tasks": 2, "episodes_per_task": 2, "max_episode_steps": 6}
+OWN = """
+from metaloom.pipeline.baselines.config import BaselineSettings
+from metaloom.pipeline.types import EpisodeBatch, Step
+
+def lengths(episodes: EpisodeBatch) -> dict[str, float]:
+    return {"longest": float(episodes.lengths.max())}
+
+def spread(step: Step) -> dict[str, float]:
+    return {"spread": float(step.samples.advantages.std())}
+
+def clash(episodes: EpisodeBatch) -> dict[str, float]:
+    return {"average_return": 0.0}
+
+class Mean(BaselineSettings):
+    share: float = 1.0
+
+    def fit_predict(self, observations, targets, mask, *, seed=0, parallel=map):
+        return self.share * targets.mean(1, keepdims=True) * mask
+
+    def fit(self, observations, targets, mask, *, seed=0, parallel=map):
+        return {"mean": self.share * targets.mean(1)}
+"""
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_numbers.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("own_numbers", None)
+
+
+def trained(**changes) -> storage.Run:
+    config = build_config({"env": "half-cheetah-dir", "algorithm": "promp", **SIZES, **changes})
+    train(config, Path("run"), backend=HERE)
+    return storage.open_run("run")
+
+
+def test_metrics_of_ones_own_are_stored_and_replayed():
+    run = trained(
+        env={"name": "half-cheetah-dir", "diagnostics": True},
+        metrics=["own_numbers:lengths", "own_numbers:spread"],
+    )
+    (row,) = run.metrics().to_pandas().to_dict("records")
+    assert (row["step_0.longest"], row["step_1.longest"]) == (6, 6)
+    assert row["step_1.spread"] == pytest.approx(run[0].samples(1).advantages.std())
+    assert row["step_0.forward_velocity"] == pytest.approx(run[0].rollouts(0).observations[:, :, 1:, 8].mean())
+    assert all(outcome.identical for outcome in replay(run.path))
+    assert {*run.info["environment"]["plugins"]} == {"own_numbers:lengths", "own_numbers:spread"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metrics": ["own_numbers:clash"]}, r"found step_0\.average_return, which every run has"),
+        ({"metrics": ["own_numbers:nothing"]}, "no attribute 'nothing'"),
+        (
+            {"metrics": ["own_numbers:spread"], "env": "Pendulum-v1", "algorithm": {"name": "sac"}, "num_tasks": 1},
+            "own_numbers:spread, of a Step, but sac has no samples; required functions of an EpisodeBatch",
+        ),
+    ],
+)
+def test_metrics_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        trained(**changes)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_the_parameters_of_a_baseline_are_fitted_again_from_stored_episodes(step, capsys):
+    run = trained()
+    fitted = metaloom.fitted_baselines(run, 0, step)["baseline"]
+    observations = np.clip(run[0].rollouts(step).observations[:, :, :-1], -10, 10)
+    tau = np.broadcast_to(np.arange(6)[:, None] / 100, (2, 2, 6, 1))
+    features = [("observation", observations), ("observation_squared", observations**2)]
+    features += [("time", np.concatenate([tau, tau**2, tau**3], -1)), ("constant", np.ones_like(tau))]
+    values = sum(np.einsum("betf,bf->bet", feature, fitted[name]) for name, feature in features)
+    np.testing.assert_allclose(values, run[0].samples(step).values, rtol=1e-3, atol=1e-3)
+    assert command(["show", f"{run.path.resolve()}@0", "--stage", "process_samples", "--step", str(step)]) == 0
+    assert "observation_squared" in capsys.readouterr().out
+
+
+def test_a_baseline_of_ones_own_is_trained_with_and_tells_its_parameters():
+    run = trained(baseline={"name": "own_numbers:Mean", "share": 0.5})
+    fitted = metaloom.fitted_baselines(run, 0)["baseline"]["mean"]
+    np.testing.assert_allclose(run[0].samples(0).values[:, 0], fitted, rtol=1e-5)
+    assert all(outcome.identical for outcome in replay(run.path))
