@@ -60,7 +60,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
 @pytest.mark.parametrize(
     ("tokens", "found"),
     [
-        (["train", "promp-point-cornr"], "Did you mean promp-point-corner"),
+        (["train", "promp-point-cornr"], "did you mean promp-point-corner"),
         (["train", "promp-point-corner", "--run", "x", "--set", "algorithm.inner_rate=1"], "algorithm.inner_rate"),
         (["train", "promp-point-corner", "--run", "x", "--set", "iterations=0"], "iterations"),
         (["train", "promp-point-corner", "--run", "x", "--set", "env=point-corner-2"], "point-corner-2"),
