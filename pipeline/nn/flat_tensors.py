@@ -20,7 +20,7 @@ class FlatTensors:
     Attributes:
         params: by name, leaves of autograd that share the memory of `vector`.
         vector: [D], all parameters in the order of the mapping.
-        gradient: [D], to which `loss.backward()` adds; zero for what is not learned.
+        gradient: [D], to which autograd adds; zero for what is not learned.
         learned: [D] bool.
     """
 

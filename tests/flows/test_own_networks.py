@@ -10,6 +10,7 @@ from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.schema import ConfigError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HERE = Backend(workers=0)
@@ -22,6 +23,13 @@ RUNS = {
         "episodes_per_task=3",
     ),
     "pixels": ("ppo", "env=pixels:Catch", "policy.network=cnn", "policy.hidden_sizes=[16]", "episodes_per_task=8"),
+    "pixels-off-policy": (
+        "dql",
+        "env=pixels:Catch",
+        "policy.network=cnn",
+        "algorithm.num_init_memory_steps=300",
+        "algorithm.memory_size=1000",
+    ),
     "beta": ("ppo", "env=Pendulum-v1", "env.action_scale=1", "policy=beta_policy:BetaPolicy", "min_steps=100"),
 }
 of_every_run = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
@@ -54,3 +62,19 @@ def test_two_workers_give_the_digests_of_this_process(run, tmp_path, digests):
     train(config_of(run), tmp_path / "here", backend=HERE)
     train(config_of(run), tmp_path / "there", backend=Backend(workers=2))
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (("sac", "env=Pendulum-v1", "policy=beta_policy:BetaPolicy"), "policy.name is .* distributions of its own"),
+        (("ppo", "env=pixels:Catch"), r"policy.network is mlp, but observations are images .*policy.network=cnn"),
+        (("ppo", "env=pixels:Catch", "policy.network=residual"), "required policy.network=cnn"),
+        (("ppo", "env=Pendulum-v1", "policy.network=cnn"), r"observations have the shape \(3,\); required images"),
+        (("ppo", "env=Pendulum-v1", "policy.network=own_network:Nothing"), "own_network:Nothing"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_stored(run, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        train(config_of(run), tmp_path / "run", backend=HERE)
+    assert not (tmp_path / "run").exists()

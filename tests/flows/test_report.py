@@ -101,7 +101,7 @@ def test_timing_has_every_stage_that_runs_in_each_iteration(run):
         ("process_samples", 2),
         ("meta_optimize", 0),
     ]
-    assert seconds["adapt", 1][2] == run.record(StageRef(2, "adapt", 1)).seconds
+    assert seconds[StageRef(0, "adapt", 1)][2] == run.record(StageRef(2, "adapt", 1)).seconds
 
 
 def test_an_unfinished_iteration_is_left_out(tmp_path, tiny_config):

@@ -122,18 +122,16 @@ class TorchSteps:
         loss = self._policy_loss(now.log_prob(self._tensor(rows.actions)), rows)
         if settings.entropy_coeff:
             loss = loss - settings.entropy_coeff * now.entropy().mean()
-        self._policy_params.gradient.zero_()
         if critic_weight is not None:
             # In one pass: autograd takes longer to set out than it takes over a small network.
             self._critic_params.gradient.zero_()
             loss = loss + critic_weight * self._value_loss(rows)
-        loss.backward()
+        self._policy_params.backward(loss)
         return self._policy_params.clip_gradient(settings.max_grad_norm)
 
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
         """See GradientSteps."""
-        self._critic_params.gradient.zero_()
-        (weight * self._value_loss(rows)).backward()
+        self._critic_params.backward(weight * self._value_loss(rows))
         if max_norm is not None:
             self._critic_params.clip_gradient(max_norm)
 

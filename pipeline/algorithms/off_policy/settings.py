@@ -115,6 +115,8 @@ class OffPolicySettings(AlgorithmSettings):
                 f"processing.name is {run.processing.name} but {self.name} learns from single transitions; leave "
                 "processing.name out"
             )
+        if run.policy.name is not None:
+            yield f"policy.name is {run.policy.name} but {self.name} has distributions of its own; leave it out"
         if options := run.policy.std_options:
             yield f"policy: {options} is for a Gaussian policy, which {self.name} has none of; leave it out"
 
