@@ -70,7 +70,9 @@ def _replay(
     elif different:
         console().print(difference_table([difference for outcome in different for difference in outcome.differences]))
     else:
-        console().print(f"{len(outcomes)} stages replayed: all identical")
+        console().print(
+            f"{len(outcomes)} stages replayed: all {outcomes[-1].proved}" if outcomes else "nothing to replay"
+        )
     return 1 if different else 0
 
 

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument
 from metaloom.flows.cli.output import say, unless_closed
+from metaloom.pipeline.config.device import DeviceName
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.train import Observer, TrainResult
@@ -33,6 +34,7 @@ def train(
     *,
     run: str | None = None,
     overrides: Overrides = (),
+    device: DeviceName | None = None,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
@@ -42,11 +44,12 @@ def train(
 
     Args:
         run: Name of the run under the runs folder, or a path; made from recipe and time when left out.
+        device: Where torch computes updates; recorded with the run, short for `--set device=cuda`.
     """
     from metaloom.flows.recipes import new_config
 
     # Settings are refused before numerics are imported, which takes seconds.
-    config = new_config(recipe, overrides)
+    config = new_config(recipe, overrides if device is None else (*overrides, f"device={device}"))
     backend = where.backend()
     from metaloom.flows.runs import new_run_name, run_folder
 

@@ -15,6 +15,7 @@ from metaloom.flows.graph.run_stages import RunStages, stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
 from metaloom.flows.views.tables import difference_info
+from metaloom.pipeline.config.device import EQUAL_IN_WORDS, EQUALITY, EqualityClass
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import flatten
 from metaloom.storage.format.digests import array_digests
@@ -48,22 +49,29 @@ class ArrayDifference:
 
 @dataclass(frozen=True)
 class StageReplay:
-    """One stage run again: identical when there are no differences."""
+    """One stage run again: equal, in the class that its device can claim, when there are no differences."""
 
     ref: StageRef
     differences: tuple[ArrayDifference, ...]
     seconds_stored: float
+    equality: EqualityClass = "bits"
 
     @property
     def identical(self) -> bool:
         """Whether every array came out with the stored bits."""
         return not self.differences
 
+    @property
+    def proved(self) -> str:
+        """In words, what no difference means; only on the CPU it is called identical."""
+        return EQUAL_IN_WORDS[self.equality]
+
     def as_dict(self) -> dict[str, Any]:
         """The outcome as JSON can hold it."""
         return {
             **asdict(self.ref),
             "identical": self.identical,
+            "equality": self.equality,
             "differences": [difference_info(difference) for difference in self.differences],
         }
 
@@ -106,19 +114,20 @@ def replay(
 
 def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recomputed) -> StageReplay:
     """One stage run again from its stored inputs."""
-    record = run.record(ref)
+    record, equality = run.record(ref), EQUALITY[stages.config(ref).device]
     with explained(run.path, ref):
         value = compute_checked(stages.of(ref), ref, outputs)
     if storage.output_digest(storage.digest(value)) == record.digest:
         if run.is_thinned(ref):
             outputs.remember(ref, value)
-        return StageReplay(ref, (), record.seconds)
+        return StageReplay(ref, (), record.seconds, equality)
     try:
         differences = compare(ref, flatten(run.load(ref)), flatten(value))
-        return StageReplay(ref, tuple(differences), record.seconds)
+        return StageReplay(ref, tuple(differences), record.seconds, equality)
     except storage.StageThinned:
         # The record still tells which arrays differ.
-        return StageReplay(ref, tuple(compare_digests(ref, record.arrays, array_digests(value))), record.seconds)
+        differences = compare_digests(ref, record.arrays, array_digests(value))
+        return StageReplay(ref, tuple(differences), record.seconds, equality)
 
 
 def compare_digests(

@@ -18,6 +18,7 @@ from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs.facts import env_facts
 from metaloom.pipeline.envs.registry import with_all_options
+from metaloom.pipeline.nn.device import device_facts
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
@@ -180,11 +181,12 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 
 def environment(stages: Runner) -> dict[str, Any]:
     """What decides the numbers besides the configuration, and is not known to the store: the code, and its defaults."""
-    plugins = plugin_sources(stages.config)
+    plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
     return {
         "code": code_digest(),
         "env": env_facts(stages.config.env, stages.context.env),
         **({"plugins": plugins} if plugins else {}),
+        **({"device": facts} if facts else {}),
     }
 
 

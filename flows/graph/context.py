@@ -91,6 +91,6 @@ def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
         policy=config.policy,
         baseline=config.baseline,
         processing=config.processing,
-        device="cpu",
+        device=config.device,
         sparse_rewards=env.sparse_rewards,
     )

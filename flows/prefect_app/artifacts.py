@@ -100,7 +100,7 @@ def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
     for outcome in outcomes:
         stage = f"i={outcome.ref.iteration} {stage_name(outcome.ref)}"
         if outcome.identical:
-            rows.append({"stage": stage, "result": "identical"})
+            rows.append({"stage": stage, "result": outcome.proved})
         rows.extend(
             {
                 "stage": stage,

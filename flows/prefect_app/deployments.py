@@ -129,7 +129,7 @@ def replay(
     different = sum(not outcome.identical for outcome in outcomes)
     if different:
         return Failed(message=f"{different} of {len(outcomes)} stages differ from what is stored in {folder}")
-    return Completed(message=f"{len(outcomes)} stages replayed: all identical")
+    return Completed(message=f"{len(outcomes)} stages replayed: all {outcomes[-1].proved}")
 
 
 @flow(name="evaluate", flow_run_name="evaluate {run}")

@@ -180,7 +180,7 @@ def damage_table(damages: Sequence["Damage"]) -> Table:
 
 def replay_line(outcome: "StageReplay") -> Text:
     """One stage of `metaloom replay`."""
-    word, style = ("identical", "green") if outcome.identical else ("different", "bold red")
+    word, style = (outcome.proved, "green") if outcome.identical else ("different", "bold red")
     where = f"  iteration {outcome.ref.iteration}  {stage_name(outcome.ref)}"
     arrays = "" if outcome.identical else f"  ({len(outcome.differences)} arrays)"
     return Text.assemble((word, style), where, arrays)

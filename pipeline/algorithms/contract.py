@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from metaloom.pipeline.baselines.config import BaselineSettings
+from metaloom.pipeline.config.device import DeviceName
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.plugins import load
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
@@ -57,7 +58,7 @@ class Setup:
     policy: PolicyConfig
     baseline: BaselineSettings
     processing: ProcessingConfig
-    device: Literal["cpu", "cuda", "mps"]
+    device: DeviceName
     sparse_rewards: Callable[[Array], Array]
 
     @property

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
+from metaloom.pipeline.config.device import DeviceName
 from metaloom.pipeline.config.evaluation import EvaluationConfig
 from metaloom.pipeline.config.input import ConfigError, conversions, explain, load_config, override
 from metaloom.pipeline.config.sections import ReplayConfig, RetentionConfig, WarmStart
@@ -57,6 +58,9 @@ class RunConfig(Settings):
     metrics: tuple[str, ...] = later(())
     """Functions of your own whose numbers are kept with the metrics: module:function, of an EpisodeBatch or a Step."""
     seed: int = Field(default=1, ge=0, lt=2**63)
+    device: DeviceName = later("cpu")
+    """Where torch computes updates, by deterministic algorithms: cpu, cuda or mps. Environments and acting stay on the
+    CPU."""
     evaluation: EvaluationConfig = EvaluationConfig()
     retention: RetentionConfig = RetentionConfig()
     replay: ReplayConfig = ReplayConfig()

@@ -1,17 +1,11 @@
-"""Where torch computes updates, and how exactly it can compute them again there."""
+"""Preparing a device to compute updates by deterministic algorithms."""
 
 import os
-from typing import Literal
 
 import torch
 
+from metaloom.pipeline.config.device import DeviceName
 from metaloom.pipeline.schema import ConfigError
-
-DeviceName = Literal["cpu", "cuda", "mps"]
-
-EqualityClass = Literal["bits", "bits on this device", "stored"]
-"""How equal a computation is when it is repeated: everywhere on the CPU with the same versions; on a device of the same
-model with the same versions; or, where there is no deterministic algorithm, only given what is stored before it."""
 
 _IS_AVAILABLE = {
     "cpu": lambda: True,
@@ -42,15 +36,6 @@ def use_device(name: DeviceName) -> torch.device:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
     return torch.device(name)
-
-
-def equality_class(name: DeviceName) -> EqualityClass:
-    """Return how equal updates on this device are when they are computed again.
-
-    Metal has no deterministic variants of its kernels, so there later stages repeat from stored batches only.
-    """
-    classes: dict[DeviceName, EqualityClass] = {"cpu": "bits", "cuda": "bits on this device", "mps": "stored"}
-    return classes[name]
 
 
 def device_facts(name: DeviceName) -> dict[str, str]:

@@ -1,19 +1,21 @@
 import pytest
 import torch
 
+from metaloom.pipeline.config.device import EQUAL_IN_WORDS, EQUALITY
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.nn.device import device_facts, equality_class, use_device
+from metaloom.pipeline.nn.device import device_facts, use_device
 
 
 def test_the_cpu_is_always_there_and_repeats_bits_everywhere():
     assert use_device("cpu") == torch.device("cpu")
-    assert equality_class("cpu") == "bits"
+    assert EQUALITY["cpu"] == "bits"
     assert device_facts("cpu") == {}
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps"])
 def test_no_device_but_the_cpu_claims_equal_bits_elsewhere(name):
-    assert equality_class(name) != "bits"
+    assert EQUALITY[name] != "bits"
+    assert "identical" not in EQUAL_IN_WORDS[EQUALITY[name]]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
