@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument
 from metaloom.flows.cli.output import say, unless_closed
-from metaloom.pipeline.config.device import DeviceName
+from metaloom.pipeline.device import DeviceName
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.train import Observer, TrainResult

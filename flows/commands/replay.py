@@ -15,7 +15,7 @@ from metaloom.flows.graph.run_stages import RunStages, stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
 from metaloom.flows.views.tables import difference_info
-from metaloom.pipeline.config.device import EQUAL_IN_WORDS, EQUALITY, EqualityClass
+from metaloom.pipeline.device import EQUAL_IN_WORDS, EQUALITY, EqualityClass
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import flatten
 from metaloom.storage.format.digests import array_digests

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from metaloom.pipeline.baselines.config import BaselineSettings
-from metaloom.pipeline.config.device import DeviceName
+from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.plugins import load
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from metaloom.pipeline.config.device import DeviceName
+from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.schema import ConfigError
 
 _IS_AVAILABLE = {

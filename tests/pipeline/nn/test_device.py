@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from metaloom.pipeline.config.device import EQUAL_IN_WORDS, EQUALITY
 from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.device import EQUAL_IN_WORDS, EQUALITY
 from metaloom.pipeline.nn.device import device_facts, use_device
 
 
