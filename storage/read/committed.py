@@ -196,13 +196,18 @@ class CommittedFiles:
         return lengths
 
     def read_experience(self, record: StageRecord) -> EpisodeBatch:
-        """Read a batch of episodes without behavior and reward terms: all that transitions are made of.
+        """Read a batch of episodes without behavior, reward terms and initial states: what transitions are made of.
 
         Raises:
             DamagedRun: it is not what was committed, or no batch of episodes.
         """
-        names = [field.name for field in fields(EpisodeBatch)]
-        value = self.decode(record, self.read_arrays(record, names))
+        names = [field.name for field in fields(EpisodeBatch) if field.name != "initial_state"]
+        groups = self.read_arrays(record, names)
+        group = self.stages.group_of(record.ref)
+        if "lengths" in (stored := groups.get(group, {})):
+            no_state = np.zeros((*stored["lengths"][0].shape, 0))
+            groups = {**groups, group: {**stored, "initial_state": (no_state, {})}}
+        value = self.decode(record, groups)
         if not isinstance(value, EpisodeBatch):
             raise damaged(self.record_path(record.ref), "commits no episodes")
         return value

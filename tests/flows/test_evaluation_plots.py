@@ -83,7 +83,7 @@ def test_a_report_shows_the_evaluations(run, tmp_path):
     assert "<h2>Evaluation</h2>" in html
     assert html.count("<img") == 7 + 2
     history = load_history(run)
-    seconds = history.stage_seconds["evaluate", 0]
+    seconds = history.stage_seconds[storage.StageRef(0, "evaluate")]
     assert np.isnan(seconds).tolist() == [True, False, True, False, True]
     computing = dict(report_page(run, history).tiles)["computing time (h:mm:ss)"]
     assert computing.count(":") == 2

@@ -86,13 +86,13 @@ def test_records_name_all_that_was_collected_so_far_in_one_entry(whole, recipe):
     for i in range(3):
         drawn, updated = (run.record(StageRef(i, stage)) for stage in ("sample_transitions", "update"))
         tasks = [("sample_tasks",)] if recipe.startswith("pearl") else []
-        assert [item.stages for item in drawn.spans] == [*tasks, rounds]
+        assert [item.stages for item in drawn.spans] == [rounds, *tasks]
         assert drawn.inputs == ()
-        assert updated.spans == drawn.spans[-1:]
+        assert updated.spans == drawn.spans[:1]
         assert {item.ref.stage for item in updated.inputs} >= {"collect_rollouts", "sample_transitions"}
-        refs = [ref for ref in run.refs() if ref in drawn.spans[-1].span]
-        assert drawn.spans[-1].steps == sum(run.load(ref).num_steps for ref in refs)
-        assert run[i].minibatches().rows.max() < drawn.spans[-1].steps
+        refs = [ref for ref in run.refs() if ref in drawn.spans[0].span]
+        assert drawn.spans[0].steps == sum(run.load(ref).num_steps for ref in refs)
+        assert run[i].minibatches().rows.max() < drawn.spans[0].steps
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -111,7 +111,7 @@ def test_a_stage_reads_of_a_span_what_it_says(whole, monkeypatch, recipe):
     drawn = run.transitions(np.unique(np.concatenate(numbers))).select(["iteration", "stage", "step"]).to_pylist()
     monkeypatch.setattr(CommittedFiles, "read_row", spy)
     assert all(outcome.identical for outcome in replay(run.path, 2, stage="sample_transitions"))
-    rounds = record.spans[-1].span
+    rounds = record.spans[0].span
     assert {ref for ref, _ in read} == {ref for ref in run.refs() for item in record.spans if ref in item.span}
     assert {name for ref, name in read if ref in rounds} == {"lengths"}
     del read[:]

@@ -81,10 +81,15 @@ class Vectorized(SingleTask):
         return VectorRows(SyncVectorEnv([Walk] * num_rows, autoreset_mode=self.mode), num_rows)
 
 
+class Wrapped(Autoreset):
+    def __init__(self) -> None:
+        super().__init__(Walk())
+
+
 @pytest.fixture(autouse=True)
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("autoreset_envs")
-    module.__dict__.update(Walk=Walk, Vectorized=Vectorized, Wrapped=lambda: Autoreset(Walk()))
+    module.__dict__.update(Walk=Walk, Vectorized=Vectorized, Wrapped=Wrapped)
     monkeypatch.setitem(sys.modules, "autoreset_envs", module)
 
 

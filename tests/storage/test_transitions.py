@@ -90,8 +90,7 @@ def test_only_batches_that_hold_a_row_are_read(run, transitions, monkeypatch):
     read.clear()
     run.transitions([first, first + 1])
     assert {name for name in read if "lengths" not in name and "ids" not in name} == {
-        f"rollouts_0/{name}"
-        for name in ("observations", "actions", "rewards", "terminated", "truncated", "initial_state")
+        f"rollouts_0/{name}" for name in ("observations", "actions", "rewards", "terminated", "truncated")
     }
     assert len([name for name in read if "observations" in name]) == 1
 
