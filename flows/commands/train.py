@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -185,6 +185,7 @@ def environment(stages: Runner) -> dict[str, Any]:
     return {
         "code": code_digest(),
         "env": env_facts(stages.config.env, stages.context.env),
+        "kernel": asdict(stages.context.learner.kernel),
         **({"plugins": plugins} if plugins else {}),
         **({"device": facts} if facts else {}),
     }

@@ -90,6 +90,9 @@ def run_view(run: Run) -> RenderableType:
         ("sizes", as_text(_sizes(config))),
         ("seed", as_text(config["seed"])),
     ]
+    # Runs that are older than this fact have none.
+    if kernel := info["environment"].get("kernel"):
+        facts.append(("updates by", as_text(", ".join(f"{value}" for _, value in dotted(kernel)))))
     if info["parent"]:
         facts.append(("forked from", as_text(f"{info['parent']['name']}@{info['parent']['iteration']}")))
     if info["thinned_iterations"]:

@@ -221,6 +221,11 @@ class AlgorithmSettings(PluginSettings):
         return {}
 
     @property
+    def networks(self) -> tuple[str, ...]:
+        """Names of the networks that an algorithm has besides the policy's."""
+        return ()
+
+    @property
     def adaptation_steps(self) -> int:
         """Adaptation steps of an iteration and, unless told otherwise, of an evaluation."""
         return 0

@@ -40,11 +40,11 @@ def changed_plugins(config: RunConfig, stored: Mapping[str, str]) -> list[str]:
 
 
 def _classes(settings: Settings) -> Iterator[str]:
-    """module:Class of all settings that were found by name, and of the learners that they build."""
+    """module:Class of all settings found by name, and of their learners, graphs and networks."""
     for value in dict(settings).values():
         if isinstance(value, PluginSettings):
             yield path_of(type(value))
         if isinstance(value, AlgorithmSettings):
-            yield value.learner
+            yield from (value.learner, value.graph, *(NETWORKS.path(name) for name in value.networks))
         if isinstance(value, Settings):
             yield from _classes(value)

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from metaloom import storage
+from metaloom.flows import cli
 from metaloom.flows.commands.doctor import Check
 from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import ArrayDifference, StageReplay
@@ -238,3 +239,15 @@ def test_names_from_disk_reach_the_terminal_as_text(tmp_path):
     line = row_with(tables.runs_table([row]), "[red]")
     assert "[red]x[/red]\N{REPLACEMENT CHARACTER}[31m" in line
     assert "(\x5bbold])" in line
+
+
+def test_a_run_tells_which_implementation_computes_its_updates(tmp_path, capsys):
+    settings = ["num_tasks=1", "iterations=1", "episodes_per_task=2", "max_episode_steps=4", "min_steps=null"]
+    sets = [word for setting in settings for word in ("--set", setting)]
+    for kernel, said in (("auto", "updates by fused, "), ("torch", "updates by torch, ")):
+        path = str(tmp_path / kernel)
+        asked = ["--set", "env=CartPole-v1", "--set", f"algorithm.kernel={kernel}", "--run", path, "--workers", "0"]
+        assert cli.run(["train", "ppo", *asked, *sets]) == 0
+        capsys.readouterr()
+        assert cli.run(["show", path]) == 0
+        assert said in " ".join(capsys.readouterr().out.split())

@@ -76,6 +76,11 @@ class ActorCritic(AlgorithmSettings, LearningRate):
         return self
 
     @property
+    def networks(self) -> tuple[str, ...]:
+        """The critic's, where it is not of the policy's kind; see AlgorithmSettings."""
+        return () if self.critic_network is None else (self.critic_network,)
+
+    @property
     def run_defaults(self) -> Mapping[str, Any]:
         """See RUN_DEFAULTS."""
         return RUN_DEFAULTS
