@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from metaloom.pipeline.nn.spec import ACTIVATIONS, NetworkSpec, check_fits, check_network_settings
+from metaloom.pipeline.nn.spec import ACTIVATIONS, BUILT_IN_NETWORKS, NetworkSpec, check_fits, check_network_settings
 from metaloom.pipeline.plugins import Plugins
 from metaloom.pipeline.schema import Settings, later, suggestion
 
@@ -70,9 +70,20 @@ class PolicyConfig(Settings):
 
     @model_validator(mode="after")
     def _network_has_its_options(self) -> "PolicyConfig":
+        check_network_settings(self.network, self.hidden_sizes, self.network_options)
         if self.name is not None:
             POLICIES.path(self.name)
-        check_network_settings(self.network, self.hidden_sizes, self.network_options)
+            return self
+        if self.options:
+            raise ValueError(
+                f"options are {self.options} but name is not set, and only a policy of your own reads them"
+            )
+        if self.network not in BUILT_IN_NETWORKS:
+            for name in ("activation", "output_activation"):
+                if (value := getattr(self, name)) != _DEFAULTS[name]:
+                    raise ValueError(
+                        f"{name} is {value} but network is {self.network}, which has its own; leave it out"
+                    )
         return self
 
     @property
