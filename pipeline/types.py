@@ -6,7 +6,7 @@ The order [B, E, T, ...] never changes between stages. Padding is zero; `lengths
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,6 +156,16 @@ class EpisodeBatch:
     def episode_returns(self) -> Array:
         """[B, E] float64, undiscounted sum of rewards of each episode."""
         return self.rewards.sum(axis=2, dtype=np.float64)
+
+    def slice(self, start: int, stop: int) -> "EpisodeBatch":
+        """The episodes of the tasks start ... stop - 1."""
+
+        def cut(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {name: v[start:stop] for name, v in cast(Mapping[str, Array], value).items()}
+            return None if value is None else value[start:stop]
+
+        return EpisodeBatch(**{f.name: cut(getattr(self, f.name)) for f in fields(self)})
 
     @classmethod
     def concatenate(cls, shards: Sequence["EpisodeBatch"]) -> "EpisodeBatch":

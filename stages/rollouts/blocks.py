@@ -50,8 +50,13 @@ def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> Epi
     blocks: list[EpisodeBatch] = []
     while not enough.reached(blocks):
         blocks.append(collect(len(blocks) * enough.block_size))
-    together = _change_episodes(blocks, lambda parts: np.concatenate(parts, axis=1))
+    together = episodes_together(blocks)
     return together if enough.max_episodes is None else _with_places(together, enough.max_episodes)
+
+
+def episodes_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
+    """One batch of all episodes of the same tasks, in order."""
+    return _change_episodes(batches, lambda parts: np.concatenate(parts, axis=1))
 
 
 def tasks_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
