@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from metaloom.flows.opened import open_runs as open_runs
     from metaloom.flows.recipes import load_settings as load_settings
     from metaloom.flows.rollouts.workers import Backend as Backend
-    from metaloom.flows.trained.files import load_policy as load_policy
     from metaloom.flows.trained.policy import TrainedPolicy as TrainedPolicy
+    from metaloom.flows.trained.policy import load_policy as load_policy
     from metaloom.pipeline.config.run import RunConfig as RunConfig
     from metaloom.pipeline.config.run import build_config as build_config
 
@@ -46,7 +46,7 @@ _PLACES = {
     "evaluate": "flows.api",
     "fitted_baselines": "flows.commands.baselines",
     "fork": "flows.api",
-    "load_policy": "flows.trained.files",
+    "load_policy": "flows.trained.policy",
     "load_settings": "flows.recipes",
     "open_run": "flows.opened",
     "open_runs": "flows.opened",

@@ -16,12 +16,13 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
 from metaloom.flows.errors import ExtraMissing, UsageError
-from metaloom.flows.trained.policy import TrainedPolicy
+from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.policies.actors.contract import network_spec
 from metaloom.pipeline.policies.actors.q_values import Q_NETWORK
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
 from metaloom.pipeline.policies.build import build_own_policy, build_policy
+from metaloom.pipeline.types import Array, Params
 
 
 class DeployedPolicy(nn.Module):
@@ -31,17 +32,14 @@ class DeployedPolicy(nn.Module):
     that infers its task acts as in its current episode; `TrainedPolicy.reset` draws what the task may be in the next.
     """
 
-    def __init__(self, policy: TrainedPolicy) -> None:
+    def __init__(self, blueprint: Blueprint, params: Params, latent: Array | None) -> None:
         super().__init__()
-        if policy.num_tasks != 1:
-            raise UsageError(f"found a policy of {policy.num_tasks} tasks; required one: `policy.task(b)`")
-        blueprint = policy.blueprint
-        self._names = list(policy.params)
+        self.observation_shape = blueprint.spaces.observation_shape
+        self._names = list(params)
         for n, name in enumerate(self._names):
-            self.register_buffer(f"param_{n}", torch.tensor(policy.params[name][0]))
-        latent = policy.latent
-        self.register_buffer("latent", torch.zeros(0) if latent is None else torch.tensor(latent[0]))
-        self._head = _head(policy)
+            self.register_buffer(f"param_{n}", torch.tensor(params[name]))
+        self.register_buffer("latent", torch.zeros(0) if latent is None else torch.tensor(latent))
+        self._head = _head(blueprint, 0 if latent is None else len(latent))
         self._map = _ActionMap(blueprint.actions, blueprint.config.env.action_scale)
 
     def forward(self, observations: Tensor) -> Tensor:
@@ -77,8 +75,7 @@ Head = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 """The most likely actions [N, ...] as the policy emits them, from its parameters and what it sees [N, in]."""
 
 
-def _head(policy: TrainedPolicy) -> Head:
-    blueprint = policy.blueprint
+def _head(blueprint: Blueprint, latent_size: int) -> Head:
     config, spaces = blueprint.config.policy, blueprint.spaces
 
     def network(prefix: str, output_size: int, *, extra_size: int = 0) -> Network:
@@ -88,8 +85,7 @@ def _head(policy: TrainedPolicy) -> Head:
 
     match blueprint.config.algorithm.actor:
         case "tanh_gaussian":
-            extra_size = 0 if policy.latent is None else policy.latent.shape[-1]
-            means = network(POLICY_NETWORK, 2 * spaces.action_size, extra_size=extra_size)
+            means = network(POLICY_NETWORK, 2 * spaces.action_size, extra_size=latent_size)
             return lambda params, seen: means(params, seen)[..., : spaces.action_size].tanh()
         case "q_values":
             values = network(Q_NETWORK, spaces.num_actions)
@@ -104,14 +100,14 @@ def _head(policy: TrainedPolicy) -> Head:
             return outputs
 
 
-def save_program(policy: TrainedPolicy, path: Path) -> None:
+def save_program(policy: DeployedPolicy, path: Path) -> None:
     """Write a torch.export program, which takes any number of observations; see TrainedPolicy.save."""
     program = _program(policy)
     program.example_inputs = None  # which would be pickled
     torch.export.save(program, path)
 
 
-def save_onnx(policy: TrainedPolicy, path: Path) -> None:
+def save_onnx(policy: DeployedPolicy, path: Path) -> None:
     """Write an ONNX model, `observations` [N, ...] float32 to `actions`; see TrainedPolicy.save."""
     if importlib.util.find_spec("onnxscript") is None:
         raise ExtraMissing("onnx")
@@ -137,14 +133,13 @@ def _quiet() -> Generator[None]:
         logger.setLevel(level)
 
 
-def _program(policy: TrainedPolicy) -> torch.export.ExportedProgram:
-    shape = policy.blueprint.spaces.observation_shape
-    module, rows, example = DeployedPolicy(policy).eval(), torch.export.Dim("N"), (torch.zeros(2, *shape),)
-    module(*example)  # a network of the user's makes a copy for this thread, which cannot be traced
+def _program(policy: DeployedPolicy) -> torch.export.ExportedProgram:
+    rows, example = torch.export.Dim("N"), (torch.zeros(2, *policy.observation_shape),)
+    policy(*example)  # a network of the user's makes a copy for this thread, which cannot be traced
     try:
-        return torch.export.export(module, example, dynamic_shapes=({0: rows},), strict=False)
+        return torch.export.export(policy, example, dynamic_shapes=({0: rows},), strict=False)
     except Exception as problem:
         raise UsageError(
-            f"policy.network is {policy.blueprint.config.policy.network}, which torch.export cannot trace: "
-            f"{type(problem).__name__}: {problem}"
+            f"the policy's network cannot be traced by torch.export: {type(problem).__name__}: {problem}; "
+            "save it as .safetensors"
         ) from problem

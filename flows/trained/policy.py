@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 from metaloom.flows.errors import UsageError
 from metaloom.flows.trained.acting import Acting, log_prob
 from metaloom.flows.trained.blueprint import Blueprint
+from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
+from metaloom.flows.trained.files import PolicyFile
 from metaloom.flows.trained.own_env import collect_in
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, TaskParams
@@ -205,23 +207,30 @@ class TrainedPolicy:
             UsageError: there is a file already, the suffix is another one, or the network is not for such a format.
             ExtraMissing: ONNX needs packages that are not installed.
         """
-        # Here, because these modules know policies too, and because exporters take seconds to import.
-        from metaloom.flows.trained.deployment import save_onnx, save_program
-        from metaloom.flows.trained.files import save_policy
-
-        writers = {".safetensors": save_policy, ".onnx": save_onnx, ".pt2": save_program}
         path = Path(path)
-        if path.suffix not in writers:
-            raise UsageError(f"{path}: found the suffix {path.suffix!r}; required one of {', '.join(writers)}")
+        if path.suffix not in _FORMATS:
+            raise UsageError(f"{path}: found the suffix {path.suffix!r}; required one of {', '.join(_FORMATS)}")
         if path.exists():
             raise UsageError(f"{path}: found a file already; required a path where nothing is")
         # Under a name of its own until it is whole, so that nobody loads half of it.
         part = path.with_name(f".{path.stem}.part{path.suffix}")
         try:
-            writers[path.suffix](self, part)
+            _FORMATS[path.suffix](self, part)
             part.rename(path)
         finally:
             part.unlink(missing_ok=True)
+
+    def deployed(self) -> DeployedPolicy:
+        """The most likely actions as a torch module: observations [N, ...] to what the environment is to do.
+
+        Raises:
+            UsageError: it is a policy of several tasks.
+        """
+        if self.num_tasks != 1:
+            raise UsageError(f"found a policy of {self.num_tasks} tasks; required one: `policy.task(b)`")
+        latent = self.latent
+        params = {name: value[0] for name, value in self.params.items()}
+        return DeployedPolicy(self.blueprint, params, None if latent is None else latent[0]).eval()
 
     def _adapted_to(self, batch: EpisodeBatch) -> TrainedPolicy:
         B = len(batch.lengths)
@@ -247,3 +256,27 @@ class TrainedPolicy:
                 f"{'discrete actions' if discrete else f'{found[1]} in an action'}; required "
                 f"{spaces.observation_size} and {spaces.action_size or 'discrete actions'}"
             )
+
+
+def load_policy(path: str | Path) -> TrainedPolicy:
+    """Read a policy that `TrainedPolicy.save` wrote. No run is needed, and no environment until it is adapted to.
+
+    Raises:
+        UsageError: there is no such file, or it holds no policy.
+        ConfigError: its settings are not those of a run, or need a module that cannot be imported.
+    """
+    found = PolicyFile.read(path)
+    return TrainedPolicy(found.blueprint, found.state, found.params if found.adapted else None, seed=found.seed)
+
+
+def _save_numbers(policy: TrainedPolicy, path: Path) -> None:
+    params = TaskParams(dict(policy.params))
+    PolicyFile(policy.blueprint, policy.state, params, policy.adapted, policy.seed).write(path)
+
+
+_FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
+    ".safetensors": _save_numbers,
+    ".onnx": lambda policy, path: save_onnx(policy.deployed(), path),
+    ".pt2": lambda policy, path: save_program(policy.deployed(), path),
+}
+"""By the suffix of the file."""
