@@ -18,6 +18,8 @@ from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs.facts import env_facts
 from metaloom.pipeline.envs.registry import with_all_options
+from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.estimation.diagnostics import refuse_taken_names
 from metaloom.pipeline.nn.device import device_facts
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
 from metaloom.storage import Retention, RunWriter, StageRef
@@ -97,9 +99,12 @@ def train(
     config = pinned(config)
     # Written out, so that the run says what it observed even if defaults change.
     recorded = config.model_copy(update={"env": with_all_options(config.env)})
-    with (
-        stages_of(config, backend) as stages,
-        storage.create_run(
+    with stages_of(config, backend) as stages:
+        # Only with parameters does an optimizer say what it refuses.
+        stages.context.learner.initialize(run_seed=config.seed)
+        if config.metrics:
+            refuse_taken_names(stages.context.measures, Spaces.of(stages.context.env))
+        with storage.create_run(
             path,
             config=recorded.model_dump(mode="json"),
             config_digest=recorded.digest(),
@@ -107,9 +112,8 @@ def train(
             environment=environment(stages),
             retention=retention_of(config),
             stages=stages.graph.table,
-        ) as writer,
-    ):
-        return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
+        ) as writer:
+            return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
 
 
 def resume(

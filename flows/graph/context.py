@@ -11,6 +11,7 @@ from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.estimation.measures import Measures
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import LearnerState, ParallelMap, Update
 
 T = TypeVar("T")
@@ -74,7 +75,16 @@ def learner_of(config: RunConfig) -> Learner[Any, Any]:
 
 
 def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
-    """What a run measures of every round besides what always is."""
+    """Collect the measures of every round that a run asks for.
+
+    Raises:
+        ConfigError: there is no such function, or the environment has no diagnostics.
+    """
+    if config.env.diagnostics and not env.has_diagnostics:
+        raise ConfigError(
+            f"env.diagnostics is on, but {config.env.name} has none; leave it out, or define MetaEnv.diagnostics in an "
+            "environment of your own"
+        )
     return Measures.named(config.metrics, diagnostics=env.diagnostics if config.env.diagnostics else None)
 
 

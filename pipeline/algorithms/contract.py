@@ -16,7 +16,7 @@ from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.plugins import load
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
-from metaloom.pipeline.schema import PluginSettings, later
+from metaloom.pipeline.schema import ConfigError, PluginSettings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
 
 KernelName = Literal["torch", "fused"]
@@ -239,7 +239,13 @@ class AlgorithmSettings(PluginSettings):
         """Build the learner of a run.
 
         Raises:
-            ConfigError: the algorithm is not for such an environment or network.
+            ConfigError: the algorithm is not for such an environment or network, or has not the kernel asked for.
         """
         # Settings are read in a tenth of the time that torch takes to import.
-        return load(self.learner)(self, setup)
+        learner: Learner[Any, Any] = load(self.learner)(self, setup)
+        if self.kernel == "fused" and learner.kernel.name != "fused":
+            raise ConfigError(
+                f"algorithm.kernel is fused, but {self.name} has no fused kernel ({learner.kernel.reason}); required "
+                "auto or torch"
+            )
+        return learner

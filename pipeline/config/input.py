@@ -69,7 +69,7 @@ def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
     if problem["type"] == "value_error":
         return "\n".join(f"{path}: {line}" for line in str(context["error"]).splitlines())
     hint = suggestion(str(found), re.findall("'([^']*)'", context["expected"])) if "expected" in context else ""
-    return f"{path}: {problem['msg']}{shown}{hint and ';' + hint}"
+    return f"{path}: {problem['msg']}{shown}{hint}"
 
 
 def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:

@@ -17,6 +17,7 @@ from metaloom.pipeline.config.stopping import StoppingConfig
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
 from metaloom.pipeline.plugins import ByName
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.schema import Settings, later
@@ -100,6 +101,13 @@ class RunConfig(Settings):
             yield (
                 f"evaluation.adaptation_steps is {self.evaluation.adaptation_steps} but {self.algorithm.name} does not "
                 "adapt (inner_steps is 0); leave it out or set it to 0"
+            )
+        policy, default = self.policy, PolicyConfig().hidden_sizes
+        usual = (default, self.algorithm.run_defaults.get("policy", {}).get("hidden_sizes", default))
+        if policy.name is None and policy.network not in BUILT_IN_NETWORKS and policy.hidden_sizes not in usual:
+            yield (
+                f"policy.hidden_sizes is {policy.hidden_sizes} but policy.network is {policy.network}, which takes its "
+                "sizes from policy.network_options; leave hidden_sizes out"
             )
         if self.min_rollouts is not None and self.min_rollouts > self.episodes_per_task:
             yield (

@@ -139,6 +139,11 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         del episodes
         return {}
 
+    @property
+    def has_diagnostics(self) -> bool:
+        """True where `diagnostics` gives anything."""
+        return type(self).diagnostics is not MetaEnv.diagnostics
+
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         """A BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""
         del num_rows, num_threads
