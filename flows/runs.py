@@ -23,6 +23,15 @@ def run_folder(name_or_path: str) -> Path:
     return storage.run_path(name_or_path, runs_root())
 
 
+def open_run(name_or_path: str | Path) -> storage.Run:
+    """Open a run for reading: by its name under the runs folder, a path or a URL. A writer may go on meanwhile.
+
+    Raises:
+        storage.StoreError: there is no such run, or it cannot be read.
+    """
+    return storage.open_run(storage.run_path(name_or_path, runs_root()))
+
+
 def report_folder(run: Path) -> Path:
     """Return the folder for a run's report: beside the run, whose own folder holds only what its records vouch for.
 

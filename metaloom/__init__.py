@@ -2,7 +2,7 @@
 
     import metaloom
 
-    run = metaloom.open_run("runs/first")
+    run = metaloom.open_run("first")
     run.episodes().to_pandas().groupby(["iteration", "step"])["return"].mean()
 
     config = metaloom.build_config(metaloom.load_settings("promp-point-corner") | {"iterations": 20})
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from metaloom.flows.recipes import RECIPES as RECIPES
     from metaloom.flows.recipes import load_settings as load_settings
     from metaloom.flows.rollouts.workers import Backend as Backend
+    from metaloom.flows.runs import open_run as open_run
     from metaloom.pipeline.config.run import RunConfig as RunConfig
     from metaloom.pipeline.config.run import build_config as build_config
     from metaloom.storage import Run as Run
-    from metaloom.storage import open_run as open_run
 
 __version__ = "0.1.0"
 
@@ -38,7 +38,7 @@ _PLACES = {
     "evaluate": "flows.commands.evaluate",
     "fitted_baselines": "flows.commands.baselines",
     "load_settings": "flows.recipes",
-    "open_run": "storage",
+    "open_run": "flows.runs",
     "resume": "flows.commands.train",
     "train": "flows.commands.train",
 }

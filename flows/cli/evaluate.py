@@ -64,8 +64,11 @@ def evaluate(
     )
     if plot is not None:
         from metaloom.flows.views.evaluation_plots import per_shot_curve, write_plot
+        from metaloom.flows.views.formatting import plural
 
-        write_plot(plot, per_shot_curve(f"{at.path.name} after {outcome.updates} updates", outcome.evaluation))
+        write_plot(
+            plot, per_shot_curve(f"{at.path.name} after {plural(outcome.updates, 'update')}", outcome.evaluation)
+        )
     if as_json:
         print_json(evaluation_info(outcome))
     else:

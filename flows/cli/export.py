@@ -10,6 +10,7 @@ from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.exports import By, format_names
 from metaloom.flows.exports import export as export_run
 from metaloom.flows.runs import parse_span, run_folder
+from metaloom.flows.views.formatting import plural
 from metaloom.storage import open_run
 
 
@@ -42,5 +43,7 @@ def export(
         return 0
     for i, reason in result.skipped:
         console().print(f"iteration {i} left out: {reason}", markup=False)
-    console().print(f"{result.iterations} iterations, {result.rows:,} rows  {result.path}", markup=False)
+    console().print(
+        f"{plural(result.iterations, 'iteration')}, {plural(result.rows, 'row')}  {result.path}", markup=False
+    )
     return 0

@@ -57,6 +57,7 @@ def _replay(
     backend = where.backend()
     from metaloom.flows.commands.replay import StageReplay
     from metaloom.flows.commands.replay import replay as replay_run
+    from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.tables import difference_table, replay_line
 
     outcomes: list[StageReplay] = []
@@ -71,7 +72,7 @@ def _replay(
         console().print(difference_table([difference for outcome in different for difference in outcome.differences]))
     else:
         console().print(
-            f"{len(outcomes)} stages replayed: all {outcomes[-1].proved}" if outcomes else "nothing to replay"
+            f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}" if outcomes else "nothing to replay"
         )
     return 1 if different else 0
 

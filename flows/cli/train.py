@@ -102,6 +102,7 @@ def resume(
 
 def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bool) -> int:
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
+    from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.progress import progress
     from metaloom.storage import location
 
@@ -113,7 +114,9 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bo
     tell = unless_closed(say)
     if result.stopped:
         place = location(folder)
-        tell(as_json, f"stopped after {result.iterations_done} iterations; go on with: metaloom resume {place}")
+        tell(
+            as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; go on with: metaloom resume {place}"
+        )
         return EXIT_INTERRUPTED
     tell(as_json, _next_steps(result.path))
     return 0
