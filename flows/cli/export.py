@@ -20,7 +20,7 @@ def export(
     to: Annotated[str, Parameter(help=f"The format: {', '.join(format_names())}. Some need an extra of that name.")],
     out: Path,
     iterations: str | None = None,
-    step: Annotated[tuple[int, ...], Parameter(negative=())] = (),
+    step: Annotated[tuple[int, ...], Parameter(negative=(), show_default=False)] = (),
     by: By | None = None,
     as_json: AsJson = False,
 ) -> int:
@@ -30,9 +30,9 @@ def export(
 
     Args:
         out: A new or empty folder.
-        iterations: N or FROM:TO, as Python slices count; all complete ones when left out.
-        step: Only episodes of this inner step; repeatable.
-        by: What a learning history belongs to: its task, or its place in the meta-batch.
+        iterations: N or FROM:TO, counted like Python slices; all complete ones by default.
+        step: Only the episodes of this inner step; repeatable.
+        by: Give each task a learning history of its own, or each place in the meta-batch.
     """
     chosen = None if iterations is None else parse_span("--iterations", iterations)
     result = export_run(open_run(run_folder(run)), out, to, iterations=chosen, steps=step, by=by)

@@ -28,7 +28,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class RunDiff:
-    """How two runs differ.
+    """Differences between two runs.
 
     Attributes:
         a, b: their folders.
@@ -54,7 +54,7 @@ class RunDiff:
 
     @property
     def equal(self) -> bool:
-        """Whether settings and outputs are the same."""
+        """True if settings and outputs are the same."""
         return not (self.settings or self.different or self.only_a or self.only_b)
 
     def as_dict(self) -> dict[str, Any]:

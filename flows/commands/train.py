@@ -35,7 +35,7 @@ class StageCall(Protocol):
 
 @dataclass(frozen=True)
 class IterationReport:
-    """What just happened, for progress displays.
+    """Report of a completed iteration, for progress displays.
 
     Attributes:
         iteration: the iteration that was completed, counted from 0.
@@ -59,7 +59,7 @@ class IterationReport:
 
 @dataclass(frozen=True)
 class Observer:
-    """What a caller is told while a run trains; the default listens to nothing and never stops it."""
+    """Callbacks of whoever watches a run train; by default they do nothing and never stop it."""
 
     stage_started: Callable[[StageRef], None] = lambda ref: None
     iteration_done: Callable[[IterationReport], None] = lambda report: None
@@ -68,7 +68,7 @@ class Observer:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a run stands after training: `stopped` tells that it was asked to stop before its last iteration."""
+    """State of a run after training: `stopped` says that it was asked to stop before its last iteration."""
 
     path: Path
     iterations_done: int
@@ -164,7 +164,7 @@ def resume(
 
 
 def retention_of(config: RunConfig) -> Retention:
-    """What a configuration says about keeping arrays, as the store takes it."""
+    """Return what a configuration says about keeping arrays, as the store takes it."""
     return Retention(**config.retention.model_dump())
 
 
@@ -184,7 +184,7 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 
 
 def environment(stages: Runner) -> dict[str, Any]:
-    """What decides the numbers besides the configuration, and is not known to the store: the code, and its defaults."""
+    """Return what decides the numbers besides the configuration and the store does not know: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
     return {
         "code": code_digest(),
@@ -197,7 +197,7 @@ def environment(stages: Runner) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What there is to compute: the stages of every iteration, and for each output those that compute it."""
+    """Plan of a run: the stages of every iteration, and for each output those that compute it."""
 
     config: RunConfig
     order: Callable[[int], list[StageRef]]

@@ -1,4 +1,4 @@
-"""What stages share: one small object per run, from which they take what does not change between iterations."""
+"""Shared context of a run's stages: one small object that holds what does not change between iterations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -42,7 +42,7 @@ class Context:
 
     @classmethod
     def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
-        """What the stages of a run with this configuration share.
+        """Build what the stages of a run with this configuration share.
 
         Raises:
             ConfigError: the algorithm or an option is not for such an environment.
@@ -63,7 +63,7 @@ class Context:
         return self.learner.at_start(update.learner, run_seed=self.config.seed)
 
     def keep(self, name: str, build: Callable[[], T]) -> T:
-        """What stages keep between iterations to save time; it never decides a bit."""
+        """Return what stages keep between iterations to save time; it never decides a bit."""
         if name not in self._kept:
             self._kept[name] = build()
         return cast(T, self._kept[name])
@@ -89,7 +89,7 @@ def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
 
 
 def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
-    """What a learner is told about a run and its environment."""
+    """Describe a run and its environment to a learner."""
     spaces = Spaces.of(env)
     return Setup(
         observation_shape=spaces.observation_shape,

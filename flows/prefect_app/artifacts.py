@@ -1,4 +1,4 @@
-"""What Prefect's page shows of a run besides its stages: progress, last metrics, where the run lies."""
+"""Artifacts on Prefect's page besides the stages: progress, last metrics, where the run is."""
 
 import math
 import re

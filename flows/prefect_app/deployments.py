@@ -201,7 +201,7 @@ class StageTasks:
 
 
 def is_new(folder: Path) -> bool:
-    """Whether a run is still to be created in a folder: the file that makes it one is missing."""
+    """Tell if a run is still to be created in a folder: the file that makes it one is missing."""
     return not storage.run_exists(folder)
 
 

@@ -53,7 +53,7 @@ class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
         return iter(self.plugins.names())
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of recipes."""
         return len(self.plugins.names())
 
 

@@ -60,8 +60,8 @@ class RunConfig(Settings):
     """Functions of your own whose numbers are kept with the metrics: module:function, of an EpisodeBatch or a Step."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     device: DeviceName = later("cpu")
-    """Where torch computes updates, by deterministic algorithms: cpu, cuda or mps. Environments and acting stay on the
-    CPU."""
+    """Device on which torch computes updates, by deterministic algorithms: cpu, cuda or mps. Environments
+    and acting stay on the CPU."""
     evaluation: EvaluationConfig = EvaluationConfig()
     retention: RetentionConfig = RetentionConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -117,12 +117,12 @@ class RunConfig(Settings):
 
     @property
     def samples_until_enough(self) -> bool:
-        """Whether a task may have fewer than episodes_per_task episodes."""
+        """True where a task may have fewer than episodes_per_task episodes."""
         return self.min_steps is not None or self.min_rollouts is not None
 
     @property
     def starts_warm(self) -> bool:
-        """Whether the run starts from the learner of another one."""
+        """True where the run starts from the learner of another one."""
         return self.init_from is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Which environment a run uses, as plain data: workers read it without importing torch."""
+"""Settings of a run's environment, as plain data: workers read them without importing torch."""
 
 import re
 from collections.abc import Generator
@@ -37,7 +37,7 @@ class EnvConfig(Settings):
 
 
 def is_gymnasium_id(name: str) -> bool:
-    """Whether a name is an id of gymnasium's, [module:][namespace/]Name-v0; told without importing gymnasium."""
+    """Tell an id of gymnasium's, [module:][namespace/]Name-v0, from other names, without importing gymnasium."""
     return re.fullmatch(r"(?:[\w.]+:)?(?:[\w.-]+/)?[\w.-]+-v\d+", name) is not None
 
 

@@ -132,7 +132,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         )
 
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
-        """Numbers by name that describe a round of episodes, such as how fast the robot went; none unless said.
+        """Numbers by name that describe a round of episodes, such as how fast the robot went; none by default.
 
         With env.diagnostics they are metrics of the run, `step_k.NAME`. They may depend on what is stored alone.
         """

@@ -1,4 +1,4 @@
-"""Which implementation computes a learner's updates: the definition in torch, or a fused kernel where one fits."""
+"""Choice of the implementation of a learner's updates: the definition in torch, or a fused kernel where one fits."""
 
 from collections.abc import Iterable, Iterator
 

@@ -1,4 +1,4 @@
-"""Which optimizer takes an algorithm's steps, and how their size changes in the course of a run, as plain data."""
+"""Settings of optimizers and of how step sizes change in the course of a run, as plain data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LrSchedule = Annotated[
     Discriminator(lambda value: "built_in" if isinstance(value, str) else "torch"),
     BeforeValidator(_from_bare_name),
 ]
-"""How step sizes change; the bare name of a scheduler of torch stands for it with its default options."""
+"""Schedule of step sizes; the bare name of a scheduler of torch stands for it with its default options."""
 
 
 class LearningRate(Settings):
@@ -71,7 +71,7 @@ class LearningRate(Settings):
     learning_rate: float = Field(default=5e-4, gt=0)
     """Step size of the policy's optimizer."""
     lr_schedule: LrSchedule = "constant"
-    """How step sizes change from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
+    """Schedule of step sizes from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
     lr_decay: float = Field(default=1.0, gt=0, le=1)
     """With lr_schedule=exponential: factor of step sizes per iteration."""
     lr_horizon: int | None = Field(default=None, ge=1)
@@ -87,7 +87,7 @@ class ScheduledSteps(Settings):
     """As LearningRate, for algorithms whose step sizes have names of their own and had no schedule in version 0.1."""
 
     lr_schedule: LrSchedule = later("constant")
-    """How step sizes change from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
+    """Schedule of step sizes from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
     lr_decay: float = later(1.0, gt=0, le=1)
     """With lr_schedule=exponential: factor of step sizes per iteration."""
     lr_horizon: int | None = later(None, ge=1)

@@ -1,4 +1,4 @@
-"""What a run keeps of its user's own: metrics, diagnostics of its environment, and its baselines' parameters."""
+"""A user's own numbers in a run: metrics, diagnostics of its environment, and its baselines' parameters."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the flows decide and show themselves; they run under a server in test_prefect_server.py."""
+"""Decisions and output of the flows themselves; they run under a server in test_prefect_server.py."""
 
 import logging
 from pathlib import Path
