@@ -69,9 +69,11 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
     """
     recipe, assignments = load_settings(recipe_or_file), [*assignments]
     networks = [value for key, _, value in (a.partition("=") for a in assignments) if key == "policy.network"]
-    if networks and networks[-1] not in BUILT_IN_NETWORKS:
-        # The sizes of the recipe's network are not those of the user's own.
-        recipe.get("policy", {}).pop("hidden_sizes", None)
+    if networks and networks[-1] not in BUILT_IN_NETWORKS and not is_settings_file(recipe_or_file):
+        # Sizes of the recipe's networks are not those of the user's own.
+        for section in recipe.keys() & {"policy", "algorithm"}:
+            fields = recipe[section].items()
+            recipe[section] = {name: value for name, value in fields if not name.endswith("hidden_sizes")}
     settings = override(recipe, assignments)
     # After the recipe is known to exist: its import takes longer than all before it.
     from metaloom.pipeline.config.run import build_config

@@ -102,18 +102,25 @@ class RunConfig(Settings):
                 f"evaluation.adaptation_steps is {self.evaluation.adaptation_steps} but {self.algorithm.name} does not "
                 "adapt (inner_steps is 0); leave it out or set it to 0"
             )
-        policy, default = self.policy, PolicyConfig().hidden_sizes
-        usual = (default, self.algorithm.run_defaults.get("policy", {}).get("hidden_sizes", default))
-        if policy.name is None and policy.network not in BUILT_IN_NETWORKS and policy.hidden_sizes not in usual:
-            yield (
-                f"policy.hidden_sizes is {policy.hidden_sizes} but policy.network is {policy.network}, which takes its "
-                "sizes from policy.network_options; leave hidden_sizes out"
-            )
+        yield from self._idle_sizes()
         if self.min_rollouts is not None and self.min_rollouts > self.episodes_per_task:
             yield (
                 f"min_rollouts is {self.min_rollouts} but episodes_per_task, which is the most there can be, is "
                 f"{self.episodes_per_task}; raise episodes_per_task"
             )
+
+    def _idle_sizes(self) -> Iterator[str]:
+        """Tell which sizes of hidden layers no network reads, because it is one of the user's own."""
+        policy, algorithm, default = self.policy, self.algorithm, PolicyConfig().hidden_sizes
+        usual = algorithm.run_defaults.get("policy", {}).get("hidden_sizes", default)
+        sizes = [] if policy.name else [("policy.hidden_sizes", policy.network, policy.hidden_sizes, (default, usual))]
+        critic = getattr(algorithm, "critic_network", None) or policy.network
+        for field, about in type(algorithm).model_fields.items():
+            if field.endswith("_hidden_sizes"):
+                sizes.append((f"algorithm.{field}", critic, getattr(algorithm, field), (about.default,)))
+        for name, network, found, expected in sizes:
+            if network not in BUILT_IN_NETWORKS and found not in expected:
+                yield f"{name} is {found} but the network is {network}, which has sizes of its own; leave it out"
 
     @property
     def samples_until_enough(self) -> bool:

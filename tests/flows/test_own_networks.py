@@ -74,7 +74,11 @@ def test_two_workers_give_the_digests_of_this_process(run, tmp_path, digests):
         (("ppo", "env=Pendulum-v1", "policy.network=own_network:Nothing"), "own_network:Nothing"),
         (
             ("sac", "env=Pendulum-v1", "policy.network=own_network:Residual", "policy.hidden_sizes=[8]"),
-            r"policy.hidden_sizes is \(8,\) but policy.network is own_network:Residual, .*leave hidden_sizes out",
+            r"policy.hidden_sizes is \(8,\) but the network is own_network:Residual, .*leave it out",
+        ),
+        (
+            ("ppo", "env=Pendulum-v1", "policy.network=own_network:Residual", "algorithm.critic_hidden_sizes=[8]"),
+            r"algorithm.critic_hidden_sizes is \(8,\) but the network is own_network:Residual",
         ),
         (("promp-point-corner", "algorithm.optimizer=LBFGS"), "required positional argument: 'closure'"),
         (("ppo", "env=CartPole-v1", "algorithm.optimizer=adamw"), "did you mean AdamW"),
