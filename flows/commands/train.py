@@ -21,7 +21,7 @@ from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.estimation.diagnostics import refuse_taken_names
 from metaloom.pipeline.nn.device import device_facts
-from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
+from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
 
@@ -103,7 +103,8 @@ def train(
         # Only with parameters does an optimizer say what it refuses.
         stages.context.learner.initialize(run_seed=config.seed)
         if config.metrics:
-            refuse_taken_names(stages.context.measures, Spaces.of(stages.context.env))
+            processed = any(stage.output is Samples for stage in stages.graph.stages)
+            refuse_taken_names(stages.context.measures, Spaces.of(stages.context.env), processed=processed)
         with storage.create_run(
             path,
             config=recorded.model_dump(mode="json"),

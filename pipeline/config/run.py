@@ -113,7 +113,9 @@ class RunConfig(Settings):
         """Tell which sizes of hidden layers no network reads, because it is one of the user's own."""
         policy, algorithm, default = self.policy, self.algorithm, PolicyConfig().hidden_sizes
         usual = algorithm.run_defaults.get("policy", {}).get("hidden_sizes", default)
-        sizes = [] if policy.name else [("policy.hidden_sizes", policy.network, policy.hidden_sizes, (default, usual))]
+        sizes: list[tuple[str, str, Any, tuple[Any, ...]]] = []
+        if policy.name is None:
+            sizes.append(("policy.hidden_sizes", policy.network, policy.hidden_sizes, (default, usual)))
         critic = getattr(algorithm, "critic_network", None) or policy.network
         for field, about in type(algorithm).model_fields.items():
             if field.endswith("_hidden_sizes"):

@@ -49,13 +49,18 @@ def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
     return {f"step_{k}.{name}": float(value) for name, value in metrics.items()}
 
 
-def refuse_taken_names(measures: Measures, sizes: Spaces) -> None:
-    """Refuse measures under names that every run has, by calling them with a few episodes that are made up.
+def refuse_taken_names(measures: Measures, sizes: Spaces, *, processed: bool) -> None:
+    """Refuse measures under names that a run always has, by calling them with a few made-up episodes.
 
-    Nothing else that goes wrong is told: it may be for want of real ones.
+    Any other failure is ignored: it may be for want of real ones.
+
+    Args:
+        measures: of the run.
+        sizes: of its environment.
+        processed: whether it has samples, and so the metrics of samples.
 
     Raises:
-        ConfigError: a measure would hide one that every run has, or returns no numbers by name.
+        ConfigError: a measure would hide one that the run always has, or returns no numbers by name.
     """
     step = _made_up(sizes)
     with np.errstate(all="ignore"):
@@ -65,7 +70,8 @@ def refuse_taken_names(measures: Measures, sizes: Spaces) -> None:
             raise
         except Exception:
             return
-        with_own(step_metrics(step), {name: 0.0 for name in own})
+        taken = step_metrics(step) if processed else episode_metrics([step.episodes], step.k)
+    with_own(taken, dict.fromkeys(own, 0.0))
 
 
 def _made_up(sizes: Spaces) -> Step:
