@@ -21,7 +21,7 @@ class CategoricalPolicy:
         observation_size: O.
         num_actions: discrete actions.
         config: sizes.
-        observation_shape: of one observation as the environment gives it; (O,) by default.
+        observation_shape: of one observation as the environment gives it; (O,) if not said.
         observation_scale: what observations are divided by.
         network: of the logits.
     """

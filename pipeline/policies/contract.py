@@ -51,7 +51,7 @@ class Policy(Protocol):
 
 
 class OwnPolicy(ABC):
-    """Base of a user's own policy, `policy=module:Class`; see Policy.
+    """What a policy of the user's derives from, `policy=module:Class`; see Policy.
 
     Attributes:
         network: the one from whose outputs distributions are made.
@@ -66,7 +66,7 @@ class OwnPolicy(ABC):
     def initialize(self, rng: np.random.Generator) -> Params: ...
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Name the parameters that learning changes; by default all."""
+        """All parameters, unless said."""
         return tuple(params)
 
     @abstractmethod

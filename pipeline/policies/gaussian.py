@@ -24,7 +24,7 @@ class GaussianPolicy:
         observation_size: O.
         action_size: A.
         config: sizes and bounds.
-        observation_shape: of one observation as the environment gives it; (O,) by default.
+        observation_shape: of one observation as the environment gives it; (O,) if not said.
         observation_scale: what observations are divided by.
         network: of the means.
     """
