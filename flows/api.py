@@ -58,7 +58,7 @@ def train(
     else:
         config = new_config(recipe, assignments(settings))
     stem = config.algorithm.name if isinstance(recipe, RunConfig) else Path(recipe).stem
-    path = run_folder(new_run_name(stem) if run is None else str(run))
+    path = run_folder(new_run_name(stem) if run is None else run)
     with _observer(progress) as observer:
         training.train(config, path, backend=backend, observer=observer)
     return Run.open(path)
@@ -125,7 +125,7 @@ def fork(run: RunLike, iteration: int | None, new_run: str | Path, **settings: A
         new_run: name in the runs folder, or path.
         **settings: what changes; see train.
     """
-    path = run_folder(str(new_run))
+    path = run_folder(new_run)
     forks.fork(folder_of(run), iteration, path, assignments(settings))
     return Run.open(path)
 

@@ -106,4 +106,4 @@ def open_runs(pattern: str) -> Runs:
 
 def folder_of(run: RunLike) -> Path:
     """Return the folder of a run."""
-    return run.path if isinstance(run, storage.Run) else run_folder(str(run))
+    return run.path if isinstance(run, storage.Run) else run_folder(run)

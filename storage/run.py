@@ -52,7 +52,8 @@ class Run:
         return cls(folder, read_info(folder), remote)
 
     def __repr__(self) -> str:
-        return f"Run({self.location!r}, {len(self.iterations)} iterations)"
+        count = len(self.iterations)
+        return f"Run({self.location!r}, {count} iteration{'' if count == 1 else 's'})"
 
     @property
     def name(self) -> str:

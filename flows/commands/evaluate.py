@@ -1,4 +1,4 @@
-"""How a stored learner adapts to tasks, as measured after the fact; training measures the same way as it goes."""
+"""Evaluation of a stored learner after the fact; training evaluates the same way as it goes."""
 # pyarrow ships no types.
 # pyright: reportUnknownParameterType=false
 

@@ -1,4 +1,4 @@
-"""What a trained policy needs to know of the run that it is from, besides its numbers."""
+"""Description of a trained policy: all of its run that it needs besides its numbers."""
 
 from __future__ import annotations
 

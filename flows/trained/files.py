@@ -23,7 +23,7 @@ _PARTS = ("params", "optimizer", "extra")
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """What a file holds.
+    """Contents of a file.
 
     Attributes:
         blueprint: of the policy.

@@ -21,7 +21,7 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 
 
 class TrainedPolicy:
-    """What a run has learned, for B tasks: one unless it has adapted to a batch of several.
+    """The policy that a run has learned, for B tasks: one unless it has adapted to a batch of several.
 
     An instance never changes what it has learned: `adapt` returns another. It only counts the episodes and steps that
     it has acted in, from which its random numbers follow.
@@ -76,12 +76,12 @@ class TrainedPolicy:
 
     @property
     def adapted(self) -> bool:
-        """Whether it has adapted to tasks."""
+        """True once it has adapted to tasks."""
         return self._adapted
 
     @property
     def latent(self) -> Array | None:
-        """What it takes each task to be in this episode, [B, Z] float32; None unless it infers its tasks."""
+        """Latent variable drawn for this episode of every task, [B, Z] float32; None unless it infers its tasks."""
         return self._acting.latent
 
     @property
@@ -98,7 +98,7 @@ class TrainedPolicy:
         return TrainedPolicy(self.blueprint, self.state, self._params.slice(b, b + 1), rounds, self.seed)
 
     def __call__(self, observations: Array, *, deterministic: bool = True) -> Array:
-        """What an environment is to do: `act`, mapped to the action space of the environment that it was trained in.
+        """Act, in the action space of the environment that it was trained in.
 
         Args:
             observations: see `act`.
