@@ -10,7 +10,7 @@ import numpy as np
 
 from metaloom.flows.errors import ExtraMissing
 from metaloom.flows.exports import ExportFormat
-from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.config.run import build_stored
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch
 from metaloom.storage import Run
@@ -68,7 +68,7 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     observations = gymnasium.spaces.Box(-np.inf, np.inf, found.shape[3:], np.float32)
     if np.dtype(taken.dtype) != np.int64:
         return observations, gymnasium.spaces.Box(-np.inf, np.inf, taken.shape[3:], np.float32)
-    env = make_env(build_config(run.config).env)
+    env = make_env(build_stored(run.config).env)
     return observations, env.action_space
 
 

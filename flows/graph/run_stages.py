@@ -15,7 +15,7 @@ from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.flows.views.run_info import planned_iterations
-from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.config.sources import changed_plugins
 from metaloom.storage import Run, StageRef
 
@@ -110,7 +110,7 @@ def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
     Only in a fork do the two differ: what it shares with its parent was computed under the parent's settings.
     """
     settings = run.config if ref is None else run.config_of(ref)
-    return build_config({**settings, "iterations": planned_iterations(run)})
+    return build_stored({**settings, "iterations": planned_iterations(run)})
 
 
 def config_at(run: Run, iteration: int) -> RunConfig:
