@@ -272,6 +272,17 @@ def test_ppo_clips_after_adaptation_and_before_it_only_when_asked(on_policy_step
     assert max(abs(clipped[name] - unclipped[name]).max() for name in clipped) > 1e-4
 
 
+def test_one_update_of_maml_ppo_stays_where_its_samples_are_unless_the_inner_loss_is_clipped(on_policy_steps):
+    def outer_kl(**settings):
+        algorithm = MAMLPPO(inner_lr=1.0, outer_lr=0.01, clip_eps=0.1, **settings)
+        learner = build(algorithm).initialize(run_seed=0)
+        return optimize(algorithm, on_policy_steps(build(algorithm), learner, E=10, T=20), learner)[1]["outer_kl"]
+
+    assert outer_kl() < 0.01
+    assert outer_kl(inner_loss="clipped") > 0.05
+    assert outer_kl(inner_loss="clipped", num_epochs=1) == outer_kl(num_epochs=1) < 0.01
+
+
 def test_runs_of_maml_ppo_from_before_the_setting_stay_clipped_with_their_digest():
     stored = RunConfig(env=EnvConfig(name="point-corner"), algorithm=MAMLPPO()).model_dump(mode="json")
     del stored["algorithm"]["inner_loss"]
