@@ -280,7 +280,7 @@ def test_one_update_of_maml_ppo_stays_where_its_samples_are_unless_the_inner_los
 
     assert outer_kl() < 0.01
     assert outer_kl(inner_loss="clipped") > 0.05
-    assert outer_kl(inner_loss="clipped", num_epochs=1) == outer_kl(num_epochs=1) < 0.01
+    assert outer_kl(inner_loss="clipped", num_epochs=1) < 0.01
 
 
 def test_runs_of_maml_ppo_from_before_the_setting_stay_clipped_with_their_digest():
