@@ -40,7 +40,7 @@ lint: $(READY)  ## the checks that need no run: ruff, pyright, import-linter
 	$(BIN)/lint-imports
 
 serve: $(READY)  ## Prefect server, page and worker on 127.0.0.1:4200; ARGS="--port 4300" for another port
-	@$(BIN)/python -m metaloom.flows.prefect_app.serve $(ARGS)
+	@$(BIN)/metaloom serve $(ARGS)
 
 learning: $(READY)  ## the tests that train for minutes
 	$(BIN)/pytest -m learning $(ARGS)

@@ -1,7 +1,13 @@
 """Fixtures and rules for all tests."""
 
 import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # pytest-xdist sets it, and so may a shell: commands are to find the same width with and without.
@@ -12,3 +18,23 @@ settings.register_profile(
     "untimed", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory, pytestconfig) -> Path:
+    """The wheel, built from the source distribution of a copy, because a build leaves files beside the sources."""
+    folder = tmp_path_factory.mktemp("release")
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "tests", "runs")
+    shutil.copytree(pytestconfig.rootpath, folder / "source", symlinks=True, ignore=skipped)
+    _build("sdist", folder / "source")
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as sources:
+        sources.extractall(folder, filter="data")
+    _build("wheel", folder / archive.name.removesuffix(".tar.gz"))
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+def _build(what: str, source: Path) -> None:
+    code = f"from setuptools import build_meta; build_meta.build_{what}('..')"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True, text=True)

@@ -1,8 +1,10 @@
-"""The wheel: one top-level name with real folders in it, and a command that runs from there."""
+"""The wheel: one top-level name with real folders in it, and a command that runs from there.
+
+flows/test_prefect_server.py trains, serves and deploys from it, installed in an environment of its own.
+"""
 
 import configparser
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,48 +15,40 @@ PARTS = ("flows", "pipeline", "stages", "storage")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory, pytestconfig):
-    """The wheel of a copy, because a build leaves files beside the sources and takes some from there."""
-    root, folder = pytestconfig.rootpath, tmp_path_factory.mktemp("wheel")
-    for name in ("metaloom", *PARTS):
-        skipped = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(root / name, folder / "source" / name, symlinks=True, ignore=skipped)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(root / name, folder / "source")
-    options = ["--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
-    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(folder / "source")]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    (file,) = folder.glob("*.whl")
-    with zipfile.ZipFile(file) as archive:
-        archive.extractall(folder / "installed")
-    return folder / "installed"
+def installed(wheel, tmp_path_factory):
+    """What the wheel puts beside other packages."""
+    folder = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
 
 
-def test_it_holds_every_source_file_under_one_name_and_nothing_else(wheel, pytestconfig):
+def test_it_holds_every_source_file_under_one_name_and_nothing_else(installed, pytestconfig):
     root = pytestconfig.rootpath
-    assert {path.name.partition("-")[0] for path in wheel.iterdir()} == {"metaloom"}
-    held = {path.relative_to(wheel / "metaloom").as_posix() for path in (wheel / "metaloom").rglob("*.*")}
+    assert {path.name.partition("-")[0] for path in installed.iterdir()} == {"metaloom"}
+    held = {path.relative_to(installed / "metaloom").as_posix() for path in (installed / "metaloom").rglob("*.*")}
     sources = {path.relative_to(root).as_posix() for part in PARTS for path in (root / part).rglob("*.py")}
-    assert held == sources | {"__init__.py", "py.typed"}
-    assert not any(path.is_symlink() for path in wheel.rglob("*"))
+    data = {f"flows/prefect_app/{name}" for name in ("prefect.toml", "prefect.yaml", "profiles.toml")}
+    assert held == sources | data | {"__init__.py", "py.typed"}
+    assert not any(path.is_symlink() for path in installed.rglob("*"))
 
 
-def test_it_installs_the_command_and_the_plugin_of_prefect(wheel):
-    (about,) = wheel.glob("metaloom-*.dist-info")
+def test_it_installs_the_command_and_the_plugin_of_prefect(installed):
+    (about,) = installed.glob("metaloom-*.dist-info")
     points = configparser.ConfigParser()
     points.read(about / "entry_points.txt")
     assert dict(points["console_scripts"]) == {"metaloom": "metaloom.flows.cli:main"}
     assert dict(points["prefect.plugins"]) == {"metaloom": "metaloom.flows.prefect_app.plugin"}
 
 
-def test_the_command_runs_from_it_beside_folders_named_like_its_parts(wheel, tmp_path):
+def test_the_command_runs_from_it_beside_folders_named_like_its_parts(installed, tmp_path):
     for part in PARTS:
         (tmp_path / part).mkdir()
         (tmp_path / part / "__init__.py").write_text("raise ImportError('a module of the user was taken for ours')")
     told = subprocess.run(
         [sys.executable, "-m", "metaloom.flows.cli", "recipes"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(wheel), str(tmp_path)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(tmp_path)])},
         capture_output=True,
         text=True,
     )

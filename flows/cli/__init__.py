@@ -32,6 +32,7 @@ COMMANDS = {
     "policy": "policy:policy",
     "recipes": "recipes:recipes",
     "graph": "graph:graph",
+    "serve": "serve:serve",
     "doctor": "doctor:doctor",
 }
 """Name of the command -> "module:function" in this package, imported when the command is used."""

@@ -1,7 +1,5 @@
 """`metaloom train` and `metaloom resume`."""
 
-import os
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -130,6 +128,7 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bo
 def _next_steps(folder: Path) -> str:
     from metaloom.flows.cli.report import write
     from metaloom.flows.runs import report_folder, run_folder
+    from metaloom.flows.views.formatting import program
     from metaloom.storage import location, open_run
 
     files = write(open_run(folder), report_folder(folder))
@@ -142,17 +141,8 @@ def _next_steps(folder: Path) -> str:
             f"learning curve  {files.png}",
             f"report page     {files.html}",
             "\nlook further:",
-            f"  {_program('metaloom')} show {name}",
-            f"  {_program('metaloom')} replay {name}@0",
-            f"  {_program('python')} -c {question!r}",
+            f"  {program('metaloom')} show {name}",
+            f"  {program('metaloom')} replay {name}@0",
+            f"  {program('python')} -c {question!r}",
         ]
     )
-
-
-def _program(name: str) -> str:
-    """Return how to call a program of this environment: by its name where that finds it, else by its path."""
-    ours = Path(sys.executable).with_name(name)
-    found = shutil.which(name)
-    if not ours.exists() or (found and Path(found).parent == ours.parent):
-        return name
-    return os.path.relpath(ours)

@@ -188,7 +188,7 @@ def check_prefect_server(url: str | None = None) -> Check:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=PREFECT_TIMEOUT_SECONDS):
             return Check("prefect server", "ok", f"{url} answers", required)
     except OSError:
-        return Check("prefect server", "ok", f"{url} is not running", required, "make serve starts it")
+        return Check("prefect server", "ok", f"{url} is not running", required, "metaloom serve starts it")
 
 
 def _guarded(name: str, probe: Callable[[], Check], advice: str) -> Check:

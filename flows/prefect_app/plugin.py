@@ -1,9 +1,8 @@
 """Lets `prefect deployment run meta-train` find `meta-train/meta-train`.
 
 Prefect names a deployment FLOW/DEPLOYMENT and takes nothing shorter. This plugin makes a name without a slash stand for
-NAME/NAME. Prefect loads it through the entry point group `prefect.plugins` wherever plugins are enabled, as they are in
-this project's folder (`[tool.prefect.plugins]` in pyproject.toml), each time it is imported, so nothing heavy belongs
-here.
+NAME/NAME. Prefect loads it through the entry point group `prefect.plugins` wherever plugins are enabled, as they are by
+prefect.toml, which `metaloom serve` writes into its folder, each time it is imported, so nothing heavy belongs here.
 
 It wraps methods of Prefect's deployment clients, which are private; `tests/flows/test_prefect_server.py` runs the real
 command against a real server.

@@ -1,4 +1,4 @@
-"""`make serve`: a Prefect server with its page, the deployments and a worker on this machine, for as long as it runs.
+"""`metaloom serve`: a Prefect server with its page, the deployments and a worker, for as long as it runs.
 
 Each part is a Prefect command that could be typed by hand (docs/prefect.md lists them), started here in the right
 order, told the same address and stopped together. Whoever reaches a Prefect server can run what it deploys, so it
@@ -11,15 +11,16 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 from urllib.request import ProxyHandler, build_opener
 
-from cyclopts import App, Parameter
+from metaloom.flows.views.formatting import program
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -27,12 +28,11 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 POOL = "local"
+HERE = Path(__file__).parent
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 # Longer than the 30 s that Prefect leaves a cancelled flow run to end by itself.
 CANCEL_SECONDS = 40.0
-
-app = App(name="python -m metaloom.flows.prefect_app.serve", help="Serve the flows through Prefect on this machine.")
 
 
 class ServeError(RuntimeError):
@@ -43,41 +43,65 @@ class Interrupted(Exception):
     """Ctrl-C came while the parts were being started."""
 
 
-@app.default
-def serve(*, port: Annotated[int, Parameter(help="Port of the server and its page.")] = 4200) -> int:
-    """Start everything, and stop everything on Ctrl-C."""
+def serve(folder: Path, port: int) -> None:
+    """Start everything in a folder, where flows will run, and stop everything on Ctrl-C.
+
+    Raises:
+        ServeError: the port is taken, the folder cannot be used, or a part did not start or went away.
+    """
     stop = Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stop.set())
-    try:
-        _serve(Path.cwd(), port, stop)
-    except ServeError as error:
-        _say(f"make serve: {error}")
-        return 1
-    except Interrupted:
-        pass
+    _require_free(port)
+    with suppress(Interrupted):
+        _serve(folder, _prepare(folder, port), port, stop)
     _say("stopped")
-    return 0
 
 
 def settings(home: Path, port: int) -> dict[str, str]:
-    """Environment variables for every part; the rest of Prefect's settings are in pyproject.toml."""
+    """Environment variables for every part; the rest of Prefect's settings are in profiles.toml."""
     return {
-        "PREFECT_API_URL": f"http://{HOST}:{port}/api",
+        "PREFECT_API_URL": _api(port),
         "PREFECT_HOME": str(home),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_PROFILES_PATH": str(HERE / "profiles.toml"),
+        "PREFECT_PROFILE": "metaloom",
         "DO_NOT_TRACK": "1",
         # The bare-name plugin is for what users type; a worker sometimes imports Prefect where none can be loaded.
         "PREFECT_PLUGINS_ENABLED": "false",
     }
 
 
-def _serve(project: Path, port: int, stop: Event) -> None:
-    if not (project / "prefect.yaml").exists():
-        raise ServeError(f"found no prefect.yaml in {project}; start it in the project's folder")
-    _require_free(port)
-    home = project / ".prefect"
-    home.mkdir(exist_ok=True)
+def _api(port: int) -> str:
+    return f"http://{HOST}:{port}/api"
+
+
+def _prepare(folder: Path, port: int) -> Path:
+    """Make the folder of the server's own files, and tell Prefect's commands in this folder about the server."""
+    home = folder / ".prefect"
+    try:
+        home.mkdir(exist_ok=True)
+        if not _folder_settings(folder) and not (folder / "prefect.toml").exists():
+            text = (HERE / "prefect.toml").read_text("utf-8").replace(_api(4200), _api(port))
+            (folder / "prefect.toml").write_text(text, "utf-8")
+            _say("wrote prefect.toml, by which `prefect` commands in this folder find the server")
+    except (OSError, ValueError) as error:
+        raise ServeError(f"{folder} cannot be served from ({error}); start it in a folder of your own") from None
+    return home
+
+
+def _folder_settings(folder: Path) -> dict[str, Any]:
+    """Prefect's settings in a folder, of which those in prefect.toml win."""
+    found: dict[str, Any] = {}
+    for name, path in (("pyproject.toml", ("tool", "prefect")), ("prefect.toml", ())):
+        file = folder / name
+        table = tomllib.loads(file.read_text("utf-8")) if file.exists() else {}
+        for key in path:
+            table = table.get(key, {})
+        found |= table
+    return found
+
+
+def _serve(folder: Path, home: Path, port: int, stop: Event) -> None:
     # Before this process imports Prefect, which reads them then.
     os.environ.update(settings(home, port))
     with ExitStack() as stack:
@@ -89,13 +113,13 @@ def _serve(project: Path, port: int, stop: Event) -> None:
         _crash_left_over_runs()
         for what, command in (
             ("prefect work-pool create", ["work-pool", "create", POOL, "--type", "process", "--overwrite"]),
-            ("prefect deploy", ["--no-prompt", "deploy", "--all"]),
+            ("prefect deploy", ["--no-prompt", "deploy", "--all", "--prefect-file", str(HERE / "prefect.yaml")]),
         ):
             step = stack.enter_context(_running(what, command, home / "deploy.log"))
             _wait(stop, [server, step], lambda step=step: step.code() == 0)
         worker = stack.enter_context(_running("the worker", ["worker", "start", "--pool", POOL, "--name", "metaloom"]))
         stack.callback(_cancel_runs)
-        _say(_ready(port))
+        _say(_ready(port, _folder_settings(folder)))
         with suppress(Interrupted):
             _wait(stop, [server, worker], lambda: False, seconds=float("inf"))
         _say("\nstopping; a run that is being trained keeps every stage it has stored, and can be resumed ...")
@@ -169,17 +193,17 @@ def _require_free(port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise ServeError(
                 f"port {port} of {HOST} cannot be used ({error}). If another Prefect server runs there, stop it; or "
-                'take another port: make serve ARGS="--port 4300"'
+                f"take another port: metaloom serve --port {4300 if port == 4200 else port + 1}"
             ) from None
 
 
 def _answers(port: int) -> bool:
     # Without the proxy that the environment may name: it cannot reach this machine's loopback interface.
     try:
-        with build_opener(ProxyHandler({})).open(f"http://{HOST}:{port}/api/health", timeout=2) as answer:
+        with build_opener(ProxyHandler({})).open(f"{_api(port)}/health", timeout=2) as answer:
             return answer.status == 200
     except OSError:
         return False
@@ -203,7 +227,7 @@ def _cancel_runs() -> None:
     from prefect.states import Cancelled, Cancelling
 
     deadline = time.monotonic() + CANCEL_SECONDS
-    message = "make serve was stopped"
+    message = "metaloom serve was stopped"
     # If the server is what went away, nobody is left to ask.
     with suppress(HTTPError), get_client(sync_client=True) as client:
         for run in _unfinished(client):
@@ -224,12 +248,13 @@ def _unfinished(client: "SyncPrefectClient") -> "list[FlowRun]":
     )
 
 
-def _ready(port: int) -> str:
-    elsewhere = f"export PREFECT_API_URL=http://{HOST}:{port}/api"
-    here = "" if port == 4200 else f"\nfirst, in that shell: {elsewhere}"
+def _ready(port: int, found: dict[str, Any]) -> str:
+    elsewhere = f"export PREFECT_API_URL={_api(port)}"
+    here = "" if found.get("api", {}).get("url") == _api(port) else f"\nfirst, in that shell: {elsewhere}"
+    name = "meta-train" if found.get("plugins", {}).get("enabled") else "meta-train/meta-train"
     return f"""
 Prefect's page   http://{HOST}:{port}
-start a run      .venv/bin/prefect deployment run meta-train -p recipe=promp-point-corner -p iterations=20{here}
+start a run      {program("prefect")} deployment run {name} -p recipe=promp-point-corner -p iterations=20{here}
 other folders    {elsewhere}; name it meta-train/meta-train there
 stop             Ctrl-C
 """
@@ -238,7 +263,3 @@ stop             Ctrl-C
 def _say(words: str) -> None:
     sys.stdout.write(words + "\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(app())

@@ -1,7 +1,11 @@
 """Formatting of numbers, times, sizes and stages for people, and of numbers for JSON."""
 
 import math
+import os
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from metaloom.storage import StageRef
@@ -100,3 +104,12 @@ def printable(text: object) -> str:
 def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """A nested configuration as names, spelled as `--set` takes them, and values."""
     return ((name, str(value)) for name, value in settings.dotted(config))
+
+
+def program(name: str) -> str:
+    """Return how to call a program of this environment: by its name where that finds it, else by its path."""
+    ours = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    if not ours.exists() or (found and Path(found).parent == ours.parent):
+        return name
+    return os.path.relpath(ours)

@@ -1,4 +1,7 @@
-"""The flows under a real server and worker, started by `make serve`'s own module and driven by the real command."""
+"""What one installs, in an empty folder: `metaloom serve` from the wheel, driven by the real `prefect` command.
+
+So all of these tests also try what the wheel lacks or would find only among the sources.
+"""
 
 import json
 import os
@@ -6,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 import urllib.request
+import venv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,27 +26,19 @@ from metaloom.pipeline.config.run import RunConfig
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
-PROJECT = Path(__file__).parents[2]
-PREFECT = Path(sys.executable).with_name("prefect")
 FINAL_STATES = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 @dataclass(frozen=True)
 class Served:
-    project: Path
+    programs: Path
+    folder: Path
     port: int
     pid: int
 
-    def prefect(self, *arguments: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
-        """Run what a user types, in the project's folder or another one."""
-        return subprocess.run(
-            [PREFECT, *arguments],
-            cwd=folder or self.project,
-            env=clean_environment(PREFECT_API_URL=f"http://127.0.0.1:{self.port}/api", COLUMNS="200"),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+    def prefect(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run what a user types in the folder of the server."""
+        return typed(self.programs / "prefect", *arguments, folder=self.folder)
 
     def ask(self, path: str, **body: Any) -> Any:
         request = urllib.request.Request(
@@ -79,8 +76,20 @@ class Served:
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """The environment without settings of a Prefect that the caller may have."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | more
+    """The environment without settings that the caller may have."""
+    ours = ("PREFECT_", "METALOOM_", "PYTHON")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
+
+
+def typed(program: Path, *arguments: str, folder: Path, **more: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [program, *arguments],
+        cwd=folder,
+        env=clean_environment(COLUMNS="200", **more),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
@@ -97,23 +106,38 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[Served]:
-    # Its own folder, so that its database and runs are apart from those of whoever calls the tests.
-    project = tmp_path_factory.mktemp("project")
-    for name in ("prefect.yaml", "pyproject.toml"):
-        (project / name).symlink_to(PROJECT / name)
-    port, log = free_port(), project / "serve.log"
+def programs(wheel, tmp_path_factory) -> Path:
+    """The programs of a fresh environment with the wheel in it, which finds its requirements among the present ones."""
+    folder = tmp_path_factory.mktemp("fresh")
+    venv.create(folder)
+    names = {"base": str(folder), "platbase": str(folder)}
+    bin, packages = (Path(sysconfig.get_path(what, vars=names)) for what in ("scripts", "purelib"))
+    options = ["--no-deps", "--no-index", "--disable-pip-version-check", "--quiet"]
+    install = [sys.executable, "-m", "pip", "--python", bin / "python", "install", *options, wheel]
+    subprocess.run(install, check=True, capture_output=True, text=True)
+    # Files of .pth that lie there are not read, so the sources that the present environment points to stay unknown.
+    (packages / "requirements.pth").write_text(sysconfig.get_path("purelib"))
+    prefect = bin / "prefect"
+    prefect.write_text(f"#!{bin / 'python'}\nimport sys\n\nfrom prefect.cli import app\n\nsys.exit(app())\n")
+    prefect.chmod(0o755)
+    return bin
+
+
+@pytest.fixture(scope="module")
+def served(programs, tmp_path_factory) -> Iterator[Served]:
+    folder, port = tmp_path_factory.mktemp("empty"), free_port()
+    log = tmp_path_factory.mktemp("log") / "serve.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "metaloom.flows.prefect_app.serve", "--port", str(port)],
-            cwd=project,
-            env=clean_environment(METALOOM_RUNS=str(project / "runs")),
+            [programs / "metaloom", "serve", "--port", str(port)],
+            cwd=folder,
+            env=clean_environment(),
             stdout=out,
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_for(lambda: "Worker 'metaloom' started!" in log.read_text(), "make serve is ready", seconds=180)
-        yield Served(project, port, process.pid)
+        wait_for(lambda: "Worker 'metaloom' started!" in log.read_text(), "metaloom serve is ready", seconds=180)
+        yield Served(programs, folder, port, process.pid)
     except BaseException:
         sys.stderr.write(log.read_text())
         raise
@@ -136,10 +160,23 @@ def first(served) -> dict[str, Any]:
     return served.flow_run("first")
 
 
+def test_the_wheel_trains_and_reports_in_an_empty_folder(programs, tmp_path):
+    settings = ("iterations=1", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=5")
+    arguments = ["promp-point-corner", "--run", "mine", *(part for setting in settings for part in ("--set", setting))]
+    for command in (["train", *arguments, "--workers", "0"], ["report", "mine", "--out", "pages"]):
+        done = typed(programs / "metaloom", *command, folder=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "pages"}
+    assert {path.suffix for path in (tmp_path / "pages").iterdir()} == {".png", ".html"}
+    where = "import metaloom.flows.cli; print(metaloom.flows.cli.__file__)"
+    told = typed(programs / "python", "-c", where, folder=tmp_path)
+    assert Path(told.stdout).is_relative_to(programs.parent)
+
+
 def test_the_bare_name_runs_the_flow_to_completion(served, first):
     assert first["state"]["type"] == "COMPLETED"
     assert "2 iterations" in first["state"]["message"]
-    run = storage.open_run(served.project / "runs" / "first")
+    run = storage.open_run(served.folder / "runs" / "first")
     assert list(run.iterations) == [0, 1]
     assert run.config["seed"] == 5
 
@@ -182,8 +219,8 @@ def test_the_page_shows_progress_metrics_and_where_the_run_lies(served, first):
     }
     assert artifacts["progress-first"]["data"] == 100.0
     metrics = {row["metric"] for row in json.loads(artifacts["metrics-first"]["data"])}
-    assert metrics == set(storage.open_run(served.project / "runs" / "first")[1].metrics())
-    assert (served.project / "runs" / "first").as_uri() in artifacts["run-first"]["data"]
+    assert metrics == set(storage.open_run(served.folder / "runs" / "first")[1].metrics())
+    assert (served.folder / "runs" / "first").as_uri() in artifacts["run-first"]["data"]
 
 
 @pytest.mark.parametrize(("parameter", "named"), [("iterations=0", "minimum"), ("learning_rate=0.1", "learning_rate")])
@@ -197,11 +234,13 @@ def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first, pa
 
 
 def test_the_full_name_extends_a_run_from_any_folder(served, first, tmp_path):
-    name = str(served.project / "runs" / "first")
-    done = served.prefect(
+    name = str(served.folder / "runs" / "first")
+    done = typed(
+        served.programs / "prefect",
         *("deployment", "run", "meta-train/meta-train", "--watch", "-p", f"run={name}", "-p", "iterations=3"),
         *("-p", "workers=0"),
         folder=tmp_path,
+        PREFECT_API_URL=f"http://127.0.0.1:{served.port}/api",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(storage.open_run(Path(name)).iterations) == [0, 1, 2]
@@ -229,7 +268,7 @@ def test_evaluate_reports_the_return_after_every_adaptation_step(served, first):
 def test_a_killed_flow_is_crashed_and_its_run_goes_on(served, tiny_config: Callable[..., RunConfig]):
     config = tiny_config(iterations=100_000).model_dump(mode="json")
     served.start("meta-train", run="killed", workers=0, config=config)
-    folder = served.project / "runs" / "killed"
+    folder = served.folder / "runs" / "killed"
     wait_for(lambda: (folder / "run.json").exists() and len(storage.open_run(folder).iterations) > 2, "it trains")
     (flow,) = [p for p in psutil.Process(served.pid).children(recursive=True) if "prefect.engine" in p.cmdline()]
     flow.kill()
