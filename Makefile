@@ -20,7 +20,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED = false
 # Two processes, each with whole files of tests, in order: what the tests of a file share is made once.
 IN_TWO = -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup train test lint serve learning sweep bench lock
+.PHONY: help setup train test lint serve learning sweep bench dist lock
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -51,6 +51,14 @@ sweep: $(READY)  ## the faults of which the tests try a sample, all of them: abo
 bench: $(READY)  ## every benchmark, one after the other
 	@for name in startup sampling meta_optimize store iteration replay_buffer pearl_update; do \
 		echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+# The wheel is made of what the source distribution holds, and neither of what an earlier build left.
+dist: $(READY)  ## source distribution and wheel, in dist/
+	rm -rf build/lib build/bdist.* dist metaloom.egg-info
+	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')" > /dev/null
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	rm -rf metaloom.egg-info
+	@ls dist
 
 lock: $(READY)  ## resolve requirements.lock anew, with torch held at its version in the file
 	rm -rf build/lock && mkdir -p build

@@ -5,11 +5,14 @@ flows/test_prefect_server.py trains, serves and deploys from it, installed in an
 
 import configparser
 import os
+import re
 import subprocess
 import sys
 import zipfile
 
 import pytest
+
+import metaloom
 
 PARTS = ("flows", "pipeline", "stages", "storage")
 
@@ -54,3 +57,12 @@ def test_the_command_runs_from_it_beside_folders_named_like_its_parts(installed,
     )
     assert told.returncode == 0, told.stderr
     assert "promp-point-corner" in told.stdout
+
+
+def test_what_tells_of_the_release_names_its_version(pytestconfig):
+    def named(file, pattern):
+        return re.search(pattern, (pytestconfig.rootpath / file).read_text("utf-8"), re.MULTILINE)[1]
+
+    version = metaloom.__version__
+    assert named("CHANGELOG.md", r"^## \[(\d[^]]*)\] - \d{4}-\d\d-\d\d$") == version
+    assert named("CITATION.cff", r"^version: (.*)$") == version
