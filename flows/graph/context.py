@@ -1,7 +1,7 @@
 """What stages share: one small object per run, from which they take what does not change between iterations."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeVar, cast
 
 from metaloom.flows.rollouts.workers import RolloutWorkers
@@ -9,7 +9,7 @@ from metaloom.pipeline.algorithms.contract import Learner, Setup
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.measures import Measures
 from metaloom.pipeline.types import LearnerState, ParallelMap, Update
 
@@ -80,12 +80,8 @@ def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
 
 def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
     """What a learner is told about a run and its environment."""
-    spaces = Spaces.of(env)
     return Setup(
-        observation_shape=spaces.observation_shape,
-        observation_scale=spaces.observation_scale,
-        action_size=spaces.action_size,
-        num_actions=spaces.num_actions,
+        **asdict(spaces_of(env)),
         env_name=config.env.name,
         max_episode_steps=config.max_episode_steps,
         policy=config.policy,

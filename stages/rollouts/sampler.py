@@ -6,7 +6,8 @@ from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.envs.spaces import spaces_of
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.stages.rollouts.blocks import Enough
@@ -62,7 +63,7 @@ class Sampler:
         env = make_env(self.env)
         env.close()
         check_actor(self.actor, env.action_space, deterministic=self.deterministic)
-        return Spaces.of(env)
+        return spaces_of(env)
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
         """Return the simulators for shards of this many tasks, made on first use; the last four sizes are kept."""

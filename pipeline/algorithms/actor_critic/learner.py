@@ -41,19 +41,9 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         self._device = use_device(setup.device)
         self._lr_factor = lr_factor(settings, settings.learning_rate)
         self.policy: Policy = build_policy(setup.policy, setup)
-        self.critic = build_network(
-            CRITIC,
-            settings.critic_like(setup.policy).critic_spec(
-                setup.observation_shape,
-                hidden_sizes=settings.critic_hidden_sizes,
-                observation_scale=setup.observation_scale,
-            ),
-        )
-        self.kernel = choose_kernel(
-            settings.kernel,
-            blockers=list(self._blockers()),
-            fused="plain networks on the CPU",
-        )
+        critic = settings.critic_like(setup.policy).critic(settings.critic_hidden_sizes)
+        self.critic = build_network(CRITIC, critic.network_spec(setup, 1))
+        self.kernel = choose_kernel(settings.kernel, blockers=[*self._blockers()], fused="plain networks on the CPU")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return a policy and a critic that have learned nothing; see Learner."""

@@ -35,12 +35,7 @@ class DQLLearner(OffPolicyLearner[object, None]):
         require_actions(settings.name, setup, discrete=True)
         self.settings, self._discount = settings, setup.processing.discount
         self._device, self._lr_factor = use_device(setup.device), lr_factor(settings, settings.learning_rate)
-        spec = setup.policy.network_spec(
-            setup.observation_shape,
-            setup.num_actions,
-            observation_scale=setup.observation_scale,
-            activation="relu",
-        )
+        spec = setup.policy.network_spec(setup, setup.num_actions, activation="relu")
         self.network = build_network(Q_NETWORK, spec)
         self.kernel = choose_kernel(
             settings.kernel,

@@ -36,11 +36,9 @@ class SACLearner(OffPolicyLearner[object, Array]):
         require_actions(settings.name, setup, discrete=False)
         self.settings, self._setup, self._device = settings, setup, use_device(setup.device)
         self._lr_factor = lr_factor(settings, settings.learning_rate)
-        shape, scale, A = setup.observation_shape, setup.observation_scale, setup.action_size
-        policy = setup.policy.network_spec(shape, 2 * A, observation_scale=scale, activation="relu")
-        q = setup.policy.critic_spec(
-            shape, hidden_sizes=settings.critic_hidden_sizes, observation_scale=scale, extra_size=A, activation="relu"
-        )
+        policy = setup.policy.network_spec(setup, 2 * setup.action_size, activation="relu")
+        critic = setup.policy.critic(settings.critic_hidden_sizes)
+        q = critic.network_spec(setup, 1, extra_size=setup.action_size, activation="relu")
         self.policy, self.q = build_network(POLICY_NETWORK, policy), build_network(TWINS[0], q)
         self.kernel = choose_kernel(
             settings.kernel,

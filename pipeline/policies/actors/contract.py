@@ -6,8 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.envs.spaces import Spaces
-from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import Inference, network_inference
 from metaloom.pipeline.types import Array, TaskParams
@@ -66,7 +65,7 @@ class ActorSetup:
 
     def network(self, prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "tanh") -> Inference:
         """Set up the forward pass of one of the policy's networks; arguments as for PolicyConfig.network_spec."""
-        spec = network_spec(self.config, self.spaces, output_size, extra_size=extra_size, activation=activation)
+        spec = self.config.network_spec(self.spaces, output_size, extra_size=extra_size, activation=activation)
         return network_inference(prefix, spec, self.params, self.num_rows)
 
     def normal_noise(self) -> Array:
@@ -80,16 +79,3 @@ class ActorSetup:
         """Stack draws [T, E, ...] from the generator of each task: [T, B, E, ...]."""
         assert self.rngs is not None
         return np.stack([draw(rng) for rng in self.rngs], axis=1)
-
-
-def network_spec(
-    config: PolicyConfig, spaces: Spaces, output_size: int, *, extra_size: int = 0, activation: str = "tanh"
-) -> NetworkSpec:
-    """Describe a policy's network in an environment; arguments as for PolicyConfig.network_spec."""
-    return config.network_spec(
-        spaces.observation_shape,
-        output_size,
-        observation_scale=spaces.observation_scale,
-        extra_size=extra_size,
-        activation=activation,
-    )

@@ -18,17 +18,18 @@ from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams
 
 TRUST_REGION = ("trpo_maml_loglik_onpolicy", "trpo_maml_ratio_onpolicy", "trpo_emaml_loglik_onpolicy")
 VANILLA = ("vpg_maml_loglik_plain", "vpg_maml_loglik_exploration", "vpg_maml_ratio_plain")
-POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(8, 8)))
+POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(8, 8)))
 
 
 def build(settings, policy=POLICY):
-    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    sizes = ((3,), 1.0, policy.action_size, 0, "toy", 5)
     return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
 
 

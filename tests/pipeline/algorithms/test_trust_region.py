@@ -26,15 +26,16 @@ from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.kernels import gauss_newton
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState
 
-POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4, 5)))
+POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4, 5)))
 
 
 def build(settings, policy=POLICY):
-    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    sizes = ((3,), 1.0, policy.action_size, 0, "toy", 5)
     return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
 
 
@@ -100,7 +101,8 @@ def test_where_the_policies_acted_all_products_are_those_of_the_constraint_s_hes
 @pytest.mark.parametrize("settings", [{}, {"inner_steps": 2, "inner_loss": "likelihood_ratio"}, {"first_order": True}])
 def test_fused_products_are_those_of_the_definition_on_and_off_policy(random_steps, settings, activation):
     algorithm = MAMLTRPO(inner_lr=0.3, **settings)
-    learner = build(algorithm, GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4, 5), activation=activation)))
+    config = PolicyConfig(hidden_sizes=(4, 5), activation=activation)
+    learner = build(algorithm, GaussianPolicy(Spaces((3,), 1.0, 2, 0), config))
     assert learner.kernel == Kernel("fused", f"plain {activation} network on the CPU")
     state, steps = learner.initialize(run_seed=1), random_steps(algorithm.inner_steps + 1, B=5)
     params = {name: value.astype(np.float64) for name, value in state.params.items()}
@@ -154,7 +156,7 @@ def test_fused_updates_are_those_of_the_definition(sampled, algorithm):
     ],
 )
 def test_what_the_fused_kernel_does_not_know_is_computed_by_torch_or_refused(sampled, settings, policy, reason):
-    policy = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4, 4), **policy))
+    policy = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4, 4), **policy))
     assert build(MAMLTRPO(**settings), policy).kernel == Kernel("torch", reason)
     state, steps = sampled(MAMLTRPO(**settings), policy)
     assert optimize(MAMLTRPO(**settings), state, steps, policy=policy)[1]["step_accepted"] == 1
@@ -291,7 +293,7 @@ def test_chunk_size_does_not_change_the_result(sampled):
 
 
 def test_a_fixed_standard_deviation_stays(sampled):
-    policy = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,), learn_std=False))
+    policy = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,), learn_std=False))
     learner, steps = sampled(MAMLTRPO(), policy)
     updated, metrics = optimize(MAMLTRPO(), learner, steps, policy=policy)
     assert metrics["step_accepted"] == 1
@@ -299,7 +301,7 @@ def test_a_fixed_standard_deviation_stays(sampled):
 
 
 def test_the_floor_of_the_standard_deviation_has_no_curvature(sampled):
-    policy = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,), min_std=1.0, init_std=1.0))
+    policy = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,), min_std=1.0, init_std=1.0))
     learner, steps = sampled(MAMLTRPO(), policy)
     params = {**learner.params, "log_std": learner.params["log_std"] - 1}
     flat = Flattening(params, ["log_std"])
