@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, RunArgument
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import RunAt
 
 
@@ -66,8 +66,5 @@ def evaluate(
         from metaloom.flows.views.evaluation_plots import per_shot_curve, write_plot
 
         write_plot(plot, per_shot_curve(f"{at.path.name} after {outcome.updates} updates", outcome.evaluation))
-    if as_json:
-        print_json(evaluation_info(outcome))
-    else:
-        console().print(evaluation_table(outcome))
+    answer(as_json, lambda: evaluation_info(outcome), lambda: evaluation_table(outcome))
     return 0

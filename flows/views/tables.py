@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from metaloom.flows.views.formatting import (
     stage_name,
 )
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
-from metaloom.flows.views.run_info import iteration_info, list_run_rows, run_info
+from metaloom.flows.views.run_info import iteration_info, run_info
 from metaloom.pipeline.types import Params
 from metaloom.storage import Run, location, url_of
 
@@ -33,26 +32,6 @@ if TYPE_CHECKING:
     from metaloom.flows.commands.replay import ArrayDifference, StageReplay
     from metaloom.storage import Damage, Fork, Thinned
 
-__all__ = [
-    "damage_info",
-    "damage_table",
-    "difference_info",
-    "difference_table",
-    "doctor_table",
-    "evaluation_info",
-    "evaluation_table",
-    "fork_view",
-    "iteration_info",
-    "iteration_view",
-    "list_run_rows",
-    "recipe_rows",
-    "recipes_table",
-    "replay_line",
-    "run_info",
-    "run_view",
-    "runs_table",
-    "thinned_line",
-]
 
 STATE_STYLES = {"complete": "green", "training": "cyan", "stopped": "yellow", "damaged": "red"}
 CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -162,11 +141,6 @@ def thinned_line(thinned: "Thinned", *, dry_run: bool) -> str:
     """`metaloom thin`."""
     amount = f"{len(thinned.iterations)} iterations, {thinned.files} files, {size(thinned.num_bytes)}"
     return f"would remove: {amount}" if dry_run else f"removed: {amount}"
-
-
-def damage_info(damage: "Damage") -> dict[str, Any]:
-    """One finding of `metaloom verify` as plain data."""
-    return asdict(damage)
 
 
 def damage_table(damages: Sequence["Damage"]) -> Table:

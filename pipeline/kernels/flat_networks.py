@@ -189,10 +189,6 @@ class FlatNetwork:
         return errors @ self._layers[0].kernel[: self.input_size][columns].T
 
 
-Network = FlatNetwork
-"""The name until all callers say FlatNetwork."""
-
-
 def _rows(values: Array, rows: Rows) -> Array:
     return values[rows] if isinstance(rows, slice) else values.take(rows, axis=0)
 

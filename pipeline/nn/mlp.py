@@ -14,8 +14,6 @@ from torch import Tensor
 from metaloom.pipeline.nn.spec import MLP, NetworkSpec, Shapes, layer_names, parameter_shapes
 from metaloom.pipeline.types import Params
 
-__all__ = ["activation", "affine", "initialize_mlp", "initialize_shapes", "layer_names", "mlp", "scaled"]
-
 
 def initialize_mlp(
     prefix: str, input_size: int, hidden_sizes: Sequence[int], output_size: int, rng: np.random.Generator

@@ -16,8 +16,9 @@ from metaloom.pipeline.nn.mlp import initialize_mlp
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutError, RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
 from metaloom.stages.rollouts.blocks import Enough
+from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.stages.rollouts.reproduce import reproduce
 from metaloom.stages.sample_tasks import sample_tasks
 
