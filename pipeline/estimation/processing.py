@@ -32,9 +32,9 @@ def process_samples(
         seed: of what baselines draw at random; one per round.
         parallel: maps over tasks; the result does not depend on it, nor on other tasks unless a baseline is shared.
     """
+    samples = _with_advantages(episodes, _of_returns(baseline, processing), processing, seed, parallel)
     if processing.name == "advantages":
-        return _with_advantages(episodes, baseline, processing, seed, parallel)
-    samples = _with_advantages(episodes, processing.build_return_baseline(), processing, seed, parallel)
+        return samples
     rewards = discounted_rewards(episodes.rewards * samples.mask, processing.discount)
     predicted = _fit_predict(baseline, episodes, rewards, seed, parallel)
     adjusted = _by_task(task_adjusted_rewards, (rewards, predicted, samples.mask), processing, parallel)
@@ -54,16 +54,13 @@ def baseline_parameters(
 
     They are not stored, because the same episodes and seed give them again.
     """
-    observations, mask = episodes.observations[:, :, :-1], episodes.mask
-    rewards = episodes.rewards * mask
-    returns = discounted_returns(rewards, processing.discount)
-    if processing.name == "advantages":
-        fits = {"baseline": (baseline, returns)}
-    else:
+    rewards = episodes.rewards * episodes.mask
+    fits = {"baseline": (_of_returns(baseline, processing), discounted_returns(rewards, processing.discount))}
+    if processing.name == "dice":
         adjusted = discounted_rewards(rewards, processing.discount)
-        fits = {"baseline": (baseline, adjusted), "return_baseline": (processing.build_return_baseline(), returns)}
+        fits = {"baseline": (baseline, adjusted), "return_baseline": fits["baseline"]}
     return {
-        name: fitted.fit(observations, targets, mask, seed=seed, parallel=parallel)
+        name: fitted.fit(episodes.observations[:, :, :-1], targets, episodes.mask, seed=seed, parallel=parallel)
         for name, (fitted, targets) in fits.items()
     }
 
@@ -88,6 +85,10 @@ def _scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
     if processing.positive_advantages:
         values = shift_positive(values, mask)
     return values
+
+
+def _of_returns(baseline: Baseline, processing: ProcessingConfig) -> Baseline:
+    return baseline if processing.name == "advantages" else processing.build_return_baseline()
 
 
 def _with_advantages(
