@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from metaloom.pipeline.nn.optimizers import IN_PLACE
 from metaloom.pipeline.nn.spec import NetworkSpec, layer_names
 from metaloom.pipeline.types import Array, Params
 
@@ -77,6 +78,39 @@ class FlatParams:
         if max_norm is not None and norm > max_norm:
             self.gradient *= max_norm / norm
         return norm
+
+
+class FlatDescent:
+    """Adam or RMSprop on some parameters, which goes on from a state.
+
+    Attributes:
+        flat: the parameters.
+    """
+
+    def __init__(
+        self, optimizer: str, flat: FlatParams, state: Mapping[str, Array], *, epsilon: float | None = None
+    ) -> None:
+        self.flat, self._optimizer = flat, IN_PLACE[optimizer].of(state)
+        self._optimizer.epsilon = epsilon or self._optimizer.epsilon
+
+    def step(self, learning_rate: float, direction: Array | None = None) -> None:
+        """Move the parameters against their gradient, or against another direction [D]."""
+        self._optimizer.step(self.flat.vector, self.flat.gradient if direction is None else direction, learning_rate)
+
+    @property
+    def vector(self) -> Array:
+        """The parameters [D]."""
+        return self.flat.vector
+
+    @property
+    def gradient(self) -> Array:
+        """Of the last loss, [D]."""
+        return self.flat.gradient
+
+    @property
+    def state(self) -> Params:
+        """What the optimizer keeps, by name."""
+        return self._optimizer.state
 
 
 class FlatNetwork:

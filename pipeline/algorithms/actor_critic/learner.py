@@ -132,14 +132,8 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         if self.kernel.name == "torch":
             return TorchSteps(self.settings, self.policy, self.critic, state, self._device)
         policy, config = self.policy.network, self._setup.policy
-        return FusedSteps(
-            self.settings,
-            ((policy.prefix, policy.spec), (self.critic.prefix, self.critic.spec)),
-            self.settings.optimizer.name,
-            state,
-            min_std=config.min_std,
-            learn_std=config.learn_std,
-        )
+        of = (self.settings, policy.spec, self.critic.spec, state)
+        return FusedSteps(*of, prefix=policy.prefix, min_std=config.min_std, learn_std=config.learn_std)
 
     def split(self, state: LearnerState) -> list[LearnerState]:
         """Return the state of every policy: one learns from all tasks together."""
