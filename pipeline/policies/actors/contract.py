@@ -1,8 +1,8 @@
 """The contract of actors, and the ingredients of one."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -10,30 +10,6 @@ from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import Inference, network_inference
 from metaloom.pipeline.types import Array, TaskParams
-
-
-class Actor(Protocol):
-    """Actions of B tasks x E rows over T steps, each task under its own parameters.
-
-    An actor draws the random numbers of all steps per task before the first one, so that no episode's end shifts
-    another's.
-
-    Attributes:
-        actions: [T, B * E, ...], those taken so far.
-        behavior_by_step: what the acting distribution was at every step so far: name -> [T, B * E, ...] float32.
-        behavior_by_task: what it was all along: name -> [B, ...] float32, [B, E, ...] where episodes differ.
-    """
-
-    actions: Array
-    behavior_by_step: dict[str, Array]
-    behavior_by_task: dict[str, Array]
-
-    def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return actions [n, ...] for the rows [n] at step t, given all observations [B * E, O].
-
-        Rows that have ended take part in the matrix products, to keep their shapes.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -79,3 +55,41 @@ class ActorSetup:
         """Stack draws [T, E, ...] from the generator of each task: [T, B, E, ...]."""
         assert self.rngs is not None
         return np.stack([draw(rng) for rng in self.rngs], axis=1)
+
+
+class Actor(ABC):
+    """Actions of B tasks x E rows over T steps, each task under its own parameters.
+
+    An actor draws the random numbers of all steps per task before the first one, so that no episode's end shifts
+    another's.
+
+    Attributes:
+        actions: [T, B * E, ...], those taken so far.
+        behavior_by_step: what the acting distribution was at every step so far: name -> [T, B * E, ...] float32.
+        behavior_by_task: what it was all along: name -> [B, ...] float32, [B, E, ...] where episodes differ.
+    """
+
+    def __init__(self, setup: ActorSetup) -> None:
+        T, N, _ = setup.taken.shape
+        self._taken = setup.taken
+        self.actions: Array = np.zeros((T, N), np.int64) if setup.spaces.num_actions else setup.taken
+        self.behavior_by_step: dict[str, Array] = {}
+        self.behavior_by_task: dict[str, Array] = {}
+
+    @abstractmethod
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Return actions [n, ...] for the rows [n] at step t, given all observations [B * E, O].
+
+        Rows that have ended take part in the matrix products, to keep their shapes.
+        """
+
+    def _record(self, name: str, size: int) -> Array:
+        """Zeros [T, N, size] for what the acting distribution is at every step."""
+        self.behavior_by_step[name] = np.zeros((*self._taken.shape[:2], size), np.float32)
+        return self.behavior_by_step[name]
+
+    def _take(self, t: int, rows: Array, actions: Array) -> Array:
+        """Keep the actions [n, ...] of some rows."""
+        self.actions[t, rows] = actions
+        self._taken[t, rows] = actions.reshape(len(rows), -1)
+        return actions
