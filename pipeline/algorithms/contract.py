@@ -126,7 +126,8 @@ class Learner(ABC, Generic[Evidence, Experience]):
         Args:
             state: of the learner.
             params: what the last round acted with.
-            rounds: all rounds so far, the last one collected by `params`; adaptation step k follows round k.
+            rounds: all rounds so far, the last one collected by `params`; adaptation step k follows round k. Earlier
+                ones may be without behavior and reward terms.
             run_seed: of what is drawn at random.
             parallel: maps over tasks; the result does not depend on it.
         """
