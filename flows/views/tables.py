@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,18 +166,8 @@ def replay_line(outcome: "StageReplay") -> Text:
 
 def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
     """One difference of `metaloom replay` as plain data."""
-    return {
-        "iteration": difference.ref.iteration,
-        "stage": difference.ref.stage,
-        "step": difference.ref.step,
-        "array": difference.array,
-        "index": list(difference.index),
-        "stored": difference.stored,
-        "replayed": difference.replayed,
-        "max_abs": finite(difference.max_abs),
-        "max_ulp": difference.max_ulp,
-        "count": difference.count,
-    }
+    about = asdict(difference)
+    return {**about.pop("ref"), **about, "index": list(difference.index), "max_abs": finite(difference.max_abs)}
 
 
 def difference_table(
