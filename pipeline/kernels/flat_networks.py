@@ -43,17 +43,22 @@ class FlatParams:
         self._places = dict(zip(params, map(slice, [0, *stops[:-1]], stops), strict=True))
         self.vector = np.concatenate([np.ravel(value) for value in params.values()])
         self.gradient = np.zeros_like(self.vector)
-        self.params = self._views(self.vector)
-        self.gradients = self._views(self.gradient)
+        self.params = self.views(self.vector)
+        self.gradients = self.views(self.gradient)
 
     def with_own_gradient(self) -> FlatParams:
         """The same parameters, not copies of them, with room for another gradient."""
         other = copy(self)
         other.gradient = np.zeros_like(self.vector)
-        other.gradients = other._views(other.gradient)
+        other.gradients = other.views(other.gradient)
         return other
 
-    def _views(self, vector: Array) -> Params:
+    def pack(self, values: Mapping[str, Array]) -> Array:
+        """Values of all parameters as one vector [D] float64."""
+        return np.concatenate([np.asarray(values[name], np.float64).ravel() for name in self.params])
+
+    def views(self, vector: Array) -> Params:
+        """A vector [D] as values by name, which share its memory."""
         return {name: vector[place].reshape(self._shapes[name]) for name, place in self._places.items()}
 
     def layer(self, name: str, *, fold_bias: bool) -> tuple[Layer, Layer]:

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.algorithms.maml.curvature import Flattening, Product
+from metaloom.pipeline.algorithms.maml.curvature import Product
 from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem, sum_in_order
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
+from metaloom.pipeline.kernels.flat_networks import FlatParams
 from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.policies.gaussian import LOG_STD, GaussianPolicy
@@ -26,7 +27,7 @@ MAX_KEPT_BYTES = 1 << 30
 def fused_gauss_newton_product(
     problem: MetaProblem,
     params: Mapping[str, Array],
-    flat: Flattening,
+    flat: FlatParams,
     chunks: Sequence[Chunk],
     *,
     parallel: ParallelMap = map,
@@ -35,7 +36,7 @@ def fused_gauss_newton_product(
     num_tasks = sum(len(chunk) for chunk in chunks)
 
     def curvature(chunk: Chunk) -> ChunkCurvature:
-        return ChunkCurvature(problem, params, flat.names, chunk)
+        return ChunkCurvature(problem, params, [*flat.params], chunk)
 
     sizes = np.cumsum([ChunkCurvature.num_bytes(problem.policy, chunk) for chunk in chunks])
     num_kept = int(np.searchsorted(sizes, MAX_KEPT_BYTES, side="right"))
@@ -43,7 +44,7 @@ def fused_gauss_newton_product(
     work = [*kept, *chunks[num_kept:]]
 
     def product(v: Array) -> Array:
-        direction = flat.unpack(v)
+        direction = flat.views(v)
 
         def of_chunk(item: ChunkCurvature | Chunk) -> Params:
             known = item if isinstance(item, ChunkCurvature) else curvature(item)

@@ -12,8 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON
-from metaloom.pipeline.algorithms.pearl.noise import Noise
+from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
 from metaloom.pipeline.kernels.flat_networks import FlatDescent, FlatNetwork, FlatParams

@@ -11,16 +11,16 @@ from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.algorithms.actor_critic.update import Update, estimated
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Learner, Setup
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.finite_checks import require_finite_params
 from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.kernels.actor_critic import FusedSteps
-from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
+from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers, optimizer_blockers
 from metaloom.pipeline.kernels.flat_networks import prefixed
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
-from metaloom.pipeline.nn.vector_optimizers import initial_state, is_customary
+from metaloom.pipeline.nn.vector_optimizers import initial_state
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.seeding import generator
@@ -101,7 +101,12 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         described = update.train(lambda steps: self.directions(steps, num_updates))
         after = update.describe()
         updated = [of.state() for of in steps]
-        self._require_finite(updated)
+        for j, of in enumerate(updated):
+            require_finite_params(
+                {f"the {POLICY}{self.called(j)}": of.params, f"the {CRITIC}{self.called(j)}": of.extra},
+                stage="meta_optimize",
+                advice="Lower algorithm.learning_rate or set algorithm.max_grad_norm",
+            )
         metrics = {
             "loss_before": before.pop("loss"),
             "loss_after": after.pop("loss"),
@@ -166,15 +171,4 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         if self._setup.policy.name is not None:
             yield f"policy is {self._setup.policy.name}"
         yield from network_blockers(self.policy.network.spec, self.critic.spec, device=self._setup.device)
-        if not is_customary(self.settings.optimizer):
-            optimizer = self.settings.optimizer
-            yield f"optimizer is {optimizer.name}" + (f" with {optimizer.options}" if optimizer.options else "")
-
-    def _require_finite(self, states: Sequence[LearnerState]) -> None:
-        for j, state in enumerate(states):
-            for name, params in ((POLICY, state.params), (CRITIC, state.extra)):
-                if not all(np.isfinite(value).all() for value in params.values()):
-                    raise NumericalError(
-                        f"meta_optimize: parameters of the {name}{self.called(j)} are not finite after the update; "
-                        "required finite numbers. Lower algorithm.learning_rate or set algorithm.max_grad_norm"
-                    )
+        yield from optimizer_blockers(self.settings.optimizer)

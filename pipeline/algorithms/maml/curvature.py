@@ -28,9 +28,10 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     sum_in_order,
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk, minibatch_rows
+from metaloom.pipeline.kernels.flat_networks import FlatParams
 from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself
 from metaloom.pipeline.nn.optimizers import dot
-from metaloom.pipeline.types import Array, ParallelMap, Params
+from metaloom.pipeline.types import Array, ParallelMap
 
 DIFFERENCE_STEP = 1e-5
 """ε of finite differences."""
@@ -39,32 +40,10 @@ Product = Callable[[Array], Array]
 """The metric times v, for v [D] float64."""
 
 
-class Flattening:
-    """Some parameters as one vector, in order.
-
-    Attributes:
-        names: of these parameters.
-    """
-
-    def __init__(self, params: Mapping[str, Array], names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self._shapes = [params[name].shape for name in self.names]
-        self._ends = np.cumsum([math.prod(shape) for shape in self._shapes])
-
-    def pack(self, values: Mapping[str, Array]) -> Array:
-        """[D] float64."""
-        return np.concatenate([np.asarray(values[name], np.float64).ravel() for name in self.names])
-
-    def unpack(self, vector: Array) -> Params:
-        """By name, in the dtype of the vector."""
-        parts = zip(self.names, np.split(vector, self._ends[:-1]), self._shapes, strict=True)
-        return {name: part.reshape(shape) for name, part, shape in parts}
-
-
 def gauss_newton_product(
     problem: MetaProblem,
     params: Mapping[str, Array],
-    flat: Flattening,
+    flat: FlatParams,
     chunks: Sequence[Chunk],
     *,
     parallel: ParallelMap = map,
@@ -76,7 +55,7 @@ def gauss_newton_product(
 def hessian_product(
     problem: MetaProblem,
     params: Mapping[str, Array],
-    flat: Flattening,
+    flat: FlatParams,
     chunks: Sequence[Chunk],
     constraint: Objective,
     *,
@@ -96,17 +75,17 @@ def hessian_product(
     num_tasks = sum(len(chunk) for chunk in chunks)
 
     def product(v: Array) -> Array:
-        direction = flat.unpack(v)
+        direction = flat.views(v)
 
         def of_chunk(chunk: Chunk) -> Array:
             leaves = meta_leaves(problem, params, chunk)
-            learned = [leaves[name] for name in flat.names]
+            learned = [leaves[name] for name in flat.params]
             values = objective_values(problem, leaves, chunk, differentiable=not problem.first_order)
             gradients = torch.autograd.grad(values[LOSS].sum(), learned, create_graph=True)
-            pairs = zip(flat.names, gradients, strict=True)
+            pairs = zip(flat.params, gradients, strict=True)
             along = torch.stack([(gradient * gradient.new_tensor(direction[name])).sum() for name, gradient in pairs])
             products = torch.autograd.grad(along.sum(), learned, materialize_grads=True)
-            return flat.pack({name: p.sum(0).cpu().numpy() for name, p in zip(flat.names, products, strict=True)})
+            return flat.pack({name: p.sum(0).cpu().numpy() for name, p in zip(flat.params, products, strict=True)})
 
         return sum_in_order(list(parallel(of_chunk, chunks))) / num_tasks
 
@@ -116,7 +95,7 @@ def hessian_product(
 def difference_product(
     problem: MetaProblem,
     params: Mapping[str, Array],
-    flat: Flattening,
+    flat: FlatParams,
     chunks: Sequence[Chunk],
     constraint: Objective,
     *,
@@ -139,7 +118,7 @@ def difference_product(
 
     def gradient(shift: Array) -> Array:
         moved = {name: value.astype(dtype) for name, value in params.items()}
-        for name, change in flat.unpack(shift).items():
+        for name, change in flat.views(shift).items():
             moved[name] = moved[name] + change.astype(dtype)
         gradients, _ = meta_gradient(problem, moved, chunks, parallel=parallel)
         return flat.pack(gradients)

@@ -10,7 +10,6 @@ import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.curvature import (
-    Flattening,
     difference_product,
     gauss_newton_product,
     hessian_product,
@@ -21,6 +20,7 @@ from metaloom.pipeline.algorithms.maml.settings import MAMLTRPO, ProMP
 from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.kernels.flat_networks import FlatParams
 from metaloom.pipeline.policies import PolicyConfig
 
 POLICIES = {
@@ -100,7 +100,7 @@ def test_the_metric_is_the_hessian_of_the_kl_where_the_policies_acted(steps, con
         return {"loss": chunk.rounds[-1].weights.sum(-1)}
 
     meta_objective(dataclasses.replace(problem, objective=recorded), params, chunks)
-    flat = Flattening(params, list(params))
+    flat = FlatParams(params)
     products = [
         gauss_newton_product(problem, params, flat, acted),
         hessian_product(problem, params, flat, acted, bounded_kl),
