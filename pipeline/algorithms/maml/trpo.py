@@ -16,6 +16,7 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice, Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.maml.curvature import (
+    MetaPoint,
     Product,
     difference_product,
     gauss_newton_product,
@@ -120,8 +121,8 @@ class TrustRegionStep:
         chunks, parallel = samples.chunks(), samples.parallel
         gradients, before = meta_gradient(problem, meta_params, chunks, parallel=parallel)
         flat = FlatParams({name: meta_params[name] for name in problem.policy.learned(meta_params)})
-        product = self._product(problem, meta_params, flat, samples, chunks)
-        full_step, metrics = self._full_step(product, flat.pack(gradients))
+        at = MetaPoint(problem, meta_params, flat, self._product_chunks(samples, chunks), parallel)
+        full_step, metrics = self._full_step(self._product(at), flat.pack(gradients))
         evaluate = partial(meta_objective, problem, chunks=chunks, parallel=parallel)
         search = self._line_search(meta_params, before, flat.views(full_step), evaluate)
         accepted = search.accepted or (self._settings.accept_violation and bool(search.value.values))
@@ -135,18 +136,14 @@ class TrustRegionStep:
         }
         return MetaUpdate(updated, state.optimizer, before, after, metrics)
 
-    def _product(
-        self, problem: MetaProblem, params: Params, flat: FlatParams, samples: IterationSamples, chunks: list[Chunk]
-    ) -> Product:
-        settings, parallel = self._settings, samples.parallel
-        chunks = self._product_chunks(samples, chunks)
+    def _product(self, at: MetaPoint) -> Product:
+        settings = self._settings
         constraint = partial(bounded_kl, new_old=settings.kl_order == "new_old")
         if settings.hvp == "gauss_newton":
-            return self._gauss_newton_product(problem, params, flat, chunks, parallel=parallel)
+            return self._gauss_newton_product(at)
         if settings.hvp == "hessian":
-            return hessian_product(problem, params, flat, chunks, constraint, parallel=parallel)
-        scaled = settings.hvp == "finite_difference"
-        return difference_product(problem, params, flat, chunks, constraint, scaled=scaled, parallel=parallel)
+            return hessian_product(at, constraint)
+        return difference_product(at, constraint, scaled=settings.hvp == "finite_difference")
 
     def _product_chunks(self, samples: IterationSamples, chunks: list[Chunk]) -> list[Chunk]:
         share, rows = self._settings.hvp_subsample, None

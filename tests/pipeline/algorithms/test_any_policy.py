@@ -10,6 +10,7 @@ import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.curvature import (
+    MetaPoint,
     difference_product,
     gauss_newton_product,
     hessian_product,
@@ -102,9 +103,9 @@ def test_the_metric_is_the_hessian_of_the_kl_where_the_policies_acted(steps, con
     meta_objective(dataclasses.replace(problem, objective=recorded), params, chunks)
     flat = FlatParams(params)
     products = [
-        gauss_newton_product(problem, params, flat, acted),
-        hessian_product(problem, params, flat, acted, bounded_kl),
-        difference_product(problem, params, flat, acted, partial(bounded_kl, new_old=True), scaled=True),
+        gauss_newton_product(MetaPoint(problem, params, flat, acted)),
+        hessian_product(MetaPoint(problem, params, flat, acted), bounded_kl),
+        difference_product(MetaPoint(problem, params, flat, acted), partial(bounded_kl, new_old=True), scaled=True),
     ]
     v = np.random.default_rng(0).standard_normal(flat.pack(params).size)
     newton, hessian, numerical = (product(v) for product in products)

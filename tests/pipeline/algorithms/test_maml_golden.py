@@ -7,6 +7,7 @@ import torch
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml import exploration
 from metaloom.pipeline.algorithms.maml.curvature import (
+    MetaPoint,
     difference_product,
     gauss_newton_product,
 )
@@ -131,7 +132,7 @@ def test_the_gauss_newton_matrix_is_the_constraint_s_hessian_to_1e_6(
     learner = state_of(algorithm, trpo_arrays, golden_params)
     params, chunks = in_float64(learner.params), build_chunks(steps, 2, dtype=torch.float64)
     problem = build(algorithm).problem(learner, steps)
-    product = product_of(problem, params, FlatParams(params), chunks)
+    product = product_of(MetaPoint(problem, params, FlatParams(params), chunks))
     hessian = np.stack([product(column) for column in np.eye(124)], axis=1)
     np.testing.assert_allclose(hessian, hessian.T, atol=1e-12)
     assert np.linalg.eigvalsh(hessian).min() > -1e-12
@@ -161,7 +162,7 @@ def test_unscaled_float32_differences_are_as_rough_as_the_original_s(trpo_arrays
     errors = []
     for dtype, scaled in ((torch.float32, False), (torch.float64, True)):
         chunks = build_chunks(steps, 2, dtype=dtype)
-        product = difference_product(problem, learner.params, flat_params, chunks, bounded_kl, scaled=scaled)
+        product = difference_product(MetaPoint(problem, learner.params, flat_params, chunks), bounded_kl, scaled=scaled)
         errors.append(relative(product(trpo_arrays["hvp_vec"].astype(np.float64)), trpo_arrays["hvp_exact"]))
     assert 1e-5 < errors[0] < 1e-2
     assert errors[1] < 1e-6

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from metaloom.pipeline.algorithms.contract import Kernel, Setup
 from metaloom.pipeline.algorithms.maml.curvature import (
+    MetaPoint,
     difference_product,
     gauss_newton_product,
     hessian_product,
@@ -86,10 +87,10 @@ def test_where_the_policies_acted_all_products_are_those_of_the_constraint_s_hes
     params = {name: value.astype(np.float64) for name, value in learner.params.items()}
     problem, chunks = acted_in_float64(algorithm, params, build_chunks(steps, 2, dtype=torch.float64))
     flat = FlatParams(params)
-    fused = fused_gauss_newton_product(problem, params, flat, chunks)
-    by_torch = gauss_newton_product(problem, params, flat, chunks)
-    hessian = hessian_product(problem, params, flat, chunks, bounded_kl)
-    numerical = difference_product(problem, params, flat, chunks, bounded_kl, scaled=True)
+    fused = fused_gauss_newton_product(MetaPoint(problem, params, flat, chunks))
+    by_torch = gauss_newton_product(MetaPoint(problem, params, flat, chunks))
+    hessian = hessian_product(MetaPoint(problem, params, flat, chunks), bounded_kl)
+    numerical = difference_product(MetaPoint(problem, params, flat, chunks), bounded_kl, scaled=True)
     for seed in range(3):
         v = np.random.default_rng(seed).standard_normal(flat.pack(params).size)
         expected = numerical(v)
@@ -108,7 +109,8 @@ def test_fused_products_are_those_of_the_definition_on_and_off_policy(random_ste
     params = {name: value.astype(np.float64) for name, value in state.params.items()}
     problem, chunks = learner.problem(state, steps), build_chunks(steps, 2, dtype=torch.float64)
     flat = FlatParams(params)
-    products = [of(problem, params, flat, chunks) for of in (fused_gauss_newton_product, gauss_newton_product)]
+    at = MetaPoint(problem, params, flat, chunks)
+    products = [of(at) for of in (fused_gauss_newton_product, gauss_newton_product)]
     for seed in range(3):
         v = np.random.default_rng(seed).standard_normal(flat.pack(params).size)
         fused, by_torch = (product(v) for product in products)
@@ -126,8 +128,8 @@ def test_off_policy_the_gauss_newton_matrix_is_positive_and_another_one_than_the
     newton, hessian = (
         np.stack([product(column) for column in columns], axis=1)
         for product in (
-            gauss_newton_product(problem, params, flat, chunks),
-            hessian_product(problem, params, flat, chunks, bounded_kl),
+            gauss_newton_product(MetaPoint(problem, params, flat, chunks)),
+            hessian_product(MetaPoint(problem, params, flat, chunks), bounded_kl),
         )
     )
     assert np.linalg.eigvalsh(newton).min() > -1e-12
@@ -172,10 +174,9 @@ def test_both_orders_of_the_kl_have_the_same_hessian_where_the_policies_agree(sa
     problem, chunks = acted_in_float64(algorithm, params, build_chunks(steps, 2, dtype=torch.float64))
     flat = FlatParams(params)
     v = np.random.default_rng(0).standard_normal(flat.pack(params).size)
-    exact = gauss_newton_product(problem, params, flat, chunks)(v)
-    numerical = difference_product(
-        problem, params, flat, chunks, partial(bounded_kl, new_old=kl_order == "new_old"), scaled=True
-    )(v)
+    at, constraint = MetaPoint(problem, params, flat, chunks), partial(bounded_kl, new_old=kl_order == "new_old")
+    exact = gauss_newton_product(at)(v)
+    numerical = difference_product(at, constraint, scaled=True)(v)
     np.testing.assert_allclose(exact, numerical, atol=1e-6 * np.linalg.norm(exact))
 
 
@@ -187,7 +188,7 @@ def test_first_order_products_leave_the_adaptation_out(sampled):
     flat = FlatParams(params)
     v = np.random.default_rng(0).standard_normal(flat.pack(params).size)
     first, second = (
-        gauss_newton_product(build(a).problem(learner, steps), params, flat, chunks)(v)
+        gauss_newton_product(MetaPoint(build(a).problem(learner, steps), params, flat, chunks))(v)
         for a in (algorithm, MAMLTRPO(inner_lr=0.3))
     )
     fisher = gauss_newton.ChunkCurvature(build(algorithm).problem(learner, steps), params, list(params), chunks[0])
@@ -309,7 +310,7 @@ def test_the_floor_of_the_standard_deviation_has_no_curvature(sampled):
     v = np.zeros(everything.pack(params).size)
     v[-2:] = 1
     for product_of in (gauss_newton_product, fused_gauss_newton_product):
-        product = product_of(problem, params, everything, build_chunks(steps, 3))
+        product = product_of(MetaPoint(problem, params, everything, build_chunks(steps, 3)))
         assert flat.pack({"log_std": product(v)[-2:]}).tolist() == [0, 0]
 
 
