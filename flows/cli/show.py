@@ -37,9 +37,13 @@ def show(
         require_iteration(opened, at.iteration)
     if stage == "process_samples":
         refuse_with("--stage process_samples", update=update, rows=rows, context=context)
-        return _show_baselines(opened, at.iteration, step or 0, as_json=as_json)
-    refuse_without("--stage process_samples", step=step)
+    else:
+        refuse_without("--stage process_samples", step=step)
     if stage is not None:
+        if at.iteration is None:
+            raise UsageError(f"--stage is about one iteration, such as {opened.path.name}@0")
+        if stage == "process_samples":
+            return _show_baselines(opened, at.iteration, step or 0, as_json=as_json)
         return _show_minibatch(opened, at.iteration, update or 0, rows or "0:20", context=context, as_json=as_json)
     refuse_without("--stage sample_transitions", update=update, rows=rows, context=context)
     from metaloom.flows.views.run_info import iteration_info, run_info
@@ -52,9 +56,7 @@ def show(
     return 0
 
 
-def _show_baselines(run: Run, iteration: int | None, step: int, *, as_json: bool) -> int:
-    if iteration is None:
-        raise UsageError(f"--stage is about one iteration, such as {run.path.name}@0")
+def _show_baselines(run: Run, iteration: int, step: int, *, as_json: bool) -> int:
     from metaloom.flows.commands.baselines import fitted_baselines
     from metaloom.flows.views.tables import parameters_table
 
@@ -64,9 +66,7 @@ def _show_baselines(run: Run, iteration: int | None, step: int, *, as_json: bool
     return 0
 
 
-def _show_minibatch(run: Run, iteration: int | None, update: int, rows: str, *, context: bool, as_json: bool) -> int:
-    if iteration is None:
-        raise UsageError(f"--stage is about one iteration, such as {run.path.name}@0")
+def _show_minibatch(run: Run, iteration: int, update: int, rows: str, *, context: bool, as_json: bool) -> int:
     span = parse_span("--rows", rows)
     from metaloom.flows.views.transition_tables import minibatch_info, minibatch_view
 

@@ -225,7 +225,7 @@ def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
         "tasks_are_new": outcome.tasks_are_new,
         "env_steps": outcome.env_steps,
         "evaluation": outcome.config.evaluation.model_dump(mode="json", exclude={"every"}),
-        "adaptation": [_finite(step.as_dict()) for step in outcome.summary()],
+        "adaptation": [_finite(asdict(step)) for step in outcome.summary()],
         "tasks": [_finite(row) for row in outcome.table().to_pylist()],
     }
 

@@ -67,17 +67,18 @@ def baseline_parameters(
 
 def task_advantages(rewards: Array, values: Array, mask: Array, processing: ProcessingConfig) -> Array:
     """Advantages [E, T] of one task in float64, from its rewards and baseline values, both zero on padding."""
-    after_last = np.zeros((len(values), 1))
-    values = np.concatenate([values, after_last], axis=1)
-    return _scale(gae(rewards, values, processing.discount, processing.gae_lambda), mask, processing)
+    next_values = np.concatenate([values[:, 1:], np.zeros((len(values), 1))], axis=1)
+    advantages = gae(rewards, values, next_values, processing.discount, processing.gae_lambda)
+    return scale(advantages, mask, processing)
 
 
 def task_adjusted_rewards(discounted: Array, predicted: Array, mask: Array, processing: ProcessingConfig) -> Array:
     """γ^t r_t minus its prediction, [E, T] of one task in float64; both inputs zero on padding."""
-    return _scale(discounted - predicted, mask, processing)
+    return scale(discounted - predicted, mask, processing)
 
 
-def _scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
+def scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
+    """Normalize and shift values [E, T] of one task as `processing` asks for it; zero on padding."""
     if processing.name == "dice" and processing.dice_norm == "padded":
         mask = np.ones_like(mask)
     if processing.normalize_advantages:
