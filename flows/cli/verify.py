@@ -11,7 +11,7 @@ from metaloom.storage import location, verify_run
 def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     """Check every stored file of a run against its records.
 
-    Exit code 0 when all are whole, 1 when one is damaged, missing or foreign.
+    Exit code 0 when all are intact, 1 when one is damaged, missing or foreign.
 
     Example: `metaloom verify first`
     """
@@ -19,6 +19,6 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
 
     folder = run_folder(run)
     damages = verify_run(folder)
-    whole = f"{location(folder)}: every file is whole"
+    whole = f"{location(folder)}: every file is intact"
     answer(as_json, lambda: [asdict(damage) for damage in damages], lambda: damage_table(damages) if damages else whole)
     return 1 if damages else 0

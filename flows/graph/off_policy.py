@@ -29,7 +29,7 @@ MIB = 2**20
 
 
 def plan_of(config: RunConfig) -> OffPolicyPlan:
-    """What a run collects, and what its gradient steps draw."""
+    """Return what a run collects, and what its gradient steps draw."""
     assert isinstance(config.algorithm, OffPolicySettings), "a table for other algorithms"
     return config.algorithm.plan(episodes_per_task=config.episodes_per_task, max_episode_steps=config.max_episode_steps)
 

@@ -56,7 +56,7 @@ def _seen(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
 
 
 def _inferred(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
-    """What a round by the posterior acts with besides the policy."""
+    """Inputs of a round by the posterior besides the policy."""
     return {"posterior": ADAPT.at(i, k - 1)} if plan_of(config).rounds[k].from_posterior else {}
 
 

@@ -111,6 +111,10 @@ class PolicyActions(Wrapped):
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
         return self.env.diagnostics(episodes)
 
+    @property
+    def has_diagnostics(self) -> bool:
+        return self.env.has_diagnostics
+
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         return self.env.step(self.action_map(np.asarray(action)).astype(self.env.action_space.dtype))
 
