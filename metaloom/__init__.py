@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from metaloom.flows.recipes import RECIPES as RECIPES
     from metaloom.flows.recipes import load_settings as load_settings
     from metaloom.flows.rollouts.workers import Backend as Backend
+    from metaloom.flows.trust import trust_run as trust_run
     from metaloom.pipeline.config.run import RunConfig as RunConfig
     from metaloom.pipeline.config.run import build_config as build_config
     from metaloom.storage import Run as Run
@@ -41,6 +42,7 @@ _PLACES = {
     "open_run": "storage",
     "resume": "flows.commands.train",
     "train": "flows.commands.train",
+    "trust_run": "flows.trust",
 }
 
 

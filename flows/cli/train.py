@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument, Trust, agree
 from metaloom.flows.cli.output import say, unless_closed
 from metaloom.pipeline.device import DeviceName
 
@@ -69,6 +69,7 @@ def resume(
         tuple[str, ...],
         Parameter(name="--set", negative=(), help="Change what is kept: `--set retention.keep_last=10`. Repeatable."),
     ] = (),
+    trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
@@ -84,6 +85,7 @@ def resume(
     from metaloom.flows.runs import run_folder
 
     folder, backend = run_folder(run), where.backend()
+    agree(folder, trust)
     from metaloom.flows.commands.train import resume as resume_run
 
     def start(observer: "Observer") -> "TrainResult":

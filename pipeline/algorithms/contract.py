@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from metaloom.pipeline.baselines.config import BaselineSettings
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.plugins import load
+from metaloom.pipeline.plugins import load_class
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import PluginSettings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
@@ -239,7 +239,8 @@ class AlgorithmSettings(PluginSettings):
         """Build the learner of a run.
 
         Raises:
-            ConfigError: the algorithm is not for such an environment or network.
+            ConfigError: the algorithm is not for such an environment or network, or its learner is none.
         """
         # Settings are read in a tenth of the time that torch takes to import.
-        return load(self.learner)(self, setup)
+        found: Any = load_class(self.learner, Learner)
+        return found(self, setup)

@@ -1,0 +1,140 @@
+"""Trust in a stored run: whether what its settings name may be imported.
+
+Settings name classes as module:Class, and to import a module runs it. Those of a stored run may have been written by
+anybody, so they become a RunConfig only in `run_stages.config_of`, which asks here first. Trust is remembered per user,
+for one run.json, by its hash: whatever is changed in it, or names other modules, is not trusted any more. It also holds
+only where the modules are found in the same place, since another folder may have another module of that name.
+
+What a run names without a module, Metaloom or an installed package brings, and needs no trust. Nor do names that the
+user gave to the command.
+"""
+
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from metaloom import storage
+from metaloom.pipeline.plugins import INSTALLED, place_of
+from metaloom.pipeline.schema import ConfigError
+from metaloom.storage import Run
+
+log = logging.getLogger(__name__)
+
+Places = dict[str, str | None]
+"""By the top-level name of a module, where it is imported from."""
+
+_trusted_here: dict[str, Places] = {}
+"""What this process was told, for users whose configuration folder cannot be written."""
+
+
+class UntrustedRun(ConfigError):
+    """The settings of a stored run name modules that the user has not agreed to import."""
+
+
+def trust_run(run: Run | str | Path) -> None:
+    """Agree to import the modules that a stored run's settings name, now and in later commands of this user.
+
+    Raises:
+        storage.StoreError: there is no such run.
+    """
+    run = run if isinstance(run, Run) else storage.open_run(run)
+    if not (names := names_of_run(run)):
+        return
+    places = _places(names)
+    _trusted_here[run.info["sha256"]] = places
+    try:
+        _remember(run, places)
+    except OSError as error:
+        log.warning("%s: cannot remember that its modules are trusted: %s; say --trust again", run.location, error)
+
+
+def require_trust(run: Run) -> None:
+    """Refuse a run whose settings name modules, unless the user trusts it.
+
+    Raises:
+        UntrustedRun: saying which modules, and where they are.
+    """
+    if not (names := names_of_run(run)):
+        return
+    places, trusted = _places(names), _trusted_here.get(run.info["sha256"]) or _remembered(run)
+    moved = [name for name, place in places.items() if place not in (None, INSTALLED, (trusted or {}).get(name))]
+    if trusted is not None and not moved:
+        return
+    found = ", ".join(f"{name} ({_told(place)})" for name, place in places.items() if trusted is None or name in moved)
+    problem = "you have not trusted" if trusted is None else "you have trusted in another place"
+    raise UntrustedRun(
+        f"{run.location}: its settings name {', '.join(names)}; found {found}, which {problem} to be imported for this "
+        f"run; required your word, since importing runs code: add --trust (in Python: "
+        f"metaloom.trust_run({run.location!r})). `metaloom show {run.location}` shows the settings and runs nothing"
+    )
+
+
+def names_of_run(run: Run) -> list[str]:
+    """All module:Class that the settings of a run and of its ancestors may name."""
+    runs: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]
+    return sorted({name for info in runs for name in names_in(info.get("config", {}))})
+
+
+def names_in(settings: Mapping[str, Any]) -> list[str]:
+    """Texts in settings that may name something in a module: all with a colon, whatever they are for.
+
+    Which of them are imported only the classes know that they name. So none is left out but the address of a warm
+    start, of which nothing but arrays is read.
+    """
+    return sorted({*_names_in({name: value for name, value in settings.items() if name != "init_from"})})
+
+
+def _names_in(value: object) -> Iterator[str]:
+    if isinstance(value, str) and ":" in value:
+        yield value
+    elif isinstance(value, Mapping):
+        for key, part in cast(Mapping[object, object], value).items():
+            yield from _names_in(key)
+            yield from _names_in(part)
+    elif isinstance(value, list | tuple):
+        for part in cast(list[object], value):
+            yield from _names_in(part)
+
+
+def _places(names: list[str]) -> Places:
+    modules = dict.fromkeys(name.partition(":")[0].partition(".")[0] for name in names)
+    return {module: place_of(module) for module in modules}
+
+
+def _told(place: str | None) -> str:
+    return "not found here" if place is None else "an installed package" if place == INSTALLED else f"in {place}"
+
+
+def _folder() -> Path:
+    """Folder of what the user trusts: one file for each run."""
+    chosen = os.environ.get("XDG_CONFIG_HOME", "")
+    # Relative paths are to be ignored, says the XDG specification: they would lie in whatever folder the user is in.
+    return Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config")) / "metaloom" / "trusted"
+
+
+def _file(run: Run) -> Path:
+    return _folder() / f"{run.info['sha256']}.json"
+
+
+def _remember(run: Run, places: Places) -> None:
+    file = _file(run)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    part.write_text(json.dumps({"run": run.location, "modules": places}, indent=1) + "\n", encoding="utf-8")
+    part.replace(file)
+
+
+def _remembered(run: Run) -> Places | None:
+    file = _file(run)
+    try:
+        # Somebody else's file, in a home folder that root or another user was given, is not this user's word.
+        if file.stat().st_uid != os.geteuid():
+            return None
+        modules: Any = json.loads(file.read_text(encoding="utf-8"))["modules"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return dict(modules) if isinstance(modules, dict) else None
