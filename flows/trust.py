@@ -76,28 +76,24 @@ def require_trust(run: Run) -> None:
 def names_of_run(run: Run) -> list[str]:
     """All module:Class that the settings of a run and of its ancestors may name."""
     runs: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]
-    return sorted({name for info in runs for name in names_in(info.get("config", {}))})
+    return sorted({name for info in runs for name in names_in(info.get("config"))})
 
 
-def names_in(settings: Mapping[str, Any]) -> list[str]:
+def names_in(settings: object) -> Iterator[str]:
     """Texts in settings that may name something in a module: all with a colon, whatever they are for.
 
-    Which of them are imported only the classes know that they name. So none is left out but the address of a warm
-    start, of which nothing but arrays is read.
+    Which of them are imported only the classes know that they name. And a warm start from a URL is nothing to read on
+    somebody else's behalf either.
     """
-    return sorted({*_names_in({name: value for name, value in settings.items() if name != "init_from"})})
-
-
-def _names_in(value: object) -> Iterator[str]:
-    if isinstance(value, str) and ":" in value:
-        yield value
-    elif isinstance(value, Mapping):
-        for key, part in cast(Mapping[object, object], value).items():
-            yield from _names_in(key)
-            yield from _names_in(part)
-    elif isinstance(value, list | tuple):
-        for part in cast(list[object], value):
-            yield from _names_in(part)
+    if isinstance(settings, str) and ":" in settings:
+        yield settings
+    elif isinstance(settings, Mapping):
+        for name, value in cast(Mapping[object, object], settings).items():
+            yield from names_in(name)
+            yield from names_in(value)
+    elif isinstance(settings, list | tuple):
+        for value in cast(list[object], settings):
+            yield from names_in(value)
 
 
 def _places(names: list[str]) -> Places:

@@ -26,7 +26,7 @@ from metaloom.storage.keep.thinning import thinnable
 from metaloom.storage.read.ancestry import boundaries, contributors, first_iteration, first_sequence, origin
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import chain_problems
-from metaloom.storage.read.sessions import ComputedWith, read_sessions
+from metaloom.storage.read.sessions import ComputedWith, mapping, read_sessions
 from metaloom.storage.remote.log import RemoteLog, follow
 from metaloom.storage.remote.places import folder_of, location
 
@@ -81,8 +81,9 @@ class Run:
         token = self.record(ref).token
         if token not in self._sessions:
             self._sessions = {session.token: session for session in self.sessions()}
-        session = self._sessions.get(token)
-        return origin(self.info, ref)["environment"] if session is None else session.environment
+        if token in self._sessions:
+            return self._sessions[token].environment
+        return mapping(origin(self.info, ref).get("environment"))
 
     def sessions(self) -> list[ComputedWith]:
         """List the sessions that computed outputs, the first one first, as far as they wrote down with what."""

@@ -9,7 +9,7 @@ themselves.
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,8 +90,8 @@ def meta_train(
         trust: Import the modules that the settings of a run that exists name, now and later.
     """
     folder = run_folder(run or run_name())
-    named = names_in(config.model_dump(mode="json") if config else load_settings(recipe) if recipe else {})
-    stored = None if is_new(folder) else stored_config(storage.open_run(folder), named, trust=trust)
+    parameters = config.model_dump(mode="json") if config else load_settings(recipe) if recipe else {}
+    stored = None if is_new(folder) else stored_config(storage.open_run(folder), parameters, trust=trust)
     settings = settings_for(folder, stored, recipe=recipe, config=config, seed=seed, iterations=iterations)
     _tag_flow_run(settings)
     page = TrainingPage(folder)
@@ -216,19 +216,19 @@ def is_new(folder: Path) -> bool:
     return not storage.run_exists(folder)
 
 
-def stored_config(run: storage.Run, named: Collection[str], *, trust: bool) -> RunConfig:
+def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: bool) -> RunConfig:
     """Return the settings of a run that a flow run goes on with.
 
     Args:
         run: the run.
-        named: what the flow run's own parameters name, which its user trusts: a flow run that is retried on another
-            machine is to find the run that it began.
+        parameters: the flow run's own settings. What they name its user trusts: a flow run that is retried on another
+            machine is to go on with the run that it began.
         trust: the user trusts what the run's settings name.
 
     Raises:
         UntrustedRun: they name modules that neither the parameters name nor the user trusts.
     """
-    if trust or {*names_of_run(run)} <= {*named}:
+    if trust or {*names_of_run(run)} <= {*names_in(parameters)}:
         trust_run(run)
     return config_of(run)
 

@@ -36,7 +36,7 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
     of earlier versions did not write down what they computed with, and are left out.
     """
     oldest = contributors(info)[0]
-    environment, packages = _mapping(oldest.get("environment")), _mapping(oldest.get("versions"))
+    environment, packages = mapping(oldest.get("environment")), mapping(oldest.get("versions"))
     first = ComputedWith(0, "", str(oldest.get("created", "")), environment, packages)
     try:
         folders = [folder for folder in (root / "_sessions").iterdir() if SESSION_NAME.fullmatch(folder.name)]
@@ -54,10 +54,10 @@ def _read(folder: Path) -> ComputedWith | None:
     if "environment" not in document:
         return None
     number, token = folder.name.split(".")[0].split("-")
-    environment, packages = _mapping(document["environment"]), _mapping(document.get("versions"))
+    environment, packages = mapping(document["environment"]), mapping(document.get("versions"))
     return ComputedWith(int(number), token, str(document.get("started", "")), environment, packages)
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
     """The value if it is a mapping; a run from elsewhere may have anything in its place."""
     return value if isinstance(value, dict) else {}
