@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import atexit
 import os
 import tempfile
 
@@ -10,6 +11,7 @@ os.environ.pop("COLUMNS", None)
 
 # What tests trust is nothing that the user trusts; processes that they start find it too.
 _CONFIG = tempfile.TemporaryDirectory(prefix="metaloom-tests-")
+atexit.register(_CONFIG.cleanup)
 os.environ["XDG_CONFIG_HOME"] = _CONFIG.name
 
 # How long an example takes is not what a test is about, and a busy machine has its own idea of it.
