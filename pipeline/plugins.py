@@ -149,8 +149,8 @@ def place_of(module: str) -> str | None:
 
 def is_installed(file: str) -> bool:
     """Tell whether a file is the interpreter's or an installed package's."""
-    roots = [*(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))]
-    roots.append(site.getusersitepackages())
+    roots = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    roots += [*site.getsitepackages(), site.getusersitepackages()]
     return any(Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)) for root in roots)
 
 
