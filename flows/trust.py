@@ -1,23 +1,27 @@
 """Trust in a stored run: whether what its settings name may be imported.
 
 Settings name classes as module:Class, and to import a module runs it. Those of a stored run may have been written by
-anybody, so they become a RunConfig only in `run_stages.config_of`, which asks here first. Trust is remembered per user,
-for one run.json, by its hash: whatever is changed in it, or names other modules, is not trusted any more. It also holds
-only where the modules are found in the same place, since another folder may have another module of that name.
+anybody, so they become a RunConfig only in `run_stages.config_of`, and those in the file of a policy only in
+`trained.files`; both ask here first. Trust is remembered per user, for one run.json or one policy, by its hash:
+whatever is changed in it is not trusted any more. It also holds only where the modules are found in the same place,
+since another folder may have another module of that name.
 
 What a run names without a module, Metaloom or an installed package brings, and needs no trust. Nor do names that the
 user gave to the command.
 """
 
+import hashlib
 import json
 import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from metaloom import storage
+from metaloom.flows.runs import run_folder
 from metaloom.pipeline.plugins import INSTALLED, place_of
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run
@@ -32,24 +36,83 @@ _trusted_here: dict[str, Places] = {}
 
 
 class UntrustedRun(ConfigError):
-    """The settings of a stored run name modules that the user has not agreed to import."""
+    """Stored settings name modules that the user has not agreed to import."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Stored settings that may name modules: those of a run, or of a policy's file.
+
+    Attributes:
+        where: they are, for messages.
+        sha256: of all that is stored with them.
+        names: that they may name.
+        remedy: how the user says that they are trusted.
+    """
+
+    where: str
+    sha256: str
+    names: list[str]
+    remedy: str
+
+    @classmethod
+    def of_run(cls, run: Run) -> "Settings":
+        """Those of a run and of its ancestors."""
+        remedy = (
+            f"add --trust (in Python: metaloom.trust_run({run.location!r})). `metaloom show {run.location}` shows the "
+            "settings and runs nothing"
+        )
+        return cls(run.location, str(run.info["sha256"]), names_of_run(run), remedy)
+
+    @classmethod
+    def of_policy(cls, path: str | Path, described: str) -> "Settings":
+        """Those in a policy's file, which describes the policy in JSON."""
+        sha256 = hashlib.sha256(described.encode()).hexdigest()
+        names = sorted({*names_in(json.loads(described))})
+        return cls(str(path), sha256, names, f"metaloom.load_policy({str(path)!r}, trust=True)")
+
+    def trust(self) -> None:
+        """Agree to import the modules that are named, now and later."""
+        if not self.names:
+            return
+        places = _places(self.names)
+        _trusted_here[self.sha256] = places
+        try:
+            _remember(self, places)
+        except OSError as error:
+            log.warning("%s: cannot remember that its modules are trusted: %s; say --trust again", self.where, error)
+
+    def require_trust(self) -> None:
+        """Refuse settings that name modules, unless the user trusts them.
+
+        Raises:
+            UntrustedRun: saying which modules, and where they are.
+        """
+        if not self.names:
+            return
+        places, trusted = _places(self.names), _trusted_here.get(self.sha256) or _remembered(self.sha256)
+        moved = [name for name, place in places.items() if place not in (None, INSTALLED, (trusted or {}).get(name))]
+        if trusted is not None and not moved:
+            return
+        shown = places if trusted is None else moved
+        found = ", ".join(f"{name} ({_told(places[name])})" for name in shown)
+        problem = "you have not trusted" if trusted is None else "you have trusted in another place"
+        raise UntrustedRun(
+            f"{self.where}: its settings name {', '.join(self.names)}; found {found}, which {problem} to be imported "
+            f"for it; required your word, since importing runs code: {self.remedy}"
+        )
 
 
 def trust_run(run: Run | str | Path) -> None:
     """Agree to import the modules that a stored run's settings name, now and in later commands of this user.
 
+    Args:
+        run: a run, its path or URL, or its name in the runs folder.
+
     Raises:
         storage.StoreError: there is no such run.
     """
-    run = run if isinstance(run, Run) else storage.open_run(run)
-    if not (names := names_of_run(run)):
-        return
-    places = _places(names)
-    _trusted_here[run.info["sha256"]] = places
-    try:
-        _remember(run, places)
-    except OSError as error:
-        log.warning("%s: cannot remember that its modules are trusted: %s; say --trust again", run.location, error)
+    Settings.of_run(run if isinstance(run, Run) else storage.open_run(run_folder(run))).trust()
 
 
 def require_trust(run: Run) -> None:
@@ -58,19 +121,7 @@ def require_trust(run: Run) -> None:
     Raises:
         UntrustedRun: saying which modules, and where they are.
     """
-    if not (names := names_of_run(run)):
-        return
-    places, trusted = _places(names), _trusted_here.get(run.info["sha256"]) or _remembered(run)
-    moved = [name for name, place in places.items() if place not in (None, INSTALLED, (trusted or {}).get(name))]
-    if trusted is not None and not moved:
-        return
-    found = ", ".join(f"{name} ({_told(place)})" for name, place in places.items() if trusted is None or name in moved)
-    problem = "you have not trusted" if trusted is None else "you have trusted in another place"
-    raise UntrustedRun(
-        f"{run.location}: its settings name {', '.join(names)}; found {found}, which {problem} to be imported for this "
-        f"run; required your word, since importing runs code: add --trust (in Python: "
-        f"metaloom.trust_run({run.location!r})). `metaloom show {run.location}` shows the settings and runs nothing"
-    )
+    Settings.of_run(run).require_trust()
 
 
 def names_of_run(run: Run) -> list[str]:
@@ -112,20 +163,20 @@ def _folder() -> Path:
     return Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config")) / "metaloom" / "trusted"
 
 
-def _file(run: Run) -> Path:
-    return _folder() / f"{run.info['sha256']}.json"
+def _file(sha256: str) -> Path:
+    return _folder() / f"{sha256}.json"
 
 
-def _remember(run: Run, places: Places) -> None:
-    file = _file(run)
+def _remember(settings: Settings, places: Places) -> None:
+    file = _file(settings.sha256)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
-    part.write_text(json.dumps({"run": run.location, "modules": places}, indent=1) + "\n", encoding="utf-8")
+    part.write_text(json.dumps({"settings": settings.where, "modules": places}, indent=1) + "\n", encoding="utf-8")
     part.replace(file)
 
 
-def _remembered(run: Run) -> Places | None:
-    file = _file(run)
+def _remembered(sha256: str) -> Places | None:
+    file = _file(sha256)
     try:
         # Somebody else's file, in a home folder that root or another user was given, is not this user's word.
         if file.stat().st_uid != os.geteuid():

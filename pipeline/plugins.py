@@ -65,7 +65,7 @@ class Plugins:
         names = self.names()
         known = f"one of {', '.join(names)}; or " if names else ""
         raise ConfigError(
-            f"found {name!r};{suggestion(name, names)} required {known}module:Class for {_a(self.kind)} of your own"
+            f"found {name!r}; required {known}module:Class for {_a(self.kind)} of your own{suggestion(name, names)}"
         )
 
     def find(self, name: str, base: type[T]) -> type[T]:

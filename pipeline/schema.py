@@ -24,10 +24,10 @@ class ConfigError(ValueError):
 
 
 def suggestion(found: str, names: Iterable[str]) -> str:
-    """Ask `did you mean X?`, with a space before it, of a name that resembles others; of others nothing."""
+    """End a message with `; did you mean X?` where a name resembles others; otherwise with nothing."""
     by_small_letters = {name.lower(): name for name in names}
     close = difflib.get_close_matches(found.lower(), by_small_letters, n=1)
-    return f" did you mean {by_small_letters[close[0]]}?" if close else ""
+    return f"; did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
 def later(default: Any, **about: Any) -> Any:
@@ -82,8 +82,8 @@ def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDet
     kind: str | PydanticCustomError = problem["type"]
     if kind == "extra_forbidden" and len(problem["loc"]) == 1:
         shown = "" if isinstance(problem["input"], dict) else f"; found {problem['input']!r}"
-        hint = suggestion(str(problem["loc"][0]), keys) or " see `metaloom recipes --schema` for the keys there are"
-        kind = refusal(f"unknown key{shown};{hint}")
+        hint = suggestion(str(problem["loc"][0]), keys) or "; see `metaloom recipes --schema` for the keys there are"
+        kind = refusal(f"unknown key{shown}{hint}")
     elif kind == REFUSAL:
         kind = refusal(context["message"])
     return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"], ctx=context)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -48,8 +48,25 @@ class Run:
         self.files = CommittedFiles(path, StageTable.of(info), remote)
         self._sessions: dict[str, ComputedWith] = {}
 
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open the run in a folder or under a URL, for reading. A writer may go on meanwhile.
+
+        Raises:
+            RunNotFound, NotARun: there is no such folder, or it holds no run.
+            IncompatibleFormat: the run was written in a format that this version does not read.
+            DamagedRun: run.json is damaged, or not the one that the run's records follow.
+            StorageFailed: the object store of a URL cannot be read.
+        """
+        folder = folder_of(path)
+        remote = follow(folder)
+        run = cls(folder, read_info(folder), remote)
+        _require_own_records(run)
+        return run
+
     def __repr__(self) -> str:
-        return f"Run({self.location!r}, {len(self.iterations)} iterations)"
+        count = len(self.iterations)
+        return f"Run({self.location!r}, {count} iteration{'' if count == 1 else 's'})"
 
     @property
     def name(self) -> str:
@@ -274,19 +291,8 @@ class Run:
 
 
 def open_run(path: str | Path) -> Run:
-    """Open the run in a folder or under a URL, for reading. A writer may go on meanwhile.
-
-    Raises:
-        RunNotFound, NotARun: there is no such folder, or it holds no run.
-        IncompatibleFormat: the run was written in a format that this version does not read.
-        DamagedRun: run.json is damaged, or not the one that the run's records follow.
-        StorageFailed: the object store of a URL cannot be read.
-    """
-    folder = folder_of(path)
-    remote = follow(folder)
-    run = Run(folder, read_info(folder), remote)
-    _require_own_records(run)
-    return run
+    """Open the run in a folder or under a URL, for reading; see Run.open."""
+    return Run.open(path)
 
 
 def run_exists(path: str | Path) -> bool:

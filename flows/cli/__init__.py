@@ -31,6 +31,7 @@ COMMANDS = {
     "verify": "verify:verify",
     "report": "report:report",
     "export": "export:export",
+    "policy": "policy:policy",
     "recipes": "recipes:recipes",
     "graph": "graph:graph",
     "doctor": "doctor:doctor",

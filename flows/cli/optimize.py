@@ -17,7 +17,10 @@ def optimize(
     grid: Annotated[
         tuple[str, ...],
         Parameter(
-            name="--grid", negative=(), help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable."
+            name="--grid",
+            negative=(),
+            show_default=False,
+            help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable.",
         ),
     ] = (),
     stage: str | None = None,
@@ -25,13 +28,13 @@ def optimize(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Compute a stage again on stored batches under other settings, without sampling, and compare the outcomes.
+    """Recompute a stage on stored batches under other settings, without sampling, and compare the outcomes.
 
     Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
 
     Args:
-        stage: Which stage: any that does not sample, such as adapt; when left out the one that ends the iteration.
-        step: Its inner step.
+        stage: Stage to recompute: any that does not sample, such as adapt; by default the one that ends the iteration.
+        step: Inner step of that stage.
     """
     at = RunAt.parse(run)
     if at.iteration is None:

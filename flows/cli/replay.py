@@ -2,14 +2,14 @@
 
 from dataclasses import asdict, replace
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, RunArgument, Trust, agree, refuse_with
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, RunAtArgument, Trust, agree, refuse_with
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
 
 
 def replay(
-    run: RunArgument,
+    run: RunAtArgument,
     *,
     stage: str | None = None,
     step: int | None = None,
@@ -21,20 +21,19 @@ def replay(
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
-    """Run stored stages again from their stored inputs and compare every array, bit for bit.
+    """Rerun stored stages from their stored inputs and compare every array, bit for bit.
 
     Exit code 0 when all are identical, 1 when one differs.
 
     Example: `metaloom replay first@3 --stage adapt`
 
     Args:
-        run: RUN@ITERATION for one iteration, RUN for all of them.
         stage: Only this stage, such as adapt; `metaloom graph RUN` lists those of a run.
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
         pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
-        materialise: Compute what was thinned again and store it, if it has its old digest.
-        quarantine: Run the episode again, in this process, in which an environment failed and which was kept.
+        materialise: Recompute what was thinned and store it again, provided that it has its old digest.
+        quarantine: Rerun, in this process, the episode that was kept because an environment failed in it.
     """
     if quarantine or pdb:
         elsewhere = {name: value for name, value in asdict(where).items() if name != "threads"}
@@ -59,6 +58,7 @@ def _replay(
     backend = where.backend()
     from metaloom.flows.commands.replay import StageReplay
     from metaloom.flows.commands.replay import replay as replay_run
+    from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.tables import difference_table, replay_line
 
     outcomes: list[StageReplay] = []
@@ -73,7 +73,7 @@ def _replay(
         console().print(difference_table([difference for outcome in different for difference in outcome.differences]))
     else:
         console().print(
-            f"{len(outcomes)} stages replayed: all {outcomes[-1].proved}" if outcomes else "nothing to replay"
+            f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}" if outcomes else "nothing to replay"
         )
     return 1 if different else 0
 

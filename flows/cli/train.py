@@ -43,8 +43,8 @@ def train(
     Example: `metaloom train promp-point-corner --run first --set iterations=20`
 
     Args:
-        run: Name of the run under the runs folder, or a path; made from recipe and time when left out.
-        device: Where torch computes updates; recorded with the run, short for `--set device=cuda`.
+        run: Name of the run under the runs folder, or a path; made from recipe and time by default.
+        device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
     """
     from metaloom.flows.recipes import new_config
 
@@ -67,20 +67,25 @@ def resume(
     repair: Flag = False,
     retention: Annotated[
         tuple[str, ...],
-        Parameter(name="--set", negative=(), help="Change what is kept: `--set retention.keep_last=10`. Repeatable."),
+        Parameter(
+            name="--set",
+            negative=(),
+            show_default=False,
+            help="Change what is kept: `--set retention.keep_last=10`. Repeatable.",
+        ),
     ] = (),
     trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
-    """Go on with a run from its first missing stage, whatever interrupted it.
+    """Continue a run from its first missing stage, whatever interrupted it.
 
     Example: `metaloom resume first --iterations 40`
 
     Args:
-        iterations: How many iterations the run shall have; as configured when left out.
+        iterations: Total number of iterations to reach; as configured by default.
         take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
-        repair: Drop the outputs that `metaloom verify` finds damaged, and compute them again.
+        repair: Drop the outputs that `metaloom verify` finds damaged, and recompute them.
     """
     from metaloom.flows.runs import run_folder
 
@@ -104,6 +109,7 @@ def resume(
 
 def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bool) -> int:
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
+    from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.progress import progress
     from metaloom.storage import location
 
@@ -115,7 +121,9 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bo
     tell = unless_closed(say)
     if result.stopped:
         place = location(folder)
-        tell(as_json, f"stopped after {result.iterations_done} iterations; go on with: metaloom resume {place}")
+        tell(
+            as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; go on with: metaloom resume {place}"
+        )
         return EXIT_INTERRUPTED
     tell(as_json, _next_steps(result.path))
     return 0

@@ -9,7 +9,7 @@ from metaloom.storage import location, verify_run
 def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     """Check every stored file of a run against its records.
 
-    Exit code 0 when all are whole, 1 when one is damaged, missing or foreign.
+    Exit code 0 when all are intact, 1 when one is damaged, missing or foreign.
 
     Example: `metaloom verify first`
     """
@@ -22,5 +22,5 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     elif damages:
         console().print(damage_table(damages))
     else:
-        console().print(f"{location(folder)}: every file is whole")
+        console().print(f"{location(folder)}: every file is intact")
     return 1 if damages else 0

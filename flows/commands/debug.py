@@ -21,17 +21,17 @@ from metaloom.stages.rollouts.reproduce import reproduce
 from metaloom.storage import Quarantined, StageRef
 
 INPUTS = "stage_inputs"
-"""What the debugger calls the stored inputs of the stage, in every frame."""
+"""Name of the stage's stored inputs in every frame of the debugger."""
 
 
 @dataclass(frozen=True)
 class Debugged:
-    """What came of a stage: the error it ended with, None if it ended well."""
+    """Outcome of a stage: the error it ended with, None if it ended well."""
 
     ref: StageRef
     fault: Exception | None
     identical: bool | None
-    """Whether it gave the stored bits; None where nothing is stored or it failed."""
+    """True if it gave the stored bits; None where nothing is stored or it failed."""
 
     def __str__(self) -> str:
         what = f"iteration {self.ref.iteration}, {stage_name(self.ref)}"
@@ -146,7 +146,7 @@ def _kept(path: Path, iteration: int, stage: str | None, step: int | None) -> Qu
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """What the environment itself raised, if it did."""
+    """Return the error that the environment itself raised, if it did."""
     return error if error.__cause__ is None else _innermost(error.__cause__)
 
 

@@ -9,6 +9,10 @@ from metaloom import storage
 from metaloom.flows.commands.replay import ArrayDifference, compare, compare_digests
 from metaloom.flows.views.formatting import dotted
 from metaloom.flows.views.tables import difference_info
+from metaloom.pipeline.algorithms import ALGORITHMS
+from metaloom.pipeline.baselines.config import BASELINES
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import flatten
 
@@ -24,7 +28,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class RunDiff:
-    """How two runs differ.
+    """Differences between two runs.
 
     Attributes:
         a, b: their folders.
@@ -50,7 +54,7 @@ class RunDiff:
 
     @property
     def equal(self) -> bool:
-        """Whether settings and outputs are the same."""
+        """True if settings and outputs are the same."""
         return not (self.settings or self.different or self.only_a or self.only_b)
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,7 +107,16 @@ def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    return dict(dotted(run.config))
+    """The settings of a run; those that its version did not have are at their defaults."""
+    config = run.config
+    # Only of our own classes: to look at a run, nothing of its user's is imported.
+    sections = ((ALGORITHMS, config["algorithm"]), (BASELINES, config["baseline"]))
+    if not all(section["name"] in known.builtin for known, section in sections):
+        return dict(dotted(config))
+    try:
+        return dict(dotted(build_config(config).model_dump(mode="json")))
+    except ConfigError:
+        return dict(dotted(config))
 
 
 def _environment(run: Run) -> dict[str, str]:

@@ -133,7 +133,7 @@ def _interface(env: Any) -> dict[str, Any]:
 
 
 def _changed_metrics(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
-    """Whether the last shared update, made again under the new settings, would fit where it is stored."""
+    """Tell how the last shared update, recomputed under the new settings, would not fit where it is stored."""
     ref = run.last_ref(iteration - 1)
     try:
         with stages_of_run(run, Backend(workers=0)) as parents:  # whose batches may have been thinned

@@ -38,7 +38,7 @@ CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage gave under some settings.
+    """Output of a stage under some settings.
 
     Attributes:
         settings: what was changed, as `--set` takes it; empty for the settings of the run.
@@ -85,14 +85,14 @@ class Counterfactual:
     start: Mapping[str, Array]
 
     def quantities(self) -> dict[str, tuple[float | None, float | None]]:
-        """What describes both outcomes: name -> (stored, changed); None where one has no such quantity."""
+        """Describe both outcomes: name -> (stored, changed); None where one has no such quantity."""
         left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
         pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
         # Metrics of inner steps describe the stored episodes, unless processing changed them.
         return {name: pair for name, pair in pairs.items() if not re.match(r"step_\d", name) or pair[0] != pair[1]}
 
     def distance(self) -> dict[str, float]:
-        """How far the outcomes are from each other: L2 and largest absolute difference over all their numbers.
+        """Measure how far apart the outcomes are: L2 and largest absolute difference over all their numbers.
 
         For updates it is about the policy's parameters, with the cosine of the angle between the two steps.
         """
@@ -164,7 +164,7 @@ def sweep(
     stage: str | None = None,
     step: int = 0,
 ) -> Iterator[Counterfactual]:
-    """What `optimize` gives, for every combination of the values in a grid: setting -> values.
+    """Give what `optimize` does, for every combination of the values in a grid: setting -> values.
 
     All settings are checked before the first is computed.
     """
@@ -327,7 +327,7 @@ def _own_learner(stages: Runner) -> LearnerState:
 
 
 def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerState:
-    """What an algorithm keeps of a stored learner; UsageError where it needs more than there is."""
+    """Take from a stored learner what an algorithm keeps; UsageError where it needs more than there is."""
     parts = {}
     for name in ("params", "optimizer", "extra"):
         have, need = getattr(stored, name), getattr(wanted, name)
@@ -347,7 +347,7 @@ def _json(value: float | None) -> float | None:
 
 
 def _numbers(value: StageOutput) -> dict[str, Array]:
-    """What an outcome is compared by: the policy's parameters of an update, the real steps of samples."""
+    """Return the numbers that outcomes are compared by: an update's policy parameters, the real steps of samples."""
     if isinstance(value, Update):
         return dict(value.learner.params)
     arrays = flatten(value)

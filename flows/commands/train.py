@@ -19,8 +19,10 @@ from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs.facts import env_facts
 from metaloom.pipeline.envs.registry import with_all_options
+from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.estimation.diagnostics import refuse_taken_names
 from metaloom.pipeline.nn.device import device_facts
-from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
+from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
 
@@ -34,7 +36,7 @@ class StageCall(Protocol):
 
 @dataclass(frozen=True)
 class IterationReport:
-    """What just happened, for progress displays.
+    """Report of a completed iteration, for progress displays.
 
     Attributes:
         iteration: the iteration that was completed, counted from 0.
@@ -58,7 +60,7 @@ class IterationReport:
 
 @dataclass(frozen=True)
 class Observer:
-    """What a caller is told while a run trains; the default listens to nothing and never stops it."""
+    """Callbacks of whoever watches a run train; by default they do nothing and never stop it."""
 
     stage_started: Callable[[StageRef], None] = lambda ref: None
     iteration_done: Callable[[IterationReport], None] = lambda report: None
@@ -67,7 +69,7 @@ class Observer:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a run stands after training: `stopped` tells that it was asked to stop before its last iteration."""
+    """State of a run after training: `stopped` says that it was asked to stop before its last iteration."""
 
     path: Path
     iterations_done: int
@@ -98,9 +100,13 @@ def train(
     config = pinned(config)
     # Written out, so that the run says what it observed even if defaults change.
     recorded = config.model_copy(update={"env": with_all_options(config.env)})
-    with (
-        stages_of(config, backend) as stages,
-        storage.create_run(
+    with stages_of(config, backend) as stages:
+        # Only with parameters does an optimizer say what it refuses.
+        stages.context.learner.initialize(run_seed=config.seed)
+        if config.metrics:
+            processed = any(stage.output is Samples for stage in stages.graph.stages)
+            refuse_taken_names(stages.context.measures, Spaces.of(stages.context.env), processed=processed)
+        with storage.create_run(
             path,
             config=recorded.model_dump(mode="json"),
             config_digest=recorded.digest(),
@@ -108,10 +114,9 @@ def train(
             environment=environment(stages),
             retention=retention_of(config),
             stages=stages.graph.table,
-        ) as writer,
-    ):
-        trust_run(writer.run)
-        return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
+        ) as writer:
+            trust_run(writer.run)
+            return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
 
 
 def resume(
@@ -166,7 +171,7 @@ def resume(
 
 
 def retention_of(config: RunConfig) -> Retention:
-    """What a configuration says about keeping arrays, as the store takes it."""
+    """Return what a configuration says about keeping arrays, as the store takes it."""
     return Retention(**config.retention.model_dump())
 
 
@@ -186,7 +191,7 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 
 
 def environment(stages: Runner) -> dict[str, Any]:
-    """What decides the numbers besides the configuration, and is not known to the store: the code, and its defaults."""
+    """Return what decides the numbers besides the configuration and the store does not know: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
     return {
         "code": code_digest(),
@@ -199,7 +204,7 @@ def environment(stages: Runner) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What there is to compute: the stages of every iteration, and for each output those that compute it."""
+    """Plan of a run: the stages of every iteration, and for each output those that compute it."""
 
     config: RunConfig
     order: Callable[[int], list[StageRef]]

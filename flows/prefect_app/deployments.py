@@ -34,6 +34,7 @@ from metaloom.flows.recipes import RECIPES, load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import run_folder
 from metaloom.flows.trust import names_in, names_of_run, trust_run
+from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import with_all_options
@@ -107,7 +108,7 @@ def meta_train(
         else:
             result = resume(folder, iterations=settings.iterations, **how)
     page.close()
-    return Completed(message=f"{result.iterations_done} iterations in {result.path}")
+    return Completed(message=f"{plural(result.iterations_done, 'iteration')} in {result.path}")
 
 
 @flow(name="replay", flow_run_name="replay {run}")
@@ -137,7 +138,7 @@ def replay(
     different = sum(not outcome.identical for outcome in outcomes)
     if different:
         return Failed(message=f"{different} of {len(outcomes)} stages differ from what is stored in {folder}")
-    return Completed(message=f"{len(outcomes)} stages replayed: all {outcomes[-1].proved}")
+    return Completed(message=f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}")
 
 
 @flow(name="evaluate", flow_run_name="evaluate {run}")
@@ -191,7 +192,7 @@ def evaluate(
         backend=Backend(workers=workers),
     )
     publish_evaluation(folder, outcome)
-    return Completed(message=f"{len(outcome.tasks)} tasks, learner after {outcome.updates} updates")
+    return Completed(message=f"{plural(len(outcome.tasks), 'task')}, learner after {plural(outcome.updates, 'update')}")
 
 
 class StageTasks:
@@ -212,7 +213,7 @@ class StageTasks:
 
 
 def is_new(folder: Path) -> bool:
-    """Whether a run is still to be created in a folder: the file that makes it one is missing."""
+    """Tell if a run is still to be created in a folder: the file that makes it one is missing."""
     return not storage.run_exists(folder)
 
 

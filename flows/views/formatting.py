@@ -38,7 +38,12 @@ def adaptation_label(k: int, last: int) -> str:
         return "before adaptation"
     if k == last:
         return "after adaptation"
-    return f"after {k} inner step{'s' if k > 1 else ''}"
+    return f"after {plural(k, 'inner step')}"
+
+
+def plural(number: int, noun: str) -> str:
+    """A number of things: 1 step, 2,000 steps."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def number(value: float) -> str:

@@ -77,6 +77,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
     ("tokens", "found"),
     [
         (["train", "promp-point-cornr"], "did you mean promp-point-corner"),
+        (["graph", "nope"], "no recipe and no stored run 'nope'"),
         (["train", "promp-point-corner", "--run", "x", "--set", "algorithm.inner_rate=1"], "algorithm.inner_rate"),
         (["train", "promp-point-corner", "--run", "x", "--set", "iterations=0"], "iterations"),
         (["train", "promp-point-corner", "--run", "x", "--set", "env=point-corner-2"], "point-corner-2"),
@@ -109,7 +110,7 @@ def test_a_name_that_is_taken_is_refused_and_the_run_untouched(runs, capsys):
     assert train("first") == 0
     before = {file: file.read_bytes() for file in (runs / "first").rglob("*") if file.is_file()}
     assert train("first") == 2
-    assert "first" in capsys.readouterr().err
+    assert "first: there is a run; required: a path where nothing is stored yet" in capsys.readouterr().err
     assert before == {file: file.read_bytes() for file in (runs / "first").rglob("*") if file.is_file()}
 
 
@@ -210,7 +211,7 @@ def test_evaluate_prints_a_return_for_every_number_of_adaptation_steps(capsys):
     assert [(row["adaptation_steps"], row["task"]) for row in rows] == [(k, b) for k in range(3) for b in range(2)]
     assert [row["adaptation_steps"] for row in found["adaptation"]] == [0, 1, 2]
     assert run(tokens) == 0
-    assert "learner after 1 updates, 2 tasks" in capsys.readouterr().out
+    assert "learner after 1 update, 2 tasks" in capsys.readouterr().out
 
 
 def test_evaluate_takes_all_it_is_asked_for_from_the_command_line(tmp_path, capsys):
@@ -305,7 +306,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(runs, interrupts, capsys):
     trainer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
     try:
         assert trainer.stdout is not None
-        assert "iteration 1/" in trainer.stdout.readline()
+        assert "iteration 0 (1 of" in trainer.stdout.readline()
         for _ in range(interrupts):
             trainer.send_signal(signal.SIGINT)
             time.sleep(0.001)

@@ -72,6 +72,19 @@ def test_two_workers_give_the_digests_of_this_process(run, tmp_path, digests):
         (("ppo", "env=pixels:Catch", "policy.network=residual"), "required policy.network=cnn"),
         (("ppo", "env=Pendulum-v1", "policy.network=cnn"), r"observations have the shape \(3,\); required images"),
         (("ppo", "env=Pendulum-v1", "policy.network=own_network:Nothing"), "own_network:Nothing"),
+        (
+            ("sac", "env=Pendulum-v1", "policy.network=own_network:Residual", "policy.hidden_sizes=[8]"),
+            r"policy.hidden_sizes is \(8,\) but the network is own_network:Residual, .*leave it out",
+        ),
+        (
+            ("ppo", "env=Pendulum-v1", "policy.network=own_network:Residual", "algorithm.critic_hidden_sizes=[8]"),
+            r"algorithm.critic_hidden_sizes is \(8,\) but the network is own_network:Residual",
+        ),
+        (("promp-point-corner", "algorithm.optimizer=LBFGS"), "required positional argument: 'closure'"),
+        (("ppo", "env=CartPole-v1", "algorithm.optimizer=adamw"), "did you mean AdamW"),
+        (("promp-point-corner", "algorithm.kernel=fused"), "promp has no fused kernel .*required auto or torch"),
+        (("promp-point-corner", "env.diagnostics=true"), "env.diagnostics is on, but point-corner has none"),
+        (("sac", "env=Pendulum-v1", "env.diagnostics=true"), "env.diagnostics is on, but Pendulum-v1 has none"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_stored(run, message, tmp_path):

@@ -1,4 +1,4 @@
-"""What the flows decide and show themselves; they run under a server in test_prefect_server.py."""
+"""Decisions and output of the flows themselves; they run under a server in test_prefect_server.py."""
 
 import logging
 from pathlib import Path
@@ -174,11 +174,11 @@ class TestPage:
         assert recorder.calls == ["create_progress", "create_table", "update_progress", "create_table"]
 
     def test_a_line_tells_returns_before_and_after_adaptation(self):
-        assert iteration_line(report(3)) == "iteration 4/10  before −1  after 2  39.2 k steps/s"
+        assert iteration_line(report(3)) == "iteration 3 (4 of 10)  before −1  after 2  39.2 k steps/s"
 
     def test_a_line_of_a_run_without_adaptation_has_one_return(self):
         line = iteration_line(report(3, **{"step_0.average_return": 7.0}))
-        assert line == "iteration 4/10  return 7  39.2 k steps/s"
+        assert line == "iteration 3 (4 of 10)  return 7  39.2 k steps/s"
 
     def test_metrics_that_are_not_finite_do_not_break_the_table(self):
         assert table_of({"loss": float("nan")}) == [{"metric": "loss", "value": "nan"}]

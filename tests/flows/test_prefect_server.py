@@ -34,7 +34,7 @@ class Served:
     pid: int
 
     def prefect(self, *arguments: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
-        """What a user types, in the project's folder or another one."""
+        """Run what a user types, in the project's folder or another one."""
         return subprocess.run(
             [PREFECT, *arguments],
             cwd=folder or self.project,

@@ -25,6 +25,8 @@ TELL = "print('imported', *(name for name in {heavy} if name in sys.modules), fi
         ((*TRAIN, "algorithm.iner_lr=1"), 2, "did you mean inner_lr"),
         ((*TRAIN, "algorithm.inner_lr=x"), 2, "algorithm.inner_lr"),
         ((*TRAIN, "seed"), 2, "required KEY=VALUE"),
+        (("train", "ppo", "--set", "algorithm.clip_ep=1"), 2, "did you mean clip_eps"),
+        (("train", "sac", "--set", "num_tasks=x"), 2, "num_tasks"),
         (("show", "nothing-here"), 2, "nothing-here"),
         (("replay", "nothing-here@last"), 2, "last"),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import metaloom
 from metaloom import storage
 from metaloom.flows import cli, trust
 from metaloom.flows.commands.train import train
@@ -49,6 +50,7 @@ USES = {
     "verify": [(INERT, "verify forged")],
     "report": [(INERT, "report forged")],
     "export": [(INERT, "export forged --to parquet --out exported")],
+    "policy": [(REFUSED, "policy forged --out policy.safetensors"), (REFUSED, "policy forged@1 --out policy.onnx")],
     "recipes": [],
     "graph": [(REFUSED, "graph forged"), (REFUSED, "graph forged --set env=point-corner")],
     "doctor": [],
@@ -215,6 +217,19 @@ def test_trust_is_given_once_and_for_one_run_alone(monkeypatch, user, capsys):
     trust._trusted_here.clear()
     says("replay own@0", capsys)
     assert "which you have not trusted" in says("replay other@0", capsys, 2)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_policy_in_a_file_is_no_way_around_it(monkeypatch, user, capsys):
+    says("policy own --out mine.safetensors", capsys)
+    trust._trusted_here.clear()
+    assert metaloom.load_policy("mine.safetensors").num_tasks == 1
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(user / "another user"))
+    with pytest.raises(trust.UntrustedRun, match=r"mine\.safetensors: its settings name own_measure:longest"):
+        metaloom.load_policy("mine.safetensors")
+    assert metaloom.load_policy("mine.safetensors", trust=True).num_tasks == 1
+    trust._trusted_here.clear()
+    assert metaloom.load_policy("mine.safetensors").num_tasks == 1
 
 
 @pytest.mark.usefixtures("own")

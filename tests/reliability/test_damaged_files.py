@@ -75,6 +75,6 @@ def _read(run):
 
 
 def _reports(run, name, changed):
-    """Whether verification names the file; if it is gone, one that needs it will do."""
+    """Tell if verification names the file; if it is gone, one that needs it will do."""
     problems = storage.verify_run(run)
     return any(problem.file == name for problem in problems) or (changed is None and problems != [])

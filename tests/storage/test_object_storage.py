@@ -90,7 +90,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def credentials(server, monkeypatch, tmp_path):
-    """What tells every process of a test where the store is; and an empty cache."""
+    """Environment that tells every process of a test where the store is, with an empty cache."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "someone",
         "AWS_SECRET_ACCESS_KEY": "secret",
@@ -151,7 +151,7 @@ def test_every_command_works_on_a_run_that_another_machine_trained(bucket, tmp_p
     train(build_config({**SETTINGS, "iterations": 3}), tmp_path / "local", backend=Backend(workers=0))
     other_machine("second")
     assert "2 / 2" in metaloom("ls")
-    assert "every file is whole" in metaloom("verify", "first")
+    assert "every file is intact" in metaloom("verify", "first")
     assert json.loads(metaloom("show", "first", "--json"))["path"] == f"{URL}/first"
     assert "all identical" in metaloom("replay", f"{URL}/first@1")
     forked = metaloom("fork", "first@1", "--run", "second")

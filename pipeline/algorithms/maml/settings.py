@@ -159,7 +159,7 @@ class TrustRegion(Settings):
     line_search_trials: int = Field(default=15, ge=1)
     """Trials at most; the first is the full step."""
     accept_violation: bool = later(False)
-    """Where no trial lowers the loss within the bound, take the last one all the same, as garage's option does."""
+    """If no trial lowers the loss within the bound, take the last one all the same, as garage's option does."""
     hvp: Literal["gauss_newton", "hessian", "finite_difference", "fd_unscaled"] = "gauss_newton"
     """Products of vectors with the metric. gauss_newton (once called exact): with the Fisher matrix of the adapted
     policies, pulled back through the adaptation; it is the Hessian of the KL where the current policies are those that

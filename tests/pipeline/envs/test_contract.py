@@ -1,4 +1,4 @@
-"""What holds for every registered environment."""
+"""Properties of every registered environment."""
 
 import pickle
 import re

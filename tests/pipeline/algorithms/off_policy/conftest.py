@@ -75,7 +75,7 @@ def doubles(transitions: Transitions) -> list[torch.Tensor]:
 
 
 def same(a: LearnerState, b: LearnerState) -> bool:
-    """Whether two learners are equal to the bit."""
+    """Tell if two learners are equal to the bit."""
     return all(
         x.keys() == y.keys() and all(np.array_equal(x[name], y[name]) for name in x)
         for x, y in ((a.params, b.params), (a.optimizer, b.optimizer), (a.extra, b.extra))
