@@ -16,7 +16,7 @@ from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.flows.trust import require_trust
 from metaloom.flows.views.run_info import planned_iterations
-from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.config.sources import changed_sources, plugin_sources
 from metaloom.storage import Run, StageRef
 
@@ -137,14 +137,14 @@ def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
     """A stored run's configuration, with the iterations that it was last given; the one that decides `ref`, if given.
 
     Only in a fork do the two differ: what it shares with its parent was computed under the parent's settings. Nothing
-    else turns stored settings into a configuration, since to do so may import what they name.
+    else turns stored settings that name modules into a configuration, since to do so may import them.
 
     Raises:
         UntrustedRun: they name modules that the user has not agreed to import.
     """
     require_trust(run)
     settings = run.config if ref is None else run.config_of(ref)
-    return build_config({**settings, "iterations": planned_iterations(run)})
+    return build_stored({**settings, "iterations": planned_iterations(run)})
 
 
 def config_at(run: Run, iteration: int) -> RunConfig:

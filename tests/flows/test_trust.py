@@ -62,9 +62,15 @@ def put(section, field, value):
     return lambda document, name: document["config"][section].update({field: value(name)})
 
 
+def without_limit(document):
+    """Leave out the step limit, which is then that of the environment."""
+    del document["config"]["max_episode_steps"]
+    return document["config"]
+
+
 PLACES = {
     "env": put("env", "name", lambda name: name),
-    "gymnasium id": put("env", "name", lambda name: f"{name}-v0"),
+    "gymnasium id": lambda document, name: without_limit(document)["env"].update(name=f"{name}-v0"),
     "algorithm": lambda document, name: document["config"].update(algorithm={"name": name}),
     "policy": put("policy", "name", lambda name: name),
     "network": put("policy", "network", lambda name: name),
@@ -76,7 +82,7 @@ PLACES = {
 }
 
 
-READ_AT_ONCE = ("env", "gymnasium id", "algorithm", "ancestor")
+READ_AT_ONCE = ("env", "gymnasium id", "algorithm", "return baseline", "ancestor")
 
 
 def forge(path, change):
