@@ -62,15 +62,9 @@ def put(section, field, value):
     return lambda document, name: document["config"][section].update({field: value(name)})
 
 
-def without_limit(document):
-    """Leave out the step limit, which is then that of the environment."""
-    del document["config"]["max_episode_steps"]
-    return document["config"]
-
-
 PLACES = {
     "env": put("env", "name", lambda name: name),
-    "gymnasium id": lambda document, name: without_limit(document)["env"].update(name=f"{name}-v0"),
+    "gymnasium id": put("env", "name", lambda name: f"{name}-v0"),
     "algorithm": lambda document, name: document["config"].update(algorithm={"name": name}),
     "policy": put("policy", "name", lambda name: name),
     "network": put("policy", "network", lambda name: name),
@@ -165,6 +159,21 @@ def test_no_command_imports_or_calls_what_a_foreign_run_names(place, name, runs,
         assert not Path("CALLED").exists(), words
     assert "evil_module" not in sys.modules
     assert not trust._folder().exists()
+
+
+@pytest.mark.parametrize("words", ["diff forged trained", "replay forged", "graph forged"])
+def test_a_step_limit_that_is_left_out_is_not_asked_of_a_foreign_module(words, runs, capsys):
+    shutil.copytree(runs / "trained", "runs/trained")
+    shutil.copytree(runs / "trained", "runs/forged")
+    Path("evil_module.py").write_text(EVIL)
+
+    def change(document):
+        PLACES["gymnasium id"](document, "evil_module:Evil")
+        del document["config"]["max_episode_steps"]
+
+    forge(Path("runs/forged"), change)
+    assert cli.run(words.split()) in (1, 2), capsys.readouterr()
+    assert not Path("IMPORTED").exists()
 
 
 @pytest.mark.parametrize("kind", ["env", "algorithm", "policy", "network", "metric", "baseline"])
