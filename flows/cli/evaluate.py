@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, LearnerArgument
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, LearnerArgument, Trust, agree
 from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import RunAt
 
@@ -19,6 +19,7 @@ def evaluate(
     deterministic: bool | None = None,
     seed: int | None = None,
     plot: Path | None = None,
+    trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
@@ -45,6 +46,7 @@ def evaluate(
         from metaloom.flows.views.evaluation_plots import check_plot_file
 
         check_plot_file(plot)
+    agree(at.path, trust)
     from metaloom.flows.commands.evaluate import evaluate as evaluate_run
     from metaloom.flows.views.tables import evaluation_info, evaluation_table
 

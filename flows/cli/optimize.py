@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import AsJson, Overrides
+from metaloom.flows.cli.options import AsJson, Overrides, Trust, agree
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
@@ -25,6 +25,7 @@ def optimize(
     ] = (),
     stage: str | None = None,
     step: int = 0,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
     """Recompute a stage on stored batches under other settings, without sampling, and compare the outcomes.
@@ -38,6 +39,7 @@ def optimize(
     at = RunAt.parse(run)
     if at.iteration is None:
         raise UsageError(f"{run}: required RUN@ITERATION, such as {run}@0")
+    agree(at.path, trust)
     from metaloom.flows.commands.optimize import sweep
     from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table, parse_grid
 

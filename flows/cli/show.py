@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from metaloom.flows.cli.options import AsJson, Flag, RunAtArgument, refuse_with, refuse_without
+from metaloom.flows.cli.options import AsJson, Flag, RunAtArgument, Trust, agree, refuse_with, refuse_without
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt, parse_span, require_iteration
@@ -17,6 +17,7 @@ def show(
     update: int | None = None,
     rows: str | None = None,
     context: Flag = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
     """Show what a run is and how far it got, the stages of one iteration, or the contents of one of them.
@@ -35,6 +36,7 @@ def show(
     opened = open_run(at.path)
     if at.iteration is not None:
         require_iteration(opened, at.iteration)
+    agree(at.path, trust)
     if stage == "process_samples":
         refuse_with("--stage process_samples", update=update, rows=rows, context=context)
     else:

@@ -7,11 +7,10 @@ from typing import Any
 
 from metaloom import storage
 from metaloom.flows.commands.replay import ArrayDifference, compare, compare_digests
+from metaloom.flows.trust import names_of_run
 from metaloom.flows.views.formatting import dotted
 from metaloom.flows.views.tables import difference_info
-from metaloom.pipeline.algorithms import ALGORITHMS
-from metaloom.pipeline.baselines.config import BASELINES
-from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.config.run import build_stored
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import flatten
@@ -100,14 +99,13 @@ def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """The settings of a run; those that its version did not have are at their defaults."""
+    """The settings of a run; those that its version did not have stand for what it did."""
     config = run.config
-    # Only of our own classes: to look at a run, nothing of its user's is imported.
-    sections = ((ALGORITHMS, config["algorithm"]), (BASELINES, config["baseline"]))
-    if not all(section["name"] in known.builtin for known, section in sections):
+    # To look at a run, nothing that it names is imported, whoever made it.
+    if names_of_run(run):
         return dict(dotted(config))
     try:
-        return dict(dotted(build_config(config).model_dump(mode="json")))
+        return dict(dotted(build_stored(config).model_dump(mode="json")))
     except ConfigError:
         return dict(dotted(config))
 

@@ -1,6 +1,7 @@
 """Output of the commands, as rich renderables and as plain data for `--json`. Nothing here prints."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from inspect import getdoc
@@ -11,13 +12,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from metaloom.flows.printable import printable
 from metaloom.flows.views.formatting import (
     adaptation_label,
     dotted,
     finite,
     number,
     plural,
-    printable,
     size,
     stage_label,
     stage_name,
@@ -89,10 +90,26 @@ def run_view(run: Run) -> RenderableType:
             heading("environment, with defaults"),
             fact_grid([(name, as_text(value)) for name, value in dotted(env)]),
         ]
+    if info["sessions"]:
+        parts += [heading("sessions that computed with something else"), _sessions_table(info["sessions"])]
     if info["quarantine"]:
         parts += [heading("quarantine: what stages failed with"), _quarantine_table(info["quarantine"])]
     parts += [heading("settings"), fact_grid([(name, as_text(value)) for name, value in dotted(config)])]
     return Group(*parts)
+
+
+def _sessions_table(sessions: Sequence[Mapping[str, Any]]) -> Table:
+    table = new_table(">session", "since", "what", "before", "from then on")
+    for session in sessions:
+        for n, (name, values) in enumerate(session["changed"].items()):
+            first = ("", "") if n else (str(session["session"]), session["started"][:19].replace("T", " "))
+            table.add_row(*map(as_text, first), as_text(name), *map(_fact, values))
+    return table
+
+
+def _fact(value: object) -> Text:
+    text = "–" if value is None else str(value)
+    return as_text(text[:DIGEST_PREFIX] if re.fullmatch("[0-9a-f]{64}", text) else text)
 
 
 def iteration_view(run: Run, iteration: int) -> RenderableType:

@@ -15,7 +15,7 @@ from metaloom.pipeline.baselines.config import BaselineSettings
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.spec import Spaces
-from metaloom.pipeline.plugins import load
+from metaloom.pipeline.plugins import load_class
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import ConfigError, PluginSettings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
@@ -225,10 +225,12 @@ class AlgorithmSettings(PluginSettings):
         """Build the learner of a run.
 
         Raises:
-            ConfigError: the algorithm is not for such an environment or network, or has not the kernel asked for.
+            ConfigError: the algorithm is not for such an environment or network, has not the kernel asked for, or its
+                learner is none.
         """
         # Settings are read in a tenth of the time that torch takes to import.
-        learner: Learner[Any, Any] = load(self.learner)(self, setup)
+        found: Any = load_class(self.learner, Learner)
+        learner: Learner[Any, Any] = found(self, setup)
         if self.kernel == "fused" and learner.kernel.name != "fused":
             raise ConfigError(
                 f"algorithm.kernel is fused, but {self.name} has no fused kernel ({learner.kernel.reason}); required "

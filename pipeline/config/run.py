@@ -152,3 +152,11 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
     if problems := list(conversions(settings, config.model_dump(mode="json"))):
         raise ConfigError("\n".join(problems))
     return config
+
+
+def build_stored(settings: Mapping[str, Any]) -> RunConfig:
+    """The RunConfig of a stored run, in which what its version did not have is as it was then; see build_config."""
+    section = settings["algorithm"]
+    if section["name"] in ALGORITHMS.builtin:
+        section = {**ALGORITHMS.find(section["name"], AlgorithmSettings).before(), **section}
+    return build_config({**settings, "algorithm": section})

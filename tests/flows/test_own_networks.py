@@ -7,7 +7,8 @@ import pytest
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.recipes import load_settings
-from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.rollouts.dask import dask_client
+from metaloom.flows.rollouts.workers import Backend, SamplerSpec
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.schema import ConfigError
@@ -57,11 +58,14 @@ def test_a_run_trains_resumes_and_replays(run, tmp_path):
 
 @pytest.mark.dask
 @pytest.mark.slow
-@of_every_run
-def test_two_workers_give_the_digests_of_this_process(run, tmp_path, digests):
-    train(config_of(run), tmp_path / "here", backend=HERE)
-    train(config_of(run), tmp_path / "there", backend=Backend(workers=2))
-    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+def test_two_workers_give_the_digests_of_this_process(tmp_path, digests):
+    spec = SamplerSpec.of(config_of(RUNS["module"]), threads=1)
+    with dask_client(Backend(workers=2), spec) as client:
+        there = Backend(scheduler=client.scheduler.address)
+        for name, run in RUNS.items():
+            train(config_of(run), tmp_path / name / "here", backend=HERE)
+            train(config_of(run), tmp_path / name / "there", backend=there)
+            assert digests(tmp_path / name / "there") == digests(tmp_path / name / "here"), name
 
 
 @pytest.mark.parametrize(
