@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from metaloom.flows.rollouts.workers import Backend as Backend
     from metaloom.flows.trained.policy import TrainedPolicy as TrainedPolicy
     from metaloom.flows.trained.policy import load_policy as load_policy
+    from metaloom.flows.trust import trust_run as trust_run
     from metaloom.pipeline.config.run import RunConfig as RunConfig
     from metaloom.pipeline.config.run import build_config as build_config
 
@@ -55,6 +56,7 @@ _PLACES = {
     "replay": "flows.api",
     "resume": "flows.api",
     "train": "flows.api",
+    "trust_run": "flows.trust",
 }
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, LearnerArgument
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, LearnerArgument, Trust, agree
+from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import RunAt
 
 
@@ -19,6 +19,7 @@ def evaluate(
     deterministic: bool | None = None,
     seed: int | None = None,
     plot: Path | None = None,
+    trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
@@ -45,6 +46,7 @@ def evaluate(
         from metaloom.flows.views.evaluation_plots import check_plot_file
 
         check_plot_file(plot)
+    agree(at.path, trust)
     from metaloom.flows.commands.evaluate import evaluate as evaluate_run
     from metaloom.flows.views.tables import evaluation_info, evaluation_table
 
@@ -65,11 +67,7 @@ def evaluate(
         from metaloom.flows.views.evaluation_plots import per_shot_curve, write_plot
         from metaloom.flows.views.formatting import plural
 
-        write_plot(
-            plot, per_shot_curve(f"{at.path.name} after {plural(outcome.updates, 'update')}", outcome.evaluation)
-        )
-    if as_json:
-        print_json(evaluation_info(outcome))
-    else:
-        console().print(evaluation_table(outcome))
+        title = f"{at.path.name} after {plural(outcome.updates, 'update')}"
+        write_plot(plot, per_shot_curve(title, outcome.evaluation))
+    answer(as_json, lambda: evaluation_info(outcome), lambda: evaluation_table(outcome))
     return 0

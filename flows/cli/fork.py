@@ -1,11 +1,11 @@
 """`metaloom fork`."""
 
-from metaloom.flows.cli.options import Overrides, ParentArgument
+from metaloom.flows.cli.options import Overrides, ParentArgument, Trust, agree
 from metaloom.flows.cli.output import console
 from metaloom.flows.runs import RunAt, run_folder
 
 
-def fork(parent: ParentArgument, *, run: str, overrides: Overrides = ()) -> int:
+def fork(parent: ParentArgument, *, run: str, overrides: Overrides = (), trust: Trust = False) -> int:
     """Make a run that begins with the iterations of another one and continues under other settings.
 
     `metaloom resume` then continues it. Files are shared with the parent, which may be thinned or deleted.
@@ -16,6 +16,7 @@ def fork(parent: ParentArgument, *, run: str, overrides: Overrides = ()) -> int:
         run: Name of the new run under the runs folder, or a path.
     """
     at = RunAt.parse(parent)
+    agree(at.path, trust)
     from metaloom.flows.commands.fork import fork as fork_run
     from metaloom.flows.views.tables import fork_view
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import Overrides
+from metaloom.flows.cli.options import Overrides, Trust, agree
 
 
 def graph(
@@ -12,6 +12,7 @@ def graph(
     *,
     form: Annotated[Literal["text", "mermaid", "svg"], Parameter(name="--format")] = "text",
     overrides: Overrides = (),
+    trust: Trust = False,
 ) -> int:
     """Draw the stages of a run and what each reads of the others.
 
@@ -37,6 +38,10 @@ def graph(
     from metaloom.pipeline.config.input import override
     from metaloom.pipeline.config.run import build_config
 
-    settings = config_of(open_run(run_folder(recipe))).model_dump(mode="json") if stored else load_settings(recipe)
+    if stored:
+        agree(run_folder(recipe), trust)
+        settings = config_of(open_run(run_folder(recipe))).model_dump(mode="json")
+    else:
+        settings = load_settings(recipe)
     print(FORMATS[form](diagram_of(build_config(override(settings, overrides)))), end="")
     return 0

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import AsJson, Overrides
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.options import AsJson, Overrides, Trust, agree
+from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
 
@@ -25,6 +25,7 @@ def optimize(
     ] = (),
     stage: str | None = None,
     step: int = 0,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
     """Recompute a stage on stored batches under other settings, without sampling, and compare the outcomes.
@@ -38,13 +39,12 @@ def optimize(
     at = RunAt.parse(run)
     if at.iteration is None:
         raise UsageError(f"{run}: required RUN@ITERATION, such as {run}@0")
+    agree(at.path, trust)
     from metaloom.flows.commands.optimize import sweep
     from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table, parse_grid
 
     values = parse_grid(grid)
     results = list(sweep(at.path, at.iteration, values, overrides, stage=stage, step=step))
-    if as_json:
-        print_json([result.as_dict() for result in results])
-    else:
-        console().print(grid_table(results) if values else counterfactual_table(results[0]))
+    table = (lambda: grid_table(results)) if values else (lambda: counterfactual_table(results[0]))
+    answer(as_json, lambda: [result.as_dict() for result in results], table)
     return 0

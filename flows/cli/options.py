@@ -1,6 +1,7 @@
 """Options that several commands share, each described once."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -26,6 +27,15 @@ Overrides = Annotated[
         negative=(),
         show_default=False,
         help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable.",
+    ),
+]
+Trust = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        show_default=False,
+        help="Import the modules that the run's settings name, now and later: say it of runs that others made, after "
+        "you have looked at them.",
     ),
 ]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), show_default=False, help="Print JSON instead of text.")]
@@ -64,6 +74,14 @@ class BackendOptions:
 
 
 ANYWHERE = BackendOptions()
+
+
+def agree(run: Path, trust: bool) -> None:
+    """Remember, if the user says so, that what a run's settings name may be imported."""
+    if trust:
+        from metaloom.flows.trust import trust_run
+
+        trust_run(run)
 
 
 def refuse_without(option: str, **others: object) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from metaloom.flows.cli.options import Trust, agree
 from metaloom.flows.cli.output import console
 
 
@@ -12,6 +13,7 @@ def policy(
     run: Annotated[str, Parameter(help="RUN for the newest policy, RUN@N for the one after N updates, or RUN@best.")],
     *,
     out: Path,
+    trust: Trust = False,
 ) -> int:
     """Write a trained policy to a file of its own, to use without the run.
 
@@ -28,6 +30,7 @@ def policy(
     from metaloom.storage import open_run
 
     at = RunAt.parse(run)
+    agree(at.path, trust)
     found = policy_of(open_run(at.path), -1 if at.iteration is None else at.iteration)
     found.save(out)
     console().print(f"{found!r}  {out}", markup=False)

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, RunAtArgument, refuse_with
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, RunAtArgument, Trust, agree, refuse_with
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
@@ -17,6 +17,7 @@ def replay(
     pdb: Flag = False,
     materialise: Flag = False,
     quarantine: Flag = False,
+    trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
@@ -38,6 +39,7 @@ def replay(
         elsewhere = {name: value for name, value in asdict(where).items() if name != "threads"}
         option = "--quarantine" if quarantine else "--pdb"
         refuse_with(option, until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
+    agree(RunAt.parse(run).path, trust)
     if quarantine:
         return _reproduce(run, stage, step, debug=pdb)
     if pdb:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument, Trust, agree
 from metaloom.flows.cli.output import say, unless_closed
 from metaloom.pipeline.device import DeviceName
 
@@ -72,6 +72,7 @@ def resume(
             help="Change what is kept: `--set retention.keep_last=10`. Repeatable.",
         ),
     ] = (),
+    trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
@@ -87,6 +88,7 @@ def resume(
     from metaloom.flows.runs import run_folder
 
     folder, backend = run_folder(run), where.backend()
+    agree(folder, trust)
     from metaloom.flows.commands.train import resume as resume_run
 
     def start(observer: "Observer") -> "TrainResult":

@@ -13,10 +13,9 @@ from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.faults import debug_command, run_checked
 from metaloom.flows.graph.recomputed import Recomputed
-from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.graph.run_stages import config_of, stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.formatting import stage_name
-from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.reproduce import reproduce
 from metaloom.storage import Quarantined, StageRef
@@ -117,7 +116,7 @@ def reproduce_kept(
         UsageError: nothing, more than one thing, or nothing of an environment is kept there.
         storage.DamagedRun: what is kept cannot be read.
     """
-    storage.open_run(path)
+    run = storage.open_run(path)
     entry = _kept(path, iteration, stage, step)
     if "env" not in entry.about:
         raise UsageError(
@@ -125,7 +124,8 @@ def reproduce_kept(
             f"This one: {debug_command(path, entry.ref)}"
         )
     try:
-        reproduce(EnvConfig.model_validate(entry.about["env"]), entry.about, entry.arrays())
+        # The run's, not what the quarantine says of it, which no hash of the run vouches for.
+        reproduce(config_of(run, entry.ref).env, entry.about, entry.arrays())
     except StageFault as fault:
         if debugger:
             _enter(debugger, _innermost(fault))

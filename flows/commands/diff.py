@@ -1,16 +1,15 @@
 """Two runs compared: settings, code and packages, and the first output that differs, by how much."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from metaloom import storage
 from metaloom.flows.commands.replay import ArrayDifference, compare, compare_digests
+from metaloom.flows.trust import names_of_run
 from metaloom.flows.views.formatting import dotted
 from metaloom.flows.views.tables import difference_info
-from metaloom.pipeline.algorithms import ALGORITHMS
-from metaloom.pipeline.baselines.config import BASELINES
 from metaloom.pipeline.config.run import build_stored
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run, StageRef
@@ -66,14 +65,7 @@ class RunDiff:
             "equal": self.equal,
             "settings": {d.name: {"a": d.a, "b": d.b} for d in self.settings},
             "environment": {d.name: {"a": d.a, "b": d.b} for d in self.environment},
-            "first": None
-            if first is None
-            else {
-                "iteration": first.iteration,
-                "stage": first.stage,
-                "step": first.step,
-                "arrays": [difference_info(difference) for difference in self.arrays],
-            },
+            "first": first and {**asdict(first), "arrays": [difference_info(array) for array in self.arrays]},
             "compared": self.compared,
             "different": self.different,
             "only_a": self.only_a,
@@ -109,9 +101,8 @@ def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
 def _settings(run: Run) -> dict[str, str]:
     """The settings of a run; those that its version did not have stand for what it did."""
     config = run.config
-    # Only of our own classes: to look at a run, nothing of its user's is imported.
-    sections = ((ALGORITHMS, config["algorithm"]), (BASELINES, config["baseline"]))
-    if not all(section["name"] in known.builtin for known, section in sections):
+    # To look at a run, nothing that it names is imported, whoever made it.
+    if names_of_run(run):
         return dict(dotted(config))
     try:
         return dict(dotted(build_stored(config).model_dump(mode="json")))

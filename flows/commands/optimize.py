@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from metaloom import storage
 from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.faults import compute_checked, run_checked
-from metaloom.flows.graph.run_stages import config_at, stages_of
+from metaloom.flows.graph.run_stages import config_at, stages_of, tell_changed_sources
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.stage import StageOutput
 from metaloom.flows.graph.tables import graph_of
@@ -27,6 +27,7 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.formatting import finite
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Samples, Update
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import flatten
@@ -105,9 +106,7 @@ class Counterfactual:
     def as_dict(self) -> dict[str, Any]:
         """The comparison as plain data."""
         return {
-            "iteration": self.ref.iteration,
-            "stage": self.ref.stage,
-            "step": self.ref.step,
+            **asdict(self.ref),
             "settings": list(self.changed.settings),
             "as_stored": self.stored.identical,
             "identical": self.changed.identical,
@@ -176,6 +175,8 @@ def sweep(
         again = _Again(run, stages, _stage_ref(stages, iteration, stage or run.stages.last, step))
         for words, changed in variants:
             again.check(changed, words)
+        if run.contains(again.ref):
+            tell_changed_sources(run, again.ref, plugin_sources(config))
         stored = again.outcome(config, ())
         for words, changed in variants:
             yield Counterfactual(again.ref, stored, again.outcome(changed, words), again.start())

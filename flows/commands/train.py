@@ -9,16 +9,17 @@ from typing import Any, Protocol
 
 from metaloom import storage
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine
-from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
+from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run, tell_changed_sources
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend, code_digest
+from metaloom.flows.trust import trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs.facts import env_facts
 from metaloom.pipeline.envs.registry import with_all_options
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.diagnostics import refuse_taken_names
 from metaloom.pipeline.nn.device import device_facts
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, Update
@@ -104,7 +105,7 @@ def train(
         stages.context.learner.initialize(run_seed=config.seed)
         if config.metrics:
             processed = any(stage.output is Samples for stage in stages.graph.stages)
-            refuse_taken_names(stages.context.measures, Spaces.of(stages.context.env), processed=processed)
+            refuse_taken_names(stages.context.measures, spaces_of(stages.context.env), processed=processed)
         with storage.create_run(
             path,
             config=recorded.model_dump(mode="json"),
@@ -114,6 +115,7 @@ def train(
             retention=retention_of(config),
             stages=stages.graph.table,
         ) as writer:
+            trust_run(writer.run)
             return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
 
 
@@ -160,7 +162,11 @@ def resume(
         ) as writer,
         stages_of_run(run, backend, config) as stages,
     ):
-        stages.own()  # so that workers run before the first stage does
+        # Workers run before the first stage does.
+        facts = environment(stages.own())
+        if stored := run.refs():
+            tell_changed_sources(run, stored[-1], facts.get("plugins", {}))
+        writer.describe(facts)
         return _train(_Plan(config, stages.order, stages.of), writer, call, observer)
 
 

@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 import metaloom
 from metaloom.flows.errors import UsageError
 from metaloom.flows.trained.blueprint import Blueprint
+from metaloom.flows.trust import Settings
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, Params, TaskParams
 
 FORMAT = "metaloom-policy-1"
@@ -43,15 +45,22 @@ class PolicyFile:
         """Write it to a file."""
         arrays = {f"{part}.{name}": value for part in _PARTS for name, value in getattr(self.state, part).items()}
         arrays |= {f"task.{name}": value for name, value in self.params.params.items()}
-        described = {"adapted": self.adapted, "seed": self.seed, **self.blueprint.to_json()}
-        metadata = {"format": FORMAT, "version": metaloom.__version__, "policy": json.dumps(described)}
+        described = json.dumps({"adapted": self.adapted, "seed": self.seed, **self.blueprint.to_json()})
+        metadata = {"format": FORMAT, "version": metaloom.__version__, "policy": described}
+        # Who could make the policy has imported what it names.
+        Settings.of_policy(path, described).trust()
         save_file({name: np.array(value, order="C") for name, value in arrays.items()}, path, metadata)
 
     @classmethod
-    def read(cls, path: str | Path) -> PolicyFile:
+    def read(cls, path: str | Path, *, trust: bool = False) -> PolicyFile:
         """Read a file.
 
+        Args:
+            path: of the file.
+            trust: agree to import the modules that it names, now and later.
+
         Raises:
+            UntrustedRun: it names modules that the user has not agreed to import.
             UsageError: there is no such file, or it holds no policy.
             ConfigError: its settings are not those of a run.
         """
@@ -69,8 +78,13 @@ class PolicyFile:
                 "`policy.save` writes it"
             )
         try:
-            described = json.loads(metadata["policy"])
+            described, settings = json.loads(metadata["policy"]), Settings.of_policy(path, metadata["policy"])
+            if trust:
+                settings.trust()
+            settings.require_trust()
             blueprint, seed, adapted = Blueprint.from_json(described), int(described["seed"]), described["adapted"]
+        except ConfigError:
+            raise
         except (KeyError, TypeError, ValueError) as problem:
             raise UsageError(
                 f"{path}: found a description that is damaged ({problem}); save the policy again"

@@ -258,14 +258,19 @@ class TrainedPolicy:
             )
 
 
-def load_policy(path: str | Path) -> TrainedPolicy:
+def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
     """Read a policy that `TrainedPolicy.save` wrote. No run is needed, and no environment until it is adapted to.
 
+    Args:
+        path: of the file.
+        trust: agree to import the modules that it names, now and later; not asked of policies that you saved.
+
     Raises:
+        UntrustedRun: it names modules that you have not agreed to import.
         UsageError: there is no such file, or it holds no policy.
         ConfigError: its settings are not those of a run, or need a module that cannot be imported.
     """
-    found = PolicyFile.read(path)
+    found = PolicyFile.read(path, trust=trust)
     return TrainedPolicy(found.blueprint, found.state, found.params if found.adapted else None, seed=found.seed)
 
 

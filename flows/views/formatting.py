@@ -96,11 +96,6 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def printable(text: object) -> str:
-    """Text from a stored file, without control characters that would reach the terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
-
-
 def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """A nested configuration as names, spelled as `--set` takes them, and values."""
     return ((name, str(value)) for name, value in settings.dotted(config))

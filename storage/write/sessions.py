@@ -47,6 +47,7 @@ class Session:
     remote: RemoteSession | None = None
     _changed: dict[Path, None] = field(default_factory=dict[Path, None], init=False)
     _parts: int = field(default=0, init=False)
+    _facts: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
     _creator: FileCreator = field(default_factory=FileCreator, init=False)
 
     @property
@@ -55,8 +56,9 @@ class Session:
         return self.root / "_sessions" / f"{self.number:06d}-{self.token}"
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """Write down who the session is."""
-        about = {"schema": "metaloom/1", "token": self.token, "started": utc(), "versions": versions(), **facts}
+        """Write down who the session is, and facts about it beside those that it wrote down before."""
+        self._facts = {"started": utc(), **self._facts, **facts}
+        about = {"schema": "metaloom/1", "token": self.token, "versions": versions(), **self._facts}
         self.replace(self.write_aside([(render(sealed(about)),)]), [self.folder / _ABOUT])
 
     def write_aside(self, contents: Iterable[Content]) -> list[Path]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import LayoutMismatch, StageExists, StageMissing, StoreError, damaged, system_errors
@@ -139,6 +139,16 @@ class RunWriter:
         if ref in self._pending:
             self.flush()
         return self.run.record(ref)
+
+    def describe(self, environment: Mapping[str, Any]) -> None:
+        """Write down what this session computes with, as plain JSON data; see `Run.environment_of`.
+
+        The environment that a run was created with is that of its first session unless it says otherwise.
+        """
+        self.flush()
+        with self._writing():
+            self._session.describe({"environment": dict(environment)})
+            self._session.share()
 
     def thin(self, iterations: Iterable[int]) -> Thinned:
         """Remove the arrays of iterations that can be computed again (`StoredStage.thinnable`); all else stays.

@@ -99,4 +99,4 @@ def test_a_replay_says_that_its_file_has_changed(installed, caplog):
     with (installed / "my_algos.py").open("a") as file:
         file.write("# changed\n")
     command("replay", "first@0", "--stage", "adapt")
-    assert [line.split(":")[1].split()[0] for line in caplog.messages] == ["Reptile", "ReptileLearner"]
+    assert [line.split("my_algos:")[1].split()[0] for line in caplog.messages] == ["Reptile", "ReptileLearner"]

@@ -1,6 +1,7 @@
 """The command as a user types it: exit codes, messages, what is on disk afterwards."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -12,9 +13,11 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from metaloom import storage
 from metaloom.flows.cli import COMMANDS, app, run
+from metaloom.flows.cli.output import PrintableLines, console, say
 from metaloom.flows.commands.train import Observer, resume
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import runs_root
@@ -58,6 +61,19 @@ def test_train_tells_where_the_run_lies_and_how_to_look_further(runs, capsys):
     assert "metaloom show first" in out
     assert "metaloom replay first@0" in out
     assert (runs / "reports" / "first" / "learning_curve.png").stat().st_size > 1000
+
+
+def test_what_would_steer_the_terminal_is_not_printed(capsys):
+    assert run(["show", "./a\x1b[2Jb"]) == 2
+    console().print("a\x1b[2Jb", markup=False)
+    console().print(Table("a\x1b[2Jb"))
+    console().out("a\x1b[2Jb")
+    say(True, "a\x1b[2Jb")
+    record = logging.LogRecord("metaloom", logging.WARNING, "", 0, "%s", ("a\x1b[2Jb",), None)
+    said = capsys.readouterr()
+    texts = (*said.err.splitlines(), *said.out.splitlines(), PrintableLines().format(record))
+    assert [text for text in texts if "\x1b" in text] == []
+    assert sum("a\N{REPLACEMENT CHARACTER}[2Jb" in text for text in texts) == 6
 
 
 def test_help_lists_every_command_with_what_it_does(capsys):

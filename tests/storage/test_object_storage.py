@@ -214,6 +214,17 @@ def test_a_second_writer_is_refused_here_and_elsewhere(make_remote, other_machin
     storage.open_writer(url).close()
 
 
+def test_what_a_session_computed_with_is_known_on_another_machine(make_remote, batches, put, other_machine):
+    url = make_remote("first")
+    with storage.open_writer(url) as writer:
+        writer.describe({"code": "changed"})
+        put(writer, batches.iteration(1))
+    other_machine("second")
+    run = storage.open_run(url)
+    assert [run.environment_of(StageRef(i, "meta_optimize"))["code"] for i in (0, 1)] == ["none", "changed"]
+    assert storage.verify_run(url) == []
+
+
 def test_a_run_is_not_created_over_one_that_another_machine_has_stored(make_remote, other_machine):
     url = make_remote("first")
     other_machine("second")
