@@ -1,4 +1,7 @@
-"""The algorithms of the MAML family at the sizes of their authors' experiments; ProMP has a module of its own."""
+"""The algorithms of the MAML family at the sizes of their authors' experiments; ProMP has a module of its own.
+
+The plain names are for an environment of your own choice, `--set env=ant-dir`.
+"""
 
 from typing import Any
 
@@ -17,6 +20,11 @@ from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 
 
+def maml_trpo() -> RunConfig:
+    """MAML-TRPO on any environment; as on the half-cheetah where none is named."""
+    return maml_trpo_half_cheetah_dir()
+
+
 def maml_trpo_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `maml_run_mujoco` of the ProMP authors' code."""
     return _run("half-cheetah-dir", MAMLTRPO())
@@ -32,6 +40,11 @@ def maml_trpo_point_corner() -> RunConfig:
     return _run("point-corner", MAMLTRPO())
 
 
+def maml_vpg() -> RunConfig:
+    """MAML-VPG on any environment; as on the half-cheetah where none is named."""
+    return maml_vpg_half_cheetah_dir()
+
+
 def maml_vpg_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `vpg_run_all` of the ProMP authors' code."""
     return _run("half-cheetah-dir", MAMLVPG())
@@ -40,6 +53,11 @@ def maml_vpg_half_cheetah_dir() -> RunConfig:
 def maml_vpg_point_corner() -> RunConfig:
     """Find one of four corners, sparse reward; `vpg_run_all` of the ProMP authors' code on the point robot."""
     return _run("point-corner", MAMLVPG())
+
+
+def e_maml() -> RunConfig:
+    """E-MAML on any environment; as on the half-cheetah where none is named."""
+    return e_maml_half_cheetah_dir()
 
 
 def e_maml_half_cheetah_dir() -> RunConfig:
@@ -63,6 +81,11 @@ def _run(env: str, algorithm: GradientBased, **settings: Any) -> RunConfig:
     return RunConfig(env=EnvConfig(name=env), algorithm=algorithm, **settings)
 
 
+def maml_ppo() -> RunConfig:
+    """MAML-PPO on any environment; as on the half-cheetah where none is named."""
+    return maml_ppo_half_cheetah_dir()
+
+
 def maml_ppo_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `maml_ppo_half_cheetah_dir` of garage, with 5 epochs."""
     return _maml_ppo("half-cheetah-dir")
@@ -83,6 +106,11 @@ def _maml_ppo(env: str) -> RunConfig:
     return RunConfig(env=EnvConfig(name=env), algorithm=MAMLPPO(), num_tasks=20, episodes_per_task=40, iterations=300)
 
 
+def dice_maml() -> RunConfig:
+    """DICE-MAML on any environment; as on the half-cheetah where none is named."""
+    return dice_maml_half_cheetah_dir()
+
+
 def dice_maml_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `dice_run` of the authors' code."""
     return _dice("half-cheetah-dir", DiceMAML())
@@ -91,6 +119,11 @@ def dice_maml_half_cheetah_dir() -> RunConfig:
 def dice_maml_point_corner() -> RunConfig:
     """Find one of four corners, sparse reward; `dice_run` of the authors' code on the point robot."""
     return _dice("point-corner", DiceMAML())
+
+
+def vpg_dice() -> RunConfig:
+    """VPG-DICE on any environment; as on the half-cheetah where none is named."""
+    return vpg_dice_half_cheetah_dir()
 
 
 def vpg_dice_half_cheetah_dir() -> RunConfig:

@@ -11,6 +11,11 @@ from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 
 
+def pearl() -> RunConfig:
+    """PEARL on any environment with tasks; the half-cheetah at a target speed where none is named."""
+    return pearl_cheetah_vel()
+
+
 def pearl_ant_dir() -> RunConfig:
     """Walk forwards or backwards on four legs."""
     algorithm = PEARL(

@@ -16,6 +16,11 @@ LONG = 200
 """Steps of an episode on the robots that can fall, and on those that are slow to start."""
 
 
+def promp() -> RunConfig:
+    """ProMP on any environment: 40 tasks, 20 episodes; as on the half-cheetah where none is named."""
+    return promp_half_cheetah_dir()
+
+
 def promp_ant_dir() -> RunConfig:
     """Run forwards or backwards on four legs, 200 steps."""
     return _run("ant-dir", max_episode_steps=LONG)

@@ -21,6 +21,13 @@ def test_every_algorithm_has_a_recipe(algorithm, env):
     assert (config.algorithm.name, config.env.name) == (algorithm, env)
 
 
+@pytest.mark.parametrize("name", [*NAMES, "pearl"])
+def test_an_algorithm_by_name_trains_on_the_environment_that_is_set(name):
+    config = new_config(name, ["env=ant-dir"])
+    assert (config.algorithm.name, config.env.name) == (name, "ant-dir")
+    assert config.num_tasks == RECIPES[name]().num_tasks
+
+
 @pytest.mark.parametrize("env", ["CartPole-v1", "Hopper-v5", "Pendulum-v1"])
 @pytest.mark.parametrize("name", SINGLE_TASK)
 def test_one_word_changes_the_environment_of_a_single_task_and_with_it_the_step_limit(name, env):
@@ -35,6 +42,8 @@ def test_recipes_are_named_for_what_they_run_and_say_where_they_are_from(name):
     config = RECIPES[name]()
     if config.algorithm.name in SINGLE_TASK:
         assert name.startswith(config.algorithm.name)
+    elif name == config.algorithm.name:  # for an environment of the user's choice
+        assert config.env.name in ("half-cheetah-dir", "pearl-cheetah-vel")
     elif config.algorithm.name == "pearl":
         assert name == config.env.name
     else:
