@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from metaloom.flows.runs import require_settings
 from metaloom.flows.views.formatting import (
     adaptation_label,
     dotted,
@@ -78,6 +79,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def run_view(run: Run) -> RenderableType:
     """`metaloom show RUN`."""
+    require_settings(run)
     info = run_info(run)
     config = info["config"]
     facts = [
@@ -186,7 +188,8 @@ def replay_line(outcome: "StageReplay") -> Text:
     word, style = (outcome.proved, "green") if outcome.identical else ("different", "bold red")
     where = f"  iteration {outcome.ref.iteration}  {stage_name(outcome.ref)}"
     arrays = "" if outcome.identical else f"  ({len(outcome.differences)} arrays)"
-    return Text.assemble((word, style), where, arrays)
+    thinned = "  (thinned: compared with its record)" if outcome.with_record else ""
+    return Text.assemble((word, style), where, arrays, thinned)
 
 
 def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
