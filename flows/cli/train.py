@@ -79,7 +79,8 @@ def resume(
     Args:
         iterations: How many iterations the run shall have; as configured when left out.
         take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
-        repair: Drop the outputs that `metaloom verify` finds damaged, and compute them again.
+        repair: Mend what `metaloom verify` finds damaged, or compute it again, and verify the run: exit code 1 if it is
+            not whole.
     """
     from metaloom.flows.runs import run_folder
 
@@ -115,6 +116,11 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bo
         place = location(folder)
         tell(as_json, f"stopped after {result.iterations_done} iterations; go on with: metaloom resume {place}")
         return EXIT_INTERRUPTED
+    if result.damage is not None:
+        lines = [*(f"repaired  {line}" for line in result.repaired), *(f"damaged   {line}" for line in result.damage)]
+        tell(as_json, "\n".join([*lines, "" if result.damage else "verified  every file is whole"]))
+    if result.damage:
+        return 1
     tell(as_json, _next_steps(result.path))
     return 0
 

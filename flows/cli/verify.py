@@ -3,7 +3,12 @@
 from metaloom.flows.cli.options import AsJson, RunArgument
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.runs import run_folder
-from metaloom.storage import location, verify_run
+from metaloom.storage import location, open_run, verify_run
+
+_UNSEALED = (
+    "\nThe session that wrote last was killed, is still writing, or is of an earlier version: nobody could tell if its "
+    "newest records had been taken away. The next session that ends seals them."
+)
 
 
 def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
@@ -22,5 +27,5 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     elif damages:
         console().print(damage_table(damages))
     else:
-        console().print(f"{location(folder)}: every file is whole")
+        console().print(f"{location(folder)}: every file is whole{'' if open_run(folder).is_sealed else _UNSEALED}")
     return 1 if damages else 0
