@@ -1,4 +1,4 @@
-"""What a stored PEARL learner does on test tasks before and after it infers them: returns, reward terms, a picture.
+"""Test tasks before and after a stored PEARL learner infers them: returns, reward terms, a picture.
 
     python benchmarks/pearl_adaptation.py RUN [--at UPDATES] [--out PNG] [--context-episodes N] [--tasks N]
 
@@ -52,7 +52,7 @@ class Measured:
         return {"return": self.outcome.evaluation.test_returns[:, k], **terms}
 
     def belief(self, k: int) -> str:
-        """What the test episodes after k context episodes act by."""
+        """Return what the test episodes after k context episodes act by."""
         first_inference = cast(PEARL, self.outcome.config.algorithm).num_exp_traj_eval
         return "posterior" if k >= first_inference else "prior"
 
@@ -96,7 +96,7 @@ def table(learners: Sequence[Measured]) -> list[str]:
 
 
 def gains(learners: Sequence[Measured]) -> list[str]:
-    """What inference changed for each learner, and what the last learner changed on the first after all context."""
+    """Compare each learner with and without inference, and the last learner with the first after all context."""
     last = len(learners[0].tests) - 1
     after = [learner.columns(last) for learner in learners]
     told = [
@@ -112,7 +112,7 @@ def gains(learners: Sequence[Measured]) -> list[str]:
 
 
 def picture(title: str, learner: Measured) -> Figure:
-    """Where the point went, by the prior and after the most context; some tasks in colours, the others in grey."""
+    """Plot where the point went, by the prior and after the most context; some tasks in colours, the others in grey."""
     goals, last = learner.outcome.tasks.params, len(learner.tests) - 1
     figure = Figure(figsize=(9.2, 4.9), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)

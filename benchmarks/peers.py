@@ -44,7 +44,7 @@ GYMNASIUM_IDS = {
 
 
 class VectorEnv(Protocol):
-    """What both peers offer."""
+    """Interface of both peers."""
 
     def reset(self) -> tuple[Any, Any]: ...
 

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _trained(program: str, seed: int, args: argparse.Namespace) -> Row:
-    """What the file of a run holds, once it is complete."""
+    """Contents of a run's file, once it is complete."""
     path = args.out / f"{program}_seed{seed}.json"
     about = {"program": program, "env": args.env, "seed": seed, "steps": args.steps, "threads": args.threads}
     if path.exists() and (row := json.loads(path.read_text()))["complete"]:

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Progress:
-    """What a run has seen so far.
+    """Experience of a run so far.
 
     Attributes:
         lengths, returns: of every episode of training, the random ones included.
@@ -61,7 +61,7 @@ class TimedSAC(SAC):
         self.after_update(self)
 
     def prepare_to_train(self) -> None:
-        """What `learn` does before the first update, for callers that fill the memory themselves."""
+        """Do what `learn` does before the first update, for callers that fill the memory themselves."""
         self._setup_learn(total_timesteps=1)
 
 

@@ -192,7 +192,7 @@ def _time(work: Callable[[], object]) -> float:
 
 
 def _shares(closed_loop: Callable[[], object]) -> dict[str, float]:
-    """Where a round goes, as shares of its time under the profiler (which itself adds a little to small calls)."""
+    """Break the time of a round down under the profiler (which itself adds a little to small calls)."""
     profile = cProfile.Profile()
     profile.runcall(closed_loop)
     stats: Any = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs

@@ -1,4 +1,4 @@
-"""How an iteration would scale to many workers: `python benchmarks/scale.py --workers 10 100 1000`.
+"""Model of an iteration's time with many workers: `python benchmarks/scale.py --workers 10 100 1000`.
 
 1. A small run of a recipe on this machine gives the seconds of every stage and the bytes of every batch, per task.
 2. A real Dask scheduler hands out a shard per worker. The workers, threads of at most ten Dask workers, sleep for as

@@ -1,4 +1,4 @@
-"""Whether very many tiny commits stay as cheap as the first: latency, memory, open files, one line per block.
+"""Costs of very many tiny commits: latency, memory and open files stay as they begin, one line per block.
 
     python benchmarks/soak.py [--commits N] [--blocks N] [--folder FOLDER]
 
@@ -24,7 +24,7 @@ from metaloom.storage import RunWriter, StageRef
 
 @dataclass(frozen=True)
 class Block:
-    """What was measured over some commits.
+    """Measurements over some commits.
 
     Attributes:
         commits: committed so far.

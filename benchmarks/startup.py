@@ -26,6 +26,8 @@ COMMANDS = {
     "no such recipe": ["-m", "metaloom.flows.cli", "train", "promp-point-cornr"],
     "no such key": ["-m", "metaloom.flows.cli", "train", "promp-point-corner", "--set", "algorithm.iner_lr=1"],
     "no such value": ["-m", "metaloom.flows.cli", "train", "promp-point-corner", "--set", "algorithm.inner_lr=x"],
+    "no such key of ppo": ["-m", "metaloom.flows.cli", "train", "ppo", "--set", "algorithm.clip_ep=1"],
+    "no such value of sac": ["-m", "metaloom.flows.cli", "train", "sac", "--set", "algorithm.tau=x"],
     "no such run": ["-m", "metaloom.flows.cli", "show", "nothing-here"],
 }
 

@@ -1,4 +1,4 @@
-"""What keeping one iteration of half-cheetah at the paper's size costs, beside `np.save` of the same arrays.
+"""Cost of keeping one iteration of half-cheetah at the paper's size, beside `np.save` of the same arrays.
 
     python benchmarks/store.py [--rounds N] [--folder FOLDER]
     python benchmarks/store.py --reading [--iterations 1000]
@@ -30,7 +30,7 @@ from metaloom.storage.format.stages import ON_POLICY
 
 
 class Sizes(NamedTuple):
-    """How large an iteration is."""
+    """Size of an iteration."""
 
     tasks: int
     episodes: int

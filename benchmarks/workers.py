@@ -1,4 +1,4 @@
-"""How sampling grows with Dask workers: `python benchmarks/workers.py --workers 1 2 --env half-cheetah-dir`.
+"""Growth of sampling with Dask workers: `python benchmarks/workers.py --workers 1 2 --env half-cheetah-dir`.
 
 Rounds of rollouts by each number of workers take turns in one run, at the default size, and have to have equal digests.
 Workers that wait cost nothing, so the numbers do not disturb each other; the trainer that gathers the batches does.

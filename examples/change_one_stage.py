@@ -42,7 +42,7 @@ def compute(config: RunConfig, ref: StageRef, run: storage.Run) -> Any:
 
 
 def change_processing(run: storage.Run, config: RunConfig) -> None:
-    """How much do the advantages depend on GAE's lambda?"""
+    """Ask how much the advantages depend on GAE's lambda."""
     ref = StageRef(ITERATION, "process_samples", 1)
     stored = run.load(ref)
     same = compute(config, ref, run)
@@ -55,7 +55,7 @@ def change_processing(run: storage.Run, config: RunConfig) -> None:
 
 
 def change_optimization(run: storage.Run, config: RunConfig) -> None:
-    """What would the meta-update have been with a narrower clipping range or more epochs?"""
+    """Ask what the meta-update would have been with a narrower clipping range or more epochs."""
     ref = StageRef(ITERATION, "meta_optimize")
     before = run[ITERATION].learner().params
     for setting in ("algorithm.clip_eps=0.3", "algorithm.clip_eps=0.05", "algorithm.num_epochs=20"):

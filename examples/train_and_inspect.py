@@ -56,7 +56,7 @@ def ask_duckdb(run: storage.Run) -> None:
 
 
 def ask_xarray(run: storage.Run) -> None:
-    """Where do the adapted policies of the last iteration end up, task by task? Arrays with named axes."""
+    """Show where the adapted policies of the last iteration end up, task by task, in arrays with named axes."""
     rollouts = run[-1].xarray(1)
     last_position = rollouts["observations"].isel(t_with_final=-1).mean("episode")
     for task in range(3):
@@ -64,7 +64,7 @@ def ask_xarray(run: storage.Run) -> None:
 
 
 def ask_lineage(run: storage.Run) -> None:
-    """Where did the time go? Every stored output has a record: inputs, digests, seconds, versions."""
+    """Show where the time went. Every stored output has a record: inputs, digests, seconds, versions."""
     lineage = run.lineage().to_pandas()
     print(lineage.groupby(["stage", "step"])["seconds"].median().round(4))
 

@@ -18,7 +18,7 @@ def runs_root() -> Path:
     return storage.folder_of(os.environ.get("METALOOM_RUNS") or "runs")
 
 
-def run_folder(name_or_path: str) -> Path:
+def run_folder(name_or_path: str | Path) -> Path:
     """Return the folder that a name or path stands for; it need not exist."""
     return storage.run_path(name_or_path, runs_root())
 

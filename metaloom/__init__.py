@@ -2,11 +2,11 @@
 
     import metaloom
 
-    run = metaloom.open_run("runs/first")
+    run = metaloom.open_run("first")
     run.episodes().to_pandas().groupby(["iteration", "step"])["return"].mean()
 
-    config = metaloom.build_config(metaloom.load_settings("promp-point-corner") | {"iterations": 20})
-    metaloom.train(config, Path("runs/second"), backend=metaloom.Backend(workers=0))
+    second = metaloom.train("promp-point-corner", "second", iterations=20)
+    policy = second.policy()
 
 Names are imported when they are first used: opening a run needs no torch, and `import metaloom` nothing at all.
 """
@@ -15,32 +15,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from metaloom.flows.api import evaluate as evaluate
+    from metaloom.flows.api import fork as fork
+    from metaloom.flows.api import optimize as optimize
+    from metaloom.flows.api import recipes as recipes
+    from metaloom.flows.api import replay as replay
+    from metaloom.flows.api import resume as resume
+    from metaloom.flows.api import train as train
     from metaloom.flows.commands.baselines import fitted_baselines as fitted_baselines
-    from metaloom.flows.commands.evaluate import evaluate as evaluate
-    from metaloom.flows.commands.train import resume as resume
-    from metaloom.flows.commands.train import train as train
-    from metaloom.flows.recipes import RECIPES as RECIPES
+    from metaloom.flows.opened import Run as Run
+    from metaloom.flows.opened import Runs as Runs
+    from metaloom.flows.opened import open_run as open_run
+    from metaloom.flows.opened import open_runs as open_runs
     from metaloom.flows.recipes import load_settings as load_settings
     from metaloom.flows.rollouts.workers import Backend as Backend
+    from metaloom.flows.trained.policy import TrainedPolicy as TrainedPolicy
+    from metaloom.flows.trained.policy import load_policy as load_policy
+    from metaloom.flows.trust import trust_run as trust_run
     from metaloom.pipeline.config.run import RunConfig as RunConfig
     from metaloom.pipeline.config.run import build_config as build_config
-    from metaloom.storage import Run as Run
-    from metaloom.storage import open_run as open_run
 
 __version__ = "0.1.0"
 
 _PLACES = {
-    "RECIPES": "flows.recipes",
     "Backend": "flows.rollouts.workers",
-    "Run": "storage",
+    "Run": "flows.opened",
     "RunConfig": "pipeline.config.run",
+    "Runs": "flows.opened",
+    "TrainedPolicy": "flows.trained.policy",
     "build_config": "pipeline.config.run",
-    "evaluate": "flows.commands.evaluate",
+    "evaluate": "flows.api",
     "fitted_baselines": "flows.commands.baselines",
+    "fork": "flows.api",
+    "load_policy": "flows.trained.policy",
     "load_settings": "flows.recipes",
-    "open_run": "storage",
-    "resume": "flows.commands.train",
-    "train": "flows.commands.train",
+    "open_run": "flows.opened",
+    "open_runs": "flows.opened",
+    "optimize": "flows.api",
+    "recipes": "flows.api",
+    "replay": "flows.api",
+    "resume": "flows.api",
+    "train": "flows.api",
+    "trust_run": "flows.trust",
 }
 
 

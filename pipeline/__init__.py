@@ -1,1 +1,1 @@
-"""What flows between the stages of a run, and what learns from it."""
+"""Data that flows between the stages of a run, and the algorithms that learn from it."""

@@ -1,11 +1,11 @@
-"""Where torch computes updates, and how equal a repetition is there, as plain data."""
+"""Devices on which torch computes updates, and how equal a repetition is there, as plain data."""
 
 from typing import Literal
 
 DeviceName = Literal["cpu", "cuda", "mps"]
 
 EqualityClass = Literal["bits", "bits on this device", "stored"]
-"""How equal a computation is when it is repeated: everywhere on the CPU with the same versions; on a device of the same
+"""Classes of equality of a repetition: everywhere on the CPU with the same versions; on a device of the same
 model with the same versions; or, where there is no deterministic algorithm, only given what is stored before it."""
 
 # Metal has no deterministic variants of its kernels, so there later stages repeat from stored batches only.
@@ -17,4 +17,4 @@ EQUAL_IN_WORDS: dict[EqualityClass, str] = {
     "bits on this device": "same bits on this device",
     "stored": "as stored, this time",
 }
-"""What a replay that found no difference has proved; only the strongest class is called identical."""
+"""Claim of a replay that found no difference; only the strongest class is called identical."""

@@ -5,12 +5,15 @@ configuration is imported here and nowhere else.
 """
 
 import functools
-import hashlib
 import importlib
+import importlib.machinery
 import importlib.metadata
+import importlib.util
 import inspect
 import os
+import site
 import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +28,8 @@ from metaloom.pipeline.schema import ConfigError, PluginSettings, refusal, sugge
 
 T = TypeVar("T")
 S = TypeVar("S", bound=PluginSettings)
+
+INSTALLED = "installed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +65,7 @@ class Plugins:
         names = self.names()
         known = f"one of {', '.join(names)}; or " if names else ""
         raise ConfigError(
-            f"found {name!r};{suggestion(name, names)} required {known}module:Class for {_a(self.kind)} of your own"
+            f"found {name!r}; required {known}module:Class for {_a(self.kind)} of your own{suggestion(name, names)}"
         )
 
     def find(self, name: str, base: type[T]) -> type[T]:
@@ -69,11 +74,7 @@ class Plugins:
         Raises:
             ConfigError: there is none, or it is not a subclass of `base`; nothing of it has been called.
         """
-        found = load(self.path(name))
-        # By name, not by issubclass, which does not take a Protocol and runs code of the class's own.
-        if not (inspect.isclass(found) and base in found.__mro__):
-            raise ConfigError(f"found {name!r}, which is {_told(found)}; required a subclass of {path_of(base)}")
-        return cast(type[T], found)
+        return load_class(self.path(name), base, name)
 
     def _installed(self) -> dict[str, str]:
         return {point.name: point.value for point in importlib.metadata.entry_points(group=self.group)}
@@ -94,6 +95,19 @@ def load(path: str) -> Any:
         raise ConfigError(_not_found(path, problem)) from problem
 
 
+def load_class(path: str, base: type[T], name: str | None = None) -> type[T]:
+    """Import the class that module:Class names; `name` is how the user knows it.
+
+    Raises:
+        ConfigError: there is none, or it is not a subclass of `base`; nothing of it has been called.
+    """
+    found = load(path)
+    # By name, not by issubclass, which does not take a Protocol and runs code of the class's own.
+    if not (inspect.isclass(found) and base in found.__mro__):
+        raise ConfigError(f"found {name or path!r}, which is {_told(found)}; required a subclass of {path_of(base)}")
+    return cast(type[T], found)
+
+
 def import_module(path: str) -> types.ModuleType:
     """Import the module of module:Class. Nothing else imports what a configuration names.
 
@@ -103,13 +117,41 @@ def import_module(path: str) -> types.ModuleType:
     module = path.partition(":")[0]
     if module == "__main__":
         raise ConfigError(_not_found_again(path))
-    # A user's own module lies in the folder where the command runs, which an installed command does not search.
-    if os.getcwd() not in sys.path:
+    # A user's own module lies in the folder where the command runs, which an installed command does not search. Not for
+    # modules of our own: a package's entry points in that folder must not become those of an installed one.
+    if not module.startswith("metaloom.") and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as problem:
         raise ConfigError(_not_found(path, problem)) from problem
+
+
+def place_of(module: str) -> str | None:
+    """Where the top-level package of a module would be imported from, found without importing anything.
+
+    Returns:
+        Its file, or its folders where it has none; INSTALLED for what the interpreter or an installed package brings;
+        None where there is no such module.
+    """
+    name = module.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(name) or importlib.machinery.PathFinder.find_spec(name, [os.getcwd()])
+    except (ImportError, ValueError):  # a name that no module can have, or one without a file such as __main__
+        return None
+    if spec is None:
+        return None
+    files = [spec.origin] if spec.has_location and spec.origin else [*(spec.submodule_search_locations or ())]
+    if not files or is_installed(files[0]):
+        return INSTALLED
+    return os.pathsep.join(os.path.realpath(file) for file in files)
+
+
+def is_installed(file: str) -> bool:
+    """Tell whether a file is the interpreter's or an installed package's."""
+    roots = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    roots += [*site.getsitepackages(), site.getusersitepackages()]
+    return any(Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)) for root in roots)
 
 
 def _not_found(path: str, problem: BaseException) -> str:
@@ -129,19 +171,6 @@ def _not_found_again(path: str) -> str:
 def path_of(found: Callable[..., object]) -> str:
     """module:Class of a class or function."""
     return f"{found.__module__}:{found.__qualname__}"
-
-
-def source_digest(path: str) -> str | None:
-    """SHA-256 of the file that module:Class is written in; None for one that is not written in Python.
-
-    Raises:
-        ConfigError: see `load`.
-    """
-    try:
-        file = inspect.getsourcefile(load(path))
-    except TypeError:
-        return None
-    return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,18 +24,23 @@ class ConfigError(ValueError):
 
 
 def suggestion(found: str, names: Iterable[str]) -> str:
-    """Ask `did you mean X?`, with a space before it, of a name that resembles others; of others nothing."""
+    """End a message with `; did you mean X?` where a name resembles others; otherwise with nothing."""
     by_small_letters = {name.lower(): name for name in names}
     close = difflib.get_close_matches(found.lower(), by_small_letters, n=1)
-    return f" did you mean {by_small_letters[close[0]]}?" if close else ""
+    return f"; did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
-def later(default: Any, **about: Any) -> Any:
-    """A field that earlier versions did not have. At its default it does not count in a run's digest.
+def later(default: Any, *, before: Any = None, **about: Any) -> Any:
+    """A field that earlier versions did not have. What it stands for in their runs does not count in a run's digest.
 
     So a run that was stored before the field existed keeps the digest of its configuration.
+
+    Args:
+        default: in new runs.
+        before: what earlier versions did, where that is something else than the default; `Settings.before` tells.
+        about: as for pydantic.Field.
     """
-    return Field(default=default, json_schema_extra={LATER: True}, **about)
+    return Field(default=default, json_schema_extra={LATER: default if before is None else before}, **about)
 
 
 class Settings(BaseModel):
@@ -53,15 +58,25 @@ class Settings(BaseModel):
             raise ValidationError.from_exception_data(error.title, lines) from None
 
     def decisive(self) -> dict[str, JsonValue]:
-        """The settings as JSON, without later fields that have their defaults."""
+        """The settings as JSON, without later fields that stand for what earlier versions did."""
         dumped: dict[str, JsonValue] = self.model_dump(mode="json")
         for name, about in type(self).model_fields.items():
             value, extra = getattr(self, name), about.json_schema_extra
-            if isinstance(extra, dict) and LATER in extra and value == about.default:
+            if isinstance(extra, dict) and LATER in extra and value == extra[LATER]:
                 del dumped[name]
             elif isinstance(value, Settings):
                 dumped[name] = value.decisive()
         return dumped
+
+    @classmethod
+    def before(cls) -> dict[str, JsonValue]:
+        """What earlier versions did, by later field, where that is not what leaving the field out means today."""
+        extras = {name: (about.json_schema_extra, about.default) for name, about in cls.model_fields.items()}
+        return {
+            name: extra[LATER]
+            for name, (extra, default) in extras.items()
+            if isinstance(extra, dict) and LATER in extra and extra[LATER] != default
+        }
 
 
 class PluginSettings(Settings):
@@ -82,8 +97,8 @@ def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDet
     kind: str | PydanticCustomError = problem["type"]
     if kind == "extra_forbidden" and len(problem["loc"]) == 1:
         shown = "" if isinstance(problem["input"], dict) else f"; found {problem['input']!r}"
-        hint = suggestion(str(problem["loc"][0]), keys) or " see `metaloom recipes --schema` for the keys there are"
-        kind = refusal(f"unknown key{shown};{hint}")
+        hint = suggestion(str(problem["loc"][0]), keys) or "; see `metaloom recipes --schema` for the keys there are"
+        kind = refusal(f"unknown key{shown}{hint}")
     elif kind == REFUSAL:
         kind = refusal(context["message"])
     return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"], ctx=context)

@@ -6,7 +6,7 @@ The order [B, E, T, ...] never changes between stages. Padding is zero; `lengths
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,9 +79,9 @@ class EpisodeBatch:
         truncated: [B, E] bool, the step limit ended it.
         lengths: [B, E] int32, steps in the episode; 0 where there is none.
         behavior: what the acting distribution was, float32: for a Gaussian `mean` [B, E, T, A] and `log_std` [B, A],
-            for choices `log_probs` [B, E, T, number of choices]; for a tanh-Gaussian `mean` and `log_stds` [B, E, T, A]
-            before the tanh, with the variable drawn from a belief about the task as `latent` [B, E, Z]; for values of
-            choices `action_values` [B, E, T, number of choices] and `epsilon` [B]; nothing for uniform actions.
+            for discrete actions `log_probs` [B, E, T, number of actions]; for a tanh-Gaussian `mean` and `log_stds`
+            [B, E, T, A] before the tanh, with the variable drawn from the task's posterior as `latent` [B, E, Z]; for
+            Q-values `action_values` [B, E, T, number of actions] and `epsilon` [B]; nothing for uniform actions.
         reward_terms: name -> [B, E, T] float32; they sum to `rewards`.
         initial_state: [B, E, S] float64, the simulator's state after reset, from which an episode can be rendered.
     """
@@ -157,6 +157,16 @@ class EpisodeBatch:
         """[B, E] float64, undiscounted sum of rewards of each episode."""
         return self.rewards.sum(axis=2, dtype=np.float64)
 
+    def slice(self, start: int, stop: int) -> "EpisodeBatch":
+        """The episodes of the tasks start ... stop - 1."""
+
+        def cut(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {name: v[start:stop] for name, v in cast(Mapping[str, Array], value).items()}
+            return None if value is None else value[start:stop]
+
+        return EpisodeBatch(**{f.name: cut(getattr(self, f.name)) for f in fields(self)})
+
     @classmethod
     def concatenate(cls, shards: Sequence["EpisodeBatch"]) -> "EpisodeBatch":
         """One batch of all tasks of the shards, in the shards' order."""
@@ -179,7 +189,7 @@ EACH_EPISODE: Mapping[str, type[np.generic]] = {
 
 @dataclass(frozen=True)
 class Samples:
-    """What processing adds to a batch of episodes; zero on padding.
+    """Quantities that processing adds to a batch of episodes; zero on padding.
 
     Attributes:
         returns: [B, E, T] float32, discounted sum of the rewards from a step on.
@@ -291,7 +301,7 @@ class Transitions:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """What one gradient step learns from.
+    """Transitions that one gradient step learns from.
 
     Attributes:
         transitions: [K, N] of K tasks.
@@ -336,7 +346,7 @@ class Minibatches:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a learner adapts to B tasks: test episodes after 0 ... K steps, and the episodes that were adapted to.
+    """Evaluation on B tasks: test episodes after 0 ... K adaptation steps, and the episodes that were adapted to.
 
     No episode is in both: what a policy adapted to never judges it.
 

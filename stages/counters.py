@@ -1,4 +1,4 @@
-"""What a learner counts over a whole run."""
+"""Counters that a learner keeps over a whole run."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How a learner adapts to tasks: fresh episodes to adapt to, and after every step fresh episodes to be judged by."""
+"""Evaluation of a learner: fresh episodes to adapt to, and after every step fresh episodes that measure its return."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ Tested = Callable[[int, EpisodeBatch], object]
 """Is shown the test episodes after each number of adaptation steps."""
 
 _ADAPTATION, _TEST = 0, 1
-"""What stands for the iteration in the positions of the evaluation's episodes."""
+"""Stand-in for the iteration in the positions of an evaluation's episodes."""
 
 
 def unseen(k: int, episodes: EpisodeBatch) -> None:

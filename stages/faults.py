@@ -1,4 +1,4 @@
-"""What a stage raises when it cannot go on, with everything that reproduces it."""
+"""Errors of stages that cannot go on, with everything that reproduces them."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -11,7 +11,7 @@ from metaloom.stages.faults import StageFault
 
 _AXES = ("task", "episode", "t")
 _AXES_OF = {"initial_state": 2, "behavior.log_std": 1, "behavior.latent": 2, **dict.fromkeys(EACH_EPISODE, 2)}
-"""How many leading axes an array has, where its shape alone could be taken for more."""
+"""Number of leading axes of arrays whose shape alone could be taken for more."""
 
 
 class NotFinite(StageFault):
@@ -70,7 +70,7 @@ def _fault(value: object, name: str, array: Array, about: Mapping[str, Any]) -> 
 
 
 def _num_axes(value: object, name: str, array: Array) -> int:
-    """How many leading axes of an array are task, episode and step."""
+    """Count the leading axes of an array that are task, episode and step."""
     if isinstance(value, TaskBatch | TaskParams | Evaluation):
         return 1
     if isinstance(value, EpisodeBatch | Samples):

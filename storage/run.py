@@ -3,12 +3,20 @@
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from metaloom.pipeline.types import Array, EpisodeBatch
-from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageMissing, system_errors
+from metaloom.storage.errors import (
+    DamagedRun,
+    IncompatibleFormat,
+    NotARun,
+    RunNotFound,
+    StageMissing,
+    damaged,
+    system_errors,
+)
 from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS, Value
 from metaloom.storage.format.records import SCHEMA, StageRecord
@@ -17,8 +25,17 @@ from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.iteration import Iteration
 from metaloom.storage.keep.thinning import thinnable
-from metaloom.storage.read.ancestry import first_session, origin
+from metaloom.storage.read.ancestry import (
+    boundaries,
+    contributors,
+    first_iteration,
+    first_sequence,
+    first_session,
+    origin,
+)
 from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.history import chain_problems
+from metaloom.storage.read.sessions import ComputedWith, mapping, read_sessions
 from metaloom.storage.remote.log import RemoteLog, follow
 from metaloom.storage.remote.places import folder_of, location
 
@@ -51,9 +68,29 @@ class Run:
         self.path = path
         self.info = info
         self.files = CommittedFiles(path, StageTable.of(info), remote)
+        self._sessions: dict[str, ComputedWith] = {}
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open the run in a folder or under a URL, for reading. A writer may go on meanwhile.
+
+        Raises:
+            RunNotFound, NotARun: there is no such folder, or it holds no run.
+            IncompatibleFormat: the run was written in a format that this version does not read.
+            DamagedRun: run.json is damaged, or not the one that the run's records follow.
+            StorageFailed: the object store of a URL cannot be read.
+        """
+        folder = folder_of(path)
+        remote = follow(folder)
+        run = cls(folder, read_info(folder), remote)
+        require_own_records(run)
+        if lost := _lost_newest(run):
+            _LOG.warning("%s: %s; `metaloom verify %s` tells more", run.location, lost, run.name)
+        return run
 
     def __repr__(self) -> str:
-        return f"Run({self.location!r}, {len(self.iterations)} iterations)"
+        count = len(self.iterations)
+        return f"Run({self.location!r}, {count} iteration{'' if count == 1 else 's'})"
 
     @property
     def name(self) -> str:
@@ -91,6 +128,25 @@ class Run:
     def config_of(self, ref: StageRef) -> Mapping[str, Any]:
         """The configuration that decides an output, stored or not: a fork's first ones are its parent's."""
         return origin(self.info, ref)["config"]
+
+    def environment_of(self, ref: StageRef) -> Mapping[str, Any]:
+        """Return what a stored output was computed with besides its settings: code, plug-ins, kernel, device.
+
+        As its session wrote it down; those of earlier versions did not, and then it is what their run began with.
+
+        Raises:
+            StageMissing: the output is not stored.
+        """
+        token = self.record(ref).token
+        if token not in self._sessions:
+            self._sessions = {session.token: session for session in self.sessions()}
+        if token in self._sessions:
+            return self._sessions[token].environment
+        return mapping(origin(self.info, ref).get("environment"))
+
+    def sessions(self) -> list[ComputedWith]:
+        """List the sessions that computed outputs, the first one first, as far as they wrote down with what."""
+        return read_sessions(self.path, self.info)
 
     @property
     def stages(self) -> StageTable:
@@ -277,20 +333,8 @@ class Run:
 
 
 def open_run(path: str | Path) -> Run:
-    """Open the run in a folder or under a URL, for reading. A writer may go on meanwhile.
-
-    Raises:
-        RunNotFound, NotARun: there is no such folder, or it holds no run.
-        IncompatibleFormat: the run was written in a format that this version does not read.
-        DamagedRun: run.json is damaged.
-        StorageFailed: the object store of a URL cannot be read.
-    """
-    folder = folder_of(path)
-    remote = follow(folder)
-    run = Run(folder, read_info(folder), remote)
-    if lost := _lost_newest(run):
-        _LOG.warning("%s: %s; `metaloom verify %s` tells more", run.location, lost, run.name)
-    return run
+    """Open the run in a folder or under a URL, for reading; see Run.open."""
+    return Run.open(path)
 
 
 def run_exists(path: str | Path) -> bool:
@@ -323,6 +367,30 @@ def read_info(path: Path) -> dict[str, Any]:
         ) from None
     _require_known(info, path / "run.json")
     return info
+
+
+def require_own_records(run: Run) -> None:
+    """Refuse a run.json that was exchanged or changed, seal and all: the first records behind it name its hash."""
+    try:
+        follows = boundaries(run.info)
+        found = [_record_at(run, first_sequence(info), first_iteration(info)) for info in contributors(run.info)]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise damaged(run.path / "run.json", "does not say which stages and ancestors the run has") from None
+    for problem in chain_problems(run.files, (record for record in found if record is not None), follows):
+        raise problem
+
+
+def _record_at(run: Run, sequence: int, iteration: int) -> StageRecord | None:
+    """The record at a position, if it is the first of its iteration and can be read; else `verify` looks at it."""
+    refs = [run.learner_ref(0), *(StageRef(iteration, stage.name) for stage in run.stages.stages)]
+    for ref in refs:
+        try:
+            record = run.files.record(ref)
+        except (FileNotFoundError, DamagedRun):
+            continue
+        if record.sequence == sequence:
+            return record
+    return None
 
 
 def _require_known(info: Mapping[str, Any], where: Path) -> None:

@@ -1,4 +1,4 @@
-"""What import-linter's contracts do not say: no module imports itself by way of others."""
+"""Imports, beyond import-linter's contracts: no module imports itself by way of others."""
 
 import grimp
 

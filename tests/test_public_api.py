@@ -7,6 +7,7 @@ from importlib.metadata import version
 import pytest
 
 import metaloom
+from metaloom import storage
 
 
 @pytest.mark.parametrize("name", metaloom._PLACES)
@@ -18,6 +19,14 @@ def test_every_name_of_the_package_leads_to_a_documented_object(name):
 def test_a_name_it_does_not_have_is_an_attribute_error_with_those_it_has():
     with pytest.raises(AttributeError, match=r"no attribute 'opne_run'; it has .*open_run"):
         _ = metaloom.opne_run
+
+
+def test_a_run_is_opened_by_its_name_under_the_runs_folder_as_the_commands_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path / "elsewhere"))
+    with pytest.raises(storage.RunNotFound, match="elsewhere/first"):
+        metaloom.open_run("first")
+    with pytest.raises(storage.RunNotFound, match=f"^{tmp_path}/first"):
+        metaloom.open_run(tmp_path / "first")
 
 
 def test_its_version_is_the_installed_one():

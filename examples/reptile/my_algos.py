@@ -51,7 +51,7 @@ class ReptileLearner(Learner):
             adapted = self.adapt(state, adapted, step)
         ways = {name: value.mean(0) - state.params[name] for name, value in adapted.params.items()}
         moved = {name: state.params[name] + self.settings.outer_lr * way for name, way in ways.items()}
-        return LearnerState(moved, {}, {}), {"distance": float(sum((way**2).sum() for way in ways.values()) ** 0.5)}
+        return LearnerState(moved, {}, {}), {"step_length": float(sum((way**2).sum() for way in ways.values()) ** 0.5)}
 
 
 def reptile_point_corner():

@@ -6,14 +6,16 @@ tests/flows/test_startup.py holds them to it.
 """
 
 import faulthandler
+import logging
 import sys
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
 import metaloom
-from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED, OutputClosed, PipeConsole, discard_output
+from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED, OutputClosed, PipeConsole, PrintableLines, discard_output
 from metaloom.flows.errors import USAGE, exit_code
+from metaloom.flows.printable import printable
 
 COMMANDS = {
     "train": "train:train",
@@ -29,6 +31,7 @@ COMMANDS = {
     "verify": "verify:verify",
     "report": "report:report",
     "export": "export:export",
+    "policy": "policy:policy",
     "recipes": "recipes:recipes",
     "graph": "graph:graph",
     "doctor": "doctor:doctor",
@@ -51,6 +54,8 @@ def main() -> None:
     """Entry point of the `metaloom` command."""
     # An environment that crashes this process (`--workers 0`) leaves at least a traceback.
     faulthandler.enable()
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PrintableLines())
     sys.exit(run(sys.argv[1:]))
 
 
@@ -70,5 +75,5 @@ def run(tokens: Sequence[str]) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        print(f"metaloom: {error}", file=sys.stderr)
+        print(f"metaloom: {printable(error)}", file=sys.stderr)
         return code

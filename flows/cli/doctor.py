@@ -14,7 +14,7 @@ def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson
     Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
 
     Args:
-        env: Check this environment instead: whether its answers are sound, and the same when it is run twice.
+        env: Check this environment instead: that what it returns is sound, and the same when it is run twice.
     """
     if env is None and overrides:
         raise UsageError("found --set without --env; required both: the machine has no settings")

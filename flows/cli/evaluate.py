@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, RunArgument
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, LearnerArgument, Trust, agree
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.runs import RunAt
 
 
 def evaluate(
-    run: RunArgument,
+    run: LearnerArgument,
     *,
     tasks: str | None = None,
     num_tasks: int | None = None,
@@ -19,33 +19,34 @@ def evaluate(
     deterministic: bool | None = None,
     seed: int | None = None,
     plot: Path | None = None,
+    trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
-    """Adapt a stored learner to tasks and report its return on fresh test episodes after every adaptation step.
+    """Adapt a stored learner to tasks and report its return on fresh test episodes after each adaptation step.
 
-    What is left out is as in the run's `evaluation` settings, and else as in training.
+    Options that are not given come from the run's `evaluation` settings, or else are those of training.
 
     Example: `metaloom evaluate first@10 --num-tasks 20 --adaptation-steps 3 --test-episodes 10 --plot curve.png`
 
     Args:
-        run: RUN for the latest learner, RUN@N for the learner after N updates.
         tasks: `held-out`: tasks that training never drew; `train`: from its fixed set, or those of the last
             iteration; or a JSON, YAML or Parquet file of tasks.
-        num_tasks: Tasks to draw; when left out each test task or task of the file once, else as many as in training.
+        num_tasks: Tasks to draw; by default every test task or task of the file once, otherwise as many as in training.
         evenly_by: Draw evenly from the classes of a fixed set: the task field that tells them apart.
-        adaptation_steps: Largest number of inner steps; the return is reported for each from 0 on.
+        adaptation_steps: Largest number of inner steps; returns are reported after each, from 0 on.
         episodes: Episodes per task that every adaptation step learns from.
-        test_episodes: Episodes per task that judge every number of steps; no step learns from them.
+        test_episodes: Episodes per task that measure the return after each step; no step learns from them.
         deterministic: Take the most likely action in test episodes.
-        seed: Which tasks and episodes are drawn.
-        plot: Draw return against adaptation episodes into this .png or .svg file.
+        seed: Decides which tasks and episodes are drawn.
+        plot: Plot return against adaptation episodes into this .png or .svg file.
     """
     at, backend = RunAt.parse(run), where.backend()
     if plot is not None:
         from metaloom.flows.views.evaluation_plots import check_plot_file
 
         check_plot_file(plot)
+    agree(at.path, trust)
     from metaloom.flows.commands.evaluate import evaluate as evaluate_run
     from metaloom.flows.views.tables import evaluation_info, evaluation_table
 
@@ -64,8 +65,11 @@ def evaluate(
     )
     if plot is not None:
         from metaloom.flows.views.evaluation_plots import per_shot_curve, write_plot
+        from metaloom.flows.views.formatting import plural
 
-        write_plot(plot, per_shot_curve(f"{at.path.name} after {outcome.updates} updates", outcome.evaluation))
+        write_plot(
+            plot, per_shot_curve(f"{at.path.name} after {plural(outcome.updates, 'update')}", outcome.evaluation)
+        )
     if as_json:
         print_json(evaluation_info(outcome))
     else:

@@ -10,6 +10,7 @@ from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.exports import By, format_names
 from metaloom.flows.exports import export as export_run
 from metaloom.flows.runs import parse_span, run_folder
+from metaloom.flows.views.formatting import plural
 from metaloom.storage import open_run
 
 
@@ -19,7 +20,7 @@ def export(
     to: Annotated[str, Parameter(help=f"The format: {', '.join(format_names())}. Some need an extra of that name.")],
     out: Path,
     iterations: str | None = None,
-    step: Annotated[tuple[int, ...], Parameter(negative=())] = (),
+    step: Annotated[tuple[int, ...], Parameter(negative=(), show_default=False)] = (),
     by: By | None = None,
     as_json: AsJson = False,
 ) -> int:
@@ -29,9 +30,9 @@ def export(
 
     Args:
         out: A new or empty folder.
-        iterations: N or FROM:TO, as Python slices count; all complete ones when left out.
-        step: Only episodes of this inner step; repeatable.
-        by: What a learning history belongs to: its task, or its place in the meta-batch.
+        iterations: N or FROM:TO, counted like Python slices; all complete ones by default.
+        step: Only the episodes of this inner step; repeatable.
+        by: Give each task a learning history of its own, or each place in the meta-batch.
     """
     chosen = None if iterations is None else parse_span("--iterations", iterations)
     result = export_run(open_run(run_folder(run)), out, to, iterations=chosen, steps=step, by=by)
@@ -42,5 +43,7 @@ def export(
         return 0
     for i, reason in result.skipped:
         console().print(f"iteration {i} left out: {reason}", markup=False)
-    console().print(f"{result.iterations} iterations, {result.rows:,} rows  {result.path}", markup=False)
+    console().print(
+        f"{plural(result.iterations, 'iteration')}, {plural(result.rows, 'row')}  {result.path}", markup=False
+    )
     return 0

@@ -1,22 +1,22 @@
 """`metaloom fork`."""
 
-from metaloom.flows.cli.options import Overrides, RunArgument
+from metaloom.flows.cli.options import Overrides, ParentArgument, Trust, agree
 from metaloom.flows.cli.output import console
 from metaloom.flows.runs import RunAt, run_folder
 
 
-def fork(parent: RunArgument, *, run: str, overrides: Overrides = ()) -> int:
-    """Make a run that begins with the iterations of another one and goes on under other settings.
+def fork(parent: ParentArgument, *, run: str, overrides: Overrides = (), trust: Trust = False) -> int:
+    """Make a run that begins with the iterations of another one and continues under other settings.
 
-    `metaloom resume` then continues it. Files are shared with the parent, which can be thinned or deleted.
+    `metaloom resume` then continues it. Files are shared with the parent, which may be thinned or deleted.
 
     Example: `metaloom fork first@10 --run second --set algorithm.clip_eps=0.1`
 
     Args:
-        parent: RUN@N to begin with the first N iterations, RUN for all of them.
         run: Name of the new run under the runs folder, or a path.
     """
     at = RunAt.parse(parent)
+    agree(at.path, trust)
     from metaloom.flows.commands.fork import fork as fork_run
     from metaloom.flows.views.tables import fork_view
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import Overrides
+from metaloom.flows.cli.options import Overrides, Trust, agree
 
 
 def graph(
@@ -12,6 +12,7 @@ def graph(
     *,
     form: Annotated[Literal["text", "mermaid", "svg"], Parameter(name="--format")] = "text",
     overrides: Overrides = (),
+    trust: Trust = False,
 ) -> int:
     """Draw the stages of a run and what each reads of the others.
 
@@ -20,17 +21,27 @@ def graph(
     Args:
         form: A table of text, a flowchart for Markdown, or an image.
     """
-    from metaloom.flows.graph.run_stages import config_of
-    from metaloom.flows.recipes import RECIPES, load_settings
+    from metaloom.flows.errors import UsageError
+    from metaloom.flows.recipes import RECIPES, is_settings_file, load_settings
     from metaloom.flows.runs import run_folder
+    from metaloom.pipeline.schema import suggestion
+    from metaloom.storage import open_run, run_exists
+
+    stored = recipe not in [*RECIPES] and not is_settings_file(recipe)
+    if stored and not run_exists(run_folder(recipe)):
+        raise UsageError(
+            f"no recipe and no stored run {recipe!r}: `metaloom recipes` and `metaloom ls` list them"
+            f"{suggestion(recipe, RECIPES)}"
+        )
+    from metaloom.flows.graph.run_stages import config_of
     from metaloom.flows.views.diagrams import FORMATS, diagram_of
     from metaloom.pipeline.config.input import override
     from metaloom.pipeline.config.run import build_config
-    from metaloom.storage import open_run, run_exists
 
-    stored = (
-        recipe not in RECIPES and not recipe.endswith((".yaml", ".yml", ".json")) and run_exists(run_folder(recipe))
-    )
-    settings = config_of(open_run(run_folder(recipe))).model_dump(mode="json") if stored else load_settings(recipe)
+    if stored:
+        agree(run_folder(recipe), trust)
+        settings = config_of(open_run(run_folder(recipe))).model_dump(mode="json")
+    else:
+        settings = load_settings(recipe)
     print(FORMATS[form](diagram_of(build_config(override(settings, overrides)))), end="")
     return 0

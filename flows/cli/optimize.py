@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import AsJson, Overrides
+from metaloom.flows.cli.options import AsJson, Overrides, Trust, agree
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
@@ -17,24 +17,29 @@ def optimize(
     grid: Annotated[
         tuple[str, ...],
         Parameter(
-            name="--grid", negative=(), help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable."
+            name="--grid",
+            negative=(),
+            show_default=False,
+            help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable.",
         ),
     ] = (),
     stage: str | None = None,
     step: int = 0,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Compute a stage again on stored batches under other settings, without sampling, and compare the outcomes.
+    """Recompute a stage on stored batches under other settings, without sampling, and compare the outcomes.
 
     Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
 
     Args:
-        stage: Which stage: any that does not sample, such as adapt; when left out the one that ends the iteration.
-        step: Its inner step.
+        stage: Stage to recompute: any that does not sample, such as adapt; by default the one that ends the iteration.
+        step: Inner step of that stage.
     """
     at = RunAt.parse(run)
     if at.iteration is None:
         raise UsageError(f"{run}: required RUN@ITERATION, such as {run}@0")
+    agree(at.path, trust)
     from metaloom.flows.commands.optimize import sweep
     from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table, parse_grid
 

@@ -1,6 +1,7 @@
 """Options that several commands share, each described once."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -10,29 +11,49 @@ from metaloom.flows.errors import UsageError
 if TYPE_CHECKING:
     from metaloom.flows.rollouts.workers import Backend
 
-RunArgument = Annotated[
-    str, Parameter(help="A name under the runs folder, a path, or a URL such as s3://bucket/runs/first.")
+_A_RUN = "A name under the runs folder, a path, or a URL such as s3://bucket/runs/first."
+RunArgument = Annotated[str, Parameter(help=_A_RUN)]
+RunAtArgument = Annotated[str, Parameter(help=f"RUN, or RUN@ITERATION for one iteration. {_A_RUN}")]
+LearnerArgument = Annotated[
+    str, Parameter(help=f"RUN for its latest learner, RUN@N for that after N updates. {_A_RUN}")
+]
+ParentArgument = Annotated[
+    str, Parameter(help=f"RUN@N to begin with its first N iterations, RUN for all of them. {_A_RUN}")
 ]
 Overrides = Annotated[
     tuple[str, ...],
-    Parameter(name="--set", negative=(), help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable."),
+    Parameter(
+        name="--set",
+        negative=(),
+        show_default=False,
+        help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable.",
+    ),
 ]
-AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of text.")]
-Flag = Annotated[bool, Parameter(negative=())]
+Trust = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        show_default=False,
+        help="Import the modules that the run's settings name, now and later: say it of runs that others made, after "
+        "you have looked at them.",
+    ),
+]
+AsJson = Annotated[bool, Parameter(name="--json", negative=(), show_default=False, help="Print JSON instead of text.")]
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class BackendOptions:
-    """Where rollouts run.
+    """Options that say where rollouts run.
 
     Attributes:
-        workers: Dask worker processes on this machine; 0 samples in this process. Left out: none to replay, or for a
-            run of one task, else two.
+        workers: Dask worker processes on this machine; 0 samples in this process. By default none for a replay or a
+            run of one task, otherwise two.
         threads: Physics threads when sampling in this process (`--workers 0`).
         scheduler: Address of a running Dask scheduler, `tcp://host:port`.
-        step_timeout: Seconds a worker waits for one call of an environment before it gives up; 60 if left out.
-        retries: How often work is done again whose worker process died; 3 if left out.
+        step_timeout: Seconds that one call of an environment may take before its worker gives up; 60 by default.
+        retries: How many times to redo work whose worker process died; 3 by default.
     """
 
     workers: int | None = None
@@ -53,6 +74,14 @@ class BackendOptions:
 
 
 ANYWHERE = BackendOptions()
+
+
+def agree(run: Path, trust: bool) -> None:
+    """Remember, if the user says so, that what a run's settings name may be imported."""
+    if trust:
+        from metaloom.flows.trust import trust_run
+
+        trust_run(run)
 
 
 def refuse_without(option: str, **others: object) -> None:

@@ -1,12 +1,16 @@
 """Standard output of the commands, which a reader may close at any time."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 from rich.console import Console
+from rich.text import Text
+
+from metaloom.flows.printable import printable
 
 EXIT_OUTPUT_CLOSED = 128 + 13  # as of a process that SIGPIPE ended
 
@@ -18,10 +22,26 @@ class OutputClosed(Exception):
 
 
 class PipeConsole(Console):
-    """A console that raises `OutputClosed` instead of ending the process."""
+    """A console that raises `OutputClosed` instead of ending the process, and writes no others' control codes."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise OutputClosed
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Make text of a string, without what would steer the terminal: stored text may come from anybody."""
+        return super().render_str(printable(text), **options)
+
+    def out(self, *objects: Any, **options: Any) -> None:
+        """Write objects as they are but for what would steer the terminal."""
+        super().out(*map(printable, objects), **options)
+
+
+class PrintableLines(logging.Formatter):
+    """Log lines without what would steer the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        return printable(super().format(record))
 
 
 def console() -> Console:
@@ -38,7 +58,7 @@ def print_json(value: object) -> None:
 def say(as_json: bool, message: str) -> None:
     """Tell the user something that is not data: with --json, standard output carries JSON alone."""
     if as_json:
-        print(message, file=sys.stderr)
+        print(printable(message), file=sys.stderr)
     else:
         console().out(message)
 

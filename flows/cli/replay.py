@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, RunArgument, refuse_with
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, RunAtArgument, Trust, agree, refuse_with
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def replay(
-    run: RunArgument,
+    run: RunAtArgument,
     *,
     stage: str | None = None,
     step: int | None = None,
@@ -22,28 +22,29 @@ def replay(
     pdb: Flag = False,
     materialise: Flag = False,
     quarantine: Flag = False,
+    trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
-    """Run stored stages again from their stored inputs and compare every array, bit for bit.
+    """Rerun stored stages from their stored inputs and compare every array, bit for bit.
 
     Exit code 0 when all are identical, 1 when one differs.
 
     Example: `metaloom replay first@3 --stage adapt`
 
     Args:
-        run: RUN@ITERATION for one iteration, RUN for all of them.
         stage: Only this stage, such as adapt; `metaloom graph RUN` lists those of a run.
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
         pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
-        materialise: Compute what was thinned again and store it, if it has its old digest.
-        quarantine: Run the episode again, in this process, in which an environment failed and which was kept.
+        materialise: Recompute what was thinned and store it again, provided that it has its old digest.
+        quarantine: Rerun, in this process, the episode that was kept because an environment failed in it.
     """
     if quarantine or pdb:
         elsewhere = {name: value for name, value in asdict(where).items() if name != "threads"}
         option = "--quarantine" if quarantine else "--pdb"
         refuse_with(option, until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
+    agree(RunAt.parse(run).path, trust)
     if quarantine:
         return _reproduce(run, stage, step, debug=pdb)
     if pdb:
@@ -80,11 +81,13 @@ def _replay(
 
 
 def _verdict(outcomes: "Sequence[StageReplay]") -> str:
+    from metaloom.flows.views.formatting import plural
+
     if not outcomes:
         return "nothing to replay"
     thinned = sum(outcome.with_record for outcome in outcomes)
     about = f"; {thinned} of them were thinned and compared with their records only" if thinned else ""
-    return f"{len(outcomes)} stages replayed: all {outcomes[-1].proved}{about}"
+    return f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}{about}"
 
 
 def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:

@@ -18,7 +18,7 @@ def report(run: RunArgument, *, out: Path | None = None) -> int:
     Example: `metaloom report first`
 
     Args:
-        out: Folder for the files; reports/NAME in the runs folder when left out.
+        out: Folder for the files; reports/NAME in the runs folder by default.
     """
     opened = open_run(run_folder(run))
     files = write(opened, out if out is not None else report_folder(opened.path))

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from metaloom.flows.cli.options import AsJson, Flag, RunArgument, refuse_with, refuse_without
+from metaloom.flows.cli.options import AsJson, Flag, RunAtArgument, Trust, agree, refuse_with, refuse_without
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt, parse_span, require_iteration
@@ -10,31 +10,33 @@ from metaloom.storage import Run, open_run
 
 
 def show(
-    run: RunArgument,
+    run: RunAtArgument,
     *,
     stage: Literal["process_samples", "sample_transitions"] | None = None,
     step: int | None = None,
     update: int | None = None,
     rows: str | None = None,
     context: Flag = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show what a run is and how far it got, the stages of one iteration, or what is inside one of these.
+    """Show what a run is and how far it got, the stages of one iteration, or the contents of one of them.
 
     Example: `metaloom show first@3`
 
     Args:
-        stage: sample_transitions: the transitions behind the row numbers that it drew, with where each is from;
+        stage: sample_transitions: the transitions behind the row numbers that it drew, and where each comes from;
             process_samples: the parameters of the baselines that it fitted.
-        step: Those of this inner step; of step 0 when left out.
-        update: Those of this gradient step of the iteration; of the first when left out.
-        rows: N or FROM:TO, which transitions of the minibatch, as Python slices count; 0:20 when left out, `:` for all.
-        context: Those that tasks were inferred from, instead of those that were learned from.
+        step: Inner step of process_samples; 0 by default.
+        update: Gradient step of the iteration whose transitions to show; the first by default.
+        rows: Transitions of the minibatch: N or FROM:TO, counted like Python slices; 0:20 by default, `:` for all.
+        context: Show the transitions that tasks were inferred from instead of those that were learned from.
     """
     at = RunAt.parse(run)
     opened = open_run(at.path)
     if at.iteration is not None:
         require_iteration(opened, at.iteration)
+    agree(at.path, trust)
     if stage == "process_samples":
         refuse_with("--stage process_samples", update=update, rows=rows, context=context)
         return _show_baselines(opened, at.iteration, step or 0, as_json=as_json)

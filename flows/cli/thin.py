@@ -18,15 +18,15 @@ def thin(
 ) -> int:
     """Remove the episodes, samples and adapted parameters of iterations; everything else stays.
 
-    Of a run that learns off policy the episodes stay too, since they are its replay buffer: minibatches and adapted
-    parameters go. `metaloom replay RUN@ITERATION --materialise` computes them again, bit for bit.
+    An off-policy run keeps its episodes as well, since they are its replay buffer: only minibatches and adapted
+    parameters go. `metaloom replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit.
 
     Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
 
     Args:
-        keep_every: Keep iterations 0, N, 2N, ... whole.
-        keep_last: Keep the N newest iterations whole.
-        dry_run: Only tell what would go.
+        keep_every: Keep iterations 0, N, 2N, ... complete.
+        keep_last: Keep the N newest iterations complete.
+        dry_run: Only say what would be removed.
     """
     folder = run_folder(run)
     from metaloom.flows.commands.thin import thin as thin_run

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument
+from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument, Trust, agree
 from metaloom.flows.cli.output import say, unless_closed
 from metaloom.pipeline.device import DeviceName
 
@@ -43,8 +43,8 @@ def train(
     Example: `metaloom train promp-point-corner --run first --set iterations=20`
 
     Args:
-        run: Name of the run under the runs folder, or a path; made from recipe and time when left out.
-        device: Where torch computes updates; recorded with the run, short for `--set device=cuda`.
+        run: Name of the run under the runs folder, or a path; made from recipe and time by default.
+        device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
     """
     from metaloom.flows.recipes import new_config
 
@@ -67,24 +67,31 @@ def resume(
     repair: Flag = False,
     retention: Annotated[
         tuple[str, ...],
-        Parameter(name="--set", negative=(), help="Change what is kept: `--set retention.keep_last=10`. Repeatable."),
+        Parameter(
+            name="--set",
+            negative=(),
+            show_default=False,
+            help="Change what is kept: `--set retention.keep_last=10`. Repeatable.",
+        ),
     ] = (),
+    trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
-    """Go on with a run from its first missing stage, whatever interrupted it.
+    """Continue a run from its first missing stage, whatever interrupted it.
 
     Example: `metaloom resume first --iterations 40`
 
     Args:
-        iterations: How many iterations the run shall have; as configured when left out.
+        iterations: Total number of iterations to reach; as configured by default.
         take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
-        repair: Mend what `metaloom verify` finds damaged, or compute it again, and verify the run: exit code 1 if it is
-            not whole.
+        repair: Mend or recompute what `metaloom verify` finds damaged, then verify the run: exit code 1 if it is not
+            intact.
     """
     from metaloom.flows.runs import run_folder
 
     folder, backend = run_folder(run), where.backend()
+    agree(folder, trust)
     from metaloom.flows.commands.train import resume as resume_run
 
     def start(observer: "Observer") -> "TrainResult":
@@ -103,6 +110,7 @@ def resume(
 
 def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bool) -> int:
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
+    from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.progress import progress
     from metaloom.storage import location
 
@@ -114,11 +122,13 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bo
     tell = unless_closed(say)
     if result.stopped:
         place = location(folder)
-        tell(as_json, f"stopped after {result.iterations_done} iterations; go on with: metaloom resume {place}")
+        tell(
+            as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; go on with: metaloom resume {place}"
+        )
         return EXIT_INTERRUPTED
     if result.damage is not None:
         lines = [*(f"repaired  {line}" for line in result.repaired), *(f"damaged   {line}" for line in result.damage)]
-        tell(as_json, "\n".join([*lines, "" if result.damage else "verified  every file is whole"]))
+        tell(as_json, "\n".join([*lines, "" if result.damage else "verified  every file is intact"]))
     if result.damage:
         return 1
     tell(as_json, _next_steps(result.path))

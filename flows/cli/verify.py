@@ -14,7 +14,7 @@ _UNSEALED = (
 def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     """Check every stored file of a run against its records.
 
-    Exit code 0 when all are whole, 1 when one is damaged, missing or foreign.
+    Exit code 0 when all are intact, 1 when one is damaged, missing or foreign.
 
     Example: `metaloom verify first`
     """
@@ -27,5 +27,5 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     elif damages:
         console().print(damage_table(damages))
     else:
-        console().print(f"{location(folder)}: every file is whole{'' if open_run(folder).is_sealed else _UNSEALED}")
+        console().print(f"{location(folder)}: every file is intact{'' if open_run(folder).is_sealed else _UNSEALED}")
     return 1 if damages else 0

@@ -9,7 +9,7 @@ from metaloom.storage import Run, StageRef
 
 
 def fitted_baselines(run: Run, iteration: int, step: int = 0) -> dict[str, Params]:
-    """What `process_samples` fitted to the episodes of an inner step: parameters [B, ...] by baseline and name.
+    """Return what `process_samples` fitted to the episodes of an inner step: parameters [B, ...] by baseline and name.
 
     Raises:
         UsageError: the run's algorithm has no baseline.

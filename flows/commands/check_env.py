@@ -1,4 +1,4 @@
-"""Whether an environment can be trained on and does the same twice: a few short episodes with random actions."""
+"""Checks that an environment can be trained on and does the same twice, by a few short episodes with random actions."""
 
 from collections.abc import Sequence
 

@@ -13,26 +13,25 @@ from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.faults import debug_command, run_checked
 from metaloom.flows.graph.recomputed import Recomputed
-from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.graph.run_stages import config_of, stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.formatting import stage_name
-from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.reproduce import reproduce
 from metaloom.storage import Quarantined, StageRef
 
 INPUTS = "stage_inputs"
-"""What the debugger calls the stored inputs of the stage, in every frame."""
+"""Name of the stage's stored inputs in every frame of the debugger."""
 
 
 @dataclass(frozen=True)
 class Debugged:
-    """What came of a stage: the error it ended with, None if it ended well."""
+    """Outcome of a stage: the error it ended with, None if it ended well."""
 
     ref: StageRef
     fault: Exception | None
     identical: bool | None
-    """Whether it gave the stored bits; None where nothing is stored or it failed."""
+    """True if it gave the stored bits; None where nothing is stored or it failed."""
 
     def __str__(self) -> str:
         what = f"iteration {self.ref.iteration}, {stage_name(self.ref)}"
@@ -117,7 +116,7 @@ def reproduce_kept(
         UsageError: nothing, more than one thing, or nothing of an environment is kept there.
         storage.DamagedRun: what is kept cannot be read.
     """
-    storage.open_run(path)
+    run = storage.open_run(path)
     entry = _kept(path, iteration, stage, step)
     if "env" not in entry.about:
         raise UsageError(
@@ -125,7 +124,8 @@ def reproduce_kept(
             f"This one: {debug_command(path, entry.ref)}"
         )
     try:
-        reproduce(EnvConfig.model_validate(entry.about["env"]), entry.about, entry.arrays())
+        # The run's, not what the quarantine says of it, which no hash of the run vouches for.
+        reproduce(config_of(run, entry.ref).env, entry.about, entry.arrays())
     except StageFault as fault:
         if debugger:
             _enter(debugger, _innermost(fault))
@@ -146,7 +146,7 @@ def _kept(path: Path, iteration: int, stage: str | None, step: int | None) -> Qu
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """What the environment itself raised, if it did."""
+    """Return the error that the environment itself raised, if it did."""
     return error if error.__cause__ is None else _innermost(error.__cause__)
 
 

@@ -7,8 +7,11 @@ from typing import Any
 
 from metaloom import storage
 from metaloom.flows.commands.replay import ArrayDifference, compare, compare_digests
+from metaloom.flows.trust import names_of_run
 from metaloom.flows.views.formatting import dotted
 from metaloom.flows.views.tables import difference_info
+from metaloom.pipeline.config.run import build_stored
+from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import flatten
 
@@ -24,7 +27,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class RunDiff:
-    """How two runs differ.
+    """Differences between two runs.
 
     Attributes:
         a, b: their folders.
@@ -50,7 +53,7 @@ class RunDiff:
 
     @property
     def equal(self) -> bool:
-        """Whether settings and outputs are the same."""
+        """True if settings and outputs are the same."""
         return not (self.settings or self.different or self.only_a or self.only_b)
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,7 +106,15 @@ def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    return dict(dotted(run.config))
+    """The settings of a run; those that its version did not have stand for what it did."""
+    config = run.config
+    # To look at a run, nothing that it names is imported, whoever made it.
+    if names_of_run(run):
+        return dict(dotted(config))
+    try:
+        return dict(dotted(build_stored(config).model_dump(mode="json")))
+    except ConfigError:
+        return dict(dotted(config))
 
 
 def _environment(run: Run) -> dict[str, str]:

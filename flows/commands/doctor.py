@@ -1,4 +1,4 @@
-"""Whether this machine can train: packages, cores, memory, disk, physics, Prefect. Every finding names what helps."""
+"""Checks that this machine can train: packages, cores, memory, disk, physics, Prefect. Findings name what helps."""
 
 import errno
 import fcntl
@@ -51,7 +51,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether training works in spite of it."""
+        """True if training works in spite of it."""
         return self.status != "fail"
 
     def as_dict(self) -> dict[str, str]:
@@ -137,7 +137,7 @@ def check_physics() -> Check:
 
 
 def check_runs_folder(runs_root: Path) -> Check:
-    """Whether runs can be kept there: files, hard links and locks, which some network file systems lack."""
+    """Check that runs can be kept there: files, hard links and locks, which some network file systems lack."""
     required = "writable, with hard links and locks"
     try:
         with tempfile.TemporaryDirectory(prefix=".metaloom-doctor-", dir=_existing(runs_root)) as probe:
@@ -159,7 +159,7 @@ def check_disk_space(runs_root: Path, free_bytes: float | None = None) -> Check:
 
 
 def check_disk_speed(runs_root: Path) -> Check:
-    """How fast data reaches the disk for good."""
+    """Measure how fast data reaches the disk for good."""
     rate = _fsync_bytes_per_second(_existing(runs_root))
     found, required = f"{size(rate)}/s with fsync", f"{size(SLOW_FSYNC_BYTES_PER_SECOND)}/s"
     if rate >= SLOW_FSYNC_BYTES_PER_SECOND:

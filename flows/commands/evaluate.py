@@ -1,4 +1,4 @@
-"""How a stored learner adapts to tasks, as measured after the fact; training measures the same way as it goes."""
+"""Evaluation of a stored learner after the fact; training evaluates the same way as it goes."""
 # pyarrow ships no types.
 # pyright: reportUnknownParameterType=false
 
@@ -18,7 +18,7 @@ from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.evaluation import tasks_are_new
-from metaloom.pipeline.types import Evaluation, TaskBatch, Update
+from metaloom.pipeline.types import Evaluation, LearnerState, TaskBatch, Update
 from metaloom.stages.evaluate import Tested, unseen
 
 
@@ -98,7 +98,7 @@ def evaluate(
         raise UsageError(f"found seed {seed}; required one from 0 to 2**63 - 1")
     run = storage.open_run(path)
     updates = len(run.iterations) if iteration is None else iteration
-    learner = _update_of(run, updates).learner
+    learner = learner_after(run, updates)
     asked = {
         "tasks": tasks,
         "num_tasks": num_tasks,
@@ -116,7 +116,12 @@ def evaluate(
         return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, stages.context.env))
 
 
-def _update_of(run: storage.Run, updates: int) -> Update:
+def learner_after(run: storage.Run, updates: int) -> LearnerState:
+    """Read the learner that has had so many updates.
+
+    Raises:
+        UsageError: the run has had fewer.
+    """
     ref = run.learner_ref(updates)
     if not run.contains(ref):
         raise UsageError(
@@ -125,7 +130,7 @@ def _update_of(run: storage.Run, updates: int) -> Update:
         )
     update = run.load(ref)
     assert isinstance(update, Update)
-    return update
+    return update.learner
 
 
 def _with_evaluation(config: RunConfig, asked: dict[str, Any]) -> RunConfig:

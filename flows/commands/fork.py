@@ -9,9 +9,10 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.commands.train import environment
 from metaloom.flows.graph.recomputed import Recomputed
-from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
+from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run, tell_changed_sources
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.trust import trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import make_env
@@ -50,7 +51,8 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
         facts = environment(stages)
     if problem:
         raise ConfigError(f"{problem}. A fork's iterations are one run with its parent's; train a new run instead")
-    return storage.fork_run(
+    tell_changed_sources(run, run.learner_ref(iteration), facts.get("plugins", {}))
+    made = storage.fork_run(
         run,
         iteration,
         new_path,
@@ -59,6 +61,8 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
         capacity=new.iterations,
         environment=facts,
     )
+    trust_run(made.path)
+    return made
 
 
 def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterator[str]:
@@ -129,7 +133,7 @@ def _interface(env: Any) -> dict[str, Any]:
 
 
 def _changed_metrics(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
-    """Whether the last shared update, made again under the new settings, would fit where it is stored."""
+    """Tell how the last shared update, recomputed under the new settings, would not fit where it is stored."""
     ref = run.last_ref(iteration - 1)
     try:
         with stages_of_run(run, Backend(workers=0)) as parents:  # whose batches may have been thinned

@@ -19,7 +19,7 @@ from metaloom import storage
 from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.faults import compute_checked, run_checked
-from metaloom.flows.graph.run_stages import config_at, stages_of
+from metaloom.flows.graph.run_stages import config_at, stages_of, tell_changed_sources
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.stage import StageOutput
 from metaloom.flows.graph.tables import graph_of
@@ -27,6 +27,7 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.formatting import finite
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Samples, Update
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import flatten
@@ -37,7 +38,7 @@ CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage gave under some settings.
+    """Output of a stage under some settings.
 
     Attributes:
         settings: what was changed, as `--set` takes it; empty for the settings of the run.
@@ -84,14 +85,14 @@ class Counterfactual:
     start: Mapping[str, Array]
 
     def quantities(self) -> dict[str, tuple[float | None, float | None]]:
-        """What describes both outcomes: name -> (stored, changed); None where one has no such quantity."""
+        """Describe both outcomes: name -> (stored, changed); None where one has no such quantity."""
         left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
         pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
         # Metrics of inner steps describe the stored episodes, unless processing changed them.
         return {name: pair for name, pair in pairs.items() if not re.match(r"step_\d", name) or pair[0] != pair[1]}
 
     def distance(self) -> dict[str, float]:
-        """How far the outcomes are from each other: L2 and largest absolute difference over all their numbers.
+        """Measure how far apart the outcomes are: L2 and largest absolute difference over all their numbers.
 
         For updates it is about the policy's parameters, with the cosine of the angle between the two steps.
         """
@@ -163,7 +164,7 @@ def sweep(
     stage: str | None = None,
     step: int = 0,
 ) -> Iterator[Counterfactual]:
-    """What `optimize` gives, for every combination of the values in a grid: setting -> values.
+    """Give what `optimize` does, for every combination of the values in a grid: setting -> values.
 
     All settings are checked before the first is computed.
     """
@@ -176,6 +177,8 @@ def sweep(
         again = _Again(run, stages, _stage_ref(stages, iteration, stage or run.stages.last, step))
         for words, changed in variants:
             again.check(changed, words)
+        if run.contains(again.ref):
+            tell_changed_sources(run, again.ref, plugin_sources(config))
         stored = again.outcome(config, ())
         for words, changed in variants:
             yield Counterfactual(again.ref, stored, again.outcome(changed, words), again.start())
@@ -324,7 +327,7 @@ def _own_learner(stages: Runner) -> LearnerState:
 
 
 def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerState:
-    """What an algorithm keeps of a stored learner; UsageError where it needs more than there is."""
+    """Take from a stored learner what an algorithm keeps; UsageError where it needs more than there is."""
     parts = {}
     for name in ("params", "optimizer", "extra"):
         have, need = getattr(stored, name), getattr(wanted, name)
@@ -344,7 +347,7 @@ def _json(value: float | None) -> float | None:
 
 
 def _numbers(value: StageOutput) -> dict[str, Array]:
-    """What an outcome is compared by: the policy's parameters of an update, the real steps of samples."""
+    """Return the numbers that outcomes are compared by: an update's policy parameters, the real steps of samples."""
     if isinstance(value, Update):
         return dict(value.learner.params)
     arrays = flatten(value)

@@ -24,7 +24,7 @@ from metaloom.storage.format.records import ArrayDigest
 
 @dataclass(frozen=True)
 class ArrayDifference:
-    """How one array of a replayed stage differs from the stored one.
+    """Difference of one array of a replayed stage from the stored one.
 
     Attributes:
         ref: the stage.
@@ -67,7 +67,7 @@ class StageReplay:
 
     @property
     def identical(self) -> bool:
-        """Whether every array came out with the stored bits."""
+        """True if every array came out with the stored bits."""
         return not self.differences
 
     @property
@@ -163,7 +163,7 @@ def compare(ref: StageRef, stored: Mapping[str, Any], replayed: Mapping[str, Any
 
 
 def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How many representable floating-point numbers lie between the elements of two arrays of one dtype."""
+    """Count the representable floating-point numbers between the elements of two arrays of one dtype."""
     kind = {2: np.int16, 4: np.int32, 8: np.int64}[a.dtype.itemsize]
 
     def ordered(x: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,17 +10,20 @@ from typing import Any, Protocol
 
 from metaloom import storage
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine
-from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
+from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run, tell_changed_sources
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend, code_digest
+from metaloom.flows.trust import require_trust, trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs.facts import env_facts
 from metaloom.pipeline.envs.registry import with_all_options
+from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.estimation.diagnostics import refuse_taken_names
 from metaloom.pipeline.nn.device import device_facts
-from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Update
+from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
 
@@ -33,7 +37,7 @@ class StageCall(Protocol):
 
 @dataclass(frozen=True)
 class IterationReport:
-    """What just happened, for progress displays.
+    """Report of a completed iteration, for progress displays.
 
     Attributes:
         iteration: the iteration that was completed, counted from 0.
@@ -57,7 +61,7 @@ class IterationReport:
 
 @dataclass(frozen=True)
 class Observer:
-    """What a caller is told while a run trains; the default listens to nothing and never stops it."""
+    """Callbacks of whoever watches a run train; by default they do nothing and never stop it."""
 
     stage_started: Callable[[StageRef], None] = lambda ref: None
     iteration_done: Callable[[IterationReport], None] = lambda report: None
@@ -107,9 +111,13 @@ def train(
     config = pinned(config)
     # Written out, so that the run says what it observed even if defaults change.
     recorded = config.model_copy(update={"env": with_all_options(config.env)})
-    with (
-        stages_of(config, backend) as stages,
-        storage.create_run(
+    with stages_of(config, backend) as stages:
+        # Only with parameters does an optimizer say what it refuses.
+        stages.context.learner.initialize(run_seed=config.seed)
+        if config.metrics:
+            processed = any(stage.output is Samples for stage in stages.graph.stages)
+            refuse_taken_names(stages.context.measures, Spaces.of(stages.context.env), processed=processed)
+        with storage.create_run(
             path,
             config=recorded.model_dump(mode="json"),
             config_digest=recorded.digest(),
@@ -117,9 +125,9 @@ def train(
             environment=environment(stages),
             retention=retention_of(config),
             stages=stages.graph.table,
-        ) as writer,
-    ):
-        return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
+        ) as writer:
+            trust_run(writer.run)
+            return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
 
 
 def resume(
@@ -147,6 +155,8 @@ def resume(
     """
     repaired: Sequence[str] = ()
     if repair:
+        with suppress(storage.DamagedRun):  # else to be asked below, where it can be read
+            require_trust(storage.open_run(path))
         # By itself, because it may be what makes the run readable.
         with storage.open_writer(path, take_over=take_over, repair=True) as writer:
             repaired = writer.repaired
@@ -169,14 +179,18 @@ def resume(
         ) as writer,
         stages_of_run(run, backend, config) as stages,
     ):
-        stages.own()  # so that workers run before the first stage does
+        # Workers run before the first stage does.
+        facts = environment(stages.own())
+        if stored := run.refs():
+            tell_changed_sources(run, stored[-1], facts.get("plugins", {}))
+        writer.describe(facts)
         result = _train(_Plan(config, stages.order, stages.of), writer, call, observer)
     damage = storage.verify_run(path) if repair and not result.stopped else None
     return replace(result, repaired=repaired, damage=damage)
 
 
 def retention_of(config: RunConfig) -> Retention:
-    """What a configuration says about keeping arrays, as the store takes it."""
+    """Return what a configuration says about keeping arrays, as the store takes it."""
     return Retention(**config.retention.model_dump())
 
 
@@ -196,7 +210,7 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 
 
 def environment(stages: Runner) -> dict[str, Any]:
-    """What decides the numbers besides the configuration, and is not known to the store: the code, and its defaults."""
+    """Return what decides the numbers besides the configuration and the store does not know: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
     return {
         "code": code_digest(),
@@ -209,7 +223,7 @@ def environment(stages: Runner) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What there is to compute: the stages of every iteration, and for each output those that compute it."""
+    """Plan of a run: the stages of every iteration, and for each output those that compute it."""
 
     config: RunConfig
     order: Callable[[int], list[StageRef]]

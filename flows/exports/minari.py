@@ -10,7 +10,7 @@ import numpy as np
 
 from metaloom.flows.errors import ExtraMissing
 from metaloom.flows.exports import ExportFormat
-from metaloom.pipeline.config.run import build_config
+from metaloom.flows.graph.run_stages import config_of
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch
 from metaloom.storage import Run
@@ -68,8 +68,11 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     observations = gymnasium.spaces.Box(-np.inf, np.inf, found.shape[3:], np.float32)
     if np.dtype(taken.dtype) != np.int64:
         return observations, gymnasium.spaces.Box(-np.inf, np.inf, taken.shape[3:], np.float32)
-    env = make_env(build_config(run.config).env)
-    return observations, env.action_space
+    # As the run says, not its environment, which may be one that nobody should import to export a run.
+    try:
+        return observations, gymnasium.spaces.Discrete(int(run.info["environment"]["env"]["num_choices"]))
+    except KeyError:  # an earlier version did not write it down
+        return observations, make_env(config_of(run).env).action_space
 
 
 def _episodes(run: Run, export: Export, iterations: Iterations, steps: Sequence[int] | None) -> Iterator[Any]:

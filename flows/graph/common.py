@@ -44,7 +44,7 @@ def state_before(update: Stage, i: int) -> Mapping[str, Input]:
 
 
 def position(config: RunConfig, i: int, k: int) -> RolloutPosition:
-    """Where the episodes of a round draw."""
+    """Position at which the episodes of a round draw."""
     return RolloutPosition(config.seed, i, k)
 
 

@@ -1,7 +1,7 @@
-"""What stages share: one small object per run, from which they take what does not change between iterations."""
+"""Shared context of a run's stages: one small object that holds what does not change between iterations."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeVar, cast
 
 from metaloom.flows.rollouts.workers import RolloutWorkers
@@ -11,7 +11,8 @@ from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.estimation.measures import Measures
-from metaloom.pipeline.types import LearnerState, ParallelMap, Update
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Update
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ class Context:
 
     @classmethod
     def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
-        """What the stages of a run with this configuration share.
+        """Build what the stages of a run with this configuration share.
 
         Raises:
             ConfigError: the algorithm or an option is not for such an environment.
@@ -62,7 +63,7 @@ class Context:
         return self.learner.at_start(update.learner, run_seed=self.config.seed)
 
     def keep(self, name: str, build: Callable[[], T]) -> T:
-        """What stages keep between iterations to save time; it never decides a bit."""
+        """Return what stages keep between iterations to save time; it never decides a bit."""
         if name not in self._kept:
             self._kept[name] = build()
         return cast(T, self._kept[name])
@@ -74,23 +75,33 @@ def learner_of(config: RunConfig) -> Learner[Any, Any]:
 
 
 def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
-    """What a run measures of every round besides what always is."""
+    """Collect the measures of every round that a run asks for.
+
+    Raises:
+        ConfigError: there is no such function, or the environment has no diagnostics.
+    """
+    if config.env.diagnostics and not env.has_diagnostics:
+        raise ConfigError(
+            f"env.diagnostics is on, but {config.env.name} has none; leave it out, or define MetaEnv.diagnostics in an "
+            "environment of your own"
+        )
     return Measures.named(config.metrics, diagnostics=env.diagnostics if config.env.diagnostics else None)
 
 
 def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
-    """What a learner is told about a run and its environment."""
-    spaces = Spaces.of(env)
+    """Describe a run and its environment to a learner."""
+    return setup_for(config, Spaces.of(env), env.sparse_rewards)
+
+
+def setup_for(config: RunConfig, spaces: Spaces, sparse_rewards: Callable[[Array], Array]) -> Setup:
+    """Describe them where no environment is at hand."""
     return Setup(
-        observation_shape=spaces.observation_shape,
-        observation_scale=spaces.observation_scale,
-        action_size=spaces.action_size,
-        num_actions=spaces.num_actions,
+        **asdict(spaces),
         env_name=config.env.name,
         max_episode_steps=config.max_episode_steps,
         policy=config.policy,
         baseline=config.baseline,
         processing=config.processing,
         device=config.device,
-        sparse_rewards=env.sparse_rewards,
+        sparse_rewards=sparse_rewards,
     )

@@ -16,7 +16,7 @@ from metaloom.stages.finite_checks import require_finite
 from metaloom.storage import StageRef
 
 FAULTS = (StageFault, NumericalError, BaselineError)
-"""What a stage raises about numbers and environments, as against errors in the program."""
+"""Errors of stages about numbers and environments, as opposed to bugs in the program."""
 
 
 def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> StageOutput:

@@ -29,7 +29,7 @@ MIB = 2**20
 
 
 def plan_of(config: RunConfig) -> OffPolicyPlan:
-    """What a run collects, and what its gradient steps draw."""
+    """Return what a run collects, and what its gradient steps draw."""
     assert isinstance(config.algorithm, OffPolicySettings), "a table for other algorithms"
     return config.algorithm.plan(episodes_per_task=config.episodes_per_task, max_episode_steps=config.max_episode_steps)
 
@@ -88,7 +88,7 @@ def _rounds(i: int) -> Mapping[str, Input]:
 
 
 def _own(i: int) -> Mapping[str, Input]:
-    """What an iteration itself collected, which its metrics describe; before the first also what filled the buffer."""
+    """Rounds that an iteration collected itself, which its metrics describe; the first adds what filled the buffer."""
     return {"episodes": COLLECT_ROLLOUTS.at(i)} | ({} if i else {"fill": FILL_MEMORY.at(0)})
 
 

@@ -19,12 +19,12 @@ def _state(i: int) -> Mapping[str, Input]:
 
 
 def _adapted(i: int, k: int) -> Mapping[str, Input]:
-    """What inner step k - 1 led to, where there is one."""
+    """Result of inner step k - 1, where there is one."""
     return {"params": ADAPT.at(i, k - 1)} if k else {}
 
 
 def _acting(i: int, k: int) -> Mapping[str, Input]:
-    """What the tasks act with at inner step k: the learner's parameters for all, or each task's adapted ones."""
+    """Parameters by which tasks act at inner step k: the learner's for all, or each task's adapted ones."""
     return _adapted(i, k) or _state(i)
 
 

@@ -1,4 +1,4 @@
-"""Where stages find what other stages gave."""
+"""Access of stages to what other stages gave."""
 
 from typing import Any, Protocol
 
@@ -9,14 +9,14 @@ from metaloom.storage import Span, StageRef
 
 
 class Outputs(Protocol):
-    """Where stages find what other stages gave: a Run, its RunWriter, or what computes again what is not stored."""
+    """Source of other stages' outputs: a Run, its RunWriter, or one that recomputes what is not stored."""
 
     def load(self, ref: StageRef) -> Any:
         """An output."""
         ...
 
     def lengths(self, ref: StageRef) -> Array:
-        """How many steps each episode of a batch has, [B, E]."""
+        """Return the number of steps of each episode of a batch, [B, E]."""
         ...
 
     def experience(self, ref: StageRef) -> EpisodeBatch:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
@@ -14,9 +14,10 @@ from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.workers import Backend, usable_cores
+from metaloom.flows.trust import require_trust
 from metaloom.flows.views.run_info import planned_iterations
-from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.config.sources import changed_plugins
+from metaloom.pipeline.config.run import RunConfig, build_stored
+from metaloom.pipeline.config.sources import changed_sources, plugin_sources
 from metaloom.storage import Run, StageRef
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class RunStages:
         self._stack = stack
         self._own = config or config_of(run)
         self._known: dict[str, Runner] = {}
+        self._sources: dict[str, dict[str, str]] = {}
+        self._told: set[str] = set()
         self._configs: dict[str, RunConfig] = {json.dumps(run.config, sort_keys=True): self._own}
 
     def order(self, iteration: int) -> list[StageRef]:
@@ -81,6 +84,9 @@ class RunStages:
         key, config = self._configured(ref)
         if key not in self._known:
             self._known[key] = self._stack.enter_context(stages_of(config, self._backend))
+            self._sources[key] = plugin_sources(config)
+        if self._run.contains(ref):
+            self._told |= tell_changed_sources(self._run, ref, self._sources[key], self._told)
         return self._known[key]
 
     def own(self) -> Runner:
@@ -98,19 +104,47 @@ class RunStages:
 @contextmanager
 def stages_of_run(run: Run, backend: Backend, config: RunConfig | None = None) -> Iterator[RunStages]:
     """The stages of a stored run with their workers, for as long as the context lasts."""
-    for line in changed_plugins(config or config_of(run), run.info["environment"].get("plugins", {})):
-        log.warning("%s", line)
     with ExitStack() as stack:
         yield RunStages(run, backend, stack, config)
+
+
+def tell_changed_sources(
+    run: Run, ref: StageRef, now: Mapping[str, str], told: Collection[str] = frozenset()
+) -> set[str]:
+    """Warn, once, of plug-ins that are no longer written as they were when a stored output was computed.
+
+    Args:
+        run: the run.
+        ref: the output.
+        now: digests of the sources that would compute it today.
+        told: what need not be said again.
+
+    Returns:
+        What was said.
+    """
+    record = run.record(ref)
+    then = run.environment_of(ref).get("plugins", {})
+    lines = {
+        f"{run.location}, session {record.session}: {change}; numbers may differ"
+        for change in changed_sources(now, then if isinstance(then, Mapping) else {})
+    }
+    for line in sorted(lines.difference(told)):
+        log.warning("%s", line)
+    return lines
 
 
 def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
     """A stored run's configuration, with the iterations that it was last given; the one that decides `ref`, if given.
 
-    Only in a fork do the two differ: what it shares with its parent was computed under the parent's settings.
+    Only in a fork do the two differ: what it shares with its parent was computed under the parent's settings. Nothing
+    else turns stored settings that name modules into a configuration, since to do so may import them.
+
+    Raises:
+        UntrustedRun: they name modules that the user has not agreed to import.
     """
+    require_trust(run)
     settings = run.config if ref is None else run.config_of(ref)
-    return build_config({**settings, "iterations": planned_iterations(run)})
+    return build_stored({**settings, "iterations": planned_iterations(run)})
 
 
 def config_at(run: Run, iteration: int) -> RunConfig:

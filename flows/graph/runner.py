@@ -65,7 +65,7 @@ class Runner:
         return self.graph.order(self.config, iteration)
 
     def inputs(self, ref: StageRef) -> list[StageRef | Span]:
-        """What a stage reads, as its record says it."""
+        """Return what a stage reads, as its record says it."""
         inputs = self.graph.inputs(self.config, ref).values()
         return [one for wanted in inputs for one in (wanted if isinstance(wanted, tuple) else (wanted,))]
 
@@ -77,11 +77,11 @@ class Runner:
         return list(dict.fromkeys(found))
 
     def seed_position(self, ref: StageRef) -> tuple[int, ...]:
-        """Where in the run's random streams a stage draws."""
+        """Return the position in the run's random streams at which a stage draws."""
         return self.graph[ref.stage].seed_position(self.config, ref.iteration, ref.step)
 
     def load_inputs(self, ref: StageRef, outputs: Outputs) -> dict[str, Any]:
-        """What a stage reads, by the name that it gets it under."""
+        """Return what a stage reads, by the names under which it gets it."""
         return {name: self._bring(wanted, outputs) for name, wanted in self.graph.inputs(self.config, ref).items()}
 
     def compute(self, ref: StageRef, outputs: Outputs) -> StageOutput:
@@ -93,7 +93,7 @@ class Runner:
         return self.graph[ref.stage].run(self.context, ref.iteration, ref.step, **inputs)
 
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
-        """How a learner that has had so many updates does, as the configuration's evaluation section says."""
+        """Evaluate a learner that has had so many updates, as the configuration's evaluation section says."""
         return self.graph.evaluate(self.context, learner, updates, tested)
 
     def _bring(self, wanted: Input, outputs: Outputs) -> Any:

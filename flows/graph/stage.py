@@ -32,7 +32,7 @@ Input = StageRef | tuple[StageRef, ...] | Span
 
 @dataclass(frozen=True)
 class Per:
-    """How many executions of a stage an iteration has.
+    """Number of executions of a stage in an iteration.
 
     Attributes:
         words: for diagrams, such as "per inner step".
@@ -58,7 +58,7 @@ EVALUATION = Per("every n iterations", _after_evaluated)
 
 
 def by_place(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
-    """Where in the run's random streams a stage draws, unless it says otherwise."""
+    """Position in the run's random streams at which a stage draws, unless it says otherwise."""
     return (config.seed, i, k)
 
 
@@ -96,7 +96,7 @@ class Stage:
 
 
 Evaluate = Callable[[Context, LearnerState, int, Tested], Evaluation]
-"""How a learner that has had so many updates does; shows the test episodes after each number of adaptation steps."""
+"""Evaluates a learner after so many updates, and shows the test episodes after each number of adaptation steps."""
 
 
 def _fits(config: RunConfig, env: MetaEnv) -> None:
@@ -141,13 +141,13 @@ class Graph:
         return self.table.sort(refs)
 
     def sampled_from(self, config: RunConfig, iteration: int) -> set[StageRef]:
-        """What decides the episodes of an iteration: stages that sample, and what they read of this iteration."""
+        """Return what decides an iteration's episodes: stages that sample, and what they read of this iteration."""
         sampling = [ref for ref in self.order(config, iteration) if self[ref.stage].samples]
         read = (wanted for ref in sampling for wanted in self.inputs(config, ref).values())
         return {*sampling, *(wanted for wanted in read if isinstance(wanted, StageRef))}
 
     def inputs(self, config: RunConfig, ref: StageRef) -> Mapping[str, Input]:
-        """What a stage reads, by the name that it gets it under."""
+        """Return what a stage reads, by the names under which it gets it."""
         return self[ref.stage].inputs(config, ref.iteration, ref.step)
 
     def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:

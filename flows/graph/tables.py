@@ -12,7 +12,7 @@ GRAPHS = {graph.name: graph for graph in (ON_POLICY, OFF_POLICY, TASK_INFERENCE)
 
 
 def graph_of(config: RunConfig) -> Graph:
-    """How iterations of a run with this configuration proceed.
+    """Return the graph that iterations of a run with this configuration follow.
 
     Raises:
         ConfigError: the algorithm asks for a graph that there is not.

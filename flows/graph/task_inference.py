@@ -59,13 +59,13 @@ def _seen(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
 
 
 def _own(config: RunConfig, i: int) -> Mapping[str, Input]:
-    """What an iteration itself collected, which its metrics describe; before the first also what filled the buffer."""
+    """Rounds that an iteration collected itself, which its metrics describe; the first adds what filled the buffer."""
     episodes = tuple(COLLECT_ROLLOUTS.at(i, k) for k in ROUND.steps(config, i))
     return {"episodes": episodes} | ({} if i else {"fill": FILL_MEMORY.at(0)})
 
 
 def _inferred(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
-    """What a round by the posterior acts with besides the policy."""
+    """Inputs of a round by the posterior besides the policy."""
     return {"posterior": ADAPT.at(i, k - 1)} if plan_of(config).rounds[k].from_posterior else {}
 
 

@@ -26,7 +26,7 @@ def pinned(config: RunConfig) -> RunConfig:
     updates = len(run.iterations) if at.iteration is None else at.iteration
     ref = run.learner_ref(updates)
     if not run.contains(ref):
-        raise UsageError(f"init_from: found {updates} updates of {place}, which has had {len(run.iterations)}")
+        raise UsageError(f"init_from: found {place}@{updates}, but that run has had {len(run.iterations)} updates")
     found = WarmStart(run=place, updates=updates, digest=run.record(ref).digest)
     _require_same(start, found)
     return config.model_copy(update={"init_from": found})

@@ -1,4 +1,4 @@
-"""What Prefect's page shows of a run besides its stages: progress, last metrics, where the run lies."""
+"""Artifacts on Prefect's page besides the stages: progress, last metrics, where the run is."""
 
 import math
 import re
@@ -21,7 +21,7 @@ from metaloom.flows.commands.evaluate import EvaluationOutcome
 from metaloom.flows.commands.replay import StageReplay
 from metaloom.flows.commands.train import IterationReport
 from metaloom.flows.runs import report_folder
-from metaloom.flows.views.formatting import adaptation_returns, duration, number, speed, stage_name
+from metaloom.flows.views.formatting import adaptation_returns, duration, number, plural, speed, stage_name
 from metaloom.flows.views.report import ReportFiles, write_report
 
 # Artifacts are written while training waits, at about 10 ms each, and a table adds a version with every update.
@@ -124,7 +124,7 @@ def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
     create_table_artifact(
         [{name: number(value) for name, value in row.as_dict().items()} for row in outcome.summary()],
         key=artifact_key("evaluation", folder.name),
-        description=f"{folder} after {outcome.updates} updates, on {len(outcome.tasks)} tasks",
+        description=f"{folder} after {plural(outcome.updates, 'update')}, on {plural(len(outcome.tasks), 'task')}",
     )
 
 
@@ -135,7 +135,7 @@ def iteration_line(report: IterationReport) -> str:
     shown = zip(labels, (returns[0], returns[-1]) if len(returns) > 1 else returns, strict=True)
     return "  ".join(
         [
-            f"iteration {report.iteration + 1}/{report.iterations}",
+            f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})",
             *(f"{label} {number(value)}" for label, value in shown),
             speed(report.steps_per_second),
         ]

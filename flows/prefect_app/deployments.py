@@ -9,7 +9,7 @@ themselves.
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +33,8 @@ from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluatio
 from metaloom.flows.recipes import RECIPES, load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import run_folder
+from metaloom.flows.trust import names_in, names_of_run, trust_run
+from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import with_all_options
@@ -71,6 +73,7 @@ def meta_train(
     scheduler: str | None = None,
     step_timeout: Seconds | None = None,
     retries: Natural | None = None,
+    trust: bool = False,
 ) -> State:
     """Meta-train a policy, or go on with a run that exists.
 
@@ -85,9 +88,11 @@ def meta_train(
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
         step_timeout: Seconds a worker waits for one call of an environment before it gives up; 60 if left out.
         retries: How often work is done again whose worker process died; 3 if left out.
+        trust: Import the modules that the settings of a run that exists name, now and later.
     """
     folder = run_folder(run or run_name())
-    stored = None if is_new(folder) else config_of(storage.open_run(folder))
+    parameters = config.model_dump(mode="json") if config else load_settings(recipe) if recipe else {}
+    stored = None if is_new(folder) else stored_config(storage.open_run(folder), parameters, trust=trust)
     settings = settings_for(folder, stored, recipe=recipe, config=config, seed=seed, iterations=iterations)
     _tag_flow_run(settings)
     page = TrainingPage(folder)
@@ -103,7 +108,7 @@ def meta_train(
         else:
             result = resume(folder, iterations=settings.iterations, **how)
     page.close()
-    return Completed(message=f"{result.iterations_done} iterations in {result.path}")
+    return Completed(message=f"{plural(result.iterations_done, 'iteration')} in {result.path}")
 
 
 @flow(name="replay", flow_run_name="replay {run}")
@@ -113,6 +118,7 @@ def replay(
     stage: StageName | None = None,
     step: Natural | None = None,
     workers: Natural = 0,
+    trust: bool = False,
 ) -> State:
     """Run stored stages again from their stored inputs and compare every array, bit for bit. Fails if one differs.
 
@@ -122,14 +128,17 @@ def replay(
         stage: Only this stage.
         step: Only this inner step of the stage.
         workers: Dask worker processes for rollouts on this machine; 0 samples in the flow's own process.
+        trust: Import the modules that the run's settings name, now and later.
     """
     folder = run_folder(run)
+    if trust:
+        trust_run(folder)
     outcomes = list(replay_run(folder, iteration, stage=stage, step=step, backend=Backend(workers=workers)))
     publish_replay(folder, outcomes)
     different = sum(not outcome.identical for outcome in outcomes)
     if different:
         return Failed(message=f"{different} of {len(outcomes)} stages differ from what is stored in {folder}")
-    return Completed(message=f"{len(outcomes)} stages replayed: all {outcomes[-1].proved}")
+    return Completed(message=f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}")
 
 
 @flow(name="evaluate", flow_run_name="evaluate {run}")
@@ -145,6 +154,7 @@ def evaluate(
     deterministic: bool | None = None,
     seed: Natural | None = None,
     workers: Natural | None = None,
+    trust: bool = False,
 ) -> State:
     """Adapt a stored learner to tasks and report its return on fresh test episodes after every adaptation step.
 
@@ -163,8 +173,11 @@ def evaluate(
         seed: Which tasks and episodes are drawn.
         workers: Dask worker processes for rollouts here, two if left out, none for a run of one task; 0 samples in the
             flow's own process.
+        trust: Import the modules that the run's settings name, now and later.
     """
     folder = run_folder(run)
+    if trust:
+        trust_run(folder)
     outcome = evaluate_run(
         folder,
         iteration,
@@ -179,7 +192,7 @@ def evaluate(
         backend=Backend(workers=workers),
     )
     publish_evaluation(folder, outcome)
-    return Completed(message=f"{len(outcome.tasks)} tasks, learner after {outcome.updates} updates")
+    return Completed(message=f"{plural(len(outcome.tasks), 'task')}, learner after {plural(outcome.updates, 'update')}")
 
 
 class StageTasks:
@@ -200,8 +213,25 @@ class StageTasks:
 
 
 def is_new(folder: Path) -> bool:
-    """Whether a run is still to be created in a folder: the file that makes it one is missing."""
+    """Tell if a run is still to be created in a folder: the file that makes it one is missing."""
     return not storage.run_exists(folder)
+
+
+def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: bool) -> RunConfig:
+    """Return the settings of a run that a flow run goes on with.
+
+    Args:
+        run: the run.
+        parameters: the flow run's own settings. What they name its user trusts: a flow run that is retried on another
+            machine is to go on with the run that it began.
+        trust: the user trusts what the run's settings name.
+
+    Raises:
+        UntrustedRun: they name modules that neither the parameters name nor the user trusts.
+    """
+    if trust or {*names_of_run(run)} <= {*names_in(parameters)}:
+        trust_run(run)
+    return config_of(run)
 
 
 def settings_for(

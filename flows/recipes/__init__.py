@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from metaloom.pipeline.config.input import ConfigError, load_config, override
 from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.config import step_limits_left_open
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
 from metaloom.pipeline.plugins import Plugins, load
 from metaloom.pipeline.schema import suggestion
 
@@ -34,18 +36,24 @@ class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
     plugins = Plugins("recipe", "metaloom.recipes", _own_recipes())
 
     def __getitem__(self, name: str) -> "Callable[[], RunConfig]":
-        """Import the recipe of this name."""
+        """Import the recipe of this name.
+
+        Raises:
+            KeyError: there is none.
+            ConfigError: the package that brings it is broken.
+        """
         try:
-            return load(self.plugins.path(name))
+            path = self.plugins.path(name)
         except ConfigError as problem:
             raise KeyError(name) from problem
+        return load(path)
 
     def __iter__(self) -> Iterator[str]:
         """All names."""
         return iter(self.plugins.names())
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of recipes."""
         return len(self.plugins.names())
 
 
@@ -59,7 +67,14 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
         ConfigError: a setting is wrong.
         EnvError: there is no such environment.
     """
-    settings = override(load_settings(recipe_or_file), assignments)
+    recipe, assignments = load_settings(recipe_or_file), [*assignments]
+    networks = [value for key, _, value in (a.partition("=") for a in assignments) if key == "policy.network"]
+    if networks and networks[-1] not in BUILT_IN_NETWORKS and not is_settings_file(recipe_or_file):
+        # Sizes of the recipe's networks are not those of the user's own.
+        for section in recipe.keys() & {"policy", "algorithm"}:
+            fields = recipe[section].items()
+            recipe[section] = {name: value for name, value in fields if not name.endswith("hidden_sizes")}
+    settings = override(recipe, assignments)
     # After the recipe is known to exist: its import takes longer than all before it.
     from metaloom.pipeline.config.run import build_config
 
@@ -72,21 +87,26 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
     return config
 
 
+def is_settings_file(recipe_or_file: str) -> bool:
+    """Tell a file of settings from a recipe."""
+    return Path(recipe_or_file).suffix in (".yaml", ".yml", ".json")
+
+
 def load_settings(recipe_or_file: str) -> dict[str, Any]:
     """The settings of a recipe by name, or those in a YAML or JSON file.
 
     Raises:
         ConfigError: there is no such recipe, or the file cannot be read.
     """
-    path = Path(recipe_or_file)
-    if path.suffix in (".yaml", ".yml", ".json"):
-        return load_config(path)
+    if is_settings_file(recipe_or_file):
+        return load_config(Path(recipe_or_file))
     names = [*RECIPES]
     if recipe_or_file not in names:
         raise ConfigError(
-            f"found recipe {recipe_or_file!r};{suggestion(recipe_or_file, names)} required one that `metaloom recipes` "
-            "lists, or a .yaml or .json file"
+            f"no recipe {recipe_or_file!r}: `metaloom recipes` lists all, and a file of settings ends in .yaml or .json"
+            f"{suggestion(recipe_or_file, names)}"
         )
-    config = load(RECIPES.plugins.path(recipe_or_file))()
     # What a recipe leaves to the algorithm and the environment is decided anew when one of them is replaced.
+    with step_limits_left_open():
+        config = RECIPES[recipe_or_file]()
     return config.model_dump(mode="json", include=config.model_fields_set)

@@ -14,7 +14,7 @@ from metaloom.pipeline.policies import PolicyConfig
 
 
 def dql() -> RunConfig:
-    """DQL on any environment whose actions are choices; solves CartPole-v1."""
+    """DQL on any environment with discrete actions; solves CartPole-v1."""
     algorithm = DQL(
         learning_rate=5e-4,
         batch_size=64,

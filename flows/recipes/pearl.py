@@ -106,7 +106,7 @@ def pearl_walker2d_rand_params() -> RunConfig:
 
 
 def _dynamics() -> PEARL:
-    """What tells bodies apart is how the next observation follows."""
+    """Settings for bodies that are told apart by how the next observation follows."""
     return PEARL(
         meta_batch_size=10,
         num_updates=4000,

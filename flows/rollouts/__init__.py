@@ -1,1 +1,1 @@
-"""Where rollouts run: in this process, in supervised workers, on Dask."""
+"""Execution of rollouts: in this process, in supervised workers, on Dask."""

@@ -155,7 +155,7 @@ class DaskWorkers:
                 )
 
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
-        """What to tell when a shard killed every worker that tried it."""
+        """Make the error for a shard that killed every worker that tried it."""
         recordings = self._recordings(watch)
         if recordings and len({recording.place for recording in recordings}) == 1:
             return shard.death(recordings, watch)
@@ -169,7 +169,7 @@ class DaskWorkers:
         )
 
     def _recordings(self, watch: Supervision) -> list[Recording]:
-        """What the dead left, on this machine or on those of the workers."""
+        """Collect what the dead left, on this machine or on those of the workers."""
         found = [watch.recordings()]
         if self.elsewhere:
             with suppress(Exception):
@@ -205,7 +205,7 @@ def dask_client(backend: Backend, spec: SamplerSpec) -> Iterator[Client]:
 
 
 def check_worker(spec: SamplerSpec) -> dict[str, str]:
-    """What a worker computes with, after it has built the environment once. Runs on the worker."""
+    """Report what a worker computes with, after it has built the environment once. Runs on the worker."""
     make_env(spec.env)
     return fingerprint()
 

@@ -1,4 +1,4 @@
-"""Where a rollout is and which actions it took, in a file that outlives its process.
+"""Record of where a rollout is and which actions it took, in a file that outlives its process.
 
 A worker that hangs, crashes or is killed cannot say where. What it wrote into a mapped page is the system's all the
 same, and is read by whoever does the work again, or by the trainer.
@@ -35,7 +35,7 @@ _POSITION = 16  # where env_step and row are, behind pid and recorder
 
 @dataclass(frozen=True)
 class Recording:
-    """How far an attempt came whose process ended.
+    """Progress of an attempt whose process ended.
 
     Attributes:
         env_step: the step it was in, RESET before the first, NOT_YET while simulators were made.
@@ -57,7 +57,7 @@ class Recording:
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """What to compare to see whether two attempts ended in the same place."""
+        """Place of its end, to compare with that of another attempt."""
         return self.first_task, self.first_episode, self.env_step, self.row
 
 
@@ -173,12 +173,12 @@ def recorded(folder: Path, key: str, timeout_seconds: float) -> Iterator[FlightR
 
 
 def read_recordings(folder: Path, key: str) -> list[Recording]:
-    """What the attempts at a rollout left behind whose processes ended, in their order."""
+    """Read what attempts at a rollout left behind whose processes ended, in their order."""
     return [_read(file) for file in _attempts(folder, key)]
 
 
 def recordings_folder(session: str) -> Path:
-    """Where a session's recordings are on this machine."""
+    """Return the folder of a session's recordings on this machine."""
     return Path(tempfile.gettempdir()) / f"metaloom-{session}"
 
 

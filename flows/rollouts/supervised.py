@@ -29,7 +29,7 @@ from metaloom.stages.rollouts.faults import Circumstances
 
 @dataclass(frozen=True)
 class Supervision:
-    """How a piece of work is watched.
+    """Supervision of a piece of work.
 
     Attributes:
         session: names the trainer's recordings.
@@ -42,7 +42,7 @@ class Supervision:
     step_timeout_seconds: float
 
     def recordings(self) -> list[Recording]:
-        """What earlier attempts at it left on this machine."""
+        """Return what earlier attempts at it left on this machine."""
         return read_recordings(recordings_folder(self.session), self.key)
 
     def recorded(self) -> AbstractContextManager[FlightRecorder]:
@@ -118,7 +118,7 @@ def try_environment(spec: SamplerSpec, supervision: Supervision) -> None:
 
 
 def is_built_in(spec: SamplerSpec) -> bool:
-    """Whether the environment is one of ours, which is not tried before it is used."""
+    """Tell if the environment is one of ours, which is not tried before it is used."""
     return spec.env.name in ENVS
 
 

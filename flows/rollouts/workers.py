@@ -1,4 +1,4 @@
-"""Where rollouts run: in this process, or on Dask workers (`flows/rollouts/dask.py`).
+"""Execution of rollouts in this process, or on Dask workers (`flows/rollouts/dask.py`).
 
 An episode's bits depend on its position in the run and on nothing here, so the choice changes the time a run takes and
 never its digests. Workers import this module, so it stays free of torch.
@@ -35,7 +35,7 @@ DEFAULT_RETRIES = 3
 
 @dataclass(frozen=True)
 class Backend:
-    """Where rollouts run.
+    """Choice of where rollouts run.
 
     Attributes:
         workers: Dask worker processes started on this machine, 0 to sample in this process. When neither this nor a
@@ -134,7 +134,7 @@ class RolloutWorkers(Protocol):
 
 
 class SamplerSpec(Settings):
-    """What a worker needs to build its sampler."""
+    """Data from which a worker builds its sampler."""
 
     env: EnvConfig
     policy: PolicyConfig

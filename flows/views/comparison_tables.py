@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.views.formatting import number, short_time, stage_name
+from metaloom.flows.views.formatting import number, plural, short_time, stage_name
 from metaloom.flows.views.parts import as_text, heading, new_table, optional
 from metaloom.flows.views.tables import difference_table
 
@@ -80,9 +80,9 @@ def diff_view(diff: "RunDiff") -> RenderableType:
     if diff.first is not None:
         parts += [heading(f"first difference: iteration {diff.first.iteration}, {stage_name(diff.first)}")]
         parts += [difference_table(diff.arrays, ("a", "b"))]
-    words = f"{diff.different} of {diff.compared} outputs that both have differ"
+    words = f"{diff.different} of {plural(diff.compared, 'output')} that both have differ"
     for run, count in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
-        words += f"; {count} are in {run} only" if count else ""
+        words += f"; {count} {'is' if count == 1 else 'are'} in {run} only" if count else ""
     return Group(*parts, as_text("equal: " + words if diff.equal else words))
 
 

@@ -38,7 +38,12 @@ def adaptation_label(k: int, last: int) -> str:
         return "before adaptation"
     if k == last:
         return "after adaptation"
-    return f"after {k} inner step{'s' if k > 1 else ''}"
+    return f"after {plural(k, 'inner step')}"
+
+
+def plural(number: int, noun: str) -> str:
+    """A number of things: 1 step, 2,000 steps."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def number(value: float) -> str:
@@ -85,11 +90,6 @@ def short_time(seconds: float) -> str:
 def finite(value: float) -> float | None:
     """Return the value, or None where JSON has no word for it."""
     return value if math.isfinite(value) else None
-
-
-def printable(text: object) -> str:
-    """Text from a stored file, without control characters that would reach the terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
 
 
 def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from metaloom.flows.views.formatting import number, printable
+from metaloom.flows.printable import printable
+from metaloom.flows.views.formatting import number
 
 
 def new_table(*columns: str) -> Table:

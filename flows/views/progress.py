@@ -18,7 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from metaloom.flows.commands.train import IterationReport, Observer
-from metaloom.flows.views.formatting import adaptation_returns, count, duration, finite, number, speed, stage_name
+from metaloom.flows.views.formatting import (
+    adaptation_returns,
+    count,
+    duration,
+    finite,
+    number,
+    plural,
+    speed,
+    stage_name,
+)
 from metaloom.storage import StageRef
 
 ProgressMode = Literal["auto", "plain", "json"]
@@ -104,7 +113,8 @@ class Panel:
         self._pace.add(report)
         self._report = report
         if report.evaluation_returns:
-            self._evaluation = f"{_evaluation_text(report.evaluation_returns)}   after {report.iteration + 1} updates"
+            updates = plural(report.iteration + 1, "update")
+            self._evaluation = f"{_evaluation_text(report.evaluation_returns)}   after {updates}"
         returns = adaptation_returns(report.metrics)
         if returns and math.isfinite(returns[-1]):
             self._after.append(returns[-1])
@@ -160,7 +170,7 @@ class _PlainLines:
     def __call__(self, report: IterationReport) -> str:
         self._pace.add(report)
         parts = [
-            f"iteration {report.iteration + 1}/{report.iterations}",
+            f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})",
             _returns_text(report, "return ").plain,
             speed(report.steps_per_second),
             f"{self._pace.recent[-1]:.2f} s",

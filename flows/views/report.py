@@ -20,6 +20,7 @@ from metaloom.flows.views.formatting import (
     dotted,
     duration,
     number,
+    plural,
     short_time,
     size,
     stage_name,
@@ -153,7 +154,7 @@ def _evaluation_section(run: Run, history: History) -> Iterator[tuple[str, list[
         return
     latest = max(evaluations)
     over_training = training_curve(run.path.name, history.env_steps[[*evaluations]], [*evaluations.values()])
-    over_adaptation = per_shot_curve(f"Adaptation after {latest + 1} updates", evaluations[latest])
+    over_adaptation = per_shot_curve(f"Adaptation after {plural(latest + 1, 'update')}", evaluations[latest])
     note = "Test episodes are fresh: no adaptation step learns from them, and training counts none of their steps."
     yield (
         "Evaluation",

@@ -6,12 +6,15 @@ import socket
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from metaloom import storage
-from metaloom.flows.views.formatting import adaptation_returns, finite, printable
+from metaloom.flows.printable import printable
+from metaloom.flows.views.formatting import adaptation_returns, finite
 from metaloom.storage import Run
+from metaloom.storage.format.settings import changed
 from metaloom.storage.read.committed import bytes_in
 
 LOCK_FILE = "writer.lock"
@@ -63,6 +66,7 @@ def run_info(run: Run) -> dict[str, Any]:
         "config": dict(run.config),
         "environment": dict(run.info["environment"]),
         "versions": dict(run.info["versions"]),
+        "sessions": session_changes(run),
         "system": dict(run.info["system"]),
         "created": run.info["created"],
         "parent": run.info.get("parent"),
@@ -72,6 +76,16 @@ def run_info(run: Run) -> dict[str, Any]:
         "bytes": dict(bytes_by_group(run)),
         "quarantine": [_quarantined(run, entry) for entry in storage.read_quarantine(run.path)],
     }
+
+
+def session_changes(run: Run) -> list[dict[str, Any]]:
+    """List the sessions that computed with other code, plug-ins, kernels, devices or packages than the one before."""
+    known = [(session, {**session.environment, "versions": session.versions}) for session in run.sessions()]
+    changes = (
+        {"session": session.number, "started": session.started, "changed": changed(before, after)}
+        for (_, before), (session, after) in pairwise(known)
+    )
+    return [change for change in changes if change["changed"]]
 
 
 def planned_iterations(run: Run) -> int:
@@ -99,6 +113,7 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
                 "step": record.ref.step,
                 "started": record.started,
                 "seconds": record.seconds,
+                "session": record.session,
                 "bytes": record.stored_bytes,
                 "digest": record.digest,
                 "thinned": run.is_thinned(record.ref),

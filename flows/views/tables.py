@@ -1,7 +1,8 @@
 """Output of the commands, as rich renderables and as plain data for `--json`. Nothing here prints."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from inspect import getdoc
 from pathlib import Path
@@ -11,13 +12,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from metaloom.flows.printable import printable
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views.formatting import (
     adaptation_label,
     dotted,
     finite,
     number,
-    printable,
+    plural,
     size,
     stage_label,
     stage_name,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from metaloom.flows.commands.doctor import Check
     from metaloom.flows.commands.evaluate import EvaluationOutcome
     from metaloom.flows.commands.replay import ArrayDifference, StageReplay
+    from metaloom.pipeline.config.run import RunConfig
     from metaloom.storage import Damage, Fork, Thinned
 
 __all__ = [
@@ -98,7 +101,7 @@ def run_view(run: Run) -> RenderableType:
     if info["parent"]:
         facts.append(("forked from", as_text(f"{info['parent']['name']}@{info['parent']['iteration']}")))
     if info["thinned_iterations"]:
-        facts.append(("thinned", Text(f"{info['thinned_iterations']} iterations")))
+        facts.append(("thinned", Text(plural(info["thinned_iterations"], "iteration"))))
     parts: list[RenderableType] = [heading(info["name"]), fact_grid(facts)]
     if info["last_metrics"]:
         parts += [heading(f"metrics of iteration {info['last_iteration']}"), _metrics_view(info["last_metrics"])]
@@ -109,10 +112,26 @@ def run_view(run: Run) -> RenderableType:
             heading("environment, with defaults"),
             fact_grid([(name, as_text(value)) for name, value in dotted(env)]),
         ]
+    if info["sessions"]:
+        parts += [heading("sessions that computed with something else"), _sessions_table(info["sessions"])]
     if info["quarantine"]:
         parts += [heading("quarantine: what stages failed with"), _quarantine_table(info["quarantine"])]
     parts += [heading("settings"), fact_grid([(name, as_text(value)) for name, value in dotted(config)])]
     return Group(*parts)
+
+
+def _sessions_table(sessions: Sequence[Mapping[str, Any]]) -> Table:
+    table = new_table(">session", "since", "what", "before", "from then on")
+    for session in sessions:
+        for n, (name, values) in enumerate(session["changed"].items()):
+            first = ("", "") if n else (str(session["session"]), session["started"][:19].replace("T", " "))
+            table.add_row(*map(as_text, first), as_text(name), *map(_fact, values))
+    return table
+
+
+def _fact(value: object) -> Text:
+    text = "–" if value is None else str(value)
+    return as_text(text[:DIGEST_PREFIX] if re.fullmatch("[0-9a-f]{64}", text) else text)
 
 
 def iteration_view(run: Run, iteration: int) -> RenderableType:
@@ -141,28 +160,29 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
 
 def _span(item: Mapping[str, Any]) -> str:
     iterations = f"{item['first']['iteration']}–{item['last']['iteration']}"
-    steps = f" with {item['steps']:,} steps" if item["steps"] else ""
-    return f"all {' and '.join(item['stages'])} i={iterations} ({item['outputs']:,} outputs{steps})"
+    steps = f" with {plural(item['steps'], 'step')}" if item["steps"] else ""
+    return f"all {' and '.join(item['stages'])} i={iterations} ({plural(item['outputs'], 'output')}{steps})"
 
 
 def fork_view(fork: "Fork", parent: Path) -> RenderableType:
     """`metaloom fork`."""
-    shared, place = f"{fork.shared_files} files, {size(fork.shared_bytes)}", location(fork.path)
+    shared, place = f"{plural(fork.shared_files, 'file')}, {size(fork.shared_bytes)}", location(fork.path)
     facts = [
         ("run", as_text(place)),
-        ("begins with", as_text(f"{fork.iteration} iterations of {location(parent)}")),
+        ("begins with", as_text(f"{plural(fork.iteration, 'iteration')} of {location(parent)}")),
         # An object store has no links: only the cache shares.
         ("shared with it", Text(shared if url_of(fork.path) is None else f"{shared} in the cache; all was uploaded")),
     ]
     if fork.copied_files:
-        copied = f"{fork.copied_files} files, {size(fork.copied_bytes)}: the file system cannot share them"
+        copied = f"{plural(fork.copied_files, 'file')}, {size(fork.copied_bytes)}: the file system cannot share them"
         facts.append(("copied", Text(copied)))
     return Group(fact_grid([*facts, ("go on with", as_text(f"metaloom resume {place}"))]))
 
 
 def thinned_line(thinned: "Thinned", *, dry_run: bool) -> str:
     """`metaloom thin`."""
-    amount = f"{len(thinned.iterations)} iterations, {thinned.files} files, {size(thinned.num_bytes)}"
+    iterations, files = plural(len(thinned.iterations), "iteration"), plural(thinned.files, "file")
+    amount = f"{iterations}, {files}, {size(thinned.num_bytes)}"
     return f"would remove: {amount}" if dry_run else f"removed: {amount}"
 
 
@@ -187,7 +207,7 @@ def replay_line(outcome: "StageReplay") -> Text:
     """One stage of `metaloom replay`."""
     word, style = (outcome.proved, "green") if outcome.identical else ("different", "bold red")
     where = f"  iteration {outcome.ref.iteration}  {stage_name(outcome.ref)}"
-    arrays = "" if outcome.identical else f"  ({len(outcome.differences)} arrays)"
+    arrays = "" if outcome.identical else f"  ({plural(len(outcome.differences), 'array')})"
     thinned = "  (thinned: compared with its record)" if outcome.with_record else ""
     return Text.assemble((word, style), where, arrays, thinned)
 
@@ -230,19 +250,20 @@ def difference_table(
 
 
 def recipe_rows() -> list[dict[str, Any]]:
-    """One row per recipe: its name, what it trains, its sizes, and where it is from."""
+    """One row per recipe: its name, what it trains, its sizes, and where it is from; or why it cannot be used."""
     from metaloom.flows.recipes import RECIPES
 
-    return [
-        _recipe_row(name, getdoc(recipe) or "", recipe().model_dump(mode="json")) for name, recipe in RECIPES.items()
-    ]
+    return [_recipe_row(name, RECIPES) for name in RECIPES]
 
 
 def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """`metaloom recipes`."""
     table = new_table("recipe", "environment", "algorithm", "sizes", "about")
     for row in rows:
-        table.add_row(row["name"], row["env"], row["algorithm"], row["sizes"], Text(row["about"]))
+        if "problem" in row:
+            table.add_row(as_text(row["name"]), "", "", "", as_text(f"broken: {row['problem']}", "red"))
+        else:
+            table.add_row(row["name"], row["env"], row["algorithm"], row["sizes"], Text(row["about"]))
     return table
 
 
@@ -274,8 +295,8 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
         *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
         *(">interquartile mean", "95 % interval", "middle half of tasks"),
     )
-    kind = "tasks that training never drew" if outcome.tasks_are_new else "tasks"
-    table.title = f"learner after {outcome.updates} updates, {len(outcome.tasks)} {kind}"
+    new = " that training never drew" if outcome.tasks_are_new else ""
+    table.title = f"learner after {plural(outcome.updates, 'update')}, {plural(len(outcome.tasks), 'task')}{new}"
     for row in outcome.summary():
         table.add_row(
             str(row.adaptation_steps),
@@ -288,8 +309,8 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
         )
     test_episodes = outcome.evaluation.test_returns.shape[2]
     table.caption = (
-        f"{test_episodes} test episode{'' if test_episodes == 1 else 's'} per task and row; "
-        f"{outcome.env_steps:,} environment steps, not counted as training"
+        f"{plural(test_episodes, 'test episode')} per task and row; "
+        f"{plural(outcome.env_steps, 'environment step')}, not counted as training"
     )
     return table
 
@@ -316,7 +337,12 @@ def doctor_table(checks: Sequence["Check"]) -> Table:
     return table
 
 
-def _recipe_row(name: str, doc: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _recipe_row(name: str, recipes: Mapping[str, "Callable[[], RunConfig]"]) -> dict[str, Any]:
+    try:
+        recipe = recipes[name]
+        doc, config = getdoc(recipe) or "", recipe().model_dump(mode="json")
+    except Exception as problem:  # of an installed package, whose mistakes are not to hide the others
+        return {"name": name, "problem": printable(f"{type(problem).__name__}: {problem}")}
     return {
         "name": name,
         "env": config["env"]["name"],
@@ -330,11 +356,13 @@ def _recipe_row(name: str, doc: str, config: Mapping[str, Any]) -> dict[str, Any
 def _sizes(config: Mapping[str, Any]) -> str:
     inner_steps, tasks = config["algorithm"].get("inner_steps", 0), config["num_tasks"]
     enough = [
-        f"{config[name]} {of}" for name, of in (("min_steps", "steps"), ("min_rollouts", "episodes")) if config[name]
+        plural(config[name], noun)
+        for name, noun in (("min_steps", "step"), ("min_rollouts", "episode"))
+        if config.get(name)
     ]
     return (
-        f"{tasks} task{'' if tasks == 1 else 's'} x {config['episodes_per_task']} episodes x "
-        f"{config['max_episode_steps']} steps, {inner_steps} inner step{'' if inner_steps == 1 else 's'}"
+        f"{plural(tasks, 'task')} x {'at most ' if enough else ''}{plural(config['episodes_per_task'], 'episode')} x "
+        f"{plural(config['max_episode_steps'], 'step')}, {plural(inner_steps, 'inner step')}"
         + (f", until {' and '.join(enough)} are reached" if enough else "")
     )
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from metaloom.pipeline.baselines.config import BaselineSettings
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.plugins import load
+from metaloom.pipeline.plugins import load_class
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
-from metaloom.pipeline.schema import PluginSettings, later
+from metaloom.pipeline.schema import ConfigError, PluginSettings, later
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
 
 KernelName = Literal["torch", "fused"]
@@ -26,14 +26,14 @@ NUM_UPDATES = "num_updates"
 """Name in LearnerState.extra of the count of updates so far."""
 
 Evidence = TypeVar("Evidence", contravariant=True)
-"""What one adaptation step learns from: a Step of samples, or the rounds of episodes that a task is inferred from."""
+"""Input of one adaptation step: a Step of samples, or the rounds of episodes that a task is inferred from."""
 Experience = TypeVar("Experience", contravariant=True)
-"""What an update learns from: the steps 0 ... K of an iteration, or minibatches of stored transitions."""
+"""Input of an update: the steps 0 ... K of an iteration, or minibatches of stored transitions."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a learner is built for: the sizes of a run's environment, and the sections of its settings.
+    """Sizes of the environment and sections of the settings of a run that a learner is built for.
 
     Attributes:
         observation_shape: of one observation as the environment gives it; batches hold it flattened, O numbers.
@@ -72,7 +72,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Which implementation computes a learner's updates, and why: `metaloom show` tells it.
+    """Implementation of a learner's updates, with the reason for it; `metaloom show` tells both.
 
     Attributes:
         name: torch is the definition; fused computes the same from hand-written derivatives, faster.
@@ -84,7 +84,7 @@ class Kernel:
 
 
 class Learner(ABC, Generic[Evidence, Experience]):
-    """What the stages ask of an algorithm. The defaults are those of an algorithm that does not adapt.
+    """Contract between the stages and an algorithm. The defaults are those of an algorithm that does not adapt.
 
     Attributes:
         kernel: which implementation computes the updates.
@@ -97,18 +97,18 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """The state before the first iteration."""
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
-        """The state that an iteration acts and learns with, from the one stored before it; the same unless said."""
+        """Return the state that an iteration acts and learns with, given the stored one; by default the same."""
         del run_seed
         return state
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """What every task acts with before anything is known about it: the same parameters for all."""
+        """Return what every task acts with before anything is known about it: the same parameters for all."""
         return TaskParams.broadcast(state.params, num_tasks)
 
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Returns, values and advantages of a round of episodes; by the run's baseline unless said.
+        """Compute returns, values and advantages of a round of episodes, by default by the run's baseline.
 
         Args:
             state: input of the iteration; an actor-critic values episodes with its critic.
@@ -121,7 +121,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """What every task acts with after an adaptation step on its own evidence; unchanged unless said."""
+        """Return what every task acts with after an adaptation step on its own evidence; by default unchanged."""
         del state, evidence, parallel
         return params
 
@@ -134,9 +134,9 @@ class Learner(ABC, Generic[Evidence, Experience]):
         run_seed: int,
         parallel: ParallelMap = map,
     ) -> TaskParams:
-        """What every task acts with after the adaptation step that follows the last of some rounds of episodes.
+        """Return what every task acts with after the adaptation step that follows the last of some rounds of episodes.
 
-        This is how evaluations, and users of a trained policy, adapt; unchanged unless said.
+        This is how evaluations, and users of a trained policy, adapt; by default they do not.
 
         Args:
             state: of the learner.
@@ -212,12 +212,12 @@ class AlgorithmSettings(PluginSettings):
     """Settings that decide which episodes are collected, and nothing else."""
 
     kernel: KernelChoice = later("auto")
-    """Which implementation computes updates: torch, the definition; fused, hand-written derivatives of plain networks
+    """Implementation of the updates: torch, the definition; fused, hand-written derivatives of plain networks
     on the CPU; auto, fused where it can."""
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """What a run means by leaving a setting out; the value of a section is that of some of its fields."""
+        """Defaults of a run's settings under this algorithm; the value of a section is that of some of its fields."""
         return {}
 
     @property
@@ -227,7 +227,7 @@ class AlgorithmSettings(PluginSettings):
 
     @property
     def adaptation_steps(self) -> int:
-        """Adaptation steps of an iteration and, unless told otherwise, of an evaluation."""
+        """Adaptation steps of an iteration and, by default, of an evaluation."""
         return 0
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -239,7 +239,15 @@ class AlgorithmSettings(PluginSettings):
         """Build the learner of a run.
 
         Raises:
-            ConfigError: the algorithm is not for such an environment or network.
+            ConfigError: the algorithm is not for such an environment or network, has not the kernel asked for, or its
+                learner is none.
         """
         # Settings are read in a tenth of the time that torch takes to import.
-        return load(self.learner)(self, setup)
+        found: Any = load_class(self.learner, Learner)
+        learner: Learner[Any, Any] = found(self, setup)
+        if self.kernel == "fused" and learner.kernel.name != "fused":
+            raise ConfigError(
+                f"algorithm.kernel is fused, but {self.name} has no fused kernel ({learner.kernel.reason}); required "
+                "auto or torch"
+            )
+        return learner

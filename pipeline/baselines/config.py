@@ -1,4 +1,4 @@
-"""Which baseline a run uses."""
+"""Settings of a run's baseline."""
 
 from abc import ABC, abstractmethod
 from typing import Annotated, Literal
@@ -34,12 +34,12 @@ class BaselineSettings(PluginSettings, ABC):
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Fit as `fit_predict` does; the parameters [B, ...] by name, of which there are none unless said."""
+        """Fit as `fit_predict` does; return the parameters [B, ...] by name, by default none."""
         del observations, targets, mask, seed, parallel
         return {}
 
     def build(self) -> Baseline:
-        """Build the baseline that these settings describe: themselves unless said."""
+        """Build the baseline that these settings describe, by default themselves."""
         return self
 
 

@@ -1,4 +1,4 @@
-"""What the processing of samples asks of a baseline."""
+"""The contract of baselines: what the processing of samples asks of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a learner is tested, as plain data."""
+"""Settings of evaluations, as plain data."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from metaloom.pipeline.schema import Settings
 
 
 class EvaluationConfig(Settings):
-    """How a learner is tested on tasks; while it trains, and by default in `metaloom evaluate`."""
+    """Evaluation of a learner on tasks, while it trains and by default in `metaloom evaluate`."""
 
     every: int | None = Field(default=None, ge=1)
     """Evaluate after every so many updates of training; null: never. Training gives the same bits either way."""
@@ -29,7 +29,7 @@ class EvaluationConfig(Settings):
     """Test episodes take the most likely action. Those of a gradient step always explore; those that a task is inferred
     from act as the test episodes do."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Which tasks and episodes are drawn; independent of all that training draws."""
+    """Decides which tasks and episodes are drawn, independently of all that training draws."""
 
     @model_validator(mode="after")
     def _tasks_are_a_table(self) -> "EvaluationConfig":

@@ -1,4 +1,4 @@
-"""What users write: files of settings and `--set` overrides, and what to tell them when it is refused."""
+"""Settings as users write them, in files and by `--set`, and the messages when they are refused."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
     if problem["type"] == "value_error":
         return "\n".join(f"{path}: {line}" for line in str(context["error"]).splitlines())
     hint = suggestion(str(found), re.findall("'([^']*)'", context["expected"])) if "expected" in context else ""
-    return f"{path}: {problem['msg']}{shown}{hint and ';' + hint}"
+    return f"{path}: {problem['msg']}{shown}{hint}"
 
 
 def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
@@ -84,7 +84,7 @@ def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
 
 
 def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:
-    """Where pydantic made another value of what was given: 1 of true, 5 of "5". Only integers stand for floats."""
+    """Find where pydantic converted what was given: true to 1, "5" to 5. Only integers stand for floats."""
     if isinstance(given, Mapping) and isinstance(kept, Mapping):
         for name in given.keys() & kept.keys():
             yield from conversions(given[name], kept[name], *path, name)

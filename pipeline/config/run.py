@@ -17,6 +17,7 @@ from metaloom.pipeline.config.stopping import StoppingConfig
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
 from metaloom.pipeline.plugins import ByName
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.schema import Settings, later
@@ -59,8 +60,8 @@ class RunConfig(Settings):
     """Functions of your own whose numbers are kept with the metrics: module:function, of an EpisodeBatch or a Step."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     device: DeviceName = later("cpu")
-    """Where torch computes updates, by deterministic algorithms: cpu, cuda or mps. Environments and acting stay on the
-    CPU."""
+    """Device on which torch computes updates, by deterministic algorithms: cpu, cuda or mps. Environments
+    and acting stay on the CPU."""
     evaluation: EvaluationConfig = EvaluationConfig()
     retention: RetentionConfig = RetentionConfig()
     replay: ReplayConfig = ReplayConfig()
@@ -101,20 +102,36 @@ class RunConfig(Settings):
                 f"evaluation.adaptation_steps is {self.evaluation.adaptation_steps} but {self.algorithm.name} does not "
                 "adapt (inner_steps is 0); leave it out or set it to 0"
             )
+        yield from self._idle_sizes()
         if self.min_rollouts is not None and self.min_rollouts > self.episodes_per_task:
             yield (
                 f"min_rollouts is {self.min_rollouts} but episodes_per_task, which is the most there can be, is "
                 f"{self.episodes_per_task}; raise episodes_per_task"
             )
 
+    def _idle_sizes(self) -> Iterator[str]:
+        """Tell which sizes of hidden layers no network reads, because it is one of the user's own."""
+        policy, algorithm, default = self.policy, self.algorithm, PolicyConfig().hidden_sizes
+        usual = algorithm.run_defaults.get("policy", {}).get("hidden_sizes", default)
+        sizes: list[tuple[str, str, Any, tuple[Any, ...]]] = []
+        if policy.name is None:
+            sizes.append(("policy.hidden_sizes", policy.network, policy.hidden_sizes, (default, usual)))
+        critic = getattr(algorithm, "critic_network", None) or policy.network
+        for field, about in type(algorithm).model_fields.items():
+            if field.endswith("_hidden_sizes"):
+                sizes.append((f"algorithm.{field}", critic, getattr(algorithm, field), (about.default,)))
+        for name, network, found, expected in sizes:
+            if network not in BUILT_IN_NETWORKS and found not in expected:
+                yield f"{name} is {found} but the network is {network}, which has sizes of its own; leave it out"
+
     @property
     def samples_until_enough(self) -> bool:
-        """Whether a task may have fewer than episodes_per_task episodes."""
+        """True where a task may have fewer than episodes_per_task episodes."""
         return self.min_steps is not None or self.min_rollouts is not None
 
     @property
     def starts_warm(self) -> bool:
-        """Whether the run starts from the learner of another one."""
+        """True where the run starts from the learner of another one."""
         return self.init_from is not None
 
     @property
@@ -147,3 +164,11 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
     if problems := list(conversions(settings, config.model_dump(mode="json"))):
         raise ConfigError("\n".join(problems))
     return config
+
+
+def build_stored(settings: Mapping[str, Any]) -> RunConfig:
+    """The RunConfig of a stored run, in which what its version did not have is as it was then; see build_config."""
+    section = settings["algorithm"]
+    if section["name"] in ALGORITHMS.builtin:
+        section = {**ALGORITHMS.find(section["name"], AlgorithmSettings).before(), **section}
+    return build_config({**settings, "algorithm": section})

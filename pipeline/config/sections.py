@@ -8,7 +8,7 @@ from metaloom.pipeline.schema import Settings
 
 
 class RetentionConfig(Settings):
-    """Which iterations keep all their batches on disk. What goes can be computed again; no number depends on it.
+    """Iterations that keep all their batches on disk. The rest can be recomputed; no number depends on it.
 
     With neither `keep_last` nor `keep_every` all are kept; with both, those that either keeps.
     """
@@ -22,7 +22,7 @@ class RetentionConfig(Settings):
 
 
 class ReplayConfig(Settings):
-    """How an off-policy algorithm reads its replay buffer, which is the stored run. No number depends on it."""
+    """Reading of the replay buffer, which is the stored run, by off-policy algorithms. No number depends on it."""
 
     cache_mib: int = Field(default=1024, ge=1)
     """Mebibytes of the newest transitions that are kept at hand; older ones are read from the store."""
@@ -37,7 +37,7 @@ class WarmStart(Settings):
     run: str = Field(min_length=1)
     """The run's folder, or its name."""
     updates: int | None = Field(default=None, ge=0)
-    """How many updates the learner has had; all that there are when the run starts, and recorded then."""
+    """Number of updates that the learner has had; by default all that there are when the run starts, recorded then."""
     digest: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     """Of the output that holds the learner; recorded when the run starts, and checked whenever it is read again."""
 

@@ -19,13 +19,13 @@ class StoppingConfig(Settings):
     return_threshold: float | None = None
     """A return of the last iteration's episodes, after adaptation where there is any."""
     statistic: Literal["min", "average", "max"] = "min"
-    """Which of its returns: that of the worst episode, the mean, or that of the best."""
+    """Return that is compared: that of the worst episode, the mean, or that of the best."""
     convergence_window: int | None = Field(default=None, ge=3)
     """Iterations over which the return is to have no trend: a straight line through it is flat."""
     convergence_p_value: float = Field(default=0.99, gt=0, lt=1)
-    """How sure flatness has to be: the chance of a steeper line if there is no trend (two-sided t test)."""
+    """Required certainty of flatness: the chance of a steeper line if there is no trend (two-sided t test)."""
     combine: Literal["any", "all"] = "any"
-    """Whether one criterion is enough or all are needed at once."""
+    """any: one criterion is enough; all: they have to be met at once."""
 
     @model_validator(mode="after")
     def _options_have_their_criterion(self) -> "StoppingConfig":
@@ -38,7 +38,7 @@ class StoppingConfig(Settings):
         return self
 
     def met(self, history: Sequence[Metrics]) -> bool:
-        """Whether a run may end after the iterations that these metrics, in order, are of."""
+        """Tell if a run may end after the iterations that have these metrics, in order."""
         if not history:
             return False
         last = history[-1]

@@ -77,7 +77,7 @@ def _load(text: str) -> Any:
 
 
 def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
-    """How many values a node stands for once every alias is replaced; infinite for one that holds itself."""
+    """Count the values that a node stands for once every alias is replaced; infinite for one that holds itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         inside: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []

@@ -60,7 +60,7 @@ class Ant(MujocoRobot):
     control_cost = 0.5
     contact_cost = 5e-4
     shows_place = False
-    """Whether observations start with the x and y of the torso; v5's do if told to."""
+    """True where observations start with the x and y of the torso; those of v5 do if asked to."""
     shows_contacts_to_pearl = False
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:

@@ -1,6 +1,9 @@
-"""Which environment a run uses, as plain data: workers read it without importing torch."""
+"""Settings of a run's environment, as plain data: workers read them without importing torch."""
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from pydantic import Field, JsonValue, model_validator
@@ -34,8 +37,21 @@ class EnvConfig(Settings):
 
 
 def is_gymnasium_id(name: str) -> bool:
-    """Whether a name is an id of gymnasium's, [module:][namespace/]Name-v0; told without importing gymnasium."""
+    """Tell an id of gymnasium's, [module:][namespace/]Name-v0, from other names, without importing gymnasium."""
     return re.fullmatch(r"(?:[\w.]+:)?(?:[\w.-]+/)?[\w.-]+-v\d+", name) is not None
+
+
+_ASKED = ContextVar("_ASKED", default=True)
+
+
+@contextmanager
+def step_limits_left_open() -> Generator[None]:
+    """Build configurations in the block without gymnasium's step limits, for whoever only reads what was set."""
+    token = _ASKED.set(False)
+    try:
+        yield
+    finally:
+        _ASKED.reset(token)
 
 
 def gymnasium_limit(name: str) -> int | None:
@@ -44,7 +60,7 @@ def gymnasium_limit(name: str) -> int | None:
     Raises:
         ConfigError: the module that registers it cannot be imported.
     """
-    if not is_gymnasium_id(name):
+    if not _ASKED.get() or not is_gymnasium_id(name):
         return None
     import gymnasium  # here alone: it takes a seventh of the time in which a typo is refused
 

@@ -132,12 +132,17 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         )
 
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
-        """Numbers by name that describe a round of episodes, such as how fast the robot went; none unless said.
+        """Numbers by name that describe a round of episodes, such as how fast the robot went; none by default.
 
         With env.diagnostics they are metrics of the run, `step_k.NAME`. They may depend on what is stored alone.
         """
         del episodes
         return {}
+
+    @property
+    def has_diagnostics(self) -> bool:
+        """True where `diagnostics` gives anything."""
+        return type(self).diagnostics is not MetaEnv.diagnostics
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         """A BatchEnv that equals this env bit for bit, or None if a loop over copies is all there is."""

@@ -47,7 +47,7 @@ def class_path(config: EnvConfig) -> str:
 
 
 def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
-    """Where an environment's class or function is, itself, and the options that it is called with."""
+    """Path of an environment's class or function, the thing itself, and the options it is called with."""
     path = require_env(config.name)
     if path not in gymnasium.registry:
         return path, find_env(config.name), config.options

@@ -1,4 +1,4 @@
-"""What walker2d and hopper share: robots that walk in a plane, can fall, and are paid for staying up."""
+"""Base of walker2d and hopper: robots that walk in a plane, can fall, and are paid for staying up."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 

@@ -44,7 +44,7 @@ MAX_EXPONENT = 3.0
 
 @dataclass(frozen=True)
 class _Varied:
-    """Which numbers of a model's array the columns of a task multiply, and what they are in the model file."""
+    """Numbers of a model's array that the columns of a task multiply, and their values in the model file."""
 
     array: ModelArray
     values: Array

@@ -92,6 +92,10 @@ class PolicyActions(MetaEnv):
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
         return self.env.diagnostics(episodes)
 
+    @property
+    def has_diagnostics(self) -> bool:
+        return self.env.has_diagnostics
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         return self.env.reset(seed=seed, options=options)

@@ -1,4 +1,4 @@
-"""How rewards become what an algorithm learns from, as plain data."""
+"""Settings of how rewards become what an algorithm learns from, as plain data."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -13,7 +13,7 @@ _DICE_OPTIONS = {"return_baseline": None, "dice_norm": "real"}
 
 
 class ProcessingConfig(Settings):
-    """How rewards become what an algorithm learns from."""
+    """Processing of rewards into what an algorithm learns from."""
 
     name: Literal["advantages", "dice"] = "advantages"
     """dice adds adjusted rewards, which the DiCE losses are made of. A run's algorithm decides; leave it out."""
@@ -26,7 +26,7 @@ class ProcessingConfig(Settings):
     return_baseline: BaselineField | None = None
     """With name=dice: predicts returns for the advantages, while `baseline` predicts the discounted rewards."""
     adv_norm: Literal["std", "variance"] = "std"
-    """What normalizing divides by. variance is for comparison with garage: it undoes the common scale of tasks."""
+    """Divisor of normalization. variance is for comparison with garage: it undoes the common scale of tasks."""
     dice_norm: Literal["real", "padded"] = "real"
     """Statistics over real steps. padded is for comparison with the ProMP code: its DiCE counts padding as zeros."""
 
@@ -44,7 +44,7 @@ class ProcessingConfig(Settings):
 
 
 def processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]) -> Iterator[str]:
-    """What of some processing does not fit an algorithm that learns from these fields of Samples."""
+    """Tell what of some processing does not fit an algorithm that learns from these fields of Samples."""
     needed = "dice" if "adjusted_rewards" in learns_from else "advantages"
     changed = {name for name in _DICE_OPTIONS if getattr(processing, name) != _DICE_OPTIONS[name]}
     if processing.name != needed:

@@ -5,9 +5,12 @@ from types import EllipsisType
 
 import numpy as np
 
+from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.estimation.measures import Measures, with_own
 from metaloom.pipeline.estimation.returns import explained_variance
 from metaloom.pipeline.nn.distributions import LOG_2PI
-from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Step
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Samples, Step
 
 
 def step_metrics(step: Step) -> Metrics:
@@ -44,6 +47,55 @@ def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
         "fraction_truncated": truncated.mean(),
     }
     return {f"step_{k}.{name}": float(value) for name, value in metrics.items()}
+
+
+def refuse_taken_names(measures: Measures, sizes: Spaces, *, processed: bool) -> None:
+    """Refuse measures under names that a run always has, by calling them with a few made-up episodes.
+
+    Any other failure is ignored: it may be for want of real ones.
+
+    Args:
+        measures: of the run.
+        sizes: of its environment.
+        processed: whether it has samples, and so the metrics of samples.
+
+    Raises:
+        ConfigError: a measure would hide one that the run always has, or returns no numbers by name.
+    """
+    step = _made_up(sizes)
+    with np.errstate(all="ignore"):
+        try:
+            own = measures.of_step(step)
+        except ConfigError:
+            raise
+        except Exception:
+            return
+        taken = step_metrics(step) if processed else episode_metrics([step.episodes], step.k)
+    with_own(taken, dict.fromkeys(own, 0.0))
+
+
+def _made_up(sizes: Spaces) -> Step:
+    rng, (B, E, T) = np.random.default_rng(0), (2, 2, 10)
+
+    def draw(*shape: int) -> Array:
+        return rng.standard_normal(shape, np.float32)
+
+    A, n = sizes.action_size, sizes.num_actions
+    gaussian = {"mean": draw(B, E, T, A), "log_std": draw(B, A)}
+    log_probs = np.full((B, E, T, n), -np.log(max(n, 1)), np.float32)
+    rewards, none = draw(B, E, T), np.zeros((B, E), bool)
+    episodes = EpisodeBatch(
+        observations=draw(B, E, T + 1, sizes.observation_size),
+        actions=rng.integers(n, size=(B, E, T)) if n else draw(B, E, T, A),
+        rewards=rewards,
+        terminated=none,
+        truncated=~none,
+        lengths=np.full((B, E), T, np.int32),
+        behavior={"log_probs": log_probs} if n else gaussian,
+        reward_terms={},
+        initial_state=np.zeros((B, E, 0)),
+    )
+    return Step(episodes, Samples(rewards, rewards, rewards, np.ones_like(rewards)), 0)
 
 
 def _real(episodes: EpisodeBatch) -> Array | EllipsisType:

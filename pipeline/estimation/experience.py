@@ -42,7 +42,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a critic makes of some episodes.
+    """Estimates that a critic makes of some episodes.
 
     Attributes:
         values: [b, E, T] float64, zero on padding.

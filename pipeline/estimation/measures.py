@@ -1,6 +1,9 @@
 """Numbers that a run keeps of every round besides those it always has: by the environment, by functions of the user."""
 
+import functools
 import inspect
+import logging
+import math
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +12,8 @@ from typing import Any
 from metaloom.pipeline.plugins import Plugins, load
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import EpisodeBatch, Metrics, Step
+
+log = logging.getLogger(__name__)
 
 METRICS = Plugins("metric", "metaloom.metrics", {})
 """Functions of an EpisodeBatch or a Step that return numbers by name; the annotation of the parameter says of which."""
@@ -70,13 +75,16 @@ NO_MEASURES = Measures({}, {})
 
 
 def with_own(metrics: Metrics, own: Metrics) -> Metrics:
-    """Metrics that a run always has, and those of its own.
+    """Metrics that a run always has, and those of its own; of those that are not finite it is told.
 
     Raises:
         ConfigError: one of its own would hide one that it always has.
     """
     if taken := sorted(metrics.keys() & own.keys()):
         raise ConfigError(f"metrics: found {', '.join(taken)}, which every run has; return it under another name")
+    for name, value in own.items():
+        if not math.isfinite(value):
+            _tell(name, str(value))
     return metrics | own
 
 
@@ -104,3 +112,9 @@ def _checked(source: str, numbers: object) -> dict[str, float]:
         return {name: float(value) for name, value in numbers.items()}
     except (TypeError, ValueError) as problem:
         raise ConfigError(f"metrics: {source} returned {numbers!r}: {problem}; required numbers by name") from problem
+
+
+@functools.cache  # once, not in every iteration
+def _tell(name: str, value: str) -> None:
+    # Metrics decide nothing, so training goes on.
+    log.warning("metrics: %s is %s, and stored so; required a finite number", name, value)

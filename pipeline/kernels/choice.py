@@ -1,13 +1,13 @@
-"""Which implementation computes a learner's updates: the definition in torch, or a fused kernel where one fits."""
+"""Choice of the implementation of a learner's updates: the definition in torch, or a fused kernel where one fits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.schema import ConfigError
 
 
-def choose_kernel(asked: KernelChoice, *, blockers: Sequence[str], fused: str) -> Kernel:
+def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -> Kernel:
     """Return the kernel of a learner: fused where it was asked for or left to us, and nothing stands against it.
 
     Args:
@@ -20,14 +20,15 @@ def choose_kernel(asked: KernelChoice, *, blockers: Sequence[str], fused: str) -
     """
     if asked == "torch":
         return Kernel("torch", "asked for")
-    if not blockers:
+    # Policy and critic often share a reason.
+    if not (reasons := "; ".join(dict.fromkeys(blockers))):
         return Kernel("fused", fused)
     if asked == "fused":
         raise ConfigError(
-            f"algorithm.kernel is fused, but {'; '.join(blockers)}; the fused kernel knows plain tanh and relu "
+            f"algorithm.kernel is fused, but {reasons}; the fused kernel knows plain tanh and relu "
             "networks on the CPU: use algorithm.kernel=auto, which takes torch for all others"
         )
-    return Kernel("torch", "; ".join(blockers))
+    return Kernel("torch", reasons)
 
 
 def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:

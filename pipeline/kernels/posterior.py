@@ -30,7 +30,7 @@ class Posterior:
 
 
 class Inference(Protocol):
-    """How outputs of an encoder [K, C, ...], one per transition of the context, become a posterior."""
+    """Maps outputs of an encoder [K, C, ...], one per transition of the context, to a posterior."""
 
     def infer(self, outputs: Array) -> Posterior:
         """Return the posterior; what follows is about it, until the next `infer`."""

@@ -41,5 +41,5 @@ class Descent:
 
     @property
     def state(self) -> Params:
-        """What the optimizer keeps, by name."""
+        """State of the optimizer by name."""
         return self._optimizer.state

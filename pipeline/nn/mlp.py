@@ -55,7 +55,7 @@ def mlp(
         num_hidden: hidden layers.
         params: kernels (in, out) and biases (out), or [B, in, out] and [B, out].
         inputs: [N, in], or [B, N, in] when the parameters have a task axis.
-        activate: behind hidden layers; tanh if not said.
+        activate: behind hidden layers; tanh by default.
     """
     *hidden_layers, output_layer = layer_names(num_hidden)
     for name in hidden_layers:

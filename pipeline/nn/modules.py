@@ -23,7 +23,8 @@ class ModuleNetwork:
     """A module of the user's, constructed as Class(input_shape, output_size, **options). See Network.
 
     It is called with float32 inputs [N, *input_shape], already scaled, and gives [N, output_size]. It may have constant
-    buffers; what it computes may not depend on anything else that changes, on randomness, or on other rows.
+    buffers and frozen parameters (requires_grad=False), which stay as the constructor makes them; what it computes may
+    not depend on anything else that changes, on randomness, or on other rows.
     """
 
     def __init__(self, prefix: str, spec: NetworkSpec) -> None:
@@ -41,13 +42,13 @@ class ModuleNetwork:
 
     @property
     def shapes(self) -> Shapes:
-        return {f"{self.prefix}.{name}": tuple(value.shape) for name, value in self._module.named_parameters()}
+        return {f"{self.prefix}.{name}": tuple(value.shape) for name, value in _learned(self._module).items()}
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Parameters as the module's own constructor draws them, from a seed that the generator gives; see Network."""
         seed = int(rng.integers(2**63))
         module = _construct(self._class, self._shape, self.spec.output_size, dict(self.spec.options), seed)
-        return {f"{self.prefix}.{name}": value.detach().numpy().copy() for name, value in module.named_parameters()}
+        return {f"{self.prefix}.{name}": value.detach().numpy().copy() for name, value in _learned(module).items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Outputs; see Network."""
@@ -73,8 +74,13 @@ class ModuleNetwork:
         copies = cast(dict[Any, tuple[nn.Module, dict[str, nn.Parameter]]], self._copies.__dict__)
         if key not in copies:
             module = copy.deepcopy(self._module).to(device=like.device, dtype=like.dtype)
-            copies[key] = module, dict(module.named_parameters())
+            copies[key] = module, _learned(module)
         return copies[key]
+
+
+def _learned(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that are not frozen, by name."""
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
 
 
 def _find(name: str) -> type[nn.Module]:
@@ -109,22 +115,41 @@ def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, 
         module = _construct(factory, shape, output_size, json.loads(options), seed=0)
     except Exception as problem:
         raise ConfigError(
-            f"policy.network: {name}({arguments}) raised {type(problem).__name__}: {problem}"
+            f"policy.network: {name}({arguments}) raised {type(problem).__name__}: {problem}; a network's class is "
+            "called with (input_shape, output_size), and with policy.network_options by keyword"
         ) from problem
+    if not _learned(module):
+        raise ConfigError(f"policy.network: {name} has no parameters to learn; required at least one")
     for parameter, value in module.named_parameters():
         if value.dtype != torch.float32:
             raise ConfigError(
                 f"policy.network: parameter {parameter} of {name} is {value.dtype}; required torch.float32"
             )
-    with seeded(0), torch.no_grad():
+    with seeded(0):
         _probe(module, name, torch.rand(4, *shape), output_size)
     return module
 
 
 def _probe(module: nn.Module, name: str, inputs: Tensor, output_size: int) -> None:
+    # Acting calls a module without gradients, learning with them, and it can tell which.
+    with torch.no_grad():
+        outputs = _repeated(module, name, inputs, output_size)
+    _repeated(module, name, inputs, output_size)
+    # 3 of 4 rows: products of other numbers of rows may differ in the last bits, statistics over rows by more.
+    with torch.no_grad():
+        of_fewer_rows = module(inputs[:3])
+    if not torch.allclose(of_fewer_rows, outputs[:3], rtol=1e-3, atol=1e-4):
+        raise ConfigError(
+            f"policy.network: what {name} gives for an input depends on the other rows, as in batch normalization; "
+            "required outputs that depend on their own row only"
+        )
+
+
+def _repeated(module: nn.Module, name: str, inputs: Tensor, output_size: int) -> Tensor:
+    """Outputs of a module that has to give the same bits again."""
     random_state, buffers = torch.get_rng_state(), {key: value.clone() for key, value in module.named_buffers()}
     try:
-        outputs = module(inputs)
+        outputs, again = module(inputs), module(inputs)
     except Exception as problem:
         raise ConfigError(
             f"policy.network: {name} raised {type(problem).__name__} on inputs of shape {tuple(inputs.shape)}: "
@@ -147,9 +172,9 @@ def _probe(module: nn.Module, name: str, inputs: Tensor, output_size: int) -> No
                 f"policy.network: {name} changes its buffer {key} when it is called, as batch normalization does, "
                 "which no stage would store; use one that depends on its parameters only, such as LayerNorm"
             )
-    # 3 of 4 rows: products of other numbers of rows may differ in the last bits, statistics over rows by more.
-    if not torch.allclose(module(inputs[:3]), outputs[:3], rtol=1e-3, atol=1e-4):
+    if not torch.equal(again, outputs):
         raise ConfigError(
-            f"policy.network: what {name} gives for an input depends on the other rows, as in batch normalization; "
-            "required outputs that depend on their own row only"
+            f"policy.network: {name} gives other outputs when it is called again with the same inputs, so no stage "
+            "could be computed again; required outputs that follow from parameters and inputs alone"
         )
+    return outputs

@@ -1,4 +1,4 @@
-"""Which optimizer takes an algorithm's steps, and how their size changes in the course of a run, as plain data."""
+"""Settings of optimizers and of how step sizes change in the course of a run, as plain data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 
-from metaloom.pipeline.schema import Settings, later
+from metaloom.pipeline.schema import Settings, later, suggestion
 
 _NOT_FROM_A_COUNT = {
     "ReduceLROnPlateau": "waits for a metric to stop improving",
@@ -15,7 +15,13 @@ _NOT_FROM_A_COUNT = {
     "SequentialLR": "is made of other schedulers",
     "ChainedScheduler": "is made of other schedulers",
 }
-_SHORT_NAMES = {"adam": "Adam", "rmsprop": "RMSprop", "sgd": "SGD"}
+FROM_A_COUNT = (
+    "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR",
+)  # fmt: skip
+"""Schedulers of torch to offer where a name is wrong; later versions may have more."""
+_BUILT_IN = ("constant", "linear", "exponential")
+SHORT_NAMES = {"adam": "Adam", "rmsprop": "RMSprop", "sgd": "SGD"}
 
 
 class TorchScheduler(Settings):
@@ -38,8 +44,17 @@ class TorchScheduler(Settings):
 
 
 def _from_bare_name(value: Any) -> Any:
+    if not isinstance(value, str) or value in _BUILT_IN:
+        return value
     # Classes begin with a capital letter; whatever else is text is meant for a built-in schedule.
-    return {"name": value} if isinstance(value, str) and value[:1].isupper() else value
+    if value[:1].isupper():
+        return {"name": value}
+    close = [name for name in FROM_A_COUNT if value.lower() in name.lower()] or ["CosineAnnealingLR"]
+    raise ValueError(
+        f"found {value!r}; required one of {', '.join(_BUILT_IN)}, or a class of torch.optim.lr_scheduler, such as "
+        f"{' or '.join(close)}, as in {{name: CosineAnnealingLR, options: {{T_max: 1000}}}}"
+        f"{suggestion(value, _BUILT_IN)}"
+    )
 
 
 LrSchedule = Annotated[
@@ -47,7 +62,7 @@ LrSchedule = Annotated[
     Discriminator(lambda value: "built_in" if isinstance(value, str) else "torch"),
     BeforeValidator(_from_bare_name),
 ]
-"""How step sizes change; the bare name of a scheduler of torch stands for it with its default options."""
+"""Schedule of step sizes; the bare name of a scheduler of torch stands for it with its default options."""
 
 
 class LearningRate(Settings):
@@ -56,7 +71,7 @@ class LearningRate(Settings):
     learning_rate: float = Field(default=5e-4, gt=0)
     """Step size of the policy's optimizer."""
     lr_schedule: LrSchedule = "constant"
-    """How step sizes change from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
+    """Schedule of step sizes from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
     lr_decay: float = Field(default=1.0, gt=0, le=1)
     """With lr_schedule=exponential: factor of step sizes per iteration."""
     lr_horizon: int | None = Field(default=None, ge=1)
@@ -72,7 +87,7 @@ class ScheduledSteps(Settings):
     """As LearningRate, for algorithms whose step sizes have names of their own and had no schedule in version 0.1."""
 
     lr_schedule: LrSchedule = later("constant")
-    """How step sizes change from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
+    """Schedule of step sizes from iteration to iteration: constant, linear, exponential, or a scheduler of torch."""
     lr_decay: float = later(1.0, gt=0, le=1)
     """With lr_schedule=exponential: factor of step sizes per iteration."""
     lr_horizon: int | None = later(None, ge=1)
@@ -87,10 +102,15 @@ class ScheduledSteps(Settings):
 def _check_schedule(settings: LearningRate | ScheduledSteps) -> None:
     schedule, decay, horizon = settings.lr_schedule, settings.lr_decay, settings.lr_horizon
     name = schedule.name if isinstance(schedule, TorchScheduler) else schedule
-    if (horizon is not None) != (name == "linear"):
+    if name == "linear" and horizon is None:
         raise ValueError(
-            f"lr_schedule is {name} and lr_horizon is {horizon}; required both lr_schedule linear and an "
-            "lr_horizon, or neither"
+            "lr_schedule is linear but lr_horizon is not set; set algorithm.lr_horizon to the iteration at which step "
+            "sizes reach zero"
+        )
+    if horizon is not None and name != "linear":
+        raise ValueError(
+            f"lr_horizon is {horizon} but lr_schedule is {name}; set algorithm.lr_schedule=linear or leave lr_horizon "
+            "out"
         )
     if decay != 1 and name != "exponential":
         raise ValueError(f"lr_decay is {decay} but lr_schedule is {name}; leave lr_decay out")
@@ -112,7 +132,7 @@ class OptimizerConfig(Settings):
     """An optimizer of torch by name; a bare string stands for the name: `--set algorithm.optimizer=AdamW`."""
 
     name: str
-    """adam, rmsprop, sgd, or any class of torch.optim that needs nothing but gradients."""
+    """adam, rmsprop, sgd, or any class of torch.optim that needs nothing but gradients, such as AdamW."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Its keyword arguments, such as {weight_decay: 0.01}. The step size is a setting of the algorithm."""
 
@@ -131,4 +151,4 @@ class OptimizerConfig(Settings):
     @property
     def torch_name(self) -> str:
         """Name of the class in torch.optim."""
-        return _SHORT_NAMES.get(self.name, self.name)
+        return SHORT_NAMES.get(self.name, self.name)

@@ -202,7 +202,7 @@ def dot(a: Array, b: Array) -> float:
 
 @dataclass(frozen=True)
 class LineSearch(Generic[Value]):
-    """Where a line search ended.
+    """Result of a line search.
 
     Attributes:
         accepted: whether a trial was accepted; otherwise the search is to change nothing.

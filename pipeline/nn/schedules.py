@@ -1,6 +1,5 @@
 """Factors of step sizes, from the number of updates so far."""
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 
@@ -8,8 +7,14 @@ import torch
 from pydantic import JsonValue
 from torch.optim.lr_scheduler import LRScheduler
 
-from metaloom.pipeline.nn.optimization import LearningRate, ScheduledSteps, TorchScheduler, built_in_factor
-from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.nn.optimization import (
+    FROM_A_COUNT,
+    LearningRate,
+    ScheduledSteps,
+    TorchScheduler,
+    built_in_factor,
+)
+from metaloom.pipeline.schema import ConfigError, suggestion
 
 LrFactor = Callable[[int], float]
 """Factor of the step sizes after so many updates."""
@@ -35,10 +40,9 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
     if not isinstance(schedule, TorchScheduler):
         return lambda num_updates: built_in_factor(settings, num_updates)
     if (scheduler := _SCHEDULERS.get(schedule.name)) is None:
-        close = difflib.get_close_matches(schedule.name, _SCHEDULERS) or ["CosineAnnealingLR"]
         raise ConfigError(
             f"algorithm.lr_schedule: torch {torch.__version__} has no torch.optim.lr_scheduler.{schedule.name}; "
-            f"did you mean {' or '.join(close)}?"
+            f"required one such as {', '.join(FROM_A_COUNT)}{suggestion(schedule.name, _SCHEDULERS)}"
         )
     try:
         factor = _TorchFactor(scheduler, schedule.options, learning_rate)
@@ -71,7 +75,7 @@ class _TorchFactor:
             self._done += 1
         factor = float(self._optimizer.param_groups[0]["lr"]) / self._learning_rate
         if not (math.isfinite(factor) and factor >= 0):
-            raise ValueError(f"the factor of step sizes after {num_updates} updates is {factor}")
+            raise ValueError(f"the factor of step sizes is {factor} from update {num_updates} on")
         return factor
 
     def _start(self) -> None:

@@ -1,6 +1,5 @@
 """Any optimizer of torch.optim, with its state as plain arrays instead of a pickle."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.nn.optimization import OptimizerConfig
+from metaloom.pipeline.nn.optimization import SHORT_NAMES, OptimizerConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
-from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.pipeline.types import Array, Params
 
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
@@ -118,10 +117,10 @@ def _tried(config: OptimizerConfig, params: Mapping[str, Tensor]) -> dict[str, d
 
 def _build(config: OptimizerConfig, params: Mapping[str, Tensor]) -> torch.optim.Optimizer:
     if config.torch_name not in _OPTIMIZERS:
-        close = difflib.get_close_matches(config.torch_name, _OPTIMIZERS) or ["Adam"]
+        names = [*SHORT_NAMES, *_OPTIMIZERS]
         raise ConfigError(
             f"algorithm.optimizer: torch {torch.__version__} has no torch.optim.{config.torch_name}; "
-            f"did you mean {' or '.join(close)}?"
+            f"required one of {', '.join(names)}{suggestion(config.torch_name, names)}"
         )
     return _OPTIMIZERS[config.torch_name](list(params.values()), **config.options)
 

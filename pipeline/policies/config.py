@@ -59,7 +59,9 @@ class PolicyConfig(Settings):
     @classmethod
     def _activation_is_known(cls, value: str | None) -> str | None:
         if value is not None and value not in ACTIVATIONS:
-            raise ValueError(f"found {value!r};{suggestion(value, ACTIVATIONS)} required {', '.join(ACTIVATIONS)}")
+            raise ValueError(
+                f"found {value!r}; required one of {', '.join(ACTIVATIONS)}{suggestion(value, ACTIVATIONS)}"
+            )
         return value
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Where a run's transitions are, and which of them every task may draw.
+"""Index of a run's transitions: where each is, and which of them every task may draw.
 
 Rows number the real steps of a run from 0, in order of collection: round by round, and within a round by task, episode
 and step. A round is one batch of complete episodes. Nothing here holds a transition: lengths of episodes are enough.

@@ -5,7 +5,7 @@ import numpy as np
 from metaloom.pipeline.types import Array
 
 _BLOCK = 4096
-"""How many sets are drawn side by side, so that they stay in the processor's cache."""
+"""Number of sets drawn side by side, so that they stay in the processor's cache."""
 
 
 def draw_with_replacement(uniforms: Array, sizes: Array | int) -> Array:

@@ -1,4 +1,4 @@
-"""What an evaluation of a learner consists of: its sizes, its random numbers, and its tasks."""
+"""Plan of an evaluation: its sizes, its random numbers, and its tasks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
 
 
 def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
-    """Whether no task of the evaluation occurs in training, as far as the environment and the settings tell."""
+    """Tell if no task of the evaluation occurs in training, as far as the environment and the settings say."""
     return config.evaluation.tasks == "held-out" and (env.test_task_set is not None or env.task_set is None)
 
 
@@ -98,7 +98,7 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
 
 
 def _takes_training_set(config: RunConfig, env: MetaEnv) -> bool:
-    """Whether tasks come from the set that training draws from, rather than from one made for this evaluation."""
+    """Tell if tasks come from the set that training draws from, rather than from one made for this evaluation."""
     asked = config.evaluation.tasks
     return env.task_set is not None and (asked == "train" or (asked == "held-out" and env.test_task_set is None))
 

@@ -1,4 +1,4 @@
-"""Which tasks a learner is tested on: from a distribution, from a pool, or evenly from the classes of a pool."""
+"""Samplers of the tasks a learner is tested on: from a distribution, a pool, or evenly from the classes of a pool."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ class Enough:
         return size if self.max_episodes is None else min(self.max_episodes, size)
 
     def reached(self, episodes: Sequence[EpisodeBatch]) -> bool:
-        """Whether these blocks are enough."""
+        """Tell if these blocks are enough."""
         num_episodes = sum(int(block.real.sum()) for block in episodes)
         num_steps = sum(block.num_steps for block in episodes)
         if self.max_episodes is not None and num_episodes >= self.max_episodes:
@@ -50,8 +50,13 @@ def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> Epi
     blocks: list[EpisodeBatch] = []
     while not enough.reached(blocks):
         blocks.append(collect(len(blocks) * enough.block_size))
-    together = _change_episodes(blocks, lambda parts: np.concatenate(parts, axis=1))
+    together = episodes_together(blocks)
     return together if enough.max_episodes is None else _with_places(together, enough.max_episodes)
+
+
+def episodes_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
+    """One batch of all episodes of the same tasks, in order."""
+    return _change_episodes(batches, lambda parts: np.concatenate(parts, axis=1))
 
 
 def tasks_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:

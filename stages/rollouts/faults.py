@@ -1,4 +1,4 @@
-"""What stopped a rollout, with everything that makes it happen again."""
+"""Faults that stopped a rollout, with everything that makes them happen again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class RolloutError(StageFault):
 
 @dataclass(frozen=True)
 class RolloutPosition:
-    """Where a rollout stands in its run: with it, its random numbers are fixed.
+    """Position of a rollout in its run, which fixes its random numbers.
 
     Attributes:
         run_seed: the run's seed.
@@ -46,18 +46,18 @@ class RolloutPosition:
         return seed_for(self.run_seed, "resets", *self.of_episode(task, episode))
 
     def of_episode(self, b: int, e: int) -> tuple[int, ...]:
-        """Where an episode of the shard's task b stands in the run."""
+        """Position in the run of an episode of the shard's task b."""
         return (self.iteration, self.step, self.first_task + b, self.first_episode + e)
 
     def of_task(self, b: int) -> tuple[int, ...]:
-        """Where the shard's task b draws its actions from."""
+        """Position from which the shard's task b draws its actions."""
         place = (self.iteration, self.step, self.first_task + b)
         return (*place, self.first_episode) if self.first_episode else place
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a rollout works on: enough to say what any of its episodes is.
+    """Work of a rollout: enough to say what any of its episodes is.
 
     Attributes:
         env: the environment.
@@ -130,7 +130,7 @@ class Circumstances:
 
 
 def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, str, int | None]:
-    """What an environment raised, as the problem, the call, its own traceback and, where it is known, the row."""
+    """Error that an environment raised: the problem, the call, its own traceback and, where it is known, the row."""
     if isinstance(error, RowFault):
         return str(error), error.call, own_traceback(error.__cause__), error.row
     call = "reset" if env_step is None else "step"

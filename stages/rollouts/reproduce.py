@@ -21,7 +21,7 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
     the same twice. An environment that ends or hangs its process does so here too, under your debugger if you like.
 
     Args:
-        env: the environment; `EnvConfig.model_validate(about["env"])` is the one that failed.
+        env: the environment; that of the run's settings, under which it failed.
         about: `RolloutError.about`.
         arrays: `RolloutError.arrays`.
 

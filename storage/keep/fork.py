@@ -273,6 +273,9 @@ def _move(folder: Path, path: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
         raise RunExists(
-            path, found="something that appeared meanwhile", required="a path where nothing is", action="Choose another"
+            path,
+            found="something appeared there meanwhile",
+            required="a path where nothing is stored yet",
+            action="Choose another",
         ) from None
     sync_folder(path.parent)

@@ -13,7 +13,7 @@ from metaloom.storage.format.stages import StageTable
 
 def boundaries(info: Mapping[str, Any]) -> dict[int, str]:
     """By position in the history: the hash of the run.json that the record there follows."""
-    return {first_sequence(run): str(run["sha256"]) for run in _contributors(info)}
+    return {first_sequence(run): str(run["sha256"]) for run in contributors(info)}
 
 
 def first_sequence(info: Mapping[str, Any]) -> int:
@@ -28,25 +28,25 @@ def first_session(info: Mapping[str, Any]) -> int:
 
 def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
     """Of the run and its ancestors the one whose `config` decides an output, whether or not it is stored."""
-    runs = _contributors(info)
+    runs = contributors(info)
     if ref.stage == StageTable.of(info).first:  # every fork takes it over
         return runs[0]
-    return next(run for run in reversed(runs) if _first_iteration(run) <= ref.iteration)
+    return next(run for run in reversed(runs) if first_iteration(run) <= ref.iteration)
 
 
 def as_ancestor(info: Mapping[str, Any]) -> dict[str, Any]:
     """Part of the parent's run.json that a fork keeps."""
     kept = ("id", "sha256", "config", "config_digest", "environment", "versions")
-    place = {"first_sequence": first_sequence(info), "first_iteration": _first_iteration(info)}
+    place = {"first_sequence": first_sequence(info), "first_iteration": first_iteration(info)}
     return {name: info[name] for name in kept} | place
 
 
-def _first_iteration(run: Mapping[str, Any]) -> int:
+def first_iteration(run: Mapping[str, Any]) -> int:
     """The first iteration that is a run's own."""
     return int(run["parent"]["iteration"] if "parent" in run else run.get("first_iteration", 0))
 
 
-def _contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The runs that made records which a run has, the first one first, itself last."""
     found = [info]
     for run in reversed(info.get("ancestors", [])):

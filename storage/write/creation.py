@@ -107,8 +107,8 @@ def check_free(path: Path) -> None:
     if names - _SKELETON:
         raise RunExists(
             location(path),
-            found="a run" if "run.json" in names else f"something else ({', '.join(sorted(names)[:3])})",
-            required="a path where nothing is",
+            found="there is a run" if "run.json" in names else f"there is {', '.join(sorted(names)[:3])}",
+            required="a path where nothing is stored yet",
             action=f"`metaloom resume {path.name}` continues a run; choose another name for a new one",
         )
 

@@ -45,9 +45,9 @@ class Session:
     token: str
     lock: WriterLock
     remote: RemoteSession | None = None
-    _facts: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
     _changed: dict[Path, None] = field(default_factory=dict[Path, None], init=False)
     _parts: int = field(default=0, init=False)
+    _facts: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
     _creator: FileCreator = field(default_factory=FileCreator, init=False)
 
     @property

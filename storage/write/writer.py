@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import (
@@ -31,7 +31,7 @@ from metaloom.storage.read.ancestry import first_session
 from metaloom.storage.read.history import History, describe_missing, read_history
 from metaloom.storage.remote.log import follow
 from metaloom.storage.remote.places import folder_of
-from metaloom.storage.run import Run, read_info
+from metaloom.storage.run import Run, read_info, require_own_records
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.background import BackgroundQueue
 from metaloom.storage.write.budget import Budget
@@ -163,6 +163,16 @@ class RunWriter:
         if ref in self._pending:
             self.flush()
         return self.run.record(ref)
+
+    def describe(self, environment: Mapping[str, Any]) -> None:
+        """Write down what this session computes with, as plain JSON data; see `Run.environment_of`.
+
+        The environment that a run was created with is that of its first session unless it says otherwise.
+        """
+        self.flush()
+        with self._writing():
+            self._session.describe({"environment": dict(environment)})
+            self._session.share()
 
     def thin(self, iterations: Iterable[int]) -> Thinned:
         """Remove the arrays of iterations that can be computed again (`StoredStage.thinnable`); all else stays.
@@ -376,6 +386,7 @@ def run_writer(path: Path, session: Session, capacity: int | None, *, repair: bo
         session.remote.give_up_damaged()
     repaired = restore_info(session) if repair else []
     run = Run(path, read_info(path), follow(path))
+    require_own_records(run)
     if repair:
         repaired += repair_run(run.files, session, run.info)
     # A session that was killed may have made folders that a power cut could still take away, with what is put there.

@@ -8,6 +8,6 @@ PAGE = (TESTS.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
 
 
 def test_every_test_that_the_page_names_exists_and_none_of_the_suite_is_left_out():
-    named = set(re.findall(r"`(\w+/test_\w+\.py)`", PAGE))
+    named = set(re.findall(r"`tests/(\w+/test_\w+\.py)`", PAGE))
     assert [name for name in named if not (TESTS / name).exists()] == []
     assert {f"reliability/{file.name}" for file in (TESTS / "reliability").glob("test_*.py")} <= named

@@ -45,6 +45,11 @@ def test_pixels_tells_how_often_the_ball_was_caught_in_every_iteration(tmp_path,
     assert re.fullmatch(r"(iteration \d: caught \d+%\n){2}", capsys.readouterr().out)
 
 
+def test_adapt_my_robot_does_better_after_adaptation():
+    before, after = re.search(r"(\S+) before, (\S+) after", output_of("adapt_my_robot.py")).groups()
+    assert float(after) > float(before) + 10
+
+
 def test_training_raises_the_return_after_adaptation_above_the_one_before(trained):
     metrics = storage.open_run(trained[0]).metrics(slice(-3, None)).to_pandas()
     gain = metrics["step_1.average_return"] - metrics["step_0.average_return"]

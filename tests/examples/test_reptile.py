@@ -70,7 +70,7 @@ def test_it_trains_resumes_replays_forks_and_is_evaluated(capsys):
     command("resume", "second", "--workers", "0")
     command("evaluate", "first", "--workers", "0")
     metrics = storage.open_run(run.path).metrics().to_pandas()
-    assert (metrics["distance"] > 0).all()
+    assert (metrics["step_length"] > 0).all()
 
 
 @pytest.mark.usefixtures("installed")
@@ -99,4 +99,4 @@ def test_a_replay_says_that_its_file_has_changed(installed, caplog):
     with (installed / "my_algos.py").open("a") as file:
         file.write("# changed\n")
     command("replay", "first@0", "--stage", "adapt")
-    assert [line.split(":")[1].split()[0] for line in caplog.messages] == ["Reptile", "ReptileLearner"]
+    assert [line.split("my_algos:")[1].split()[0] for line in caplog.messages] == ["Reptile", "ReptileLearner"]

@@ -1,9 +1,12 @@
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from metaloom import storage
+from metaloom.flows.commands.train import train
+from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import RunConfig, build_config
 
 TINY = {
@@ -22,6 +25,14 @@ TINY = {
 def tiny_config() -> Callable[..., RunConfig]:
     """Builds a run that takes a fraction of a second; keyword arguments replace its settings."""
     return lambda **changes: build_config({**TINY, **changes})
+
+
+@pytest.fixture(scope="session")
+def copy_tiny_run(tmp_path_factory, tiny_config) -> Callable[[Path], Path]:
+    """Puts a copy of such a run, trained once, at a path."""
+    trained = tmp_path_factory.mktemp("trained-once") / "run"
+    train(tiny_config(), trained, backend=Backend(workers=0))
+    return lambda path: Path(shutil.copytree(trained, path))
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ def test_a_warm_start_whose_learner_changed_is_refused(tmp_path, monkeypatch):
             r"policy parameter logits_network.* required \(9,\)",
         ),
         (["algorithm.critic_hidden_sizes=[9]", "init_from=first"], ConfigError, "critic parameter critic"),
-        (["init_from=first@9"], UsageError, "found 9 updates of .*, which has had 3"),
+        (["init_from=first@9"], UsageError, r"found .*first@9, but that run has had 3 updates"),
         (["init_from=nowhere"], storage.StoreError, "nowhere"),
     ],
 )

@@ -1,5 +1,9 @@
 """Every algorithm of the meta family trains, is stored, and is computed again to the bit, through the same stages."""
 
+import ast
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,8 +13,10 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import train
 from metaloom.flows.recipes import RECIPES
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline import algorithms
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.plugins import load
 
 ALGORITHMS = sorted({name.removesuffix("-point-corner") for name in RECIPES if name.endswith("-point-corner")})
 SMALL = [
@@ -37,3 +43,26 @@ def test_a_run_trains_and_replays_bit_for_bit(tmp_path, algorithm, inner_steps):
     assert all(outcome.identical for outcome in replay(path))
     outcome = evaluate(path, adaptation_steps=2, backend=Backend(workers=0))
     assert len(outcome.summary()) == 3
+
+
+@cache
+def words_of_sources() -> dict[str, set[str]]:
+    """Every name and string of every source file; environments have styles of observations named for algorithms."""
+    root = Path(__file__).parents[2]
+    files = [path for room in ("pipeline", "stages", "storage", "flows") for path in (root / room).rglob("*.py")]
+    found: dict[str, set[str]] = {}
+    for file in (path for path in files if path.parent.name != "envs"):
+        nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        words = (getattr(node, part, None) for node in nodes for part in ("id", "name", "value"))
+        found[file.relative_to(root).with_suffix("").as_posix()] = {word for word in words if isinstance(word, str)}
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_only_its_settings_learner_and_recipe_and_one_line_know_an_algorithm(algorithm):
+    places = [algorithms.ALGORITHMS.builtin[algorithm], RECIPES.plugins.path(f"{algorithm}-point-corner")]
+    settings = load(places[0])
+    places += [settings.learner, f"{algorithms.__name__}.__init__"]
+    names = {algorithm, settings.__name__, settings.learner.partition(":")[2]}
+    known = {file for file, words in words_of_sources().items() if words & names}
+    assert known == {place.partition(":")[0].removeprefix("metaloom.").replace(".", "/") for place in places}

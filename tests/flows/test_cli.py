@@ -1,7 +1,9 @@
 """The command as a user types it: exit codes, messages, what is on disk afterwards."""
 
 import json
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +13,11 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from metaloom import storage
 from metaloom.flows.cli import COMMANDS, app, run
+from metaloom.flows.cli.output import PrintableLines, console, say
 from metaloom.flows.commands.train import Observer, resume
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import runs_root
@@ -35,6 +39,21 @@ def train(name: str, *options: str, iterations: int = 2) -> int:
     return run([*tokens, *TINY, *options])
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of two iterations; not to be changed."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("METALOOM_RUNS", str(tmp_path_factory.mktemp("runs")))
+        assert train("first") == 0
+        return runs_root() / "first"
+
+
+@pytest.fixture
+def first(trained, runs) -> Path:
+    """A copy of it, called first."""
+    return Path(shutil.copytree(trained, runs / "first"))
+
+
 def test_train_tells_where_the_run_lies_and_how_to_look_further(runs, capsys):
     assert train("first") == 0
     out = capsys.readouterr().out
@@ -42,6 +61,19 @@ def test_train_tells_where_the_run_lies_and_how_to_look_further(runs, capsys):
     assert "metaloom show first" in out
     assert "metaloom replay first@0" in out
     assert (runs / "reports" / "first" / "learning_curve.png").stat().st_size > 1000
+
+
+def test_what_would_steer_the_terminal_is_not_printed(capsys):
+    assert run(["show", "./a\x1b[2Jb"]) == 2
+    console().print("a\x1b[2Jb", markup=False)
+    console().print(Table("a\x1b[2Jb"))
+    console().out("a\x1b[2Jb")
+    say(True, "a\x1b[2Jb")
+    record = logging.LogRecord("metaloom", logging.WARNING, "", 0, "%s", ("a\x1b[2Jb",), None)
+    said = capsys.readouterr()
+    texts = (*said.err.splitlines(), *said.out.splitlines(), PrintableLines().format(record))
+    assert [text for text in texts if "\x1b" in text] == []
+    assert sum("a\N{REPLACEMENT CHARACTER}[2Jb" in text for text in texts) == 6
 
 
 def test_help_lists_every_command_with_what_it_does(capsys):
@@ -61,6 +93,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
     ("tokens", "found"),
     [
         (["train", "promp-point-cornr"], "did you mean promp-point-corner"),
+        (["graph", "nope"], "no recipe and no stored run 'nope'"),
         (["train", "promp-point-corner", "--run", "x", "--set", "algorithm.inner_rate=1"], "algorithm.inner_rate"),
         (["train", "promp-point-corner", "--run", "x", "--set", "iterations=0"], "iterations"),
         (["train", "promp-point-corner", "--run", "x", "--set", "env=point-corner-2"], "point-corner-2"),
@@ -89,24 +122,21 @@ def test_wrong_usage_exits_with_2_says_why_and_creates_nothing(tokens, found, ru
     assert list(tmp_path.iterdir()) in ([], [runs])
 
 
-def test_a_name_that_is_taken_is_refused_and_the_run_untouched(runs, capsys):
-    assert train("first") == 0
-    before = {file: file.read_bytes() for file in (runs / "first").rglob("*") if file.is_file()}
+def test_a_name_that_is_taken_is_refused_and_the_run_untouched(first, capsys):
+    before = {file: file.read_bytes() for file in first.rglob("*") if file.is_file()}
     assert train("first") == 2
-    assert "first" in capsys.readouterr().err
-    assert before == {file: file.read_bytes() for file in (runs / "first").rglob("*") if file.is_file()}
+    assert "first: there is a run; required: a path where nothing is stored yet" in capsys.readouterr().err
+    assert before == {file: file.read_bytes() for file in first.rglob("*") if file.is_file()}
 
 
-def test_replay_exits_with_0_when_all_is_identical_and_prints_json(capsys):
-    train("first")
+def test_replay_exits_with_0_when_all_is_identical_and_prints_json(first, capsys):
     capsys.readouterr()
     assert run(["replay", "first@1", "--json"]) == 0
     outcomes = json.loads(capsys.readouterr().out)
     assert [o["identical"] for o in outcomes] == [True] * 7
 
 
-def test_replay_prints_json_without_infinity_when_an_array_has_another_shape(monkeypatch, capsys):
-    train("first")
+def test_replay_prints_json_without_infinity_when_an_array_has_another_shape(first, monkeypatch, capsys):
     import metaloom.flows.graph.common
 
     right = metaloom.flows.graph.common.sample_tasks
@@ -120,8 +150,7 @@ def test_replay_prints_json_without_infinity_when_an_array_has_another_shape(mon
     assert (params["stage"], params["stored"], params["max_abs"]) == ("sample_tasks", "float64[3, 2]", None)
 
 
-def test_replay_and_evaluate_take_a_scheduler_instead_of_workers(monkeypatch, capsys):
-    train("first")
+def test_replay_and_evaluate_take_a_scheduler_instead_of_workers(first, monkeypatch, capsys):
     import metaloom.flows.rollouts.dask
 
     def refuse(address, **options):
@@ -133,8 +162,7 @@ def test_replay_and_evaluate_take_a_scheduler_instead_of_workers(monkeypatch, ca
         assert "metaloom: no Dask scheduler answers at tcp://nowhere:1" in capsys.readouterr().err
 
 
-def test_replay_exits_with_1_and_a_table_when_a_stage_differs(monkeypatch, capsys):
-    train("first")
+def test_replay_exits_with_1_and_a_table_when_a_stage_differs(first, monkeypatch, capsys):
     import metaloom.flows.graph.common
 
     right = metaloom.flows.graph.common.sample_tasks
@@ -148,11 +176,10 @@ def test_replay_exits_with_1_and_a_table_when_a_stage_differs(monkeypatch, capsy
     assert "ulp" in out
 
 
-def test_verify_exits_with_1_and_names_what_is_damaged(runs, capsys):
-    train("first")
+def test_verify_exits_with_1_and_names_what_is_damaged(first, capsys):
     capsys.readouterr()
     assert run(["verify", "first"]) == 0
-    chunk = next((runs / "first" / "data.zarr" / "rollouts_0" / "rewards").glob("c.1.*"))
+    chunk = next((first / "data.zarr" / "rollouts_0" / "rewards").glob("c.1.*"))
     content = bytearray(chunk.read_bytes())
     content[len(content) // 2] ^= 1
     chunk.write_bytes(content)
@@ -163,20 +190,18 @@ def test_verify_exits_with_1_and_names_what_is_damaged(runs, capsys):
         assert word in out
 
 
-def test_resume_with_repair_computes_damaged_outputs_again(runs, digests, capsys):
-    train("first")
-    before = digests(runs / "first")
-    chunk = next((runs / "first" / "data.zarr" / "samples_0" / "advantages").glob("c.0.*"))
+def test_resume_with_repair_computes_damaged_outputs_again(first, digests, capsys):
+    before = digests(first)
+    chunk = next((first / "data.zarr" / "samples_0" / "advantages").glob("c.0.*"))
     chunk.write_bytes(chunk.read_bytes()[:-1])
     assert run(["verify", "first"]) == 1
     assert run(["resume", "first", "--repair", "--workers", "0"]) == 0
     assert run(["verify", "first"]) == 0
-    assert digests(runs / "first") == before
+    assert digests(first) == before
     capsys.readouterr()
 
 
-def test_a_longer_run_is_made_by_resuming_with_more_iterations(capsys):
-    train("first")
+def test_a_longer_run_is_made_by_resuming_with_more_iterations(first, capsys):
     assert run(["resume", "first", "--iterations", "3", "--workers", "0"]) == 0
     capsys.readouterr()
     assert run(["ls", "--json"]) == 0
@@ -184,8 +209,7 @@ def test_a_longer_run_is_made_by_resuming_with_more_iterations(capsys):
     assert (row["name"], row["iterations_done"]) == ("first", 3)
 
 
-def test_evaluate_prints_a_return_for_every_number_of_adaptation_steps(capsys):
-    train("first")
+def test_evaluate_prints_a_return_for_every_number_of_adaptation_steps(first, capsys):
     capsys.readouterr()
     tokens = ["evaluate", "first@1", "--num-tasks", "2", "--adaptation-steps", "2", "--workers", "0"]
     assert run([*tokens, "--json"]) == 0
@@ -194,11 +218,10 @@ def test_evaluate_prints_a_return_for_every_number_of_adaptation_steps(capsys):
     assert [(row["adaptation_steps"], row["task"]) for row in rows] == [(k, b) for k in range(3) for b in range(2)]
     assert [row["adaptation_steps"] for row in found["adaptation"]] == [0, 1, 2]
     assert run(tokens) == 0
-    assert "learner after 1 updates, 2 tasks" in capsys.readouterr().out
+    assert "learner after 1 update, 2 tasks" in capsys.readouterr().out
 
 
-def test_evaluate_takes_all_it_is_asked_for_from_the_command_line(tmp_path, capsys):
-    train("first")
+def test_evaluate_takes_all_it_is_asked_for_from_the_command_line(first, tmp_path, capsys):
     tasks = tmp_path / "tasks.json"
     tasks.write_text("[[2, 2], [-2, 2], [2, -2]]")
     capsys.readouterr()
@@ -232,8 +255,7 @@ def test_settings_can_come_from_a_file(tmp_path, capsys):
     assert (config["algorithm"]["inner_steps"], config["max_episode_steps"]) == (2, 4)
 
 
-def test_an_iteration_beyond_the_last_names_the_command_that_computes_it(capsys):
-    train("first")
+def test_an_iteration_beyond_the_last_names_the_command_that_computes_it(first, capsys):
     for command in ("show", "replay"):
         assert run([command, "first@99"]) == 1
         err = capsys.readouterr().err
@@ -241,8 +263,7 @@ def test_an_iteration_beyond_the_last_names_the_command_that_computes_it(capsys)
         assert "first --iterations 100`" in err
 
 
-def test_a_folder_that_cannot_hold_a_report_is_refused(tmp_path, capsys):
-    train("first")
+def test_a_folder_that_cannot_hold_a_report_is_refused(first, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(["report", "first", "--out", str(tmp_path / "file")]) == 1
     assert "--out" in capsys.readouterr().err
@@ -289,7 +310,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(runs, interrupts, capsys):
     trainer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
     try:
         assert trainer.stdout is not None
-        assert "iteration 1/" in trainer.stdout.readline()
+        assert "iteration 0 (1 of" in trainer.stdout.readline()
         for _ in range(interrupts):
             trainer.send_signal(signal.SIGINT)
             time.sleep(0.001)

@@ -32,7 +32,7 @@ def resume_in_this_process(path):
 
 @pytest.mark.slow
 @pytest.mark.no_cover
-@pytest.mark.parametrize("kills", [8, pytest.param(40, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.sweep)])
 def test_a_run_killed_at_random_moments_and_resumed_has_the_digests_of_an_uninterrupted_one(
     tmp_path, tiny_config, digests, kills
 ):

@@ -1,4 +1,4 @@
-"""What a stage loads is what it declares and what its record says, for every algorithm and every stage."""
+"""Declared inputs: a stage loads what it declares and what its record says, for every algorithm and every stage."""
 
 import inspect
 from collections import Counter

@@ -97,12 +97,16 @@ def test_a_folder_without_a_run_is_refused(stored, tmp_path, capsys):
     assert "required: a run" in capsys.readouterr().err
 
 
-def test_a_run_of_version_0_1_had_the_same_environment_under_the_modules_old_name(stored, monkeypatch):
+def test_a_run_of_version_0_1_had_the_same_environment_and_the_defaults_of_later_settings(stored, monkeypatch):
     first, second = storage.open_run(stored), storage.open_run(stored)
     second.info = json.loads(json.dumps(second.info))
     env = second.info["environment"]["env"]
     env["class"] = env["class"].removeprefix("metaloom.")
+    for section, name in (("policy", "network"), ("algorithm", "kernel"), ("env", "diagnostics")):
+        del second.info["config"][section][name]
+    del second.info["config"]["device"]
     assert second.info != first.info
     runs = iter([first, second])
     monkeypatch.setattr("metaloom.flows.commands.diff.storage.open_run", lambda path: next(runs))
-    assert diff_runs(stored, stored).environment == ()
+    outcome = diff_runs(stored, stored)
+    assert (outcome.environment, outcome.settings) == ((), ())

@@ -1,4 +1,4 @@
-"""Which failures a user is told in one line, and which keep their traceback."""
+"""Failures that a user is told in one line, and those that keep their traceback."""
 
 import pkgutil
 

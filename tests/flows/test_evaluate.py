@@ -111,7 +111,11 @@ def test_test_episodes_are_let_go_once_they_are_judged(plain, monkeypatch):
         return episodes
 
     monkeypatch.setattr(metaloom.flows.rollouts.workers, "collect_shard", spy)
-    evaluate(plain, adaptation_steps=4)
+    gc.freeze()  # what there is already need not be looked through every time
+    try:
+        evaluate(plain, adaptation_steps=4)
+    finally:
+        gc.unfreeze()
     assert len(made) == 9
     assert alive == [0, 0, 1, 1, 2, 2, 3, 3, 4]  # what was adapted to, which a later step may look at again
 

@@ -119,7 +119,7 @@ def test_the_command_names_what_it_left_out(tmp_path, tiny_config, capsys):
     assert cli.run(["export", str(tmp_path / "run"), "--to", "parquet", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "iteration 0 left out: no episodes" in printed
-    assert "1 iterations" in printed
+    assert "1 iteration," in printed
 
 
 @pytest.mark.parametrize("to", ["parquet", "histories", "minari", "tensorboard"])
@@ -234,7 +234,7 @@ def test_a_new_format_is_one_file_and_refuses_the_options_it_does_not_take(csv_f
     rows = (tmp_path / "out" / "metrics.csv").read_text().splitlines()
     assert len(rows) == 2
     assert rows[0].startswith("iteration,")
-    assert "1 iterations, 1 rows" in capsys.readouterr().out
+    assert "1 iteration, 1 row " in capsys.readouterr().out
 
 
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do(stored, tmp_path, capsys):

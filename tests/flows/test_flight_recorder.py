@@ -1,4 +1,4 @@
-"""What a process leaves behind that hangs or dies in a rollout: real processes, real ends."""
+"""Recordings of processes that hang or die in a rollout: real processes, real ends."""
 
 import subprocess
 import sys

@@ -18,10 +18,9 @@ SERIAL = Backend(workers=0)
 
 
 @pytest.fixture
-def parent(tmp_path, tiny_config, monkeypatch):
+def parent(tmp_path, copy_tiny_run, monkeypatch):
     monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
-    train(tiny_config(), tmp_path / "parent", backend=SERIAL)
-    return tmp_path / "parent"
+    return copy_tiny_run(tmp_path / "parent")
 
 
 def test_a_fork_without_changes_goes_on_as_the_parent_did(parent, tmp_path, digests):

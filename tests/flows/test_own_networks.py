@@ -7,7 +7,8 @@ import pytest
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.recipes import load_settings
-from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.rollouts.dask import dask_client
+from metaloom.flows.rollouts.workers import Backend, SamplerSpec
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.schema import ConfigError
@@ -57,11 +58,14 @@ def test_a_run_trains_resumes_and_replays(run, tmp_path):
 
 @pytest.mark.dask
 @pytest.mark.slow
-@of_every_run
-def test_two_workers_give_the_digests_of_this_process(run, tmp_path, digests):
-    train(config_of(run), tmp_path / "here", backend=HERE)
-    train(config_of(run), tmp_path / "there", backend=Backend(workers=2))
-    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+def test_two_workers_give_the_digests_of_this_process(tmp_path, digests):
+    spec = SamplerSpec.of(config_of(RUNS["module"]), threads=1)
+    with dask_client(Backend(workers=2), spec) as client:
+        there = Backend(scheduler=client.scheduler.address)
+        for name, run in RUNS.items():
+            train(config_of(run), tmp_path / name / "here", backend=HERE)
+            train(config_of(run), tmp_path / name / "there", backend=there)
+            assert digests(tmp_path / name / "there") == digests(tmp_path / name / "here"), name
 
 
 @pytest.mark.parametrize(
@@ -72,6 +76,19 @@ def test_two_workers_give_the_digests_of_this_process(run, tmp_path, digests):
         (("ppo", "env=pixels:Catch", "policy.network=residual"), "required policy.network=cnn"),
         (("ppo", "env=Pendulum-v1", "policy.network=cnn"), r"observations have the shape \(3,\); required images"),
         (("ppo", "env=Pendulum-v1", "policy.network=own_network:Nothing"), "own_network:Nothing"),
+        (
+            ("sac", "env=Pendulum-v1", "policy.network=own_network:Residual", "policy.hidden_sizes=[8]"),
+            r"policy.hidden_sizes is \(8,\) but the network is own_network:Residual, .*leave it out",
+        ),
+        (
+            ("ppo", "env=Pendulum-v1", "policy.network=own_network:Residual", "algorithm.critic_hidden_sizes=[8]"),
+            r"algorithm.critic_hidden_sizes is \(8,\) but the network is own_network:Residual",
+        ),
+        (("promp-point-corner", "algorithm.optimizer=LBFGS"), "required positional argument: 'closure'"),
+        (("ppo", "env=CartPole-v1", "algorithm.optimizer=adamw"), "did you mean AdamW"),
+        (("promp-point-corner", "algorithm.kernel=fused"), "promp has no fused kernel .*required auto or torch"),
+        (("promp-point-corner", "env.diagnostics=true"), "env.diagnostics is on, but point-corner has none"),
+        (("sac", "env=Pendulum-v1", "env.diagnostics=true"), "env.diagnostics is on, but Pendulum-v1 has none"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_stored(run, message, tmp_path):

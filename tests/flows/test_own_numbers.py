@@ -1,4 +1,4 @@
-"""What a run keeps of its user's own: metrics, diagnostics of its environment, and its baselines' parameters."""
+"""A user's own numbers in a run: metrics, diagnostics of its environment, and its baselines' parameters."""
 
 import sys
 from pathlib import Path
@@ -29,6 +29,9 @@ def spread(step: Step) -> dict[str, float]:
 
 def clash(episodes: EpisodeBatch) -> dict[str, float]:
     return {"average_return": 0.0}
+
+def ratio(episodes: EpisodeBatch) -> dict[str, float]:
+    return {"ratio": float("nan")}
 
 class Mean(BaselineSettings):
     share: float = 1.0
@@ -83,6 +86,14 @@ def test_metrics_of_ones_own_are_stored_and_replayed():
 def test_metrics_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         trained(**changes)
+    assert not Path("run").exists()
+
+
+def test_a_number_that_is_not_finite_is_stored_and_told_once(caplog):
+    (row,) = trained(metrics=["own_numbers:ratio"]).metrics().to_pandas().to_dict("records")
+    assert np.isnan(row["step_0.ratio"])
+    (told,) = [record.getMessage() for record in caplog.records if "step_0.ratio" in record.getMessage()]
+    assert told == "metrics: step_0.ratio is nan, and stored so; required a finite number"
 
 
 @pytest.mark.parametrize("step", [0, 1])

@@ -1,4 +1,4 @@
-"""What `make serve` refuses before it starts anything; all it starts is in test_prefect_server.py."""
+"""Refusals of `make serve` before it starts anything; all it starts is in test_prefect_server.py."""
 
 import socket
 import subprocess

@@ -47,8 +47,8 @@ def test_a_file_gets_one_line_per_iteration(mode):
         observer.iteration_done(report(2, elapsed=4.0))
         observer.iteration_done(report(3, elapsed=10.0))
     assert out.getvalue().splitlines() == [
-        "iteration 3/20  return before −20  after −9.5  39.2 k steps/s  4.00 s  0:01:08 left",
-        "iteration 4/20  return before −20  after −9.5  39.2 k steps/s  6.00 s  0:01:20 left",
+        "iteration 2 (3 of 20)  return before −20  after −9.5  39.2 k steps/s  4.00 s  0:01:08 left",
+        "iteration 3 (4 of 20)  return before −20  after −9.5  39.2 k steps/s  6.00 s  0:01:20 left",
     ]
 
 
@@ -79,7 +79,7 @@ def test_an_evaluation_is_shown_in_lines_json_and_the_panel():
 def test_lines_are_readable_before_the_context_ends(tmp_path):
     with (tmp_path / "log").open("w") as out, progress("plain", out=out) as observer:
         observer.iteration_done(report(0))
-        assert (tmp_path / "log").read_text().startswith("iteration 1/20")
+        assert (tmp_path / "log").read_text().startswith("iteration 0 (1 of 20)")
 
 
 def test_a_terminal_gets_a_panel_that_stays_when_training_ends(monkeypatch):
@@ -101,7 +101,7 @@ def test_a_dumb_terminal_gets_lines(monkeypatch):
     out = Terminal()
     with progress(out=out) as observer:
         observer.iteration_done(report(0))
-    assert out.getvalue().startswith("iteration 1/20")
+    assert out.getvalue().startswith("iteration 0 (1 of 20)")
 
 
 def test_the_panel_shows_stage_returns_speed_and_time_left():
@@ -133,7 +133,7 @@ def test_a_run_without_adaptation_has_one_return():
     single = IterationReport(0, 1, {"step_0.average_return": -3.0}, {}, 1.0, 10.0)
     with progress("plain", out=out) as observer:
         observer.iteration_done(single)
-    assert out.getvalue() == "iteration 1/1  return −3  10 steps/s  1.00 s\n"
+    assert out.getvalue() == "iteration 0 (1 of 1)  return −3  10 steps/s  1.00 s\n"
 
 
 def test_sparklines_span_their_values():

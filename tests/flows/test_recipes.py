@@ -3,9 +3,10 @@
 import gymnasium
 import pytest
 
-from metaloom.flows.recipes import RECIPES, load_settings
+from metaloom.flows import cli
+from metaloom.flows.recipes import RECIPES, load_settings, new_config
 from metaloom.pipeline.algorithms import ALGORITHMS
-from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
 
@@ -113,3 +114,23 @@ def test_a_wrong_setting_is_named_as_the_user_typed_it():
     settings = override(load_settings("promp-point-corner"), ["algorithm=maml-trpo", "algorithm.clip_eps=0.1"])
     with pytest.raises(ValueError, match=r"^algorithm\.clip_eps: unknown key"):
         build_config(settings)
+
+
+def test_a_broken_recipe_of_an_installed_package_is_named_and_hides_no_other(tmp_path, monkeypatch, capsys):
+    info = tmp_path / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[metaloom.recipes]\nbroken = no_such_module:recipe\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.run(["recipes"]) == 0
+    told = capsys.readouterr().out
+    assert "broken: ConfigError: found 'no_such_module:recipe'" in " ".join(told.split())
+    assert "promp-point-corner" in told
+
+
+def test_hidden_layers_of_a_recipe_are_not_those_of_a_network_of_the_users_own():
+    assert new_config("sac-pendulum", ["policy.network=cnn"]).policy.hidden_sizes == (64, 64)
+    config = new_config("sac-pendulum", ["policy.network=my_nets:Net"])
+    assert config.policy.hidden_sizes == config.algorithm.critic_hidden_sizes == (256, 256)
+    with pytest.raises(ConfigError, match=r"policy.hidden_sizes is \(8,\) .*leave it out"):
+        new_config("sac-pendulum", ["policy.network=my_nets:Net", "policy.hidden_sizes=[8]"])

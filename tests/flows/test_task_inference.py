@@ -1,4 +1,4 @@
-"""What PEARL's evaluations and its training infer tasks from, as seen from the actors and the encoder."""
+"""Contexts of PEARL's evaluations and its training, as seen from the actors and the encoder."""
 
 import sys
 from contextlib import contextmanager

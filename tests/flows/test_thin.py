@@ -36,7 +36,7 @@ def data_of(path):
 def test_what_was_thinned_is_computed_again_with_its_old_digest_byte_for_byte(trained, digests, capsys):
     before, data = digests(trained), data_of(trained)
     assert command(["thin", "run", "--keep-every", "2"]) == 0
-    assert "removed: 1 iterations" in capsys.readouterr().out
+    assert "removed: 1 iteration," in capsys.readouterr().out
     assert storage.open_run(trained).thinned_iterations() == [1]
     assert len(data_of(trained)) < len(data)
     assert command(["replay", "run@1", "--materialise"]) == 0

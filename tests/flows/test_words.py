@@ -1,5 +1,6 @@
 import pytest
 
+from metaloom.flows.printable import printable
 from metaloom.flows.views.formatting import (
     adaptation_label,
     adaptation_returns,
@@ -8,7 +9,6 @@ from metaloom.flows.views.formatting import (
     duration,
     finite,
     number,
-    printable,
     short_time,
     size,
     stage_name,

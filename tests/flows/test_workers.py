@@ -1,4 +1,4 @@
-"""Where rollouts run must never show in their bits: threads of one process, and a scheduler with workers of its own."""
+"""Equal bits wherever rollouts run: threads of one process, and a scheduler with workers of its own."""
 
 import os
 import re

@@ -214,7 +214,7 @@ class Hostile(MetaEnv):
 
 
 class Plain(Hostile):
-    """What Hostile is when it does nothing wrong."""
+    """Hostile when it does nothing wrong."""
 
 
 class Choices(Hostile):

@@ -8,11 +8,12 @@ import pytest
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.baselines.config import BaselineConfig, BaselineSettings
+from metaloom.pipeline.config import sources
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.config.sources import changed_plugins, plugin_sources
+from metaloom.pipeline.config.sources import changed_sources, plugin_sources
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.plugins import load, path_of, source_digest
+from metaloom.pipeline.plugins import INSTALLED, load, path_of, place_of
 from metaloom.pipeline.schema import ConfigError
 
 OWN = '''
@@ -125,9 +126,9 @@ def test_an_installed_package_brings_names_of_its_own():
         (["algorithm=os:system"], r"algorithm\.name: found 'os:system', which is a builtin.*; required a subclass"),
         (
             ["algorithm=prommp"],
-            r"^algorithm\.name: found 'prommp'; did you mean promp\? required one of .*module:Class",
+            r"^algorithm\.name: found 'prommp'; required one of .*module:Class.*; did you mean promp\?$",
         ),
-        (["baseline=linear_feture"], r"^baseline\.name: found 'linear_feture'; did you mean linear_feature"),
+        (["baseline=linear_feture"], r"^baseline\.name: found 'linear_feture'; .*did you mean linear_feature\?$"),
         (["baseline=own_plugins:Still"], r"^baseline\.name: found .*; required a subclass of .*BaselineSettings$"),
     ],
 )
@@ -173,19 +174,80 @@ def test_built_in_settings_keep_their_place_in_files_and_schemas():
     assert issubclass(BaselineConfig, BaselineSettings)
 
 
+def sha256(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_the_files_of_plug_ins_are_recorded_and_compared(own):
-    config = build_config(settings(baseline="own_plugins:Halved", env="own_envs:Env", policy={"network": "mlp"}))
-    config = config.model_copy(update={"env": EnvConfig(name="point-corner")})
-    digest = hashlib.sha256(OWN.encode()).hexdigest()
+    config = build_config(settings(baseline="own_plugins:Halved"))
     paths = ["own_plugins:Halved", "own_plugins:Learner", "own_plugins:Still"]
-    assert plugin_sources(config) == dict.fromkeys(paths, digest)
-    assert changed_plugins(config, plugin_sources(config)) == []
+    then = plugin_sources(config)
+    assert then == dict.fromkeys(paths, sha256(OWN))
+    assert changed_sources(plugin_sources(config), then) == []
     assert plugin_sources(build_config({"env": "point-corner", "algorithm": "promp"})) == {}
-    stored = plugin_sources(config)
     (own / "own_plugins.py").write_text(OWN + "\n")
-    lines = changed_plugins(config, stored)
+    lines = changed_sources(plugin_sources(config), then)
     assert len(lines) == 3
-    assert lines[0].startswith(
-        f"own_plugins:Halved is not what the run was started with: its file had the SHA-256 {digest[:12]}"
-    )
-    assert source_digest("math:pi") is None
+    assert lines[0].startswith(f"the source of own_plugins:Halved had the SHA-256 {sha256(OWN)[:12]}..., found ")
+    assert changed_sources({}, {"own_plugins:Still": "of a run that another plug-in goes on with"}) == []
+
+
+@pytest.mark.usefixtures("own")
+def test_modules_beside_a_plug_in_count_with_it_and_others_do_not(own, monkeypatch):
+    files = {
+        "own_rates.py": "import json, numpy, metaloom\nif False:\n    import own_rare\nRATE = 0.5\n",
+        "own_rare.py": "",
+        "own_tools/__init__.py": "from . import deep\n",
+        "own_tools/deep.py": "from .deeper import X\n",
+        "own_tools/deeper.py": "X = 1\n",
+        "own_unused.py": "",
+        "json.py": "raise AssertionError('the one that Python brings is imported')\n",
+    }
+    for name, text in files.items():
+        (own / name).parent.mkdir(exist_ok=True)
+        (own / name).write_text(text)
+    text = "import own_rates\nimport own_tools.deep as deep\n" + OWN
+    (own / "own_plugins.py").write_text(text)
+    named = {"own_plugins:Learner": text, "own_plugins:Still": text}
+    beside = {name.removesuffix(".py").replace("/", "."): text for name, text in files.items()}
+    beside["own_tools"] = beside.pop("own_tools.__init__")
+    for outside in ("own_unused", "json"):
+        del beside[outside]
+    assert plugin_sources(build_config(settings())) == {n: sha256(t) for n, t in {**named, **beside}.items()}
+    # Beside an installed module lie those of everybody.
+    monkeypatch.setattr(sources, "is_installed", lambda file: True)
+    assert plugin_sources(build_config(settings())) == {n: sha256(t) for n, t in named.items()}
+
+
+def test_what_is_not_written_in_python_has_no_source():
+    config = build_config({"env": "point-corner", "algorithm": "promp"})
+    assert plugin_sources(config.model_copy(update={"metrics": ("math:sqrt",)})) == {}
+
+
+@pytest.mark.usefixtures("own")
+def test_an_algorithm_whose_learner_is_none_is_refused_before_it_is_called():
+    config = build_config(settings())
+    with pytest.raises(
+        ConfigError, match=r"'own_plugins:Learner', which is the class .*; required a subclass of .*:Le"
+    ):
+        config.algorithm.build(None)
+
+
+def test_places_of_modules_are_found_without_importing_them(own):
+    (own / "own_package").mkdir()
+    (own / "own_package" / "__init__.py").write_text("raise AssertionError('imported')\n")
+    (own / "own_folder").mkdir()
+    assert place_of("own_plugins") == str(own / "own_plugins.py")
+    assert place_of("own_package.deep") == str(own / "own_package" / "__init__.py")
+    assert place_of("own_folder") == str(own / "own_folder")
+    assert {place_of(name) for name in ("os", "sys", "json.decoder", "numpy", "gymnasium")} == {INSTALLED}
+    assert {place_of(name) for name in ("no_such_module", "", ".own_plugins", "__main__", "a/b", "../x")} == {None}
+    assert "own_package" not in sys.modules
+
+
+def test_the_working_folder_is_searched_for_what_the_user_names_alone(own, monkeypatch):
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(own))])
+    load(ALGORITHMS.path("promp"))
+    assert str(own) not in sys.path
+    load("own_plugins:Still")
+    assert sys.path[-1] == str(own)

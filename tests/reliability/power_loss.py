@@ -1,4 +1,4 @@
-"""What a disk may hold after a power cut: rebuilt from the recorded file operations of a process.
+"""Possible contents of a disk after a power cut, rebuilt from the recorded file operations of a process.
 
 The disk of the model promises what POSIX promises and no more. What was written to a file is safe once that file was
 synced, a name once its folder was; renames are atomic. Of everything else any part may be there or not, in any order.
@@ -13,7 +13,7 @@ from typing import Any
 ROOT = 0
 
 ADVERSARIES = ("nothing", "names", "data", "torn", "random")
-"""What survives of all that was not synced: nothing, all names, all data, all names with half of the data, any part.
+"""Remains of all that was not synced: nothing, all names, all data, all names with half of the data, any part.
 
 A sixth, "everything", is a kill without a power cut.
 """
@@ -141,7 +141,7 @@ class Disk:
     _on_rmdir = _on_unlink
 
     def after_power_cut(self, length: int, adversary: str) -> dict[str, bytes | None]:
-        """What is on the disk if the power fails after so many operations: files by path, None for folders."""
+        """Return what is on the disk if the power fails after so many operations: files by path, None for folders."""
         happened = self.operations[:length]
         synced: dict[int, int] = {op.inode: i for i, op in enumerate(happened) if isinstance(op, Sync)}
         dice = random.Random(f"{length} {adversary}")
@@ -158,7 +158,7 @@ class Disk:
         return dict(_tree(folders, files, ROOT, ""))
 
     def safe(self, length: int, folder: str, name: str) -> bool:
-        """Whether a name in a folder of the root must have survived a power cut after so many operations."""
+        """Tell if a name in a folder of the root must have survived a power cut after so many operations."""
         inode = self.folders[ROOT][folder]
         appeared = [
             i

@@ -18,7 +18,7 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE)
 
 @pytest.fixture(scope="module")
 def points(tmp_path_factory, write_points, train_tiny):
-    """How many write operations the run takes."""
+    """Count the write operations that the run takes."""
     names, path = [], tmp_path_factory.mktemp("counted") / "run"
     with write_points.before_each_write(lambda n, name, arguments: names.append(name)):
         train_tiny(path, iterations=ITERATIONS)
@@ -27,7 +27,7 @@ def points(tmp_path_factory, write_points, train_tiny):
 
 @pytest.fixture
 def stays_whole(tmp_path, finish, digests, tiny_runs):
-    """What a fault has left can be read, and finished once the fault is gone."""
+    """Require that what a fault has left can be read, and finished once the fault is gone."""
     expected = digests(tiny_runs(ITERATIONS))
 
     def check(path, about):

@@ -1,4 +1,4 @@
-"""What must hold between the stored batches of a run, computed anew from the disk alone (T18)."""
+"""Invariants between the stored batches of a run, recomputed from the disk alone."""
 
 import pickle
 

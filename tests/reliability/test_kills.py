@@ -7,7 +7,7 @@ import pytest
 from metaloom import storage
 
 ITERATIONS = 6
-STRIDE = 67  # a prime, so that the sample meets every kind of operation
+STRIDE = 97  # a prime, so that the sample meets every kind of operation
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 Run as a program, it trains or resumes runs in forked children that die by SIGKILL at a given operation.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -100,7 +101,8 @@ def _work(job: dict[str, Any]) -> None:
 
 
 def _serve() -> None:
-
+    # Imported once, here, and not by every child.
+    importlib.import_module("metaloom.flows.commands.train")
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

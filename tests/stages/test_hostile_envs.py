@@ -189,15 +189,15 @@ def test_episodes_that_end_at_once_have_one_step():
 
 @pytest.mark.slow
 @pytest.mark.no_cover
-def test_an_episode_of_a_hundred_thousand_steps_ends_at_the_step_limit():
+def test_an_episode_of_tens_of_thousands_of_steps_ends_at_the_step_limit():
     env_config = config("none")
-    sampler = Sampler(env_config, POLICY, episodes_per_task=1, max_episode_steps=100_000)
+    sampler = Sampler(env_config, POLICY, episodes_per_task=1, max_episode_steps=20_000)
     env = make_env(env_config)
     tasks = sample_tasks(env, num_tasks=1, run_seed=1, iteration=0)
     episodes = collect_rollouts(sampler, params(env, 1), tasks, position=RolloutPosition(1, 0, 0))
-    assert episodes.lengths.tolist() == [[100_000]]
+    assert episodes.lengths.tolist() == [[20_000]]
     assert episodes.truncated.all()
-    assert episodes.observations[0, 0, -1, 0] == 100_000
+    assert episodes.observations[0, 0, -1, 0] == 20_000
 
 
 class Torn(Point2DGoal):

@@ -117,7 +117,7 @@ class Batches:
         return outputs
 
     def fill(self) -> EpisodeBatch:
-        """What the memory begins with; its behaviour is that of no policy."""
+        """Episodes that the memory begins with; their behaviour is that of no policy."""
         return replace(self.off_policy_episodes(), behavior={})
 
     def off_policy_episodes(self) -> EpisodeBatch:
@@ -184,7 +184,7 @@ def put() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def creation() -> dict[str, object]:
-    """What `create_run` wants to know besides path and capacity."""
+    """Arguments of `create_run` besides path and capacity."""
     return CREATION
 
 

@@ -221,10 +221,30 @@ def test_a_run_of_a_newer_format_is_refused_politely(make_run):
             use(path)
 
 
-def test_unknown_facts_in_run_json_are_kept(make_run):
+def test_unknown_facts_in_run_json_are_kept(tmp_path, creation):
+    storage.create_run(tmp_path / "run", capacity=1, **creation).close()
+    rewrite(tmp_path / "run" / "run.json", lambda document: document.update(mood="good"))
+    assert storage.open_run(tmp_path / "run").info["mood"] == "good"
+
+
+def test_a_run_json_that_was_changed_and_sealed_again_is_refused_by_all_in_the_same_words(make_run):
+    path = make_run(2)
+    rewrite(path / "run.json", lambda document: document["config"].update(seed=2))
+    for use in (storage.open_run, storage.open_writer):
+        with pytest.raises(storage.DamagedRun, match="does not follow the record before it"):
+            use(path)
+    problems = [damage.problem for damage in storage.verify_run(path)]
+    assert problems == ["is not a copy of run.json", "does not follow the record before it"]
+
+
+@pytest.mark.parametrize(
+    "forged", [{"ancestors": [1]}, {"ancestors": {"a": 1}}, {"first_sequence": "x"}, {"parent": 3}, {"ancestors": 5}]
+)
+def test_a_run_json_with_ancestors_that_are_none_is_refused(make_run, forged):
     path = make_run(1)
-    rewrite(path / "run.json", lambda document: document.update(mood="good"))
-    assert storage.open_run(path).info["mood"] == "good"
+    rewrite(path / "run.json", lambda document: document.update(forged))
+    with pytest.raises(storage.DamagedRun):
+        storage.open_run(path)
 
 
 def test_the_store_contains_nothing_that_could_run_what_it_reads(pytestconfig):

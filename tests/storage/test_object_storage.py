@@ -14,6 +14,7 @@ import pytest
 import s3fs
 
 from metaloom import storage
+from metaloom.flows import cli
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.warm_start import pinned
@@ -90,7 +91,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def credentials(server, monkeypatch, tmp_path):
-    """What tells every process of a test where the store is; and an empty cache."""
+    """Environment that tells every process of a test where the store is, with an empty cache."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "someone",
         "AWS_SECRET_ACCESS_KEY": "secret",
@@ -122,12 +123,12 @@ def other_machine(monkeypatch, tmp_path):
 
 @pytest.fixture
 def make_remote(bucket, batches, put):
-    """Makes a run of some iterations under a URL."""
+    """Makes a run of some iterations of one round under a URL."""
 
     def make(name, iterations=1):
         with storage.create_run(f"{URL}/{name}", capacity=4, **CREATION) as writer:
             for i in range(iterations):
-                put(writer, batches.iteration(i))
+                put(writer, batches.iteration(i, rounds=1))
         return f"{URL}/{name}"
 
     return make
@@ -137,21 +138,20 @@ def digests(run):
     return {ref: run.record(ref).digest for ref in run.refs()}
 
 
-def metaloom(*arguments, code=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "metaloom.flows.cli", *arguments], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+def test_every_command_works_on_a_run_that_another_process_trained(bucket, tmp_path, other_machine, capsys):
+    def metaloom(*arguments):
+        assert cli.run(list(arguments)) == 0
+        return capsys.readouterr().out
 
-
-def test_every_command_works_on_a_run_that_another_machine_trained(bucket, tmp_path, other_machine):
     Path("tiny.json").write_text(json.dumps(SETTINGS))
-    assert f"run             {URL}/first" in metaloom("train", "tiny.json", "--run", "first", "--workers", "0")
+    command = [sys.executable, "-m", "metaloom.flows.cli", "train", "tiny.json", "--run", "first", "--workers", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"run             {URL}/first" in done.stdout
     train(build_config({**SETTINGS, "iterations": 3}), tmp_path / "local", backend=Backend(workers=0))
     other_machine("second")
     assert "2 / 2" in metaloom("ls")
-    assert "every file is whole" in metaloom("verify", "first")
+    assert "every file is intact" in metaloom("verify", "first")
     assert json.loads(metaloom("show", "first", "--json"))["path"] == f"{URL}/first"
     assert "all identical" in metaloom("replay", f"{URL}/first@1")
     forked = metaloom("fork", "first@1", "--run", "second")
@@ -168,31 +168,37 @@ def test_every_command_works_on_a_run_that_another_machine_trained(bucket, tmp_p
     assert start.run == f"{URL}/first"
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The digests of a run that nothing interrupted."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    train(build_config(SETTINGS), path, backend=Backend(workers=0))
+    return digests(storage.open_run(path))
+
+
 @pytest.mark.parametrize(
     ("put_number", "moment", "elsewhere"),
-    [(2, "before", False), (9, "before", True), (9, "after", False), (15, "before", False)],
+    [(2, "before", False), (9, "before", True), (9, "after", False)],
 )
 def test_a_trainer_killed_in_the_middle_of_an_upload_resumes_to_equal_digests(
-    bucket, tmp_path, other_machine, put_number, moment, elsewhere
+    bucket, whole, other_machine, put_number, moment, elsewhere
 ):
     Path("tiny.json").write_text(json.dumps(SETTINGS))
     child = [sys.executable, "-c", KILLED_TRAINER, "tiny.json", str(put_number), moment, f"{URL}/killed"]
     assert subprocess.run(child, capture_output=True, timeout=120).returncode == -signal.SIGKILL
-    config = build_config(SETTINGS)
-    train(config, tmp_path / "whole", backend=Backend(workers=0))
     if elsewhere:
         other_machine("second")
     folder = storage.folder_of(f"{URL}/killed")
     if not storage.run_exists(folder):
         assert put_number == 2
-        train(config, folder, backend=Backend(workers=0))
+        train(build_config(SETTINGS), folder, backend=Backend(workers=0))
     elif elsewhere:
         with pytest.raises(storage.RunLocked, match="--take-over"):
             resume(folder, backend=Backend(workers=0))
         resume(folder, backend=Backend(workers=0), take_over=True)
     else:
         resume(folder, backend=Backend(workers=0))
-    assert digests(storage.open_run(folder)) == digests(storage.open_run(tmp_path / "whole"))
+    assert digests(storage.open_run(folder)) == whole
     other_machine("third")
     assert storage.verify_run(f"{URL}/killed") == []
 
@@ -206,6 +212,17 @@ def test_a_second_writer_is_refused_here_and_elsewhere(make_remote, other_machin
         with pytest.raises(storage.RunLocked, match=rf"{socket.gethostname()} has been writing it since"):
             storage.open_writer(url)
     storage.open_writer(url).close()
+
+
+def test_what_a_session_computed_with_is_known_on_another_machine(make_remote, batches, put, other_machine):
+    url = make_remote("first")
+    with storage.open_writer(url) as writer:
+        writer.describe({"code": "changed"})
+        put(writer, batches.iteration(1))
+    other_machine("second")
+    run = storage.open_run(url)
+    assert [run.environment_of(StageRef(i, "meta_optimize"))["code"] for i in (0, 1)] == ["none", "changed"]
+    assert storage.verify_run(url) == []
 
 
 def test_a_run_is_not_created_over_one_that_another_machine_has_stored(make_remote, other_machine):
@@ -232,15 +249,15 @@ def test_a_writer_that_lost_the_run_without_knowing_commits_nothing_more(make_re
     zombie = storage.open_writer(url)
     other_machine("second")
     with storage.open_writer(url, take_over=True) as heir:
-        put(heir, batches.iteration(1))
+        put(heir, batches.iteration(1, rounds=1))
         heir.flush()
         before = digests(storage.open_run(url))
-        put(zombie, batches.iteration(1)[:1])
+        put(zombie, batches.iteration(1, rounds=1)[:1])
         with pytest.raises(storage.FencedOut):
             zombie.flush()
         with pytest.raises(storage.FencedOut):
             zombie.close()
-        put(heir, batches.iteration(2))
+        put(heir, batches.iteration(2, rounds=1))
     other_machine("third")
     run = storage.open_run(url)
     assert len(run.iterations) == 3
@@ -254,7 +271,7 @@ def test_damaged_objects_are_named_when_read_and_by_verification_and_can_be_comp
     url = make_remote("first", iterations=2)
     before = digests(storage.open_run(url))
     changed = next(key for key in bucket.find("bucket/runs/first/_objects") if "rollouts_0/rewards/c.1" in key)
-    missing = next(key for key in bucket.find("bucket/runs/first/_objects") if "samples_1/returns/c.0" in key)
+    missing = next(key for key in bucket.find("bucket/runs/first/_objects") if "samples_0/returns/c.0" in key)
     raw = bucket.cat_file(changed)
     bucket.pipe_file(changed, raw[:-1] + bytes([raw[-1] ^ 1]))
     bucket.rm(missing)
@@ -262,16 +279,16 @@ def test_damaged_objects_are_named_when_read_and_by_verification_and_can_be_comp
     other_machine("second")
     with pytest.raises(storage.DamagedRun, match=r"rollouts_0/rewards/c.1.*SHA-256"):
         storage.open_run(url)[1].rollouts(0)
-    with pytest.raises(storage.DamagedRun, match=r"samples_1/returns/c.0.*is missing"):
-        storage.open_run(url)[0].samples(1)
+    with pytest.raises(storage.DamagedRun, match=r"samples_0/returns/c.0.*is missing"):
+        storage.open_run(url)[0].samples(0)
     found = storage.verify_run(url)
     assert {str(damage).split(": ")[0] for damage in found} == here
     assert {(damage.iteration, damage.stage, damage.array) for damage in found} == {
         (1, "collect_rollouts", "rollouts_0/rewards"),
-        (0, "process_samples", "samples_1/returns"),
+        (0, "process_samples", "samples_0/returns"),
     }
     same = type(batches)()
-    outputs = [output for i in range(2) for output in same.iteration(i)]
+    outputs = [output for i in range(2) for output in same.iteration(i, rounds=1)]
     with storage.open_writer(url, repair=True) as writer:
         lost = [output for output in outputs if not writer.contains(output[0])]
         assert {output[0].stage for output in lost} == {"collect_rollouts", "process_samples", "meta_optimize"}
@@ -355,7 +372,7 @@ def test_a_reader_sees_what_was_committed_since_it_last_opened_the_run(
     assert len(storage.open_run(url)) == 1
     monkeypatch.setenv("METALOOM_CACHE", trainer)
     with storage.open_writer(url) as writer:
-        put(writer, batches.iteration(1))
+        put(writer, batches.iteration(1, rounds=1))
         writer.flush()
         other_machine("second")
         assert len(storage.open_run(url)) == 2
@@ -364,7 +381,7 @@ def test_a_reader_sees_what_was_committed_since_it_last_opened_the_run(
 
 def test_thinning_frees_the_store_and_can_be_undone(make_remote, batches, bucket, other_machine):
     url = make_remote("first", iterations=2)
-    outputs = {ref: value for ref, value, _ in type(batches)().iteration(0)}
+    outputs = {ref: value for ref, value, _ in type(batches)().iteration(0, rounds=1)}
     size = sum(bucket.sizes(bucket.find("bucket/runs/first/_objects")))
     other_machine("second")
     reader = storage.open_run(url)
@@ -392,7 +409,7 @@ def test_a_fork_has_everything_of_its_own(make_remote, batches, put, bucket, oth
     bucket.rm("bucket/runs/first", recursive=True)
     other_machine("third")
     with storage.open_writer(target) as writer:
-        put(writer, batches.iteration(1))
+        put(writer, batches.iteration(1, rounds=1))
     fork = storage.open_run(target)
     assert {ref: digest for ref, digest in digests(fork).items() if ref.iteration < 1} == {
         ref: digest for ref, digest in before.items() if ref.iteration < 1
@@ -418,7 +435,7 @@ def test_a_put_whose_answer_got_lost_is_not_taken_for_that_of_another_writer(mak
     put_new = ObjectFolder.put_new
     with storage.open_writer(url) as writer:
         monkeypatch.setattr(ObjectFolder, "put_new", lambda *request: put_new(*request) and put_new(*request))
-        put(writer, batches.iteration(1))
+        put(writer, batches.iteration(1, rounds=1))
     assert len(storage.open_run(url)) == 2
 
 
@@ -435,13 +452,13 @@ def test_a_store_that_does_not_answer_ends_a_writer_with_one_message_and_what_it
     writer = storage.open_writer(url)
     with monkeypatch.context() as network:
         network.setattr(ObjectFolder, "put_all", _fail)
-        put(writer, batches.iteration(1)[:1])
+        put(writer, batches.iteration(1, rounds=1)[:1])
         with pytest.raises(storage.StorageFailed, match="no route to host"):
             writer.flush()
         with pytest.raises(storage.StorageFailed, match="no route to host"):
             writer.close()
     with storage.open_writer(url) as writer:
-        put(writer, batches.iteration(1))
+        put(writer, batches.iteration(1, rounds=1))
     assert len(storage.open_run(url)) == 2
 
 
@@ -482,7 +499,7 @@ def test_a_limit_of_bytes_counts_what_the_store_holds(make_remote, batches, put,
     limit = storage.open_run(url).files.num_bytes() + 1000
     writer = storage.open_writer(url, retention=storage.Retention(max_bytes=limit))
     with pytest.raises(storage.BudgetReached):
-        put(writer, batches.iteration(1))
+        put(writer, batches.iteration(1, rounds=1))
     writer.close()
 
 

@@ -1,4 +1,4 @@
-"""What is put comes back bit for bit: from memory, from the disk, and to plain zarr."""
+"""Round trips, bit for bit: from memory, from the disk, and to plain zarr."""
 
 import json
 from dataclasses import replace

@@ -154,6 +154,6 @@ class StoredRun(RuleBasedStateMachine):
 @pytest.mark.no_cover
 def test_any_sequence_of_operations_agrees_with_a_dictionary():
     limits = settings(
-        max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
     run_state_machine_as_test(StoredRun, settings=limits)

@@ -1,4 +1,4 @@
-"""What the system refuses is said with the run and what helps, loses nothing and does not count as damage."""
+"""Refusals of the system: told with the run and what helps; they lose nothing and do not count as damage."""
 
 import errno
 import os

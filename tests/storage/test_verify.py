@@ -34,16 +34,27 @@ def test_an_intact_run_has_no_damage_while_it_is_written_and_afterwards(make_run
     assert storage.verify_run(path) == []
 
 
+def rotating(choices, n, *, every):
+    """All of the choices, or only the one whose turn it is at the n-th file."""
+    return choices if every else [choices[n % len(choices)]]
+
+
+one_or_every = pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.sweep)], ids=["sample", "all"]
+)
+
+
 @pytest.mark.slow
 @pytest.mark.no_cover
-def test_a_flipped_byte_in_any_file_is_reported_with_the_file_its_iteration_stage_and_array(make_run):
+@one_or_every
+def test_a_flipped_byte_in_any_file_is_reported_with_the_file_its_iteration_stage_and_array(make_run, every):
     path = make_run(2, B=2, E=1, T=3)
     files = [file for file in files_of(path) if file.stat().st_size]
     assert len(files) > 80
     rng = np.random.default_rng(0)
-    for file in files:
+    for n, file in enumerate(files):
         original = file.read_bytes()
-        for position in {0, len(original) - 1, int(rng.integers(len(original)))}:
+        for position in rotating([0, len(original) - 1, int(rng.integers(len(original)))], n, every=every):
             flip(file, position)
             relative = file.relative_to(path).as_posix()
             named = [damage for damage in storage.verify_run(path) if damage.file == relative]
@@ -70,13 +81,15 @@ def _check_names(relative, damage):
 
 @pytest.mark.slow
 @pytest.mark.no_cover
-def test_a_file_cut_short_emptied_or_lengthened_is_reported(make_run):
+@one_or_every
+def test_a_file_cut_short_emptied_or_lengthened_is_reported(make_run, every):
     path = make_run(1, B=2, E=1, T=3)
-    for file in files_of(path):
+    for n, file in enumerate(files_of(path)):
         original = file.read_bytes()
         if not original:
             continue
-        for content in (original[:-1], original[: len(original) // 2], b"", original + b"\0"):
+        changes = [original[:-1], original[: len(original) // 2], b"", original + b"\0"]
+        for content in rotating(changes, n, every=every):
             file.write_bytes(content)
             reported = {damage.file for damage in storage.verify_run(path)}
             assert file.relative_to(path).as_posix() in reported

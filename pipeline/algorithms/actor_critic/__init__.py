@@ -1,1 +1,1 @@
-"""What A2C, PPO, PPO2 and SVPG share: settings, critic, experience, and the loop over minibatches. NumPy only."""
+"""Common parts of A2C, PPO, PPO2 and SVPG: settings, critic, experience, and the loop over minibatches."""

@@ -23,7 +23,7 @@ class A2C(ActorCritic):
     entropy_coeff: float = Field(default=1e-3, ge=0)
     """Weight of the policy's entropy, which is maximized."""
     value_target: Literal["td_lambda", "empirical"] = "empirical"
-    """What the critic learns: its own values plus advantages, or the discounted returns that were observed."""
+    """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""
     value_coeff: float = Field(default=0.5, gt=0)
     """Weight of the critic's loss."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))

@@ -1,4 +1,4 @@
-"""What the policies and critics of A2C, PPO and PPO2 minimize on n steps, in torch: the definition of each."""
+"""Losses of the policies and critics of A2C, PPO and PPO2 on n steps, in torch: the definition of each."""
 
 import torch
 from torch import Tensor

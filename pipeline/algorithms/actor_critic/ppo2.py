@@ -21,7 +21,7 @@ class PPO2(ActorCritic):
     entropy_coeff: float = Field(default=1e-3, ge=0)
     """Weight of the policy's entropy, which is maximized."""
     value_target: Literal["td_lambda", "empirical"] = "empirical"
-    """What the critic learns: its own values plus advantages, or the discounted returns that were observed."""
+    """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""
     clip_eps: float = Field(default=0.1, gt=0)
     """Clipping range ε of the likelihood ratio, and of the change of a value."""
     value_coeff: float = Field(default=0.5, gt=0)

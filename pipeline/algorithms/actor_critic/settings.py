@@ -22,12 +22,12 @@ RUN_DEFAULTS: Mapping[str, Any] = {
     "baseline": {"name": "zero"},
     "processing": {"gae_lambda": 0.95},
 }
-"""What a run of these algorithms means by leaving a setting out."""
+"""Defaults of a run's settings under these algorithms."""
 
 
 @dataclass(frozen=True)
 class CriticFit:
-    """How a critic learns by itself."""
+    """Settings of a critic that learns by itself."""
 
     learning_rate: float
     num_epochs: int
@@ -56,7 +56,7 @@ class ActorCritic(AlgorithmSettings, LearningRate):
     critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
     """Units in each hidden layer of the critic."""
     value_target: Literal["td_lambda", "empirical"] = "td_lambda"
-    """What the critic learns: its own values plus advantages, or the discounted returns that were observed."""
+    """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Of the policy and, with a state of its own, of the critic; adam and rmsprop have an ε of 1e-5 unless set."""
     critic_network: str | None = later(None)
@@ -97,7 +97,7 @@ class ActorCritic(AlgorithmSettings, LearningRate):
 
     @property
     def critic_fit(self) -> CriticFit | None:
-        """How the critic learns by itself before the policy; None: along with it, from the same minibatches."""
+        """Settings by which the critic learns before the policy; None: along with it, from the same minibatches."""
         return None
 
     @property

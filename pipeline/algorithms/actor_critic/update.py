@@ -137,7 +137,7 @@ class Update:
 def estimated(
     experience: Experience, steps: GradientSteps, settings: ActorCritic, processing: ProcessingConfig
 ) -> Estimate:
-    """What the critic, as it is now, makes of some episodes."""
+    """Estimate some episodes by the critic as it is now."""
     return experience.estimate(steps.values, processing.discount, processing.gae_lambda, settings.value_target)
 
 

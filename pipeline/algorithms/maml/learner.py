@@ -79,7 +79,7 @@ class MetaUpdate:
 
 
 class MetaStep(Protocol):
-    """How the meta-loss is minimized."""
+    """Minimization of the meta-loss."""
 
     def choose_kernel(self, asked: KernelChoice, policy: Policy, setup: Setup) -> Kernel:
         """The implementation that computes it for a policy.

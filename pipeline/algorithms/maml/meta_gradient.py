@@ -47,7 +47,7 @@ StepSize = Mapping[str, Tensor] | float
 
 @dataclass(frozen=True)
 class MetaProblem:
-    """How a policy adapts, and its loss after adaptation: what is differentiated.
+    """Adaptation of a policy and its loss afterwards: what is differentiated.
 
     Attributes:
         policy: the policy.

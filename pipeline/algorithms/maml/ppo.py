@@ -8,7 +8,14 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.adam import AdamEpochs
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner
-from metaloom.pipeline.algorithms.maml.losses import LOSS, clip_fraction, clipped_surrogate, policy_kls, ratios
+from metaloom.pipeline.algorithms.maml.losses import (
+    LOSS,
+    clip_fraction,
+    clipped_surrogate,
+    likelihood_ratio_loss,
+    policy_kls,
+    ratios,
+)
 from metaloom.pipeline.algorithms.maml.meta_gradient import Objective
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
 from metaloom.pipeline.algorithms.maml.settings import MAMLPPO
@@ -17,10 +24,11 @@ from metaloom.pipeline.types import LearnerState, Step
 
 
 class MAMLPPOLearner(MetaLearner):
-    """The clipped surrogate before and after adaptation."""
+    """Likelihood-ratio inner steps, clipped ones where that is asked for, and the clipped surrogate after them."""
 
     def __init__(self, settings: MAMLPPO, setup: Setup) -> None:
-        inner_loss = partial(_inner_loss, clip_eps=settings.clip_eps)
+        clipped = partial(_clipped, clip_eps=settings.clip_eps)
+        inner_loss = clipped if settings.inner_loss == "clipped" else likelihood_ratio_loss
         super().__init__(settings, setup, inner_loss, AdamEpochs(settings))
         self._clip_eps = settings.clip_eps
 
@@ -30,7 +38,7 @@ class MAMLPPOLearner(MetaLearner):
         return partial(_objective, clip_eps=self._clip_eps)
 
 
-def _inner_loss(current: Distribution, rows: TaskRows, clip_eps: float) -> Tensor:
+def _clipped(current: Distribution, rows: TaskRows, clip_eps: float) -> Tensor:
     return clipped_surrogate(ratios(current, rows), rows, clip_eps)
 
 

@@ -93,7 +93,7 @@ def chunk_bounds(num_tasks: int, tasks_per_chunk: int) -> list[slice]:
 
 
 def real_rows(mask: Array) -> Array | None:
-    """Where the real rows are: indices [b, n], n the largest number of them in a task; None when all are real.
+    """Return the indices of the real rows, [b, n] with n the largest number of them in a task; None when all are real.
 
     Args:
         mask: [b, N]. Tasks with fewer than n real rows are filled up with padding rows.

@@ -159,7 +159,7 @@ class TrustRegion(Settings):
     line_search_trials: int = Field(default=15, ge=1)
     """Trials at most; the first is the full step."""
     accept_violation: bool = later(False)
-    """Where no trial lowers the loss within the bound, take the last one all the same, as garage's option does."""
+    """If no trial lowers the loss within the bound, take the last one all the same, as garage's option does."""
     hvp: Literal["gauss_newton", "hessian", "finite_difference", "fd_unscaled"] = "gauss_newton"
     """Products of vectors with the metric. gauss_newton (once called exact): with the Fisher matrix of the adapted
     policies, pulled back through the adaptation; it is the Hessian of the KL where the current policies are those that
@@ -239,11 +239,11 @@ class MAMLVPG(MetaAdam, Exploration, GradientBased):
 
 
 class MAMLPPO(MetaAdam, GradientBased):
-    """The clipped surrogate before and after adaptation, each relative to the policy that acted in its round.
+    """The clipped surrogate after adaptation, relative to the policy that acted then.
 
     MAML with PPO (Schulman et al. 2017, arXiv:1707.06347), as garage offers it. garage's comparison policy is an alias
-    of the current one, so that its ratio is always 1 and it never clips. Here the ratios leave 1 as soon as an
-    iteration takes a second Adam step.
+    of the current one, so that its ratio is always 1 and it never clips, before or after adaptation. Here the ratios
+    leave 1 as soon as an iteration takes a second Adam step.
     """
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.ppo:MAMLPPOLearner"
@@ -252,6 +252,9 @@ class MAMLPPO(MetaAdam, GradientBased):
 
     clip_eps: float = Field(default=0.5, gt=0)
     """Clipping range ε of the likelihood ratios."""
+    inner_loss: Literal["likelihood_ratio", "clipped"] = later("likelihood_ratio", before="clipped")
+    """Loss of the inner steps: -mean(r A), or the clipped surrogate, whose flat parts let the policy before adaptation
+    drift without bound once an iteration takes a second Adam step."""
     num_epochs: int = Field(default=5, ge=1)
     """Passes over the samples of an iteration; in the first step nothing is clipped yet."""
 

@@ -1,1 +1,1 @@
-"""What DQL, SAC and PEARL share: settings, Q-functions, the squashed Gaussian, and the loop over gradient steps."""
+"""Common parts of DQL, SAC and PEARL: settings, Q-functions, the squashed Gaussian, the loop over gradient steps."""

@@ -44,7 +44,7 @@ class DQL(ReplaySettings, LearningRate, OffPolicySettings):
     eps_init: float = Field(default=1.0, ge=0, le=1)
     """Probability ε that chance decides, in the first iteration."""
     eps_final: float = Field(default=0.05, ge=0, le=1)
-    """What ε falls to."""
+    """Lower limit of ε."""
     eps_schedule_gamma: float = Field(default=0.99, gt=0, lt=1)
     """Factor per iteration of what ε is above eps_final."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))

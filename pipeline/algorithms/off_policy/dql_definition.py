@@ -19,7 +19,7 @@ from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.types import LearnerState, Minibatch
 
 METRICS = ("q_loss", "q_mean", "target_mean", "gradient_norm")
-"""What describes a gradient step."""
+"""Names of the metrics of a gradient step."""
 Q, TARGET = "q", "target_q"
 """Prefixes of the optimizer's state and of the target network."""
 

@@ -1,4 +1,4 @@
-"""What a kernel and its definition in torch have in common: gradient steps on working copies of a state, counted."""
+"""Interface of kernels and their definitions in torch: gradient steps on working copies of a state, counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_GRADIENT_STEPS = "num_gradient_steps"
 """Name in the state of the number of gradient steps over the run."""
 
 Noise = TypeVar("Noise", contravariant=True)
-"""What a gradient step draws at random, as arrays: a kernel and its definition are given the same."""
+"""Random numbers of a gradient step, as arrays: a kernel and its definition are given the same."""
 
 
 class GradientSteps(Protocol[Noise]):

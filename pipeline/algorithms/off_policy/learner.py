@@ -32,7 +32,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
 
     metrics: ClassVar[tuple[str, ...]]
     lower: ClassVar[str] = "algorithm.learning_rate or algorithm.max_grad_norm"
-    """What helps against parameters that are not finite."""
+    """Advice against parameters that are not finite."""
 
     @abstractmethod
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Noise]:
@@ -49,14 +49,14 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
 
     @abstractmethod
     def networks_of(self, state: LearnerState) -> Mapping[str, Mapping[str, Array]]:
-        """What is to be finite after an update, as messages call it."""
+        """Return what has to be finite after an update, under the names of messages."""
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """What the algorithm's own actor fills the replay buffer with; the same as it acts with unless said."""
+        """Return what the algorithm's own actor fills the replay buffer with; by default what it acts with."""
         return self.acting_params(state, num_tasks)
 
     def described(self, state: LearnerState) -> Metrics:
-        """What describes the iteration that learns from this state, beside its gradient steps."""
+        """Return metrics of the iteration that learns from this state, besides those of its gradient steps."""
         del state
         return {}
 

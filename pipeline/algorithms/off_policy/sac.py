@@ -42,7 +42,7 @@ class SAC(ReplaySettings, LearningRate, OffPolicySettings):
     ent_coeff_init: float = Field(default=0.2, gt=0)
     """The temperature α at the start."""
     learn_ent_coeff: bool = True
-    """Whether α is adjusted until the policy's entropy is minus the number of action dimensions."""
+    """Adjust α until the policy's entropy is minus the number of action dimensions."""
     rew_scale: float = Field(default=1.0, gt=0)
     """Multiplies rewards, as the Q-functions learn them."""
     standardize_rew: bool = False

@@ -31,7 +31,7 @@ METRICS = (
     "gradient_norm",
     "q_gradient_norm",
 )
-"""What describes a gradient step."""
+"""Names of the metrics of a gradient step."""
 
 
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, num_actions: int) -> Tensor:

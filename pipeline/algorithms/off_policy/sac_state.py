@@ -1,4 +1,4 @@
-"""What SAC keeps between iterations, taken out of a learner's state and put together again."""
+"""State that SAC keeps between iterations, taken out of a learner's state and put together again."""
 
 from __future__ import annotations
 

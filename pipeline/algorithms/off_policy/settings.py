@@ -1,4 +1,4 @@
-"""What the stages of a run with a replay buffer ask of an algorithm's settings, and what DQL and SAC have in common."""
+"""Settings of algorithms with a replay buffer, as the stages read them, and those that DQL and SAC share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LayerSize = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True)
 class Filling:
-    """What fills the replay buffer before the first update: so many steps, or so many episodes of every training task.
+    """Filling of the replay buffer before the first update: so many steps, or episodes of every training task.
 
     Attributes:
         actor: who acts: uniform, or the algorithm's own actor with what `OffPolicyLearner.filling_params` gives.
@@ -122,7 +122,7 @@ class OffPolicySettings(AlgorithmSettings):
 
 
 class ReplaySettings(Settings):
-    """What DQL and SAC remember of their one task, and how many gradient steps follow new experience."""
+    """Size of the replay buffer of DQL's and SAC's one task, and the number of gradient steps after new experience."""
 
     memory_size: int = Field(default=100_000, ge=1)
     """Environment steps that are remembered, the last ones."""

@@ -1,4 +1,4 @@
-"""What a task is inferred from: transitions of the episodes that were collected of it."""
+"""Context that a task is inferred from: transitions of the episodes that were collected of it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from metaloom.pipeline.nn.vector_optimizers import vector_optimizer
 from metaloom.pipeline.types import LearnerState, Minibatch
 
 METRICS = ("q_loss", "value_loss", "policy_loss", "kl", "latent_std", "entropy", "q_target")
-"""What describes a gradient step."""
+"""Names of the metrics of a gradient step."""
 ADAM_EPSILON = 1e-8
 MIN_VARIANCE = 1e-7
 

@@ -1,4 +1,4 @@
-"""What a gradient step of PEARL draws."""
+"""Random numbers of a gradient step of PEARL."""
 
 from dataclasses import dataclass
 

@@ -128,7 +128,7 @@ class PEARL(ScheduledSteps, OffPolicySettings):
 
     @property
     def adaptation_steps(self) -> int:
-        """Times that an evaluation infers its tasks unless told otherwise."""
+        """Number of times that an evaluation infers its tasks by default."""
         return 2
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:

@@ -1,4 +1,4 @@
-"""What PEARL keeps between iterations: the parameters of six networks, and the state of five optimizers."""
+"""State that PEARL keeps between iterations: the parameters of six networks, and the state of five optimizers."""
 
 from __future__ import annotations
 

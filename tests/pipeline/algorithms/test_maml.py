@@ -17,6 +17,8 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_g
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLPPO, MAMLTRPO, MAMLVPG, ProMP
 from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.config.run import RunConfig, build_config, build_stored
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
@@ -217,6 +219,7 @@ def test_every_option_of_maml_vpg_changes_the_learner(random_steps, changed, bas
     [
         ({"inner_lr": 1.0}, {}),
         ({"clip_eps": 0.01}, {}),
+        ({"inner_loss": "clipped"}, {"clip_eps": 0.01, "outer_lr": 0.05}),
         ({"outer_lr": 1e-2}, {}),
         ({"num_epochs": 1}, {}),
         ({"num_minibatches": 2}, {}),
@@ -251,7 +254,7 @@ def test_on_policy_a_ppo_step_is_that_of_the_unclipped_ratio(on_policy_steps):
         np.testing.assert_allclose(clipped.params[name], plain.params[name], rtol=1e-5, atol=1e-6)
 
 
-def test_ppo_clips_before_and_after_adaptation_once_the_policy_has_moved(on_policy_steps):
+def test_ppo_clips_after_adaptation_and_before_it_only_when_asked(on_policy_steps):
     algorithm = MAMLPPO(clip_eps=0.05, outer_lr=0.05)
     learner = build(algorithm).initialize(run_seed=0)
     steps = on_policy_steps(build(algorithm), learner)
@@ -259,8 +262,35 @@ def test_ppo_clips_before_and_after_adaptation_once_the_policy_has_moved(on_poli
     assert metrics["clip_fraction"] > 0.2
     moved = LearnerState(updated.params, updated.optimizer, updated.extra)
     before = TaskParams.broadcast(moved.params, 3)
-    inner, unclipped = (build(a).adapt(moved, before, steps[0]) for a in (algorithm, MAMLPPO(clip_eps=100.0)))
-    assert max(abs(inner.params[name] - unclipped.params[name]).max() for name in inner.params) > 1e-4
+
+    def adapted(**settings):
+        return build(MAMLPPO(**settings)).adapt(moved, before, steps[0]).params
+
+    unclipped, tight = adapted(clip_eps=100.0), adapted(clip_eps=0.05)
+    assert all(np.array_equal(tight[name], unclipped[name]) for name in tight)
+    clipped = adapted(clip_eps=0.05, inner_loss="clipped")
+    assert max(abs(clipped[name] - unclipped[name]).max() for name in clipped) > 1e-4
+
+
+def test_one_update_of_maml_ppo_stays_where_its_samples_are_unless_the_inner_loss_is_clipped(on_policy_steps):
+    def outer_kl(**settings):
+        algorithm = MAMLPPO(inner_lr=1.0, outer_lr=0.01, clip_eps=0.1, **settings)
+        learner = build(algorithm).initialize(run_seed=0)
+        return optimize(algorithm, on_policy_steps(build(algorithm), learner, E=10, T=20), learner)[1]["outer_kl"]
+
+    assert outer_kl() < 0.01
+    assert outer_kl(inner_loss="clipped") > 0.05
+    assert outer_kl(inner_loss="clipped", num_epochs=1) < 0.01
+
+
+def test_runs_of_maml_ppo_from_before_the_setting_stay_clipped_with_their_digest():
+    stored = RunConfig(env=EnvConfig(name="point-corner"), algorithm=MAMLPPO()).model_dump(mode="json")
+    del stored["algorithm"]["inner_loss"]
+    earlier, fresh = build_stored(stored), build_config(stored)
+    assert earlier.algorithm.inner_loss == "clipped"
+    assert fresh.algorithm.inner_loss == "likelihood_ratio"
+    assert "inner_loss" not in earlier.algorithm.decisive()
+    assert earlier.digest() != fresh.digest()
 
 
 @pytest.mark.parametrize("algorithm", [MAMLVPG, MAMLPPO], ids=lambda cls: cls.__name__)
@@ -336,7 +366,7 @@ def test_chunk_size_changes_memory_but_not_the_gradient(random_steps, algorithm)
         (MAMLVPG, {"e_maml_scale": "sum"}, "exploration is off"),
         (MAMLVPG, {"clip_eps": 0.1}, "unknown key"),
         (MAMLPPO, {"clip_eps": 0}, "greater than 0"),
-        (MAMLPPO, {"inner_loss": "likelihood_ratio"}, "unknown key"),
+        (MAMLPPO, {"exploration": True}, "unknown key"),
         (MAMLPPO, {"tolerance": 0}, "greater than 0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is recorded of an environment: its class, every option of it whether given or not, and its sizes."""
+"""Recorded facts of an environment: its class, every option whether given or not, and its sizes."""
 
 import json
 import sys

@@ -21,7 +21,7 @@ def gymnasiums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def compare(ours: MujocoRobot, theirs, *, seed: int, num_steps: int = 80) -> bool:
-    """Whether the episode ended by falling."""
+    """Tell if the episode ended by falling."""
     observation, _ = ours.reset(seed=seed)
     assert np.array_equal(observation, theirs.reset(seed=seed)[0])
     terminated = False

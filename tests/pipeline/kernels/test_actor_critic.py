@@ -4,21 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_setups import CHOICES, DISCRETE_ACTIONS, A, O, small_setup
 
 from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
 from metaloom.pipeline.algorithms.actor_critic.ppo import PPO
 from metaloom.pipeline.algorithms.actor_critic.ppo2 import PPO2
 from metaloom.pipeline.algorithms.actor_critic.svpg import SVPG
-from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.experience import Rows
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.inference import log_softmax
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Step
 
-O, A, CHOICES, N = 3, 2, 4, 40
+N = 40
 POLICY = PolicyConfig(hidden_sizes=(6, 5), init_std=0.7)
 
 ALGORITHMS = {
@@ -40,21 +38,8 @@ KINDS = {
 
 
 def learner_of(settings, kind, kernel, **changes):
-    discrete = kind == "categorical"
-    setup = {
-        "observation_shape": (O,),
-        "observation_scale": 1.0,
-        "action_size": 0 if discrete else A,
-        "num_actions": CHOICES if discrete else 0,
-        "env_name": "test",
-        "max_episode_steps": 10,
-        "policy": KINDS[kind],
-        "baseline": BaselineConfig(name="zero"),
-        "processing": ProcessingConfig(),
-        "device": "cpu",
-        "sparse_rewards": lambda rewards: rewards,
-    }
-    return settings.model_copy(update={"kernel": kernel}).build(Setup(**(setup | changes)))
+    changes = (DISCRETE_ACTIONS if kind == "categorical" else {}) | changes
+    return settings.model_copy(update={"kernel": kernel}).build(small_setup(**{"policy": KINDS[kind]} | changes))
 
 
 def behavior(kind, rng, *shape):

@@ -18,18 +18,19 @@ def test_a_plain_network_on_the_cpu_has_a_fused_kernel_unless_torch_is_asked_for
 
 
 @pytest.mark.parametrize(
-    ("network", "device", "reason"),
+    ("networks", "device", "reason"),
     [
-        (PLAIN, "cuda", "device is cuda"),
-        (NetworkSpec("my_nets:Net", (3,), 2), "cpu", "network is my_nets:Net"),
-        (NetworkSpec("mlp", (3,), 2, activation="SiLU"), "cpu", "network is an mlp of SiLU"),
-        (NetworkSpec("mlp", (3,), 2, output_activation="tanh"), "cpu", "network is an mlp of tanh with a last tanh"),
-        (NetworkSpec("mlp", (3,), 2, input_scale=255), "cpu", "inputs are divided by 255"),
+        ([PLAIN], "cuda", "device is cuda"),
+        ([NetworkSpec("cnn", (8, 8, 3), 2)] * 2, "cpu", "network is cnn"),
+        ([NetworkSpec("my_nets:Net", (3,), 2)], "cpu", "network is my_nets:Net"),
+        ([NetworkSpec("mlp", (3,), 2, activation="SiLU")], "cpu", "network is an mlp of SiLU"),
+        ([NetworkSpec("mlp", (3,), 2, output_activation="tanh")], "cpu", "network is an mlp of tanh with a last tanh"),
+        ([NetworkSpec("mlp", (3,), 2, input_scale=255)], "cpu", "inputs are divided by 255"),
     ],
 )
-def test_what_the_fused_kernel_does_not_know_is_computed_by_torch_or_refused(network, device, reason):
-    blockers = list(network_blockers(network, device=device))
+def test_what_the_fused_kernel_does_not_know_is_computed_by_torch_or_refused(networks, device, reason):
+    blockers = list(network_blockers(*networks, device=device))
 
     assert choose_kernel("auto", blockers=blockers, fused="plain network") == Kernel("torch", reason)
-    with pytest.raises(ConfigError, match=f"algorithm.kernel is fused, but {reason}; .* use algorithm.kernel=auto"):
+    with pytest.raises(ConfigError, match=f"algorithm.kernel is fused, but {reason}; the .* use algorithm.kernel=auto"):
         choose_kernel("fused", blockers=blockers, fused="plain network")

@@ -4,32 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_setups import CHOICES, DISCRETE_ACTIONS, A, O, small_setup
 
-from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.off_policy.dql import DQL
 from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 
-O, A, ACTIONS, K, N, C = 3, 2, 4, 5, 7, 6
-BOX = Setup(
-    observation_shape=(O,),
-    observation_scale=1.0,
-    action_size=A,
-    num_actions=0,
-    env_name="test",
-    max_episode_steps=10,
-    policy=PolicyConfig(hidden_sizes=(9, 8)),
-    baseline=BaselineConfig(name="zero"),
-    processing=ProcessingConfig(discount=0.9),
-    device="cpu",
-    sparse_rewards=lambda rewards: rewards,
-)
-DISCRETE = replace(BOX, action_size=0, num_actions=ACTIONS)
+K, N, C = 5, 7, 6
+BOX = small_setup(PolicyConfig(hidden_sizes=(9, 8)))
+DISCRETE = small_setup(BOX.policy, **DISCRETE_ACTIONS)
 TANH = replace(BOX, policy=PolicyConfig(hidden_sizes=(9, 8), activation="tanh"))
 SAC_SIZES = {"critic_hidden_sizes": (6, 5)}
 PEARL_SIZES = {"latent_size": 2, "encoder_hidden_sizes": (8, 7), "critic_hidden_sizes": (9, 8)}
@@ -59,7 +45,7 @@ def transitions(rng, setup, *shape):
     def normal(*sizes):
         return rng.standard_normal((*shape, *sizes)).astype(np.float32)
 
-    actions = rng.integers(ACTIONS, size=shape) if setup.num_actions else np.tanh(normal(A))
+    actions = rng.integers(CHOICES, size=shape) if setup.num_actions else np.tanh(normal(A))
     return Transitions(normal(O), actions, normal(), normal(O), rng.random(shape) < 0.3)
 
 

@@ -59,6 +59,30 @@ class Failing(Net):
         raise RuntimeError("shapes do not match")
 
 
+class Drifting(Net):
+    """Adds a hundred-thousandth more at every call, which no buffer tells."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) + 1e-5 * self.calls
+
+
+class NoisyWhileLearning(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 0.1 * torch.rand_like(x) if torch.is_grad_enabled() else x)
+
+
+class Frozen(Net):
+    """A first layer that is not to be learned."""
+
+    def __init__(self, input_shape, output_size, *, layers=("first",)):
+        super().__init__(input_shape, output_size)
+        for layer in layers:
+            getattr(self, layer).requires_grad_(False)
+
+
 class Double(Net):
     def __init__(self, input_shape, output_size):
         super().__init__(input_shape, output_size)
@@ -68,7 +92,7 @@ class Double(Net):
 @pytest.fixture(autouse=True)
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("nets")
-    own = {c.__name__: c for c in (Net, Pixels, With, Wide, Failing, Double)}
+    own = {c.__name__: c for c in (Net, Pixels, With, Wide, Failing, Drifting, NoisyWhileLearning, Frozen, Double)}
     module.__dict__.update(own, factory=lambda shape, size: "no module")
     monkeypatch.setitem(sys.modules, "nets", module)
 
@@ -129,6 +153,17 @@ def test_a_task_axis_computes_every_task_with_its_own_parameters_and_can_be_diff
     assert all(value.isfinite().all() for value in second)
 
 
+def test_frozen_parameters_are_no_parameters_and_stay_as_the_constructor_makes_them():
+    network, inputs = build("Frozen"), torch.rand(4, 5)
+    assert "net.first.weight" not in network.shapes
+    params, other = tensors(network), tensors(network, 1)
+    assert params.keys() == network.shapes.keys()
+    torch.manual_seed(7)
+    assert torch.equal(build("Frozen", layers=["first"])(params, inputs), network(params, inputs))  # constructed anew
+    stacked = {name: torch.stack([params[name], other[name]]) for name in params}
+    torch.testing.assert_close(network(stacked, inputs.expand(2, 4, 5))[1], network(other, inputs))
+
+
 def test_inputs_are_scaled_and_have_the_shape_of_an_observation():
     spec = NetworkSpec("nets:Pixels", (2, 6, 6), 3, input_scale=255.0)
     network, images = build_network("net", spec), torch.randint(0, 256, (4, 2, 6, 6)).float()
@@ -159,10 +194,18 @@ def test_threads_do_not_see_each_others_parameters():
         ("With", {"layer": "Dropout"}, "draws random numbers when it is called, as dropout does"),
         ("With", {"layer": "BatchNorm1d"}, "changes its buffer norm.running_mean .*, as batch normalization does"),
         ("With", {"layer": "BatchNorm1d-static"}, "depends on the other rows"),
+        ("Drifting", {}, "gives other outputs when it is called again"),
+        ("NoisyWhileLearning", {}, "draws random numbers when it is called"),
+        ("Frozen", {"layers": ["first", "norm", "last"]}, "has no parameters to learn"),
         ("Wide", {}, r"gives \(1, 4, 3\) for inputs of shape \(4, 5\); required \(4, 3\)"),
         ("Failing", {}, "raised RuntimeError on inputs of shape .*: shapes do not match"),
         ("Double", {}, "parameter first.weight of nets:Double is torch.float64; required torch.float32"),
-        ("Net", {"breadth": 3}, r"nets:Net\(\(5,\), 3, breadth=3\) raised TypeError: .*breadth"),
+        (
+            "Net",
+            {"breadth": 3},
+            r"nets:Net\(\(5,\), 3, breadth=3\) raised TypeError: .*breadth.*; a network's class is called with "
+            r"\(input_shape, output_size\)",
+        ),
         ("factory", {}, "found 'nets:factory', which is a function; required a subclass of torch"),
         ("Nothing", {}, "policy.network: found 'nets:Nothing': .*required module:Class"),
     ],

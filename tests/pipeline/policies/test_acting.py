@@ -1,4 +1,4 @@
-"""What actors refuse before they act."""
+"""Refusals of actors before they act."""
 
 import numpy as np
 import pytest

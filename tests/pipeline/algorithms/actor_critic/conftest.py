@@ -4,15 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from small_setups import CHOICES, DISCRETE_ACTIONS, A, O, small_setup
 
-from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.inference import log_softmax
 from metaloom.pipeline.types import EpisodeBatch
 
-O, A, CHOICES, T = 3, 2, 4, 7
+T = 7
 LENGTHS = [[7, 3, 5], [2, 7, 0]]
 GAUSSIAN = PolicyConfig(hidden_sizes=(5, 4), init_std=0.7)
 CATEGORICAL = PolicyConfig(hidden_sizes=(5, 4))
@@ -22,21 +21,8 @@ PROCESSING = ProcessingConfig(discount=0.9, gae_lambda=0.8)
 
 def learner_of(settings, policy=GAUSSIAN, processing=PROCESSING, **changes):
     """The learner of an algorithm with continuous actions, or with discrete ones if the policy is CATEGORICAL."""
-    discrete = policy is CATEGORICAL
-    setup = {
-        "observation_shape": (O,),
-        "observation_scale": 1.0,
-        "action_size": 0 if discrete else A,
-        "num_actions": CHOICES if discrete else 0,
-        "env_name": "test",
-        "max_episode_steps": T,
-        "policy": policy,
-        "baseline": BaselineConfig(name="zero"),
-        "processing": processing,
-        "device": "cpu",
-        "sparse_rewards": lambda rewards: rewards,
-    }
-    return settings.build(Setup(**(setup | changes)))
+    changes = (DISCRETE_ACTIONS if policy is CATEGORICAL else {}) | changes
+    return settings.build(small_setup(policy, **{"max_episode_steps": T, "processing": processing} | changes))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a critic makes of episodes: limits of GAE, ends of episodes, targets, scaling."""
+"""Estimates of a critic: limits of GAE, ends of episodes, targets, scaling."""
 
 import numpy as np
 import pytest

@@ -1,33 +1,19 @@
 """Small random transitions, and networks under autograd in float64 beside those under test."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from small_setups import CHOICES, DISCRETE_ACTIONS, A, O, small_setup
 
 from metaloom.pipeline.algorithms.contract import Setup
-from metaloom.pipeline.baselines import BaselineConfig
-from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import Array, LearnerState, Minibatch, Transitions
 
-O, A, CHOICES, N = 3, 2, 4, 8
-BOX = Setup(
-    observation_shape=(O,),
-    observation_scale=1.0,
-    action_size=A,
-    num_actions=0,
-    env_name="test",
-    max_episode_steps=10,
-    policy=PolicyConfig(hidden_sizes=(6, 5)),
-    baseline=BaselineConfig(name="zero"),
-    processing=ProcessingConfig(discount=0.9),
-    device="cpu",
-    sparse_rewards=lambda rewards: rewards,
-)
-DISCRETE = replace(BOX, action_size=0, num_actions=CHOICES)
+N = 8
+BOX = small_setup(PolicyConfig(hidden_sizes=(6, 5)))
+DISCRETE = small_setup(BOX.policy, **DISCRETE_ACTIONS)
 
 
 @pytest.fixture
@@ -75,7 +61,7 @@ def doubles(transitions: Transitions) -> list[torch.Tensor]:
 
 
 def same(a: LearnerState, b: LearnerState) -> bool:
-    """Whether two learners are equal to the bit."""
+    """Tell if two learners are equal to the bit."""
     return all(
         x.keys() == y.keys() and all(np.array_equal(x[name], y[name]) for name in x)
         for x, y in ((a.params, b.params), (a.optimizer, b.optimizer), (a.extra, b.extra))

@@ -4,29 +4,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from small_setups import A, O, small_setup
 
-from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.pearl.learner import PEARLLearner
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 
-K, N, C, O, A, Z = 5, 7, 6, 3, 2, 2
+K, N, C, Z = 5, 7, 6, 2
 DISCOUNT = 0.9
 SIZES = {"latent_size": Z, "encoder_hidden_sizes": (8, 7), "critic_hidden_sizes": (9, 8)}
-SETUP = Setup(
-    observation_shape=(O,),
-    observation_scale=1.0,
-    action_size=A,
-    num_actions=0,
-    env_name="test",
-    max_episode_steps=10,
-    policy=PolicyConfig(hidden_sizes=(10, 6)),
-    baseline=BaselineConfig(name="zero"),
+SETUP = small_setup(
+    PolicyConfig(hidden_sizes=(10, 6)),
     processing=ProcessingConfig(discount=DISCOUNT),
-    device="cpu",
     sparse_rewards=lambda rewards: (rewards > 0).astype(np.float32),
 )
 

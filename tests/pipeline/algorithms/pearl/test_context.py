@@ -1,4 +1,4 @@
-"""What a task is inferred from: the real steps of its own episodes, and nothing else."""
+"""The context of a task: the real steps of its own episodes, and nothing else."""
 
 from dataclasses import replace
 

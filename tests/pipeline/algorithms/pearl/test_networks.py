@@ -1,4 +1,4 @@
-"""How PEARL's networks start, and what they see."""
+"""PEARL's networks: how they start, and what they see."""
 
 from dataclasses import replace
 

@@ -1,0 +1,154 @@
+"""The Python API: train, open, evaluate, replay, fork and question runs from a program or a notebook."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from metaloom.flows.commands import evaluate as evaluations
+from metaloom.flows.commands import fork as forks
+from metaloom.flows.commands import optimize as counterfactuals
+from metaloom.flows.commands import replay as replays
+from metaloom.flows.commands import train as training
+from metaloom.flows.opened import Run, RunLike, folder_of
+from metaloom.flows.recipes import RECIPES, new_config
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import new_run_name, run_folder
+from metaloom.flows.views.progress import progress as shown_progress
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import RunConfig, build_config
+
+IN_PROCESS = Backend(workers=0)
+"""Rollouts in this process: worker processes need a script that guards its main part."""
+
+
+def recipes() -> list[str]:
+    """Names of all recipes, also those of installed packages."""
+    return [*RECIPES]
+
+
+def train(
+    recipe: str | RunConfig,
+    run: str | Path | None = None,
+    *,
+    backend: Backend = IN_PROCESS,
+    progress: bool = True,
+    **settings: Any,
+) -> Run:
+    """Train a new run to its last iteration. Whatever interrupts it, `resume` goes on.
+
+        run = metaloom.train("promp-point-corner", iterations=20, algorithm={"inner_lr": 0.2})
+
+    Args:
+        recipe: a recipe, a YAML or JSON file of settings, or settings.
+        run: name in the runs folder, or path; made from recipe and time when None.
+        backend: where rollouts run.
+        progress: tell of every iteration on standard output.
+        **settings: fields of RunConfig to change; of a section, a mapping of those to change.
+
+    Raises:
+        ConfigError, EnvError: a setting is wrong.
+        storage.RunExists: there is such a run already.
+    """
+    if isinstance(recipe, RunConfig):
+        config = build_config(override(recipe.model_dump(mode="json"), assignments(settings)))
+    else:
+        config = new_config(recipe, assignments(settings))
+    stem = config.algorithm.name if isinstance(recipe, RunConfig) else Path(recipe).stem
+    path = run_folder(new_run_name(stem) if run is None else run)
+    with _observer(progress) as observer:
+        training.train(config, path, backend=backend, observer=observer)
+    return Run.open(path)
+
+
+def resume(
+    run: RunLike,
+    *,
+    iterations: int | None = None,
+    take_over: bool = False,
+    repair: bool = False,
+    backend: Backend = IN_PROCESS,
+    progress: bool = True,
+) -> Run:
+    """Go on with a run from its first missing stage, whatever interrupted it.
+
+    Args:
+        run: which.
+        iterations: how many it shall have; as configured when None.
+        take_over: seize the lock of a writer that can no longer release it, such as one on a host that died.
+        repair: drop the outputs that `metaloom verify` finds damaged, and compute them again.
+        backend: where rollouts run.
+        progress: tell of every iteration on standard output.
+    """
+    path = folder_of(run)
+    with _observer(progress) as observer:
+        training.resume(
+            path, iterations=iterations, take_over=take_over, repair=repair, backend=backend, observer=observer
+        )
+    return Run.open(path)
+
+
+def evaluate(run: RunLike, iteration: int | None = None, **options: Any) -> evaluations.EvaluationOutcome:
+    """Adapt a run's learner to tasks and test it after every step; options as flows.commands.evaluate.evaluate has."""
+    return evaluations.evaluate(folder_of(run), iteration, **options)
+
+
+def replay(
+    run: RunLike,
+    iteration: int | None = None,
+    *,
+    stage: str | None = None,
+    step: int | None = None,
+    backend: Backend = IN_PROCESS,
+) -> list[replays.StageReplay]:
+    """Run stored stages again, and compare every array with what is stored.
+
+    Args:
+        run: which.
+        iteration: all complete ones when None.
+        stage: only this one.
+        step: only this inner step.
+        backend: where rollouts run.
+    """
+    return list(replays.replay(folder_of(run), iteration, stage=stage, step=step, backend=backend))
+
+
+def fork(run: RunLike, iteration: int | None, new_run: str | Path, **settings: Any) -> Run:
+    """Begin a new run with the iterations of another before `iteration`; `resume` goes on with it.
+
+    Args:
+        run: the parent.
+        iteration: updates of the parent that the new run begins with; all of them when None.
+        new_run: name in the runs folder, or path.
+        **settings: what changes; see train.
+    """
+    path = run_folder(new_run)
+    forks.fork(folder_of(run), iteration, path, assignments(settings))
+    return Run.open(path)
+
+
+def optimize(
+    run: RunLike, iteration: int, *, stage: str | None = None, step: int = 0, **settings: Any
+) -> counterfactuals.Counterfactual:
+    """Compute a stage of a stored iteration again under changed settings, without sampling; see train for settings."""
+    return counterfactuals.optimize(folder_of(run), iteration, assignments(settings), stage=stage, step=step)
+
+
+def assignments(settings: Mapping[str, Any]) -> list[str]:
+    """Changes of settings as `--set` takes them: KEY=VALUE, with a key for every field of a section."""
+    return [f"{key}={json.dumps(value)}" for key, value in _fields(settings)]
+
+
+def _fields(settings: Mapping[str, Any], *sections: str) -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _fields(value, *sections, name)
+        else:
+            yield ".".join((*sections, name)), value
+
+
+def _observer(progress: bool) -> AbstractContextManager[training.Observer]:
+    return shown_progress() if progress else nullcontext(training.Observer())

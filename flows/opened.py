@@ -1,0 +1,109 @@
+"""Stored runs as the Python API gives them. Opening one needs no torch and no simulator."""
+# pyarrow ships no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+import pyarrow as pa
+
+from metaloom import storage
+from metaloom.flows.errors import UsageError
+from metaloom.flows.runs import run_folder, runs_root
+from metaloom.storage.run import Iterations
+
+if TYPE_CHECKING:
+    from metaloom.flows.trained.policy import TrainedPolicy
+
+
+class Run(storage.Run):
+    """A stored run, and the policies that it has learned."""
+
+    def policy(self, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
+        """The policy that an iteration starts from, which is the one after as many updates; see TrainedPolicy.
+
+        Args:
+            iteration: 0 is the policy that has learned nothing, -1 the newest.
+            seed: decides all that the policy draws.
+
+        Raises:
+            storage.StageMissing: the run has had fewer updates.
+            EnvError: the run's environment cannot be made.
+        """
+        # Here, because a policy needs torch and the environment, and reading what is stored needs neither.
+        from metaloom.flows.trained.of_run import policy_of
+
+        return policy_of(self, iteration, seed=seed)
+
+
+RunLike = str | Path | storage.Run
+"""A run, its path or URL, or its name in the runs folder."""
+
+
+class Runs(Sequence[Run]):
+    """Several runs, and their tables as one, with the run's name in a column `run`."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = tuple(runs)
+
+    def __repr__(self) -> str:
+        return f"Runs({', '.join(run.name for run in self._runs)})"
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> Runs: ...
+    def __getitem__(self, index: int | slice) -> Run | Runs:
+        return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
+
+    def metrics(self, iterations: Iterations = None) -> pa.Table:
+        """One row per run and iteration; null where a run has no such metric."""
+        return self._together([run.metrics(iterations) for run in self._runs])
+
+    def episodes(self, iterations: Iterations = None) -> pa.Table:
+        """One row per episode of every run; null where a run has no such column."""
+        return self._together([run.episodes(iterations) for run in self._runs])
+
+    def evaluations(self, iterations: Iterations = None) -> pa.Table:
+        """One row per episode of the evaluations of every run."""
+        return self._together([run.evaluations(iterations) for run in self._runs])
+
+    def _together(self, tables: Sequence[pa.Table]) -> pa.Table:
+        named = [
+            table.add_column(0, "run", pa.array([run.name] * table.num_rows, pa.string()))
+            for run, table in zip(self._runs, tables, strict=True)
+        ]
+        return pa.concat_tables(named, promote_options="permissive")
+
+
+def open_run(run: RunLike) -> Run:
+    """Open a run for reading: a name in the runs folder, a path or a URL. A writer may go on meanwhile.
+
+    Raises:
+        storage.StoreError: there is no run, or it cannot be read.
+    """
+    return Run.open(folder_of(run))
+
+
+def open_runs(pattern: str) -> Runs:
+    """Open all runs whose name in the runs folder, or whose path, matches a pattern such as `promp-*` or `runs/**`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    root = Path() if "/" in pattern else runs_root()
+    found = sorted(path.parent for path in root.glob(f"{pattern}/run.json"))
+    if not found:
+        raise UsageError(f"found no run {str(root / pattern)!r}; required a pattern that the path of a run matches")
+    return Runs([Run.open(path) for path in found])
+
+
+def folder_of(run: RunLike) -> Path:
+    """Return the folder of a run."""
+    return run.path if isinstance(run, storage.Run) else run_folder(run)

@@ -1,0 +1,180 @@
+"""Act with given parameters outside of rollouts, one call at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, softplus
+
+from metaloom.flows.trained.blueprint import Blueprint
+from metaloom.pipeline.nn.distributions import Categorical
+from metaloom.pipeline.policies.acting import make_actor
+from metaloom.pipeline.policies.actors import Actor, ActorSetup
+from metaloom.pipeline.policies.actors.q_values import EPSILON
+from metaloom.pipeline.policies.build import build_policy
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Array, TaskParams
+
+DRAWN_AHEAD = 32
+"""Steps whose noise is drawn at once: an actor draws before its first step, not in each."""
+
+
+class Acted(Protocol):
+    """Distributions of actions."""
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Log-densities or log-probabilities of actions, joint over their dimensions."""
+        ...
+
+
+class Acting:
+    """Actions in B tasks, step by step.
+
+    Attributes:
+        num_tasks: B.
+        seed: decides all that is drawn, with the episode and the step.
+    """
+
+    def __init__(self, blueprint: Blueprint, params: TaskParams, seed: int) -> None:
+        self.num_tasks = len(next(iter(params.params.values())))
+        self.seed = seed
+        self._blueprint, self._params = blueprint, params
+        self._episode = 0
+        self._actors: dict[tuple[int, bool], _Steps] = {}
+
+    def reset(self, seed: int | None) -> None:
+        """Begin the next episode, or the first one of another seed."""
+        self._episode = self._episode + 1 if seed is None else 0
+        self.seed = self.seed if seed is None else seed
+        self._actors.clear()
+
+    def act(self, observations: Array, *, deterministic: bool) -> Array:
+        """See TrainedPolicy.act."""
+        rows, leading = self.rows(observations)
+        actions = self._steps(rows.shape[1], deterministic).act(rows)
+        return np.array(actions.reshape((*leading, *actions.shape[1:])))
+
+    def distribution(self, rows: Array) -> Acted:
+        """The distributions [B, N] of actions at observations [B, N, O]."""
+        actor = self._steps(rows.shape[1], deterministic=True).actor
+        actor.act(0, rows.reshape(-1, rows.shape[-1]), np.arange(rows.shape[0] * rows.shape[1]))
+        found = {
+            name: torch.as_tensor(value[0].reshape(*rows.shape[:2], *value.shape[2:]))
+            for name, value in actor.behavior_by_step.items()
+        }
+        match self._blueprint.config.algorithm.actor:
+            case "tanh_gaussian":
+                return TanhGaussian(**found)
+            case "q_values":
+                # As in training; the actor itself is greedy here.
+                return epsilon_greedy(found["action_values"], torch.tensor(self._params.params[EPSILON]))
+            case _:
+                by_task = {name: torch.as_tensor(v)[:, None] for name, v in actor.behavior_by_task.items()}
+                config = self._blueprint.config.policy
+                return build_policy(config, self._blueprint.spaces).recorded({**found, **by_task})
+
+    @property
+    def latent(self) -> Array | None:
+        """[B, Z], what is drawn for an episode of every task; None where nothing is."""
+        found = self._steps(1, deterministic=True).actor.behavior_by_task.get("latent")
+        return None if found is None else found[:, 0]
+
+    def rows(self, observations: Array) -> tuple[Array, tuple[int, ...]]:
+        """Observations as [B, N, O] float32, and the leading axes that they had.
+
+        Raises:
+            ValueError: they have another shape.
+        """
+        found, spaces = np.asarray(observations, np.float32), self._blueprint.spaces
+        tasks = () if self.num_tasks == 1 else (self.num_tasks,)
+        # Batches hold observations flattened.
+        for shape in (spaces.observation_shape, (spaces.observation_size,)):
+            leading = found.shape[: max(found.ndim - len(shape), 0)]
+            if found.shape[len(leading) :] == shape and leading[: len(tasks)] == tasks and 0 not in leading:
+                return found.reshape(self.num_tasks, -1, spaces.observation_size), leading
+        required = ", ".join(map(str, (*tasks, "...", *spaces.observation_shape)))
+        raise ValueError(f"found observations of shape {found.shape}; required ({required})")
+
+    def _steps(self, num_rows: int, deterministic: bool) -> _Steps:
+        key = num_rows, deterministic
+        if key not in self._actors:
+            self._actors[key] = _Steps(self._blueprint, self._params, (self.seed, self._episode), num_rows, *key[1:])
+        return self._actors[key]
+
+
+class _Steps:
+    """The steps of an episode in B tasks x N rows."""
+
+    def __init__(
+        self, blueprint: Blueprint, params: TaskParams, position: tuple[int, int], num_rows: int, deterministic: bool
+    ) -> None:
+        self._blueprint, self._params, self._position = blueprint, params, position
+        self._num_rows, self._deterministic = num_rows, deterministic
+        self._t = 0
+        self.actor = self._begin(0)
+
+    def act(self, rows: Array) -> Array:
+        block, t = divmod(self._t, DRAWN_AHEAD)
+        if block and not t:
+            self.actor = self._begin(block)
+        observations = rows.reshape(-1, rows.shape[-1])
+        actions = self.actor.act(t, observations, np.arange(len(observations)))
+        # What draws nothing has nothing to begin anew: its first step is all its steps.
+        self._t += not self._deterministic
+        return actions
+
+    def _begin(self, block: int) -> Actor:
+        (seed, episode), spaces = self._position, self._blueprint.spaces
+        B = len(next(iter(self._params.params.values())))
+        steps = 1 if self._deterministic else DRAWN_AHEAD
+        rngs = [generator(seed, "actions", episode, block, b, self._num_rows) for b in range(B)]
+        setup = ActorSetup(
+            self._blueprint.config.policy,
+            self._params,
+            np.zeros((steps, B * self._num_rows, spaces.action_size or 1), np.float32),
+            num_rows=self._num_rows,
+            spaces=spaces,
+            rngs=None if self._deterministic else rngs,
+            # All rows are of one episode: whoever acts in several asks several policies, or one after the other.
+            belief_rng=lambda b, e: generator(seed, "beliefs", episode, 0, b),
+        )
+        return make_actor(self._blueprint.config.algorithm.actor, setup)
+
+
+def log_prob(blueprint: Blueprint, acting: Acting, observations: Array, actions: Array) -> Array:
+    """See TrainedPolicy.log_prob."""
+    rows, leading = acting.rows(observations)
+    spaces = blueprint.spaces
+    own = () if spaces.num_actions else (spaces.action_size,)
+    if np.shape(actions) != (*leading, *own):
+        raise ValueError(f"found actions of shape {np.shape(actions)}; required {(*leading, *own)}")
+    dtype = torch.int64 if spaces.num_actions else torch.float32
+    taken = torch.as_tensor(np.asarray(actions)).to(dtype).reshape(*rows.shape[:2], *own)
+    found = acting.distribution(rows).log_prob(taken)
+    return found.float().expand(rows.shape[:2]).numpy().reshape(leading)
+
+
+class TanhGaussian(NamedTuple):
+    """Actions tanh(u), u ~ N(mean, exp(log_stds)²); Haarnoja et al. 2018, arXiv:1801.01290, appendix C."""
+
+    mean: Tensor
+    log_stds: Tensor
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Log-densities [...] of actions [..., A] in [-1, 1], eq. 21."""
+        # In float32 a tanh is 1 from 9 on: such an action stands for the least u that gives it.
+        largest = 1 - 2**-25
+        u = actions.double().clamp(-largest, largest).atanh()
+        gaussian = torch.distributions.Normal(self.mean.double(), self.log_stds.double().exp()).log_prob(u)
+        return (gaussian - 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
+
+
+def epsilon_greedy(values: Tensor, epsilon: Tensor) -> Categorical:
+    """The highest of the values [B, N, n], but with probability epsilon [B] any of them."""
+    greedy = one_hot(values.argmax(-1), values.shape[-1])
+    share = epsilon[:, None, None]
+    return Categorical(((1 - share) * greedy + share / values.shape[-1]).log())

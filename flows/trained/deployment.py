@@ -1,0 +1,145 @@
+"""A trained policy as a torch module without parameters of a caller's, for formats that other programs read."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor, nn
+
+from metaloom.flows.errors import ExtraMissing, UsageError
+from metaloom.flows.trained.blueprint import Blueprint
+from metaloom.pipeline.nn.networks import Network, build_network
+from metaloom.pipeline.policies.actors.contract import network_spec
+from metaloom.pipeline.policies.actors.q_values import Q_NETWORK
+from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
+from metaloom.pipeline.policies.build import build_own_policy, build_policy
+from metaloom.pipeline.types import Array, Params
+
+
+class DeployedPolicy(nn.Module):
+    """The most likely actions of a policy of one task, as its environment takes them.
+
+    Observations [N, ...] give the actions of `TrainedPolicy.__call__`: [N, A], or [N] where they are discrete. A policy
+    that infers its task acts as in its current episode; `TrainedPolicy.reset` draws what the task may be in the next.
+    """
+
+    def __init__(self, blueprint: Blueprint, params: Params, latent: Array | None) -> None:
+        super().__init__()
+        self.observation_shape = blueprint.spaces.observation_shape
+        self._names = list(params)
+        for n, name in enumerate(self._names):
+            self.register_buffer(f"param_{n}", torch.tensor(params[name]))
+        self.register_buffer("latent", torch.zeros(0) if latent is None else torch.tensor(latent))
+        self._head = _head(blueprint, 0 if latent is None else len(latent))
+        self._map = _ActionMap(blueprint.actions, blueprint.config.env.action_scale)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        params = {name: cast(Tensor, getattr(self, f"param_{n}")) for n, name in enumerate(self._names)}
+        rows = observations.flatten(1).float()
+        latent = cast(Tensor, self.latent)
+        seen = torch.cat([rows, latent.expand(rows.shape[0], -1)], -1) if latent.numel() else rows
+        return self._map(self._head(params, seen))
+
+
+class _ActionMap(nn.Module):
+    """See pipeline.envs.wrappers.ActionMap and DiscreteActionMap."""
+
+    def __init__(self, actions: Box | Discrete, scale: float | None) -> None:
+        super().__init__()
+        self._discrete, self._scale = isinstance(actions, Discrete), scale
+        bounds = (actions.start, actions.start) if isinstance(actions, Discrete) else (actions.low, actions.high)
+        for name, value in zip(("low", "high"), bounds, strict=True):
+            self.register_buffer(name, torch.tensor(value, dtype=torch.int64 if self._discrete else torch.float64))
+        self._dtype = torch.int64 if self._discrete else torch.tensor(np.zeros(0, actions.dtype)).dtype
+
+    def forward(self, actions: Tensor) -> Tensor:
+        low, high = cast(Tensor, self.low), cast(Tensor, self.high)
+        if self._discrete:
+            return actions + low
+        mapped = actions.double()
+        if self._scale is not None:
+            mapped = (mapped + self._scale) * ((high - low) / (2 * self._scale)) + low
+        return mapped.clamp(low, high).to(self._dtype)
+
+
+Head = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+"""The most likely actions [N, ...] as the policy emits them, from its parameters and what it sees [N, in]."""
+
+
+def _head(blueprint: Blueprint, latent_size: int) -> Head:
+    config, spaces = blueprint.config.policy, blueprint.spaces
+
+    def network(prefix: str, output_size: int, *, extra_size: int = 0) -> Network:
+        return build_network(
+            prefix, network_spec(config, spaces, output_size, extra_size=extra_size, activation="relu")
+        )
+
+    match blueprint.config.algorithm.actor:
+        case "tanh_gaussian":
+            means = network(POLICY_NETWORK, 2 * spaces.action_size, extra_size=latent_size)
+            return lambda params, seen: means(params, seen)[..., : spaces.action_size].tanh()
+        case "q_values":
+            values = network(Q_NETWORK, spaces.num_actions)
+            return lambda params, seen: values(params, seen).argmax(-1)
+        case _ if config.name is not None:
+            own = build_own_policy(config, spaces)
+            return lambda params, seen: own.distribution(params, seen).mode()
+        case _:
+            outputs = build_policy(config, spaces).network
+            if spaces.num_actions:
+                return lambda params, seen: outputs(params, seen).argmax(-1)
+            return outputs
+
+
+def save_program(policy: DeployedPolicy, path: Path) -> None:
+    """Write a torch.export program, which takes any number of observations; see TrainedPolicy.save."""
+    program = _program(policy)
+    program.example_inputs = None  # which would be pickled
+    torch.export.save(program, path)
+
+
+def save_onnx(policy: DeployedPolicy, path: Path) -> None:
+    """Write an ONNX model, `observations` [N, ...] float32 to `actions`; see TrainedPolicy.save."""
+    if importlib.util.find_spec("onnxscript") is None:
+        raise ExtraMissing("onnx")
+    with _quiet():
+        model = torch.onnx.export(
+            _program(policy), input_names=["observations"], output_names=["actions"], dynamo=True, verbose=False
+        )
+    assert model is not None
+    model.save(path)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Keep back what the exporter warns of: packages that no policy needs, and its own use of torch."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _program(policy: DeployedPolicy) -> torch.export.ExportedProgram:
+    rows, example = torch.export.Dim("N"), (torch.zeros(2, *policy.observation_shape),)
+    policy(*example)  # a network of the user's makes a copy for this thread, which cannot be traced
+    try:
+        return torch.export.export(policy, example, dynamic_shapes=({0: rows},), strict=False)
+    except Exception as problem:
+        raise UsageError(
+            f"the policy's network cannot be traced by torch.export: {type(problem).__name__}: {problem}; "
+            "save it as .safetensors"
+        ) from problem

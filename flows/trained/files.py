@@ -1,0 +1,97 @@
+"""A trained policy as one file, safetensors: numbers by name, and JSON that says what they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+import metaloom
+from metaloom.flows.errors import UsageError
+from metaloom.flows.trained.blueprint import Blueprint
+from metaloom.flows.trust import Settings
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import Array, LearnerState, Params, TaskParams
+
+FORMAT = "metaloom-policy-1"
+_PARTS = ("params", "optimizer", "extra")
+"""Of LearnerState, by which names in the file begin; what every task acts with follows under `task`."""
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """Contents of a file.
+
+    Attributes:
+        blueprint: of the policy.
+        state: the learner.
+        params: what every task acts with.
+        adapted: whether they came of an adaptation.
+        seed: decides all that is drawn.
+    """
+
+    blueprint: Blueprint
+    state: LearnerState
+    params: TaskParams
+    adapted: bool
+    seed: int
+
+    def write(self, path: Path) -> None:
+        """Write it to a file."""
+        arrays = {f"{part}.{name}": value for part in _PARTS for name, value in getattr(self.state, part).items()}
+        arrays |= {f"task.{name}": value for name, value in self.params.params.items()}
+        described = json.dumps({"adapted": self.adapted, "seed": self.seed, **self.blueprint.to_json()})
+        metadata = {"format": FORMAT, "version": metaloom.__version__, "policy": described}
+        # Who could make the policy has imported what it names.
+        Settings.of_policy(path, described).trust()
+        save_file({name: np.array(value, order="C") for name, value in arrays.items()}, path, metadata)
+
+    @classmethod
+    def read(cls, path: str | Path, *, trust: bool = False) -> PolicyFile:
+        """Read a file.
+
+        Args:
+            path: of the file.
+            trust: agree to import the modules that it names, now and later.
+
+        Raises:
+            UntrustedRun: it names modules that the user has not agreed to import.
+            UsageError: there is no such file, or it holds no policy.
+            ConfigError: its settings are not those of a run.
+        """
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise UsageError(f"{path}: found no such file; required one that `policy.save` wrote") from None
+        except (OSError, SafetensorError) as problem:
+            raise UsageError(f"{path}: found no safetensors file ({problem}); required one of `policy.save`") from None
+        if metadata.get("format") != FORMAT:
+            raise UsageError(
+                f"{path}: found a safetensors file with format {metadata.get('format')!r}; required {FORMAT!r}, as "
+                "`policy.save` writes it"
+            )
+        try:
+            described, settings = json.loads(metadata["policy"]), Settings.of_policy(path, metadata["policy"])
+            if trust:
+                settings.trust()
+            settings.require_trust()
+            blueprint, seed, adapted = Blueprint.from_json(described), int(described["seed"]), described["adapted"]
+        except ConfigError:
+            raise
+        except (KeyError, TypeError, ValueError) as problem:
+            raise UsageError(
+                f"{path}: found a description that is damaged ({problem}); save the policy again"
+            ) from None
+        state = LearnerState(**{part: _named(arrays, part) for part in _PARTS})
+        return cls(blueprint, state, TaskParams(_named(arrays, "task")), adapted, seed)
+
+
+def _named(arrays: Mapping[str, Array], part: str) -> Params:
+    return {name.removeprefix(f"{part}."): value for name, value in arrays.items() if name.startswith(f"{part}.")}

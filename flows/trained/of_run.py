@@ -1,0 +1,15 @@
+"""The policies of a stored run."""
+
+from metaloom.flows.commands.evaluate import learner_after
+from metaloom.flows.graph.run_stages import config_of
+from metaloom.flows.trained.blueprint import Blueprint
+from metaloom.flows.trained.policy import TrainedPolicy
+from metaloom.storage import Run
+
+
+def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
+    """The policy that an iteration starts from, the one after as many updates; see flows.opened.Run.policy."""
+    updates = iteration if iteration >= 0 else len(run.iterations) + 1 + iteration
+    state, config = learner_after(run, updates), config_of(run, run.learner_ref(updates))
+    blueprint = Blueprint.of(config)
+    return TrainedPolicy(blueprint, blueprint.learner().at_start(state, run_seed=config.seed), seed=seed)

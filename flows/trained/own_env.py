@@ -1,0 +1,62 @@
+"""Episodes in an environment of the user's, one after the other: there may be one robot only."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from metaloom.flows.trained.blueprint import Blueprint
+from metaloom.pipeline.envs.loop_batch import LoopBatch
+from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.envs.wrappers import PolicyActions
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.rollouts.blocks import episodes_together
+from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
+
+
+def collect_in(
+    env: PolicyActions,
+    blueprint: Blueprint,
+    params: TaskParams,
+    position: RolloutPosition,
+    *,
+    episodes: int,
+    max_episode_steps: int,
+) -> EpisodeBatch:
+    """Collect complete episodes [1, E, T] with the policy's own noise.
+
+    Raises:
+        RolloutError: the environment failed, or an observation, action or reward is not finite.
+    """
+    sampler = _InOneEnv(env, blueprint, max_episode_steps)
+    names, units = zip(*((f.name, f.unit) for f in env.task_fields), strict=True) if env.task_fields else ((), ())
+    task = np.array(env.task, np.float64) if env.task_fields else np.zeros(0)
+    tasks = TaskBatch(task[None], np.array([-1], np.int64), names, units)
+
+    return episodes_together(
+        [
+            collect_rollouts(sampler, params, tasks, position=replace(position, first_episode=episode))
+            for episode in range(episodes)
+        ]
+    )
+
+
+class _InOneEnv(Sampler):
+    """The user's environment as it is, in place of simulators that are made by name."""
+
+    def __init__(self, env: PolicyActions, blueprint: Blueprint, max_episode_steps: int) -> None:
+        config = blueprint.config
+        super().__init__(
+            config.env,
+            config.policy,
+            episodes_per_task=1,
+            max_episode_steps=max_episode_steps,
+            actor=config.algorithm.actor,
+        )
+        self._env = LoopBatch(lambda: env, 1)
+        self.spaces = Spaces.of(env)
+
+    def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> LoopBatch:
+        del num_tasks
+        self._env.watch_row = watch.row
+        return self._env

@@ -1,0 +1,287 @@
+"""A trained policy: act, adapt to a task, and go on acting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.trained.acting import Acting, log_prob
+from metaloom.flows.trained.blueprint import Blueprint
+from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
+from metaloom.flows.trained.files import PolicyFile
+from metaloom.flows.trained.own_env import collect_in
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, TaskParams
+from metaloom.stages.collect_rollouts import RolloutPosition
+
+
+class TrainedPolicy:
+    """The policy that a run has learned, for B tasks: one unless it has adapted to a batch of several.
+
+    An instance never changes what it has learned: `adapt` returns another. It only counts the episodes and steps that
+    it has acted in, from which its random numbers follow.
+
+        policy = metaloom.open_run("runs/first").policy()
+        mine = policy.adapt(env, episodes=20)
+        action = mine(observation)
+
+    Args:
+        blueprint: what is known of the run.
+        state: the learner, as an iteration acts and learns with it.
+        params: what every task acts with; the learner's own for one task when None.
+        rounds: the episodes that led to them, a batch for every adaptation step.
+        seed: decides all that is drawn.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        state: LearnerState,
+        params: TaskParams | None = None,
+        rounds: Sequence[EpisodeBatch] = (),
+        seed: int = 0,
+    ) -> None:
+        self.blueprint = blueprint
+        self.state = state
+        self._adapted = params is not None
+        self._params = blueprint.learner().acting_params(state, 1) if params is None else params
+        self._rounds = tuple(rounds)
+        self._acting = Acting(blueprint, self._params, seed)
+
+    def __repr__(self) -> str:
+        config = self.blueprint.config
+        adapted = f", adapted by {len(self._rounds)} steps" if self._rounds else ", adapted" if self._adapted else ""
+        tasks = f", {self.num_tasks} tasks" if self.num_tasks > 1 else ""
+        return f"TrainedPolicy({config.algorithm.name} in {config.env.name}{adapted}{tasks})"
+
+    @property
+    def params(self) -> Mapping[str, Array]:
+        """Parameters of every task by name, [B, ...] float32."""
+        return self._params.params
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks B that it acts in."""
+        return self._acting.num_tasks
+
+    @property
+    def seed(self) -> int:
+        """Decides all that is drawn."""
+        return self._acting.seed
+
+    @property
+    def adapted(self) -> bool:
+        """True once it has adapted to tasks."""
+        return self._adapted
+
+    @property
+    def latent(self) -> Array | None:
+        """Latent variable drawn for this episode of every task, [B, Z] float32; None unless it infers its tasks."""
+        return self._acting.latent
+
+    @property
+    def unadapted(self) -> TrainedPolicy:
+        """The policy as it was before it adapted to anything."""
+        return TrainedPolicy(self.blueprint, self.state, seed=self.seed)
+
+    def task(self, b: int) -> TrainedPolicy:
+        """The policy of one of its tasks."""
+        if not -self.num_tasks <= b < self.num_tasks:
+            raise IndexError(f"found task {b}; required one from 0 to {self.num_tasks - 1}")
+        b %= self.num_tasks
+        rounds = [episodes.slice(b, b + 1) for episodes in self._rounds]
+        return TrainedPolicy(self.blueprint, self.state, self._params.slice(b, b + 1), rounds, self.seed)
+
+    def __call__(self, observations: Array, *, deterministic: bool = True) -> Array:
+        """Act, in the action space of the environment that it was trained in.
+
+        Args:
+            observations: see `act`.
+            deterministic: see `act`.
+        """
+        actions = self.blueprint.action_map(self.act(observations, deterministic=deterministic))
+        return actions.astype(self.blueprint.actions.dtype)
+
+    def act(self, observations: Array, *, deterministic: bool = True) -> Array:
+        """Actions as the policy emits them and as batches store them, before they are mapped to an environment's.
+
+        Args:
+            observations: one as the environment shows it or as batches store it, flattened, or any number of them
+                behind any leading axes; with B > 1 tasks the first axis is B.
+            deterministic: take the most likely actions; else draw them, as in training.
+
+        Returns:
+            [A] float32 or one int64, with the same leading axes as the observations have.
+        """
+        return self._acting.act(observations, deterministic=deterministic)
+
+    def log_prob(self, observations: Array, actions: Array) -> Array:
+        """Log-density (log-probability where actions are discrete) of actions, joint over their dimensions.
+
+        Args:
+            observations: see `act`.
+            actions: as `act` gives them and batches store them.
+
+        Returns:
+            float32, with the leading axes of the observations.
+        """
+        return log_prob(self.blueprint, self._acting, observations, actions)
+
+    def reset(self, *, seed: int | None = None) -> None:
+        """Begin an episode: a policy that infers its task draws anew what the task may be.
+
+        Args:
+            seed: start all over, with draws that this number decides.
+        """
+        self._acting.reset(seed)
+
+    def adapt(
+        self,
+        to: gymnasium.Env[Any, Any] | EpisodeBatch,
+        *,
+        episodes: int | None = None,
+        steps: int = 1,
+        max_episode_steps: int | None = None,
+    ) -> TrainedPolicy:
+        """Adapt to a task as the algorithm does, and return the adapted policy; this one stays as it is.
+
+        The policy family of MAML takes gradient steps on the episodes; PEARL infers the task from them; A2C, PPO and
+        the other learners of a single task do not adapt, and raise.
+
+        Args:
+            to: an environment that shows and takes what the run's own does, in which the episodes are collected; or
+                episodes [B, E, T] that this policy has collected, such as stored ones.
+            episodes: to collect for every step; those of the run's evaluation when None. Only with an environment.
+            steps: adaptation steps, each on episodes of its own. Only with an environment.
+            max_episode_steps: when an episode ends at the latest; as in training when None. Only with an environment.
+
+        Raises:
+            UsageError: the algorithm does not adapt, or the arguments do not fit.
+            ValueError: the environment or the episodes are not like those of the run.
+            RolloutError: the environment failed.
+        """
+        config = self.blueprint.config
+        if not config.algorithm.adaptation_steps:
+            raise UsageError(f"found {config.algorithm.name}, which does not adapt; use the policy as it is")
+        if self._adapted and not self._rounds:
+            raise UsageError(
+                "found a policy that was saved after it had adapted, without its episodes; use `policy.unadapted.adapt`"
+            )
+        if isinstance(to, EpisodeBatch):
+            if (episodes, steps, max_episode_steps) != (None, 1, None):
+                raise UsageError(
+                    "found episodes, steps or max_episode_steps together with a batch of episodes; leave them out: a "
+                    "batch is what one step adapts to"
+                )
+            return self._adapted_to(to)
+        if self.num_tasks != 1:
+            raise UsageError(
+                f"found a policy of {self.num_tasks} tasks to adapt to one environment; use `policy.task(b).adapt`"
+            )
+        episodes = EvaluationPlan.of(config).episodes if episodes is None else episodes
+        max_episode_steps = config.max_episode_steps if max_episode_steps is None else max_episode_steps
+        for name, number in (("episodes", episodes), ("steps", steps), ("max_episode_steps", max_episode_steps)):
+            if number < 1:
+                raise UsageError(f"found {name}={number}; required at least 1")
+        env, policy = self.blueprint.wrap(to), self
+        for _ in range(steps):
+            at = RolloutPosition(self.seed, 0, len(policy._rounds))
+            batch = collect_in(
+                env, self.blueprint, policy._params, at, episodes=episodes, max_episode_steps=max_episode_steps
+            )
+            policy = policy._adapted_to(batch)
+        return policy
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a new file, in the format that the file's suffix says.
+
+        .safetensors: everything but the episodes that it has adapted to; `metaloom.load_policy` reads it without the
+        run. .onnx and .pt2 (torch.export): the most likely actions of one task, as `policy(observations)` gives them.
+
+        Raises:
+            UsageError: there is a file already, the suffix is another one, or the network is not for such a format.
+            ExtraMissing: ONNX needs packages that are not installed.
+        """
+        path = Path(path)
+        if path.suffix not in _FORMATS:
+            raise UsageError(f"{path}: found the suffix {path.suffix!r}; required one of {', '.join(_FORMATS)}")
+        if path.exists():
+            raise UsageError(f"{path}: found a file already; required a path where nothing is")
+        # Under a name of its own until it is whole, so that nobody loads half of it.
+        part = path.with_name(f".{path.stem}.part{path.suffix}")
+        try:
+            _FORMATS[path.suffix](self, part)
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def deployed(self) -> DeployedPolicy:
+        """The most likely actions as a torch module: observations [N, ...] to what the environment is to do.
+
+        Raises:
+            UsageError: it is a policy of several tasks.
+        """
+        if self.num_tasks != 1:
+            raise UsageError(f"found a policy of {self.num_tasks} tasks; required one: `policy.task(b)`")
+        latent = self.latent
+        params = {name: value[0] for name, value in self.params.items()}
+        return DeployedPolicy(self.blueprint, params, None if latent is None else latent[0]).eval()
+
+    def _adapted_to(self, batch: EpisodeBatch) -> TrainedPolicy:
+        B = len(batch.lengths)
+        if self.num_tasks not in (1, B):
+            raise UsageError(f"found episodes of {B} tasks for a policy of {self.num_tasks}; required as many")
+        self._check_like_ours(batch)
+        learner, params = self.blueprint.learner(), self._params
+        if B > 1 and self.num_tasks == 1:
+            if self._adapted:
+                raise UsageError(f"found episodes of {B} tasks for a policy that has adapted to one; required 1 task")
+            params = learner.acting_params(self.state, B)
+        rounds = [*self._rounds, batch]
+        adapted = learner.adapt_to_episodes(self.state, params, rounds, run_seed=self.seed)
+        return TrainedPolicy(self.blueprint, self.state, adapted, rounds, self.seed)
+
+    def _check_like_ours(self, batch: EpisodeBatch) -> None:
+        spaces = self.blueprint.spaces
+        discrete = batch.actions.dtype == np.int64
+        found = (batch.observations.shape[-1], 0 if discrete else batch.actions.shape[-1])
+        if found != (spaces.observation_size, spaces.action_size):
+            raise ValueError(
+                f"found episodes with {found[0]} numbers in an observation and "
+                f"{'discrete actions' if discrete else f'{found[1]} in an action'}; required "
+                f"{spaces.observation_size} and {spaces.action_size or 'discrete actions'}"
+            )
+
+
+def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
+    """Read a policy that `TrainedPolicy.save` wrote. No run is needed, and no environment until it is adapted to.
+
+    Args:
+        path: of the file.
+        trust: agree to import the modules that it names, now and later; not asked of policies that you saved.
+
+    Raises:
+        UntrustedRun: it names modules that you have not agreed to import.
+        UsageError: there is no such file, or it holds no policy.
+        ConfigError: its settings are not those of a run, or need a module that cannot be imported.
+    """
+    found = PolicyFile.read(path, trust=trust)
+    return TrainedPolicy(found.blueprint, found.state, found.params if found.adapted else None, seed=found.seed)
+
+
+def _save_numbers(policy: TrainedPolicy, path: Path) -> None:
+    params = TaskParams(dict(policy.params))
+    PolicyFile(policy.blueprint, policy.state, params, policy.adapted, policy.seed).write(path)
+
+
+_FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
+    ".safetensors": _save_numbers,
+    ".onnx": lambda policy, path: save_onnx(policy.deployed(), path),
+    ".pt2": lambda policy, path: save_program(policy.deployed(), path),
+}
+"""By the suffix of the file."""

@@ -1,0 +1,187 @@
+"""Trust in a stored run: whether what its settings name may be imported.
+
+Settings name classes as module:Class, and to import a module runs it. Those of a stored run may have been written by
+anybody, so they become a RunConfig only in `run_stages.config_of`, and those in the file of a policy only in
+`trained.files`; both ask here first. Trust is remembered per user, for one run.json or one policy, by its hash:
+whatever is changed in it is not trusted any more. It also holds only where the modules are found in the same place,
+since another folder may have another module of that name.
+
+What a run names without a module, Metaloom or an installed package brings, and needs no trust. Nor do names that the
+user gave to the command.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from metaloom import storage
+from metaloom.flows.runs import run_folder
+from metaloom.pipeline.plugins import INSTALLED, place_of
+from metaloom.pipeline.schema import ConfigError
+from metaloom.storage import Run
+
+log = logging.getLogger(__name__)
+
+Places = dict[str, str | None]
+"""By the top-level name of a module, where it is imported from."""
+
+_trusted_here: dict[str, Places] = {}
+"""What this process was told, for users whose configuration folder cannot be written."""
+
+
+class UntrustedRun(ConfigError):
+    """Stored settings name modules that the user has not agreed to import."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Stored settings that may name modules: those of a run, or of a policy's file.
+
+    Attributes:
+        where: they are, for messages.
+        sha256: of all that is stored with them.
+        names: that they may name.
+        remedy: how the user says that they are trusted.
+    """
+
+    where: str
+    sha256: str
+    names: list[str]
+    remedy: str
+
+    @classmethod
+    def of_run(cls, run: Run) -> "Settings":
+        """Those of a run and of its ancestors."""
+        remedy = (
+            f"add --trust (in Python: metaloom.trust_run({run.location!r})). `metaloom show {run.location}` shows the "
+            "settings and runs nothing"
+        )
+        return cls(run.location, str(run.info["sha256"]), names_of_run(run), remedy)
+
+    @classmethod
+    def of_policy(cls, path: str | Path, described: str) -> "Settings":
+        """Those in a policy's file, which describes the policy in JSON."""
+        sha256 = hashlib.sha256(described.encode()).hexdigest()
+        names = sorted({*names_in(json.loads(described))})
+        return cls(str(path), sha256, names, f"metaloom.load_policy({str(path)!r}, trust=True)")
+
+    def trust(self) -> None:
+        """Agree to import the modules that are named, now and later."""
+        if not self.names:
+            return
+        places = _places(self.names)
+        _trusted_here[self.sha256] = places
+        try:
+            _remember(self, places)
+        except OSError as error:
+            log.warning("%s: cannot remember that its modules are trusted: %s; say --trust again", self.where, error)
+
+    def require_trust(self) -> None:
+        """Refuse settings that name modules, unless the user trusts them.
+
+        Raises:
+            UntrustedRun: saying which modules, and where they are.
+        """
+        if not self.names:
+            return
+        places, trusted = _places(self.names), _trusted_here.get(self.sha256) or _remembered(self.sha256)
+        moved = [name for name, place in places.items() if place not in (None, INSTALLED, (trusted or {}).get(name))]
+        if trusted is not None and not moved:
+            return
+        shown = places if trusted is None else moved
+        found = ", ".join(f"{name} ({_told(places[name])})" for name in shown)
+        problem = "you have not trusted" if trusted is None else "you have trusted in another place"
+        raise UntrustedRun(
+            f"{self.where}: its settings name {', '.join(self.names)}; found {found}, which {problem} to be imported "
+            f"for it; required your word, since importing runs code: {self.remedy}"
+        )
+
+
+def trust_run(run: Run | str | Path) -> None:
+    """Agree to import the modules that a stored run's settings name, now and in later commands of this user.
+
+    Args:
+        run: a run, its path or URL, or its name in the runs folder.
+
+    Raises:
+        storage.StoreError: there is no such run.
+    """
+    Settings.of_run(run if isinstance(run, Run) else storage.open_run(run_folder(run))).trust()
+
+
+def require_trust(run: Run) -> None:
+    """Refuse a run whose settings name modules, unless the user trusts it.
+
+    Raises:
+        UntrustedRun: saying which modules, and where they are.
+    """
+    Settings.of_run(run).require_trust()
+
+
+def names_of_run(run: Run) -> list[str]:
+    """All module:Class that the settings of a run and of its ancestors may name."""
+    runs: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]
+    return sorted({name for info in runs for name in names_in(info.get("config"))})
+
+
+def names_in(settings: object) -> Iterator[str]:
+    """Texts in settings that may name something in a module: all with a colon, whatever they are for.
+
+    Which of them are imported only the classes know that they name. And a warm start from a URL is nothing to read on
+    somebody else's behalf either.
+    """
+    if isinstance(settings, str) and ":" in settings:
+        yield settings
+    elif isinstance(settings, Mapping):
+        for name, value in cast(Mapping[object, object], settings).items():
+            yield from names_in(name)
+            yield from names_in(value)
+    elif isinstance(settings, list | tuple):
+        for value in cast(list[object], settings):
+            yield from names_in(value)
+
+
+def _places(names: list[str]) -> Places:
+    modules = dict.fromkeys(name.partition(":")[0].partition(".")[0] for name in names)
+    return {module: place_of(module) for module in modules}
+
+
+def _told(place: str | None) -> str:
+    return "not found here" if place is None else "an installed package" if place == INSTALLED else f"in {place}"
+
+
+def _folder() -> Path:
+    """Folder of what the user trusts: one file for each run."""
+    chosen = os.environ.get("XDG_CONFIG_HOME", "")
+    # Relative paths are to be ignored, says the XDG specification: they would lie in whatever folder the user is in.
+    return Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config")) / "metaloom" / "trusted"
+
+
+def _file(sha256: str) -> Path:
+    return _folder() / f"{sha256}.json"
+
+
+def _remember(settings: Settings, places: Places) -> None:
+    file = _file(settings.sha256)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    part.write_text(json.dumps({"settings": settings.where, "modules": places}, indent=1) + "\n", encoding="utf-8")
+    part.replace(file)
+
+
+def _remembered(sha256: str) -> Places | None:
+    file = _file(sha256)
+    try:
+        # Somebody else's file, in a home folder that root or another user was given, is not this user's word.
+        if file.stat().st_uid != os.geteuid():
+            return None
+        modules: Any = json.loads(file.read_text(encoding="utf-8"))["modules"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return dict(modules) if isinstance(modules, dict) else None

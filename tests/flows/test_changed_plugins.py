@@ -1,0 +1,110 @@
+"""Which source a stored output was computed with: known by session, compared when it is computed again, shown."""
+
+import shutil
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from metaloom import storage
+from metaloom.flows import cli
+from metaloom.flows.commands.train import train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import build_config
+from metaloom.storage import StageRef
+from metaloom.storage.format.canonical import read_sealed, render, sealed
+
+MEASURE = """
+from metaloom.pipeline.types import EpisodeBatch
+from own_scale import SCALE
+
+def longest(episodes: EpisodeBatch) -> dict[str, float]:
+    return {"longest": float(episodes.lengths.max())}
+"""
+SCALES = ["SCALE = 1\n", "SCALE = 1  # a comment\n", "SCALE = 1  # another\n"]
+DIGESTS = [sha256(text.encode()).hexdigest() for text in SCALES]
+
+
+@pytest.fixture
+def say(tmp_path, monkeypatch, capsys, caplog):
+    """Runs a command and returns its output and its warnings, in a folder with a run of two iterations."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("METALOOM_RUNS", "runs")
+    Path("own_measure.py").write_text(MEASURE)
+    Path("own_scale.py").write_text(SCALES[0])
+    sizes = {"iterations": 2, "num_tasks": 2, "episodes_per_task": 2, "max_episode_steps": 4}
+    config = {"env": "point-corner", "algorithm": "promp", "policy": {"hidden_sizes": [4]}, **sizes}
+    train(build_config({**config, "metrics": ["own_measure:longest"]}), Path("runs/first"), backend=Backend(workers=0))
+
+    def run(words):
+        caplog.clear()
+        assert cli.run(words.split()) == 0
+        return capsys.readouterr().out, [record.getMessage() for record in caplog.records]
+
+    yield run
+    for name in ("own_measure", "own_scale"):
+        sys.modules.pop(name, None)
+
+
+def changed(run, session, before, after):
+    digests = f"had the SHA-256 {DIGESTS[before][:12]}..., found {DIGESTS[after][:12]}..."
+    return f"runs/{run}, session {session}: the source of own_scale {digests}; numbers may differ"
+
+
+def source(run, iteration):
+    run = storage.open_run(Path("runs") / run)
+    return run.environment_of(StageRef(iteration, "meta_optimize"))["plugins"]["own_scale"]
+
+
+def test_each_session_remembers_its_sources_and_replay_compares_with_them(say):
+    assert say("replay first")[1] == []
+    Path("own_scale.py").write_text(SCALES[1])
+    assert say("resume first --iterations 3 --workers 0")[1] == [changed("first", 0, 0, 1)]
+    assert say("resume first --iterations 4 --workers 0")[1] == []
+    assert [source("first", i) for i in range(4)] == [DIGESTS[i] for i in (0, 0, 1, 1)]
+    out, warnings = say("replay first")
+    assert "all identical" in out
+    assert warnings == [changed("first", 0, 0, 1)]
+    assert say("replay first@3")[1] == say("optimize first@3 --set algorithm.clip_eps=0.1")[1] == []
+    Path("own_scale.py").write_text(SCALES[2])
+    assert say("replay first")[1] == [changed("first", n, *pair) for n, pair in ((0, (0, 2)), (1, (1, 2)), (2, (1, 2)))]
+    assert storage.verify_run("runs/first") == []
+
+
+def test_a_fork_says_what_changed_and_keeps_what_its_shared_iterations_were_computed_with(say):
+    Path("own_scale.py").write_text(SCALES[1])
+    assert say("fork first@1 --run second")[1] == [changed("first", 0, 0, 1)]
+    assert source("second", 0) == DIGESTS[0]
+    assert say("resume second --workers 0")[1] == [changed("second", 0, 0, 1)]
+    assert [source("second", i) for i in range(2)] == DIGESTS[:2]
+    assert say("replay second@0")[1] == [changed("second", 0, 0, 1)]
+    assert say("replay second@1")[1] == []
+    assert say("fork second@2 --run third --set iterations=3")[1] == []
+    shutil.rmtree("runs/second")
+    say("resume third --workers 0")
+    assert [source("third", i) for i in range(3)] == [DIGESTS[i] for i in (0, 1, 1)]
+
+
+def test_show_tells_which_sessions_computed_with_something_else(say):
+    assert "sessions that" not in say("show first")[0]
+    Path("own_scale.py").write_text(SCALES[1])
+    say("resume first --iterations 3 --workers 0")
+    say("resume first --iterations 4 --workers 0")
+    out = say("show first")[0]
+    (line,) = [line for line in out.splitlines() if "plugins.own_scale" in line]
+    assert line.split()[0] == "1"
+    assert line.split()[-2:] == [digest[:12] for digest in DIGESTS[:2]]
+
+
+def test_a_session_of_an_earlier_version_computed_with_what_its_run_began_with(say):
+    say("resume first --iterations 3 --workers 0")
+    (file,) = Path("runs/first/_sessions").glob("000001-*/session.json")
+    document = {name: value for name, value in read_sealed(file).items() if name != "environment"}
+    file.write_bytes(render(sealed(document)))
+    assert source("first", 2) == DIGESTS[0]
+    for nonsense in (5, {"plugins": 5}, {"plugins": {"own_scale": 5}}):
+        file.write_bytes(render(sealed(document | {"environment": nonsense, "versions": 3})))
+        assert "all identical" in say("replay first@2")[0]
+        say("show first")

@@ -1,0 +1,362 @@
+"""Trained policies outside of their runs: they act as they did there, adapt as they did there, and survive as files."""
+
+import json
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import onnxruntime
+import pytest
+import safetensors
+import torch
+
+import metaloom
+from metaloom.flows import cli
+from metaloom.flows.errors import UsageError
+from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.envs.registry import make_env
+from metaloom.stages.rollouts.faults import RolloutError
+
+META = ("env.options={reward: dense}", "num_tasks=3", "episodes_per_task=4", "max_episode_steps=6")
+ONE_TASK = ("min_steps=20", "episodes_per_task=8", "max_episode_steps=10")
+REPLAY = ("algorithm.memory_size=200", "algorithm.num_init_memory_steps=20", "algorithm.batch_size=8")
+GRADIENT_BASED = ("promp", "maml-trpo", "maml-vpg", "maml-ppo", "e-maml", "dice-maml", "vpg-dice")
+RUNS = {
+    **{name: (f"{name}-point-corner", *META) for name in GRADIENT_BASED},
+    **{name: (name, "env=CartPole-v1", *ONE_TASK) for name in ("a2c", "ppo", "ppo2", "svpg")},
+    "dql": ("dql", "env=CartPole-v1", "max_episode_steps=10", *REPLAY),
+    "sac": ("sac", "env=Pendulum-v1", "max_episode_steps=10", "algorithm.critic_hidden_sizes=[8]", *REPLAY),
+    "pearl": (
+        "pearl-point-robot",
+        "num_tasks=2",
+        "max_episode_steps=5",
+        "algorithm.num_initial_steps=10",
+        "algorithm.num_steps_posterior=10",
+        "algorithm.num_extra_rl_steps_posterior=10",
+        "algorithm.num_steps_prior=5",
+        "algorithm.num_updates=3",
+        "algorithm.meta_batch_size=2",
+        "algorithm.batch_size=8",
+        "algorithm.embedding_batch_size=6",
+        "algorithm.critic_hidden_sizes=[8]",
+        "algorithm.encoder_hidden_sizes=[8]",
+    ),
+}
+of_all = pytest.mark.parametrize("trained", RUNS, indirect=True)
+NONE_ADAPTS = ("a2c", "ppo", "ppo2", "svpg", "dql", "sac")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Runs by name, each trained when it is first asked for."""
+    root, found = tmp_path_factory.mktemp("trained"), {}
+
+    def run_of(name):
+        if name not in found:
+            recipe, *settings = RUNS[name]
+            config = build_config(override(load_settings(recipe), [*settings, "policy.hidden_sizes=[8]"]))
+            config = config.model_copy(update={"iterations": 2})
+            found[name] = metaloom.train(config, root / name, progress=False)
+        return found[name]
+
+    return run_of
+
+
+@pytest.fixture
+def trained(made, request):
+    return made(request.param)
+
+
+def observations_of(policy, n=5):
+    return np.random.default_rng(3).standard_normal((n, *policy.blueprint.spaces.observation_shape)).astype(np.float32)
+
+
+def most_likely(run, batch):
+    """The most likely actions at every real step, as the batch recorded the acting distributions."""
+    behavior = batch.behavior
+    if "log_probs" in behavior or "action_values" in behavior:
+        return behavior.get("log_probs", behavior.get("action_values")).argmax(-1)
+    return np.tanh(behavior["mean"]) if run.config["algorithm"]["name"] == "sac" else behavior["mean"]
+
+
+@pytest.mark.parametrize("trained", [name for name in RUNS if name not in ("pearl", "svpg")], indirect=True)
+def test_it_acts_and_weighs_actions_as_the_stored_episodes_say(trained):
+    batch, policy = trained[1].rollouts(0), trained.policy(1)
+    real, seen = batch.mask.astype(bool), batch.observations[:, :, :-1]
+    np.testing.assert_allclose(policy.act(seen)[real], most_likely(trained, batch)[real], atol=1e-6)
+
+    behavior = {name: torch.as_tensor(value) for name, value in batch.behavior.items()}
+    actions = torch.as_tensor(batch.actions)
+    if "log_probs" in behavior:
+        expected = behavior["log_probs"].gather(-1, actions[..., None])[..., 0]
+    elif "action_values" in behavior:
+        epsilon, n = behavior["epsilon"][:, None, None], behavior["action_values"].shape[-1]
+        expected = (epsilon / n + (1 - epsilon) * (actions == behavior["action_values"].argmax(-1))).log()
+    elif "log_stds" in behavior:
+        gaussian = torch.distributions.Normal(behavior["mean"].double(), behavior["log_stds"].double().exp())
+        squashed = torch.distributions.TransformedDistribution(gaussian, [torch.distributions.TanhTransform()])
+        expected = squashed.log_prob(actions.double().clamp(-1 + 1e-9, 1 - 1e-9)).sum(-1)
+    else:
+        std = behavior["log_std"][:, None, None].exp()
+        expected = torch.distributions.Normal(behavior["mean"], std).log_prob(actions).sum(-1)
+    found = policy.log_prob(seen, batch.actions)
+    np.testing.assert_allclose(found[real], expected.numpy()[real], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("trained", GRADIENT_BASED, indirect=True)
+def test_adapted_to_stored_episodes_it_is_the_stored_adapted_policy_bit_for_bit(trained):
+    adapted = trained.policy(1).adapt(trained[1].rollouts(0))
+    stored = trained[1].adapted(0).params
+    assert adapted.params.keys() == stored.keys()
+    assert all(np.array_equal(adapted.params[name], stored[name]) for name in stored)
+    after = trained[1].rollouts(1)
+    means = after.behavior["mean"]
+    np.testing.assert_allclose(adapted.act(after.observations[:, :, :-1]), means, atol=1e-6)
+    one = adapted.task(2)
+    assert one.num_tasks == 1
+    np.testing.assert_allclose(one.act(after.observations[2, :, :-1]), means[2], atol=1e-6)
+
+
+def test_pearl_infers_what_the_learner_infers_from_all_episodes_so_far(made):
+    run = made("pearl")
+    config, policy = run.config, run.policy(1)
+    env = make_env(policy.blueprint.config.env)
+    env.set_task(env.sample_tasks(1, np.random.default_rng(0))[0])
+    once = policy.adapt(env, episodes=3, steps=1)
+    twice = once.adapt(env, episodes=3)
+    assert repr(twice) == "TrainedPolicy(pearl in pearl-point-robot, adapted by 2 steps)"
+    assert config["algorithm"]["num_exp_traj_eval"] <= 3
+    prior, first, second = (p.params["belief.variance"] for p in (policy, once, twice))
+    assert (first < prior).all()
+    assert (second < first).all()  # a product of Gaussians narrows with every transition
+    assert np.array_equal(policy.adapt(env, episodes=3, steps=2).params["belief.mean"], twice.params["belief.mean"])
+    latent = twice.latent
+    twice.reset()
+    assert not np.array_equal(twice.latent, latent)
+    twice.reset(seed=0)
+    assert np.array_equal(twice.latent, latent)
+
+
+@of_all
+def test_what_is_saved_acts_alike_without_the_run(trained, tmp_path, monkeypatch):
+    policy = trained.policy()
+    seen, one = observations_of(policy), observations_of(policy, 1)
+    expected = policy(seen)
+    assert expected.dtype == make_env(policy.blueprint.config.env).env.action_space.dtype
+    policy.save(tmp_path / "policy.safetensors")
+    policy.save(tmp_path / "policy.pt2")
+    monkeypatch.setattr("metaloom.storage.run.read_info", lambda path: pytest.fail("a run was opened"))
+    loaded = metaloom.load_policy(tmp_path / "policy.safetensors")
+    assert np.array_equal(loaded(seen), expected)
+    drawn = [each.act(seen, deterministic=False) for each in (policy, loaded)]
+    assert np.array_equal(*drawn)
+    program = torch.export.load(tmp_path / "policy.pt2").module()
+    np.testing.assert_allclose(program(torch.tensor(seen)).numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(program(torch.tensor(one)).numpy(), policy(one), atol=1e-6)
+
+
+@pytest.mark.parametrize("trained", ["promp", "ppo", "dql", "sac", "pearl"], indirect=True)
+def test_an_onnx_model_acts_alike_under_another_runtime(trained, tmp_path):
+    policy = trained.policy()
+    policy.save(tmp_path / "policy.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"))
+    for n in (1, 7):
+        seen = observations_of(policy, n)
+        (actions,) = session.run(None, {"observations": seen})
+        np.testing.assert_allclose(actions, policy(seen), atol=1e-6)
+        assert actions.dtype == policy(seen).dtype
+
+
+def test_a_network_of_the_users_own_is_saved_and_exported_too(tmp_path, monkeypatch):
+    examples = Path(__file__).parents[2] / "examples"
+    monkeypatch.chdir(examples)
+    monkeypatch.syspath_prepend(examples)
+    run = metaloom.train(
+        "promp-point-corner",
+        tmp_path / "run",
+        progress=False,
+        iterations=1,
+        num_tasks=2,
+        episodes_per_task=2,
+        max_episode_steps=5,
+        policy={"network": "own_network:Residual"},
+    )
+    policy = run.policy()
+    seen = observations_of(policy)
+    policy.save(tmp_path / "policy.safetensors")
+    assert np.array_equal(metaloom.load_policy(tmp_path / "policy.safetensors")(seen), policy(seen))
+    policy.save(tmp_path / "policy.pt2")
+    program = torch.export.load(tmp_path / "policy.pt2").module()
+    np.testing.assert_allclose(program(torch.tensor(seen)).numpy(), policy(seen), atol=1e-6)
+
+
+class Robot(gymnasium.Env):
+    """What point-corner shows and takes, without being it; it counts how it is used."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+    action_space = gymnasium.spaces.Box(-0.2, 0.2, (2,), np.float32)
+
+    def __init__(self):
+        self.resets, self.taken, self.limit = 0, [], 10**6
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets += 1
+        self.t, self.at = 0, self.np_random.standard_normal(2)
+        return self.at.copy(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.taken.append(action)
+        self.t, self.at = self.t + 1, self.at + action
+        return self.at.copy(), float(-abs(self.at).sum()), False, self.t >= self.limit, {}
+
+
+def test_adapting_to_an_environment_takes_its_episodes_and_leaves_the_policy_alone(made):
+    policy, env = made("promp").policy(), Robot()
+    before = {name: value.copy() for name, value in policy.params.items()}
+    adapted = policy.adapt(env, episodes=4, steps=2)
+    assert (env.resets, len(env.taken)) == (8, 8 * 6)
+    assert all(np.array_equal(policy.params[name], before[name]) for name in before)
+    assert any(not np.array_equal(adapted.params[name], before[name]) for name in before)
+    again = policy.adapt(Robot(), episodes=4).adapt(Robot(), episodes=4)
+    assert all(np.array_equal(again.params[name], adapted.params[name]) for name in before)
+    other = made("promp").policy(seed=1).adapt(Robot(), episodes=4, steps=2)
+    assert any(not np.array_equal(other.params[name], adapted.params[name]) for name in before)
+    assert all(np.array_equal(adapted.unadapted.params[name], before[name]) for name in before)
+
+
+def test_an_episode_that_the_robot_ends_early_is_an_episode(made):
+    env = Robot()
+    env.limit = 3
+    made("promp").policy().adapt(env, episodes=4)
+    assert (env.resets, len(env.taken)) == (4, 12)
+
+
+def test_draws_follow_from_seed_episode_and_step_alone(made):
+    policy, same = made("promp").policy(seed=5), made("promp").policy(seed=5)
+    seen = observations_of(policy, 1)[0]
+    drawn = np.array([policy.act(seen, deterministic=False) for _ in range(70)])
+    same(seen)  # the most likely action draws nothing
+    assert np.array_equal(drawn, [same.act(seen, deterministic=False) for _ in range(70)])
+    assert len(np.unique(drawn[:, 0])) == 70
+    policy.reset()
+    assert not np.array_equal(drawn[0], policy.act(seen, deterministic=False))
+    policy.reset(seed=5)
+    assert np.array_equal(drawn[0], policy.act(seen, deterministic=False))
+    std = np.exp(policy.params["log_std"][0])
+    noise = (drawn - policy.act(seen)) / std
+    assert abs(noise.mean()) < 0.4
+    assert 0.7 < noise.std() < 1.3
+
+
+@pytest.mark.parametrize("trained", NONE_ADAPTS, indirect=True)
+def test_what_does_not_adapt_says_so(trained):
+    with pytest.raises(UsageError, match="which does not adapt"):
+        trained.policy().adapt(Robot())
+
+
+def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
+    run = made("promp")
+    policy = run.policy()
+    env = Robot()
+    env.action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    with pytest.raises(ValueError, match=r"found the action space Box\(-1.0, 1.0.*RescaleAction"):
+        policy.adapt(env)
+    with pytest.raises(
+        ValueError, match=r"found observations of shape \(4,\) and 2 discrete actions; required .*\(2,\)"
+    ):
+        policy.adapt(gymnasium.make("CartPole-v1"))
+    with pytest.raises(ValueError, match=r"found observations of shape \(3,\); required \(..., 2\)"):
+        policy(np.zeros(3))
+    with pytest.raises(ValueError, match="found actions of shape"):
+        policy.log_prob(np.zeros((4, 2)), np.zeros((3, 2)))
+    with pytest.raises(UsageError, match="found episodes=0; required at least 1"):
+        policy.adapt(Robot(), episodes=0)
+    with pytest.raises(UsageError, match="together with a batch of episodes"):
+        policy.adapt(run[0].rollouts(0), episodes=3)
+    with pytest.raises(UsageError, match="3 tasks to adapt to one environment"):
+        policy.adapt(run[0].rollouts(0)).adapt(Robot())
+    with pytest.raises(ValueError, match="found episodes with 4 numbers in an observation and discrete actions; req"):
+        policy.adapt(made("ppo")[0].rollouts(0))
+    with pytest.raises(UsageError, match="found 5 updates asked for, but the run has 2"):
+        run.policy(5)
+    (tmp_path / "there.onnx").touch()
+    with pytest.raises(UsageError, match="found a file already"):
+        policy.save(tmp_path / "there.onnx")
+    with pytest.raises(UsageError, match=r"found the suffix '.pkl'; required one of .safetensors, .onnx, .pt2"):
+        policy.save(tmp_path / "policy.pkl")
+    with pytest.raises(UsageError, match=r"policy of 3 tasks; required one: `policy.task\(b\)`"):
+        policy.adapt(run[0].rollouts(0)).save(tmp_path / "policy.pt2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there.onnx"]
+
+
+def test_a_robot_that_fails_is_told_with_its_own_error(made):
+    env = Robot()
+    env.step = lambda action: 1 / 0
+    with pytest.raises(RolloutError, match="ZeroDivisionError"):
+        made("promp").policy().adapt(env)
+
+
+def test_a_policy_saved_after_adapting_acts_but_adapts_from_the_start_only(made, tmp_path):
+    adapted = made("promp").policy().adapt(Robot(), episodes=4)
+    adapted.save(tmp_path / "mine.safetensors")
+    loaded = metaloom.load_policy(tmp_path / "mine.safetensors")
+    assert np.array_equal(loaded(np.ones(2)), adapted(np.ones(2)))
+    with pytest.raises(UsageError, match=r"use `policy.unadapted.adapt`"):
+        loaded.adapt(Robot())
+    again = loaded.unadapted.adapt(Robot(), episodes=4)
+    assert np.array_equal(again(np.ones(2)), adapted(np.ones(2)))
+
+
+def test_a_file_that_is_no_policy_is_told_in_one_line(tmp_path):
+    broken, foreign = tmp_path / "broken.safetensors", tmp_path / "foreign.safetensors"
+    broken.write_bytes(b"\x80\x04pickle?")
+    with pytest.raises(UsageError, match="found no safetensors file"):
+        metaloom.load_policy(broken)
+    safetensors.numpy.save_file({"a": np.zeros(1)}, foreign)
+    with pytest.raises(UsageError, match="found a safetensors file with format None"):
+        metaloom.load_policy(foreign)
+    for policy in ("{", json.dumps({"config": {}})):
+        metadata = {"format": "metaloom-policy-1", "policy": policy}
+        safetensors.numpy.save_file({"a": np.zeros(1)}, foreign, metadata)
+        with pytest.raises(UsageError, match="a description that is damaged"):
+            metaloom.load_policy(foreign)
+    with pytest.raises(UsageError, match="found no such file"):
+        metaloom.load_policy(tmp_path / "nowhere.safetensors")
+
+
+def test_the_command_writes_the_policy_of_an_iteration(made, tmp_path, capsys):
+    run = made("promp")
+    assert cli.run(["policy", f"{run.path}@1", "--out", str(tmp_path / "first.safetensors")]) == 0
+    assert "TrainedPolicy(promp in point-corner)" in capsys.readouterr().out
+    loaded = metaloom.load_policy(tmp_path / "first.safetensors")
+    assert np.array_equal(loaded(np.ones(2)), run.policy(1)(np.ones(2)))
+    assert not np.array_equal(loaded(np.ones(2)), run.policy()(np.ones(2)))
+
+
+def test_the_api_trains_resumes_replays_forks_and_questions_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    sizes = {"num_tasks": 2, "episodes_per_task": 2, "max_episode_steps": 5}
+    run = metaloom.train(
+        "promp-point-corner", "first", progress=False, iterations=1, algorithm={"inner_lr": 0.2}, **sizes
+    )
+    assert run.config["algorithm"]["inner_lr"] == 0.2
+    assert len(metaloom.resume(run, iterations=2, progress=False)) == len(run) == 2
+    assert all(stage.identical for stage in metaloom.replay("first", 1))
+    fork = metaloom.fork("first", 1, "second", iterations=2, algorithm={"inner_lr": 0.1})
+    metaloom.resume(fork, progress=False, backend=Backend(workers=0))
+    both = metaloom.open_runs("*")
+    assert [each.name for each in both] == ["first", "second"]
+    assert both.metrics()["run"].to_pylist() == ["first"] * 2 + ["second"] * 2
+    assert both.episodes().num_rows == 2 * 2 * 2 * 2 * 2
+    assert both[1:][0].config["algorithm"]["inner_lr"] == 0.1
+    other = metaloom.optimize(run, 1, algorithm={"clip_eps": 0.01})
+    assert other.ref.stage == "meta_optimize"
+    assert metaloom.evaluate(run, num_tasks=2, episodes=2).evaluation.adaptation_steps == 1
+    assert "promp-point-corner" in metaloom.recipes()
+    with pytest.raises(UsageError, match="found no run"):
+        metaloom.open_runs("nothing-*")
