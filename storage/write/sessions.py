@@ -103,7 +103,7 @@ class Session:
             for folder in {target.parent for target in targets}:  # which may be the session's own
                 sync_folder(folder)
         except FileNotFoundError as error:
-            raise self._explain(error) from error
+            raise self.explain(error) from error
         self._note(targets)
 
     def publish(self, content: bytes, target: Path) -> None:
@@ -117,7 +117,7 @@ class Session:
         try:
             os.link(part, target)
         except FileNotFoundError as error:
-            raise self._explain(error) from error
+            raise self.explain(error) from error
         sync_folder(target.parent)
         part.unlink(missing_ok=True)
         self._note([target])
@@ -136,7 +136,7 @@ class Session:
                 os.rename(path, part)
             except FileNotFoundError as error:
                 if not self.folder.is_dir():
-                    raise self._explain(error) from error
+                    raise self.explain(error) from error
                 continue
             _discard(part)
 
@@ -178,9 +178,10 @@ class Session:
         try:
             return self._creator.create(path, content)
         except FileNotFoundError as error:
-            raise self._explain(error) from error
+            raise self.explain(error) from error
 
-    def _explain(self, error: OSError) -> Exception:
+    def explain(self, error: OSError) -> Exception:
+        """Tell why a file was not there: a later session has begun, if that is so; else the error itself."""
         return error if self.folder.is_dir() else _fenced_out(self.root, self.number)
 
 

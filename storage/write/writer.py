@@ -365,6 +365,10 @@ def open_writer(
         session = begin_session(path, take_over=take_over)
         try:
             return run_writer(path, session, capacity, repair=repair, retention=retention)
+        except FileNotFoundError as error:  # perhaps what a later writer has taken out meanwhile
+            reason = session.explain(error)
+            session.close()
+            raise reason from error
         except BaseException:
             session.close()
             raise
