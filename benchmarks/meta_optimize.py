@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from metaloom.flows.graph.context import learner_of
 from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Step, TaskParams
@@ -24,7 +25,7 @@ from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize
 
 TASKS, EPISODES, STEPS, OBSERVATION, ACTION = 40, 20, 100, 17, 6
-POLICY = GaussianPolicy(OBSERVATION, ACTION, PolicyConfig(hidden_sizes=(64, 64)))
+POLICY = GaussianPolicy(Spaces((OBSERVATION,), 1.0, ACTION, 0), PolicyConfig(hidden_sizes=(64, 64)))
 
 Timings = dict[tuple[int, int, str, str], tuple[float, float]]
 

@@ -27,6 +27,7 @@ from sampling import policy_params
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import MEAN_NETWORK, network_inference
 from metaloom.pipeline.types import Array, TaskParams
@@ -150,7 +151,8 @@ def _steps_per_second(args: argparse.Namespace, env: VectorEnv, actions: Any, ta
     observations, _ = env.reset()
     rows = len(observations)
     params = policy_params(observations[0], actions, args.hidden)
-    spec = PolicyConfig(hidden_sizes=(args.hidden, args.hidden)).network_spec(observations[0].shape, actions.shape[0])
+    spaces = Spaces(observations[0].shape, 1.0, actions.shape[0], 0)
+    spec = PolicyConfig(hidden_sizes=(args.hidden, args.hidden)).network_spec(spaces, spaces.action_size)
     policy = network_inference(MEAN_NETWORK, spec, TaskParams.broadcast(params, tasks), rows // tasks)
     rng = np.random.default_rng(1)
     began, steps = time.perf_counter(), 0

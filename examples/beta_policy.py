@@ -9,12 +9,11 @@ reinforcement learning using the Beta distribution", PMLR 70.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor, distributions
 from torch.nn.functional import softplus
 
-from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.contract import OwnPolicy
 
@@ -62,14 +61,7 @@ class BetaPolicy(OwnPolicy):
     """α and β of every action are 1 + softplus of the network's outputs, so that densities have one peak."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
-        spec = config.network_spec(
-            spaces.observation_shape, 2 * spaces.action_size, observation_scale=spaces.observation_scale
-        )
-        self.network = build_network("beta_network", spec)
-
-    def initialize(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Parameters of the network."""
-        return self.network.initialize(rng)
+        self.network = build_network("beta_network", config.network_spec(spaces, 2 * spaces.action_size))
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Betas:
         """Distributions at observations [..., N, O]."""

@@ -11,19 +11,9 @@ from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.rollouts.blocks import collect_until, tasks_together
-from metaloom.stages.rollouts.faults import Circumstances, RolloutError, RolloutPosition, not_finite
+from metaloom.stages.rollouts.faults import Circumstances, RolloutPosition, not_finite
 from metaloom.stages.rollouts.sampler import Sampler
-from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch, Unwatched
-
-__all__ = [
-    "UNWATCHED",
-    "RolloutError",
-    "RolloutPosition",
-    "RolloutWatch",
-    "Sampler",
-    "Unwatched",
-    "collect_rollouts",
-]
+from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
 
 
 def collect_rollouts(

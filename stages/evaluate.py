@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,11 @@ def unseen(k: int, episodes: EpisodeBatch) -> None:
     del k, episodes
 
 
+def total_rewards(episodes: EpisodeBatch) -> Array:
+    """[B, E], the sum of rewards of each episode."""
+    return episodes.episode_returns
+
+
 def evaluate(
     learner: Learner[Any, Any],
     state: LearnerState,
@@ -43,7 +49,7 @@ def evaluate(
     test_rollouts: Collect,
     run_seed: int,
     parallel: ParallelMap = map,
-    returns: Callable[[EpisodeBatch], Array] = lambda episodes: episodes.episode_returns,
+    returns: Callable[[EpisodeBatch], Array] = total_rewards,
     tested: Tested = unseen,
 ) -> Evaluation:
     """Returns after 0 ... K adaptation steps, by episodes that no step has seen.
@@ -64,8 +70,9 @@ def evaluate(
     """
     test_rollouts = _shown(test_rollouts, tested)
     params = learner.acting_params(state, len(tasks))
-    # Only outcomes of test episodes are kept: the observations of one round can fill a good part of the memory.
+    # Outcomes are kept, and of earlier rounds what tasks are inferred from: one round can fill much of the memory.
     tests: list[_Outcome] = []
+    adapted: list[_Outcome] = []
     rounds: list[EpisodeBatch] = []
     for k in range(adaptation_steps + 1):
         with _told_as(f"test episodes after {k} adaptation steps"):
@@ -74,13 +81,15 @@ def evaluate(
             with _told_as(f"episodes of adaptation step {k + 1}"):
                 rounds.append(adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k)))
             params = learner.adapt_to_episodes(state, params, rounds, run_seed=run_seed, parallel=parallel)
+            adapted.append(_outcome(rounds[-1], returns))
+            rounds[-1] = replace(rounds[-1], behavior={}, reward_terms={})
     return Evaluation(
         task_params=tasks.params,
         task_ids=tasks.ids,
         names=tasks.names,
         units=tasks.units,
         **_outcomes("test", tests, len(tasks)),
-        **_outcomes("adaptation", [_outcome(episodes, returns) for episodes in rounds], len(tasks)),
+        **_outcomes("adaptation", adapted, len(tasks)),
     )
 
 

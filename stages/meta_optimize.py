@@ -7,7 +7,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.estimation.diagnostics import step_metrics
 from metaloom.pipeline.estimation.measures import NO_MEASURES, Measures, with_own
 from metaloom.pipeline.types import LearnerState, Metrics, ParallelMap, Step, Update
-from metaloom.stages.counters import counted
+from metaloom.stages.counters import finished
 
 
 def meta_optimize(
@@ -32,9 +32,7 @@ def meta_optimize(
         measures: what else is measured of every step.
     """
     updated, update_metrics = learner.update(state, steps, run_seed=run_seed, iteration=iteration, parallel=parallel)
-    counters = counted(state, [step.episodes for step in steps])
     metrics: Metrics = {}
     for step in steps:
         metrics |= with_own(step_metrics(step), measures.of_step(step))
-    metrics |= update_metrics | {name: float(count) for name, count in counters.items()}
-    return Update(LearnerState(updated.params, updated.optimizer, updated.extra | counters), metrics)
+    return finished(state, updated, [step.episodes for step in steps], metrics | update_metrics)

@@ -9,7 +9,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.estimation.diagnostics import episode_metrics
 from metaloom.pipeline.estimation.measures import NO_MEASURES, Measures, with_own
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Minibatch, ParallelMap, Update
-from metaloom.stages.counters import counted
+from metaloom.stages.counters import finished
 
 
 def update(
@@ -43,9 +43,8 @@ def update(
         updated, update_metrics = learner.update(
             state, minibatches, run_seed=run_seed, iteration=iteration, parallel=parallel
         )
-    counters = counted(state, [*fill, *(episodes for k in rounds for episodes in rounds[k])])
     metrics: Metrics = {}
-    for k, collected in rounds.items():
-        metrics |= with_own(episode_metrics(collected, k), measures.of_round(collected, k))
-    metrics |= update_metrics | {name: float(count) for name, count in counters.items()}
-    return Update(LearnerState(updated.params, updated.optimizer, updated.extra | counters), metrics)
+    for k, episodes in rounds.items():
+        metrics |= with_own(episode_metrics(episodes, k), measures.of_round(episodes, k))
+    collected = [*fill, *(episodes for k in rounds for episodes in rounds[k])]
+    return finished(state, updated, collected, metrics | update_metrics)

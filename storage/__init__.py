@@ -7,86 +7,50 @@ Opening a run imports neither torch nor a simulator:
     run[12].rollouts(0).rewards
 """
 
-from metaloom.storage.errors import (
-    BudgetReached,
-    DamagedRun,
-    DigestMismatch,
-    FencedOut,
-    IncompatibleFormat,
-    InvalidRunName,
-    LayoutMismatch,
-    NotARun,
-    RunExists,
-    RunLocked,
-    RunNotFound,
-    StageExists,
-    StageMissing,
-    StageThinned,
-    StorageFailed,
-    StoreError,
-)
-from metaloom.storage.format.digests import digest, output_digest
-from metaloom.storage.format.paths import check_run_name, run_path
-from metaloom.storage.format.records import StageRecord, read_record
-from metaloom.storage.format.refs import Span, StageRef
-from metaloom.storage.format.stages import StageTable, StoredStage
-from metaloom.storage.iteration import Iteration
-from metaloom.storage.keep.fork import Fork, fork_run
-from metaloom.storage.keep.quarantine import Quarantined, put_in_quarantine, read_quarantine
-from metaloom.storage.keep.thinning import Retention, Thinned
-from metaloom.storage.read.verify import Damage, verify_run
-from metaloom.storage.remote.listing import find_runs
-from metaloom.storage.remote.places import folder_of, location, url_of
-from metaloom.storage.run import Run, open_run, run_exists
-from metaloom.storage.write.creation import check_new_run, create_run
-from metaloom.storage.write.writer import RunWriter, open_writer
-
-__all__ = [
-    "BudgetReached",
-    "Damage",
-    "DamagedRun",
-    "DigestMismatch",
-    "FencedOut",
-    "Fork",
-    "IncompatibleFormat",
-    "InvalidRunName",
-    "Iteration",
-    "LayoutMismatch",
-    "NotARun",
-    "Quarantined",
-    "Retention",
-    "Run",
-    "RunExists",
-    "RunLocked",
-    "RunNotFound",
-    "RunWriter",
-    "Span",
-    "StageExists",
-    "StageMissing",
-    "StageRecord",
-    "StageRef",
-    "StageTable",
-    "StageThinned",
-    "StorageFailed",
-    "StoreError",
-    "StoredStage",
-    "Thinned",
-    "check_new_run",
-    "check_run_name",
-    "create_run",
-    "digest",
-    "find_runs",
-    "folder_of",
-    "fork_run",
-    "location",
-    "open_run",
-    "open_writer",
-    "output_digest",
-    "put_in_quarantine",
-    "read_quarantine",
-    "read_record",
-    "run_exists",
-    "run_path",
-    "url_of",
-    "verify_run",
-]
+from metaloom.storage.errors import BudgetReached as BudgetReached
+from metaloom.storage.errors import DamagedRun as DamagedRun
+from metaloom.storage.errors import DigestMismatch as DigestMismatch
+from metaloom.storage.errors import FencedOut as FencedOut
+from metaloom.storage.errors import IncompatibleFormat as IncompatibleFormat
+from metaloom.storage.errors import InvalidRunName as InvalidRunName
+from metaloom.storage.errors import LayoutMismatch as LayoutMismatch
+from metaloom.storage.errors import NotARun as NotARun
+from metaloom.storage.errors import RunExists as RunExists
+from metaloom.storage.errors import RunLocked as RunLocked
+from metaloom.storage.errors import RunNotFound as RunNotFound
+from metaloom.storage.errors import StageExists as StageExists
+from metaloom.storage.errors import StageMissing as StageMissing
+from metaloom.storage.errors import StageThinned as StageThinned
+from metaloom.storage.errors import StorageFailed as StorageFailed
+from metaloom.storage.errors import StoreError as StoreError
+from metaloom.storage.format.digests import digest as digest
+from metaloom.storage.format.digests import output_digest as output_digest
+from metaloom.storage.format.paths import check_run_name as check_run_name
+from metaloom.storage.format.paths import run_path as run_path
+from metaloom.storage.format.records import StageRecord as StageRecord
+from metaloom.storage.format.records import read_record as read_record
+from metaloom.storage.format.refs import Span as Span
+from metaloom.storage.format.refs import StageRef as StageRef
+from metaloom.storage.format.stages import StageTable as StageTable
+from metaloom.storage.format.stages import StoredStage as StoredStage
+from metaloom.storage.iteration import Iteration as Iteration
+from metaloom.storage.keep.fork import Fork as Fork
+from metaloom.storage.keep.fork import fork_run as fork_run
+from metaloom.storage.keep.quarantine import Quarantined as Quarantined
+from metaloom.storage.keep.quarantine import put_in_quarantine as put_in_quarantine
+from metaloom.storage.keep.quarantine import read_quarantine as read_quarantine
+from metaloom.storage.keep.thinning import Retention as Retention
+from metaloom.storage.keep.thinning import Thinned as Thinned
+from metaloom.storage.read.verify import Damage as Damage
+from metaloom.storage.read.verify import verify_run as verify_run
+from metaloom.storage.remote.listing import find_runs as find_runs
+from metaloom.storage.remote.places import folder_of as folder_of
+from metaloom.storage.remote.places import location as location
+from metaloom.storage.remote.places import url_of as url_of
+from metaloom.storage.run import Run as Run
+from metaloom.storage.run import open_run as open_run
+from metaloom.storage.run import run_exists as run_exists
+from metaloom.storage.write.creation import check_new_run as check_new_run
+from metaloom.storage.write.creation import create_run as create_run
+from metaloom.storage.write.writer import RunWriter as RunWriter
+from metaloom.storage.write.writer import open_writer as open_writer

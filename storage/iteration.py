@@ -1,10 +1,9 @@
 """One iteration of a run, batch by batch."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from metaloom.pipeline.types import (
-    Array,
     EpisodeBatch,
     Evaluation,
     LearnerState,
@@ -23,34 +22,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import xarray as xr
 
-    from metaloom.storage.format.records import StageRecord
-    from metaloom.storage.read.committed import CommittedFiles
+    from metaloom.storage.run import Run
 
 V = TypeVar("V", bound=Value)
-
-
-class Outputs(Protocol):
-    """Source of an iteration's outputs: a Run."""
-
-    @property
-    def files(self) -> "CommittedFiles": ...
-
-    def refs(self) -> list[StageRef]: ...
-
-    def record(self, ref: StageRef) -> "StageRecord": ...
-
-    def load(self, ref: StageRef) -> Value: ...
-
-    def lengths(self, ref: StageRef) -> Array: ...
-
-    def experience(self, ref: StageRef) -> EpisodeBatch: ...
 
 
 @dataclass(frozen=True)
 class Iteration:
     """The stored batches of one iteration. Every method raises StageMissing for what is not stored."""
 
-    run: Outputs
+    run: "Run"
     index: int
 
     def tasks(self) -> TaskBatch:

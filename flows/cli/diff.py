@@ -1,7 +1,7 @@
 """`metaloom diff`."""
 
 from metaloom.flows.cli.options import AsJson, RunArgument
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
 
 
@@ -16,8 +16,5 @@ def diff(run_a: RunArgument, run_b: RunArgument, *, as_json: AsJson = False) -> 
     from metaloom.flows.views.comparison_tables import diff_view
 
     outcome = diff_runs(run_folder(run_a), run_folder(run_b))
-    if as_json:
-        print_json(outcome.as_dict())
-    else:
-        console().print(diff_view(outcome))
+    answer(as_json, outcome.as_dict, lambda: diff_view(outcome))
     return 0 if outcome.equal else 1

@@ -1,7 +1,9 @@
 """`metaloom doctor`."""
 
+from dataclasses import asdict
+
 from metaloom.flows.cli.options import AsJson, Overrides
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import runs_root
 
@@ -28,8 +30,5 @@ def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson
         from metaloom.flows.commands.check_env import check_environment, env_config
 
         checks = check_environment(env_config(env, overrides))
-    if as_json:
-        print_json([check.as_dict() for check in checks])
-    else:
-        console().print(doctor_table(checks))
+    answer(as_json, lambda: [asdict(check) for check in checks], lambda: doctor_table(checks))
     return 0 if all(check.ok for check in checks) else 1

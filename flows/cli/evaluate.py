@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, LearnerArgument, Trust, agree
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import RunAt
 
 
@@ -67,11 +67,7 @@ def evaluate(
         from metaloom.flows.views.evaluation_plots import per_shot_curve, write_plot
         from metaloom.flows.views.formatting import plural
 
-        write_plot(
-            plot, per_shot_curve(f"{at.path.name} after {plural(outcome.updates, 'update')}", outcome.evaluation)
-        )
-    if as_json:
-        print_json(evaluation_info(outcome))
-    else:
-        console().print(evaluation_table(outcome))
+        title = f"{at.path.name} after {plural(outcome.updates, 'update')}"
+        write_plot(plot, per_shot_curve(title, outcome.evaluation))
+    answer(as_json, lambda: evaluation_info(outcome), lambda: evaluation_table(outcome))
     return 0

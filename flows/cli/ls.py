@@ -1,7 +1,7 @@
 """`metaloom ls`."""
 
 from metaloom.flows.cli.options import AsJson
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import runs_root
 from metaloom.storage import location
 
@@ -11,13 +11,10 @@ def list_runs(*, as_json: AsJson = False) -> int:
 
     Example: `METALOOM_RUNS=/data/runs metaloom ls`
     """
-    from metaloom.flows.views.tables import list_run_rows, runs_table
+    from metaloom.flows.views.run_info import list_run_rows
+    from metaloom.flows.views.tables import runs_table
 
     rows = list_run_rows(runs_root())
-    if as_json:
-        print_json(rows)
-    elif rows:
-        console().print(runs_table(rows))
-    else:
-        console().print(f"no runs in {location(runs_root())}; `metaloom train promp-point-corner` makes one")
+    nothing = f"no runs in {location(runs_root())}; `metaloom train promp-point-corner` makes one"
+    answer(as_json, lambda: rows, lambda: runs_table(rows) if rows else nothing)
     return 0

@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from metaloom.flows.cli.options import AsJson, Overrides, Trust, agree
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
 
@@ -45,8 +45,6 @@ def optimize(
 
     values = parse_grid(grid)
     results = list(sweep(at.path, at.iteration, values, overrides, stage=stage, step=step))
-    if as_json:
-        print_json([result.as_dict() for result in results])
-    else:
-        console().print(grid_table(results) if values else counterfactual_table(results[0]))
+    table = (lambda: grid_table(results)) if values else (lambda: counterfactual_table(results[0]))
+    answer(as_json, lambda: [result.as_dict() for result in results], table)
     return 0

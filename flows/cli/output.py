@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from metaloom.flows.printable import printable
@@ -53,6 +53,14 @@ def console() -> Console:
 def print_json(value: object) -> None:
     """Print a value as JSON, with null for what is not a finite number refused."""
     console().out(json.dumps(value, indent=2, default=str, allow_nan=False))
+
+
+def answer(as_json: bool, data: Callable[[], object], view: Callable[[], RenderableType]) -> None:
+    """Print what a command found: with --json as data, else as people read it."""
+    if as_json:
+        print_json(data())
+    else:
+        console().print(view())
 
 
 def say(as_json: bool, message: str) -> None:

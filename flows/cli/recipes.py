@@ -1,7 +1,7 @@
 """`metaloom recipes`."""
 
 from metaloom.flows.cli.options import AsJson, Flag
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.output import answer, print_json
 
 
 def recipes(*, schema: Flag = False, as_json: AsJson = False) -> int:
@@ -17,8 +17,6 @@ def recipes(*, schema: Flag = False, as_json: AsJson = False) -> int:
 
     if schema:
         print_json(RunConfig.model_json_schema())
-    elif as_json:
-        print_json(recipe_rows())
     else:
-        console().print(recipes_table(recipe_rows()))
+        answer(as_json, recipe_rows, lambda: recipes_table(recipe_rows()))
     return 0

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from metaloom.flows.cli.options import AsJson, Flag, RunAtArgument, Trust, agree, refuse_with, refuse_without
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt, parse_span, require_iteration
 from metaloom.storage import Run, open_run
@@ -39,44 +39,40 @@ def show(
     agree(at.path, trust)
     if stage == "process_samples":
         refuse_with("--stage process_samples", update=update, rows=rows, context=context)
-        return _show_baselines(opened, at.iteration, step or 0, as_json=as_json)
-    refuse_without("--stage process_samples", step=step)
+    else:
+        refuse_without("--stage process_samples", step=step)
     if stage is not None:
+        if at.iteration is None:
+            raise UsageError(f"--stage is about one iteration, such as {opened.path.name}@0")
+        if stage == "process_samples":
+            return _show_baselines(opened, at.iteration, step or 0, as_json=as_json)
         return _show_minibatch(opened, at.iteration, update or 0, rows or "0:20", context=context, as_json=as_json)
     refuse_without("--stage sample_transitions", update=update, rows=rows, context=context)
-    from metaloom.flows.views.tables import iteration_info, iteration_view, run_info, run_view
+    from metaloom.flows.views.run_info import iteration_info, run_info
+    from metaloom.flows.views.tables import iteration_view, run_view
 
-    if as_json:
-        print_json(run_info(opened) if at.iteration is None else iteration_info(opened, at.iteration))
+    if (i := at.iteration) is None:
+        answer(as_json, lambda: run_info(opened), lambda: run_view(opened))
     else:
-        console().print(run_view(opened) if at.iteration is None else iteration_view(opened, at.iteration))
+        answer(as_json, lambda: iteration_info(opened, i), lambda: iteration_view(opened, i))
     return 0
 
 
-def _show_baselines(run: Run, iteration: int | None, step: int, *, as_json: bool) -> int:
-    if iteration is None:
-        raise UsageError(f"--stage is about one iteration, such as {run.path.name}@0")
+def _show_baselines(run: Run, iteration: int, step: int, *, as_json: bool) -> int:
     from metaloom.flows.commands.baselines import fitted_baselines
     from metaloom.flows.views.tables import parameters_table
 
     fitted = fitted_baselines(run, iteration, step)
-    if as_json:
-        print_json({name: {part: value.tolist() for part, value in params.items()} for name, params in fitted.items()})
-    else:
-        console().print(parameters_table(fitted))
+    lists = {name: {part: value.tolist() for part, value in params.items()} for name, params in fitted.items()}
+    answer(as_json, lambda: lists, lambda: parameters_table(fitted))
     return 0
 
 
-def _show_minibatch(run: Run, iteration: int | None, update: int, rows: str, *, context: bool, as_json: bool) -> int:
-    if iteration is None:
-        raise UsageError(f"--stage is about one iteration, such as {run.path.name}@0")
+def _show_minibatch(run: Run, iteration: int, update: int, rows: str, *, context: bool, as_json: bool) -> int:
     span = parse_span("--rows", rows)
     from metaloom.flows.views.transition_tables import minibatch_info, minibatch_view
 
     chosen = span if isinstance(span, slice) else slice(span, span + 1 or None)
     info = minibatch_info(run, iteration, update, chosen, context=context)
-    if as_json:
-        print_json(info)
-    else:
-        console().print(minibatch_view(info))
+    answer(as_json, lambda: info, lambda: minibatch_view(info))
     return 0

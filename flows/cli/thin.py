@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from metaloom.flows.cli.options import AsJson, Flag, RunArgument
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
 from metaloom.storage import Retention
 
@@ -33,8 +33,5 @@ def thin(
     from metaloom.flows.views.tables import thinned_line
 
     thinned = thin_run(folder, Retention(keep_last=keep_last, keep_every=keep_every), dry_run=dry_run)
-    if as_json:
-        print_json({**asdict(thinned), "dry_run": dry_run})
-    else:
-        console().print(thinned_line(thinned, dry_run=dry_run))
+    answer(as_json, lambda: {**asdict(thinned), "dry_run": dry_run}, lambda: thinned_line(thinned, dry_run=dry_run))
     return 0

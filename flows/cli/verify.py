@@ -1,7 +1,11 @@
 """`metaloom verify`."""
 
+from dataclasses import asdict
+
+from rich.console import RenderableType
+
 from metaloom.flows.cli.options import AsJson, RunArgument
-from metaloom.flows.cli.output import console, print_json
+from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
 from metaloom.storage import location, open_run, verify_run
 
@@ -18,14 +22,15 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
 
     Example: `metaloom verify first`
     """
-    from metaloom.flows.views.tables import damage_info, damage_table
+    from metaloom.flows.views.tables import damage_table
 
     folder = run_folder(run)
     damages = verify_run(folder)
-    if as_json:
-        print_json([damage_info(damage) for damage in damages])
-    elif damages:
-        console().print(damage_table(damages))
-    else:
-        console().print(f"{location(folder)}: every file is intact{'' if open_run(folder).is_sealed else _UNSEALED}")
+
+    def table() -> RenderableType:
+        if damages:
+            return damage_table(damages)
+        return f"{location(folder)}: every file is intact{'' if open_run(folder).is_sealed else _UNSEALED}"
+
+    answer(as_json, lambda: [asdict(damage) for damage in damages], table)
     return 1 if damages else 0

@@ -1,7 +1,7 @@
 """Two runs compared: settings, code and packages, and the first output that differs, by how much."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +65,7 @@ class RunDiff:
             "equal": self.equal,
             "settings": {d.name: {"a": d.a, "b": d.b} for d in self.settings},
             "environment": {d.name: {"a": d.a, "b": d.b} for d in self.environment},
-            "first": None
-            if first is None
-            else {
-                "iteration": first.iteration,
-                "stage": first.stage,
-                "step": first.step,
-                "arrays": [difference_info(difference) for difference in self.arrays],
-            },
+            "first": first and {**asdict(first), "arrays": [difference_info(array) for array in self.arrays]},
             "compared": self.compared,
             "different": self.different,
             "only_a": self.only_a,

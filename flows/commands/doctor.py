@@ -9,7 +9,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -53,10 +53,6 @@ class Check:
     def ok(self) -> bool:
         """True if training works in spite of it."""
         return self.status != "fail"
-
-    def as_dict(self) -> dict[str, str]:
-        """The fields by name."""
-        return asdict(self)
 
 
 def check_all(runs_root: Path) -> list[Check]:

@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +106,7 @@ class Counterfactual:
     def as_dict(self) -> dict[str, Any]:
         """The comparison as plain data."""
         return {
-            "iteration": self.ref.iteration,
-            "stage": self.ref.stage,
-            "step": self.ref.step,
+            **asdict(self.ref),
             "settings": list(self.changed.settings),
             "as_stored": self.stored.identical,
             "identical": self.changed.identical,

@@ -20,7 +20,7 @@ from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs.facts import env_facts
 from metaloom.pipeline.envs.registry import with_all_options
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.diagnostics import refuse_taken_names
 from metaloom.pipeline.nn.device import device_facts
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, Update
@@ -116,7 +116,7 @@ def train(
         stages.context.learner.initialize(run_seed=config.seed)
         if config.metrics:
             processed = any(stage.output is Samples for stage in stages.graph.stages)
-            refuse_taken_names(stages.context.measures, Spaces.of(stages.context.env), processed=processed)
+            refuse_taken_names(stages.context.measures, spaces_of(stages.context.env), processed=processed)
         with storage.create_run(
             path,
             config=recorded.model_dump(mode="json"),

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from metaloom.flows.errors import UsageError
 from metaloom.storage import Run
-from metaloom.storage.export import Export
+from metaloom.storage.export import Export, export_folder
 from metaloom.storage.run import Iterations
 
 By = Literal["task", "position"]
@@ -30,17 +30,30 @@ class ExportFormat:
     """A format that runs are exported to.
 
     Attributes:
-        write: Writes a run to a new folder: `write(run, out, *, iterations)`, and for each option of the command that
-            the format takes a parameter: `steps`, `by`. Options that were left out are not passed.
+        write: Writes a run to a new folder and accounts for it: `write(run, folder, done, *, iterations)`, and for each
+            option of the command that the format takes a parameter: `steps`, `by`. Options that were left out are not
+            passed.
         holds_episodes: There is nothing to export where the episodes of every iteration were thinned.
     """
 
-    write: Callable[..., Export]
+    write: Callable[..., None]
     holds_episodes: bool = False
 
     def takes(self, option: str) -> bool:
         """Tell whether the format has an option."""
         return option in inspect.signature(self.write).parameters
+
+    def export(self, run: Run, out: Path, **options: Any) -> Export:
+        """Write a run to a new or empty folder, which appears whole or not at all.
+
+        Raises:
+            metaloom.storage.export.ExportExists: there is something at `out`.
+            storage.StageMissing: an iteration that was asked for is not complete.
+        """
+        done = Export(out)
+        with export_folder(out) as folder:
+            self.write(run, folder, done, **options)
+        return done
 
 
 def format_names() -> list[str]:
@@ -92,7 +105,7 @@ def export(
         if not form.takes(name):
             raise UsageError(f"found --{name.removesuffix('s')} with --to {to}, which does not take it; leave it out")
     _check_there_is_something(run, out, form, iterations, steps)
-    return form.write(run, out, iterations=iterations, **given)
+    return form.export(run, out, iterations=iterations, **given)
 
 
 def _check_there_is_something(

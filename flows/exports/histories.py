@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from metaloom.flows.exports import By, ExportFormat
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
-from metaloom.storage.export import Export, export_folder
+from metaloom.storage.export import Export
 from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.read.tables import summarize
 from metaloom.storage.run import Iterations, Run
@@ -28,39 +28,31 @@ _OPEN_FILES = 128
 
 
 def export_histories(
-    run: Run, out: Path, *, by: By = "task", iterations: Iterations = None, steps: Sequence[int] | None = None
-) -> Export:
+    run: Run,
+    folder: Path,
+    done: Export,
+    *,
+    by: By = "task",
+    iterations: Iterations = None,
+    steps: Sequence[int] | None = None,
+) -> None:
     """Write one row per episode, those of a history one after the other.
 
     A file holds one history (`task-00000003.parquet`, `position-00000003.parquet`) or, with fresh draws, those of one
     iteration (`iteration-00000003.parquet`). Within a file rows are sorted by `history` and `order`, the place of the
     episode in its history. `observations` has one entry more than `actions` and `rewards`.
-
-    Args:
-        run: the run.
-        out: a new or empty folder.
-        by: what a history belongs to.
-        iterations: which of the complete ones; None for all.
-        steps: which inner steps; None for all.
-
-    Raises:
-        ExportExists: there is something at `out`.
-        StageMissing: an iteration that was asked for is not complete.
     """
-    export = Export(out)
-    with export_folder(out) as folder:
-        available = list(export.available(run, iterations, steps))
-        if by == "task" and not _is_fixed(run, available):
-            for i, steps_of in available:
-                with _Files(folder, "iteration") as files:
-                    export.rows += _write_draws(run, files, i, steps_of)
-            return export
-        keys = sorted({int(key) for i, _ in available for key in _keys(run[i].tasks(), by)})
-        for start in range(0, len(keys), _OPEN_FILES):
-            with _Files(folder, by) as files:
-                wanted = set(keys[start : start + _OPEN_FILES])
-                export.rows += sum(_write_step(run, files, i, k, by, wanted) for i, ks in available for k in ks)
-    return export
+    available = list(done.available(run, iterations, steps))
+    if by == "task" and not _is_fixed(run, available):
+        for i, steps_of in available:
+            with _Files(folder, "iteration") as files:
+                done.rows += _write_draws(run, files, i, steps_of)
+        return
+    keys = sorted({int(key) for i, _ in available for key in _keys(run[i].tasks(), by)})
+    for start in range(0, len(keys), _OPEN_FILES):
+        with _Files(folder, by) as files:
+            wanted = set(keys[start : start + _OPEN_FILES])
+            done.rows += sum(_write_step(run, files, i, k, by, wanted) for i, ks in available for k in ks)
 
 
 def _is_fixed(run: Run, available: Sequence[tuple[int, list[int]]]) -> bool:

@@ -14,47 +14,44 @@ from metaloom.flows.graph.run_stages import config_of
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch
 from metaloom.storage import Run
-from metaloom.storage.export import Export, export_folder
+from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations
 
 _IN_STEPS = ("lengths", "terminated", "truncated")
 """Arrays of episodes that Minari's own arrays of steps tell."""
 
 
-def export_minari(run: Run, out: Path, *, iterations: Iterations = None, steps: Sequence[int] | None = None) -> Export:
-    """Write the episodes, in the order in which they were sampled, as the dataset `NAME-v0` below `out`.
+def export_minari(
+    run: Run, folder: Path, done: Export, *, iterations: Iterations = None, steps: Sequence[int] | None = None
+) -> None:
+    """Write the episodes, in the order in which they were sampled, as the dataset `NAME-v0` below the folder.
 
     Actions are as the policy emitted them, before they were clipped to the environment's bounds: their space has none.
     An episode's `options` say its iteration, inner step, task, place and task parameters.
 
     Raises:
         ExtraMissing: Minari is not installed.
-        metaloom.storage.export.ExportExists: there is something at `out`.
-        storage.StageMissing: an iteration that was asked for is not complete.
     """
     try:
         import minari
         from minari.dataset.minari_storage import MinariStorage
     except ImportError:
         raise ExtraMissing("minari") from None
-    export = Export(out)
-    with export_folder(out) as folder:
-        # Minari joins the folder of a relative path to itself.
-        data = folder.resolve() / dataset_id(run) / "data"
-        data.mkdir(parents=True)
-        observations, actions = _spaces(run)
-        storage = MinariStorage.new(data, observations, actions, data_format="hdf5")
-        storage.update_episodes(_episodes(run, export, iterations, steps))
-        storage.update_metadata(
-            {
-                "dataset_id": dataset_id(run),
-                "minari_version": minari.__version__,
-                "algorithm_name": run.config["algorithm"]["name"],
-                "description": f"Episodes of the run {run.name} on {run.config['env']['name']}",
-                "requirements": [],
-            }
-        )
-    return export
+    # Minari joins the folder of a relative path to itself.
+    data = folder.resolve() / dataset_id(run) / "data"
+    data.mkdir(parents=True)
+    observations, actions = _spaces(run)
+    storage = MinariStorage.new(data, observations, actions, data_format="hdf5")
+    storage.update_episodes(_episodes(run, done, iterations, steps))
+    storage.update_metadata(
+        {
+            "dataset_id": dataset_id(run),
+            "minari_version": minari.__version__,
+            "algorithm_name": run.config["algorithm"]["name"],
+            "description": f"Episodes of the run {run.name} on {run.config['env']['name']}",
+            "requirements": [],
+        }
+    )
 
 
 def dataset_id(run: Run) -> str:
@@ -75,12 +72,12 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
         return observations, make_env(config_of(run).env).action_space
 
 
-def _episodes(run: Run, export: Export, iterations: Iterations, steps: Sequence[int] | None) -> Iterator[Any]:
-    for i, inner_steps in export.available(run, iterations, steps):
+def _episodes(run: Run, done: Export, iterations: Iterations, steps: Sequence[int] | None) -> Iterator[Any]:
+    for i, inner_steps in done.available(run, iterations, steps):
         tasks = run[i].tasks()
         for k in inner_steps:
             for buffer in _buffers(i, k, tasks, run[i].rollouts(k)):
-                export.rows += 1
+                done.rows += 1
                 yield buffer
 
 

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from metaloom.flows.exports import ExportFormat
-from metaloom.storage.export import Export, export_folder
+from metaloom.storage.export import Export
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.run import Iterations, Run
 
@@ -16,33 +16,21 @@ ROW_GROUP = 65_536
 """Rows that a reader has to take at once."""
 
 
-def export_parquet(run: Run, out: Path, *, iterations: Iterations = None, steps: Sequence[int] | None = None) -> Export:
+def export_parquet(
+    run: Run, folder: Path, done: Export, *, iterations: Iterations = None, steps: Sequence[int] | None = None
+) -> None:
     """Write one row per real step, one file per iteration and inner step, and the derived tables beside them.
 
-        OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as of `Run.steps`, without `iteration`
-        OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, where there are any, OUT/evaluations.parquet
-
-    Args:
-        run: the run.
-        out: a new or empty folder.
-        iterations: which of the complete ones; None for all.
-        steps: which inner steps; None for all.
-
-    Raises:
-        ExportExists: there is something at `out`.
-        StageMissing: an iteration that was asked for is not complete.
+    OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as of `Run.steps`, without `iteration`
+    OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, where there are any, OUT/evaluations.parquet
     """
-    export = Export(out)
-    with export_folder(out) as folder:
-        export.rows = _write_steps(run, folder, [i for i, _ in export.available(run, iterations, steps)], steps)
-        chosen = run.select(iterations)
-        for name, table_of in (("episodes", run.episodes), ("tasks", run.tasks), ("metrics", run.metrics)):
-            _write_table(folder / f"{name}.parquet", table_of, chosen, steps if name == "episodes" else None)
-        evaluated = [
-            i for i in chosen if any(run.contains(StageRef(i, name)) for name in run.files.table_stages("evaluations"))
-        ]
-        _write_table(folder / "evaluations.parquet", run.evaluations, evaluated, None)
-    return export
+    done.rows = _write_steps(run, folder, [i for i, _ in done.available(run, iterations, steps)], steps)
+    chosen = run.select(iterations)
+    for name, table_of in (("episodes", run.episodes), ("tasks", run.tasks), ("metrics", run.metrics)):
+        _write_table(folder / f"{name}.parquet", table_of, chosen, steps if name == "episodes" else None)
+    evaluations = run.files.table_stages("evaluations")
+    evaluated = [i for i in chosen if any(run.contains(StageRef(i, name)) for name in evaluations)]
+    _write_table(folder / "evaluations.parquet", run.evaluations, evaluated, None)
 
 
 def _write_steps(run: Run, folder: Path, iterations: Sequence[int], steps: Sequence[int] | None) -> int:

@@ -6,17 +6,15 @@ from pathlib import Path
 from metaloom.flows.errors import ExtraMissing
 from metaloom.flows.exports import ExportFormat
 from metaloom.storage import Run
-from metaloom.storage.export import Export, export_folder
+from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations
 
 
-def export_tensorboard(run: Run, out: Path, *, iterations: Iterations = None) -> Export:
+def export_tensorboard(run: Run, folder: Path, done: Export, *, iterations: Iterations = None) -> None:
     """Write every metric as a scalar over iterations, with the wall time at which the iteration ended.
 
     Raises:
         ExtraMissing: TensorBoard is not installed.
-        metaloom.storage.export.ExportExists: there is something at `out`.
-        storage.StageMissing: an iteration that was asked for is not complete.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
@@ -24,20 +22,17 @@ def export_tensorboard(run: Run, out: Path, *, iterations: Iterations = None) ->
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError:
         raise ExtraMissing("tensorboard") from None
-    export = Export(out)
-    with export_folder(out) as folder:
-        writer = EventFileWriter(str(folder))
-        try:
-            for i in run.select(iterations):
-                record, metrics = run.record(run.last_ref(i)), run[i].metrics()
-                values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in metrics.items()]
-                ended = datetime.fromisoformat(record.started).timestamp() + record.seconds
-                writer.add_event(Event(wall_time=ended, step=i, summary=Summary(value=values)))
-                export.iterations += 1
-                export.rows += len(values)
-        finally:
-            writer.close()
-    return export
+    writer = EventFileWriter(str(folder))
+    try:
+        for i in run.select(iterations):
+            record, metrics = run.record(run.last_ref(i)), run[i].metrics()
+            values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in metrics.items()]
+            ended = datetime.fromisoformat(record.started).timestamp() + record.seconds
+            writer.add_event(Event(wall_time=ended, step=i, summary=Summary(value=values)))
+            done.iterations += 1
+            done.rows += len(values)
+    finally:
+        writer.close()
 
 
 def _tag(metric: str) -> str:

@@ -1,15 +1,15 @@
 """Stages that every kind of run has, and what they share."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from metaloom.flows.graph.context import Context
 from metaloom.flows.graph.stage import EVALUATION, ITERATION, ONCE, Evaluate, Input, Stage
 from metaloom.flows.graph.warm_start import read_learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
-from metaloom.pipeline.types import Evaluation, LearnerState, TaskBatch, Update
+from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, LearnerState, TaskBatch, Update
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.evaluate import Tested, evaluate, unseen
+from metaloom.stages.evaluate import Tested, evaluate, total_rewards, unseen
 from metaloom.stages.initialize import initialize
 from metaloom.stages.sample_tasks import sample_tasks
 from metaloom.storage.format.stages import LEARNER
@@ -48,9 +48,26 @@ def position(config: RunConfig, i: int, k: int) -> RolloutPosition:
     return RolloutPosition(config.seed, i, k)
 
 
-def evaluated(context: Context, state: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
-    """Returns after 0 ... K adaptation steps of a learner that has had so many updates; see Evaluate."""
-    config, learner = context.config, context.learner
+def evaluated(
+    context: Context,
+    state: LearnerState,
+    updates: int,
+    tested: Tested = unseen,
+    *,
+    explores: bool = True,
+    returns: Callable[[EpisodeBatch], Array] = total_rewards,
+) -> Evaluation:
+    """Returns after 0 ... K adaptation steps of a learner that has had so many updates; see Evaluate.
+
+    Args:
+        context: of the run.
+        state: of the learner.
+        updates: that it has had.
+        tested: is shown the test episodes.
+        explores: episodes that are adapted to draw their actions even where test episodes do not.
+        returns: [B, E] of episodes.
+    """
+    config, learner, sampling = context.config, context.learner, context.rollouts.sampling
     plan = EvaluationPlan.of(config)
     tasks = evaluation_tasks(config, context.env, updates)
     return evaluate(
@@ -58,10 +75,11 @@ def evaluated(context: Context, state: LearnerState, updates: int, tested: Teste
         state,
         tasks,
         adaptation_steps=plan.adaptation_steps,
-        adaptation_rollouts=context.rollouts.sampling(plan.episodes, deterministic=False).collect,
-        test_rollouts=context.rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect,
+        adaptation_rollouts=sampling(plan.episodes, deterministic=plan.deterministic and not explores).collect,
+        test_rollouts=sampling(plan.test_episodes, deterministic=plan.deterministic).collect,
         run_seed=plan.run_seed,
         parallel=context.parallel,
+        returns=returns,
         tested=tested,
     )
 

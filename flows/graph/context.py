@@ -9,8 +9,9 @@ from metaloom.pipeline.algorithms.contract import Learner, Setup
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.measures import Measures
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Update
 
@@ -90,7 +91,7 @@ def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
 
 def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
     """Describe a run and its environment to a learner."""
-    return setup_for(config, Spaces.of(env), env.sparse_rewards)
+    return setup_for(config, spaces_of(env), env.sparse_rewards)
 
 
 def setup_for(config: RunConfig, spaces: Spaces, sparse_rewards: Callable[[Array], Array]) -> Setup:

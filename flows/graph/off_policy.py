@@ -4,7 +4,7 @@ What a stage reads of earlier iterations is a Span: `sample_transitions` reads t
 batches that hold the rows that were drawn. What of them is in memory is not read again, which changes no bit.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from metaloom.pipeline.algorithms.off_policy.settings import OffPolicyPlan, OffP
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.replay.buffer import ReplayBuffer
 from metaloom.pipeline.replay.columns import TransitionColumns
-from metaloom.pipeline.types import EpisodeBatch, Minibatches, TaskBatch, TaskParams, Update
+from metaloom.pipeline.types import EpisodeBatch, Minibatch, Minibatches, TaskBatch, TaskParams, Update
 from metaloom.stages.sample_tasks import sample_tasks
 from metaloom.stages.sample_transitions import sample_transitions
 from metaloom.stages.update import update
@@ -78,18 +78,42 @@ def draw_transitions(
     )
 
 
-def _state(i: int) -> Mapping[str, Input]:
+def begins_from(i: int) -> Mapping[str, Input]:
+    """The learner that iteration i starts from."""
     return state_before(UPDATE, i)
 
 
-def _rounds(i: int) -> Mapping[str, Input]:
+def all_rounds(i: int) -> Mapping[str, Input]:
     """All that was collected so far."""
     return {"rounds": Span((FILL_MEMORY.name, COLLECT_ROLLOUTS.name), 0, i)}
 
 
-def _own(i: int) -> Mapping[str, Input]:
-    """Rounds that an iteration collected itself, which its metrics describe; the first adds what filled the buffer."""
-    return {"episodes": COLLECT_ROLLOUTS.at(i)} | ({} if i else {"fill": FILL_MEMORY.at(0)})
+def learns_from(i: int, episodes: StageRef | tuple[StageRef, ...]) -> Mapping[str, Input]:
+    """What an update reads; of what an iteration itself collected, before the first with the fill, metrics are made."""
+    own = {"episodes": episodes} | ({} if i else {"fill": FILL_MEMORY.at(0)})
+    return {**begins_from(i), **all_rounds(i), "drawn": SAMPLE_TRANSITIONS.at(i), **own}
+
+
+def learned(
+    context: Context,
+    i: int,
+    state: Update,
+    minibatches: Iterable[Minibatch],
+    rounds: Mapping[int, Sequence[EpisodeBatch]],
+    fill: EpisodeBatch | None,
+) -> Update:
+    """What iteration i leads to; see `update`."""
+    return update(
+        context.learner,
+        context.start(state),
+        minibatches,
+        rounds,
+        fill=[] if fill is None else [fill],
+        run_seed=context.config.seed,
+        iteration=i,
+        parallel=context.parallel,
+        measures=context.measures,
+    )
 
 
 def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeBatch:
@@ -130,17 +154,7 @@ def _update(
     fill: EpisodeBatch | None = None,
 ) -> Update:
     del k
-    return update(
-        context.learner,
-        context.start(state),
-        _replay(context).minibatches(rounds, drawn),
-        {0: [episodes]},
-        fill=[] if fill is None else [fill],
-        run_seed=context.config.seed,
-        iteration=i,
-        parallel=context.parallel,
-        measures=context.measures,
-    )
+    return learned(context, i, state, _replay(context).minibatches(rounds, drawn), {0: [episodes]}, fill)
 
 
 def _replay(context: Context) -> StoredReplay:
@@ -159,7 +173,7 @@ FILL_MEMORY = Stage(
 COLLECT_ROLLOUTS = Stage(
     "collect_rollouts",
     ITERATION,
-    lambda config, i, k: {**_state(i), "tasks": SAMPLE_TASKS.at(i)},
+    lambda config, i, k: {**begins_from(i), "tasks": SAMPLE_TASKS.at(i)},
     EpisodeBatch,
     _collect_rollouts,
     group="rollouts_{step}",
@@ -168,7 +182,7 @@ COLLECT_ROLLOUTS = Stage(
 SAMPLE_TRANSITIONS = Stage(
     "sample_transitions",
     ITERATION,
-    lambda config, i, k: _rounds(i),
+    lambda config, i, k: all_rounds(i),
     Minibatches,
     _sample_transitions,
     group="minibatches",
@@ -177,7 +191,7 @@ SAMPLE_TRANSITIONS = Stage(
 UPDATE = Stage(
     "update",
     ITERATION,
-    lambda config, i, k: {**_state(i), **_rounds(i), "drawn": SAMPLE_TRANSITIONS.at(i), **_own(i)},
+    lambda config, i, k: learns_from(i, COLLECT_ROLLOUTS.at(i)),
     Update,
     _update,
     group="learner",

@@ -4,14 +4,22 @@ What a task is inferred from is what an iteration has collected of it; what is l
 collected. The stages around the replay buffer are those of off-policy runs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
 
-from metaloom.flows.graph.common import INITIALIZE, evaluation, position, state_before
+from metaloom.flows.graph.common import INITIALIZE, evaluated, evaluation, position
 from metaloom.flows.graph.context import Context
-from metaloom.flows.graph.off_policy import draw_transitions, plan_of, replay_of
+from metaloom.flows.graph.off_policy import (
+    all_rounds,
+    begins_from,
+    draw_transitions,
+    learned,
+    learns_from,
+    plan_of,
+    replay_of,
+)
 from metaloom.flows.graph.outputs import SpanOutputs
 from metaloom.flows.graph.replay import BEFORE_ITERATIONS, Collected, StoredReplay
 from metaloom.flows.graph.stage import ITERATION, ONCE, Graph, Input, Per, Stage
@@ -20,7 +28,6 @@ from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.tasks.samplers import TaskPool, distinct_tasks, fixed_tasks
 from metaloom.pipeline.types import (
     Array,
@@ -32,8 +39,7 @@ from metaloom.pipeline.types import (
     TaskParams,
     Update,
 )
-from metaloom.stages.evaluate import Tested, evaluate, unseen
-from metaloom.stages.update import update
+from metaloom.stages.evaluate import Tested, unseen
 from metaloom.storage import Span, StageRef
 
 ROUND = Per("per round", lambda config, i: range(len(plan_of(config).rounds)))
@@ -43,25 +49,10 @@ INFERENCE = Per(
 )
 
 
-def _state(i: int) -> Mapping[str, Input]:
-    return state_before(UPDATE, i)
-
-
-def _rounds(i: int) -> Mapping[str, Input]:
-    """All that was collected so far."""
-    return {"rounds": Span((FILL_MEMORY.name, COLLECT_ROLLOUTS.name), 0, i)}
-
-
 def _seen(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
     """The rounds of an iteration up to k that tasks are inferred from."""
     rounds = plan_of(config).rounds[: k + 1]
     return {"episodes": tuple(COLLECT_ROLLOUTS.at(i, n) for n, part in enumerate(rounds) if part.in_context)}
-
-
-def _own(config: RunConfig, i: int) -> Mapping[str, Input]:
-    """Rounds that an iteration collected itself, which its metrics describe; the first adds what filled the buffer."""
-    episodes = tuple(COLLECT_ROLLOUTS.at(i, k) for k in ROUND.steps(config, i))
-    return {"episodes": episodes} | ({} if i else {"fill": FILL_MEMORY.at(0)})
 
 
 def _inferred(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
@@ -135,17 +126,7 @@ def _update(
     by_posterior: dict[int, list[EpisodeBatch]] = {}
     for batch, part in zip(episodes, plan_of(context.config).rounds, strict=True):
         by_posterior.setdefault(int(part.from_posterior), []).append(batch)
-    return update(
-        context.learner,
-        context.start(state),
-        _replay(context).minibatches(rounds, drawn),
-        by_posterior,
-        fill=[] if fill is None else [fill],
-        run_seed=context.config.seed,
-        iteration=i,
-        parallel=context.parallel,
-        measures=context.measures,
-    )
+    return learned(context, i, state, _replay(context).minibatches(rounds, drawn), by_posterior, fill)
 
 
 def _evaluate(context: Context, state: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
@@ -154,26 +135,13 @@ def _evaluate(context: Context, state: LearnerState, updates: int, tested: Teste
     Episodes that a task is inferred from act deterministically where test episodes do: they explore by drawing what
     the task may be, not by drawing actions.
     """
-    config, rewards = context.config, _context_rewards(context)
-    plan = EvaluationPlan.of(config)
+    if not plan_of(context.config).scores_sparse_rewards:
+        return evaluated(context, state, updates, tested, explores=False)
 
     def returns(episodes: EpisodeBatch) -> Array:
-        if rewards is None:
-            return episodes.episode_returns
-        return (rewards(episodes.rewards) * episodes.mask).sum(axis=2, dtype=np.float64)
+        return (context.env.sparse_rewards(episodes.rewards) * episodes.mask).sum(axis=2, dtype=np.float64)
 
-    return evaluate(
-        context.learner,
-        state,
-        evaluation_tasks(config, context.env, updates),
-        adaptation_steps=plan.adaptation_steps,
-        adaptation_rollouts=context.rollouts.sampling(plan.episodes, deterministic=plan.deterministic).collect,
-        test_rollouts=context.rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect,
-        run_seed=plan.run_seed,
-        parallel=context.parallel,
-        returns=returns,
-        tested=tested,
-    )
+    return evaluated(context, state, updates, tested, explores=False, returns=returns)
 
 
 def _check(config: RunConfig, env: MetaEnv) -> None:
@@ -193,10 +161,6 @@ def _check(config: RunConfig, env: MetaEnv) -> None:
             )
     if plan.scores_sparse_rewards:
         env.sparse_rewards(np.zeros(0, np.float32))
-
-
-def _context_rewards(context: Context) -> Callable[[Array], Array] | None:
-    return context.env.sparse_rewards if plan_of(context.config).scores_sparse_rewards else None
 
 
 def _train_tasks(context: Context) -> TaskBatch:
@@ -220,7 +184,7 @@ SAMPLE_TASKS = Stage("sample_tasks", ITERATION, lambda config, i, k: {}, TaskBat
 COLLECT_ROLLOUTS = Stage(
     "collect_rollouts",
     ROUND,
-    lambda config, i, k: {**_state(i), "tasks": SAMPLE_TASKS.at(i), **_inferred(config, i, k)},
+    lambda config, i, k: {**begins_from(i), "tasks": SAMPLE_TASKS.at(i), **_inferred(config, i, k)},
     EpisodeBatch,
     _collect_rollouts,
     group="rollouts_{step}",
@@ -229,7 +193,7 @@ COLLECT_ROLLOUTS = Stage(
 ADAPT = Stage(
     "adapt",
     INFERENCE,
-    lambda config, i, k: {**_state(i), **_seen(config, i, k)},
+    lambda config, i, k: {**begins_from(i), **_seen(config, i, k)},
     TaskParams,
     _adapt,
     group="adapted_{step}",
@@ -238,7 +202,7 @@ ADAPT = Stage(
 SAMPLE_TRANSITIONS = Stage(
     "sample_transitions",
     ITERATION,
-    lambda config, i, k: {**_rounds(i), "tasks": Span((SAMPLE_TASKS.name,), 0, i)},
+    lambda config, i, k: {**all_rounds(i), "tasks": Span((SAMPLE_TASKS.name,), 0, i)},
     Minibatches,
     _sample_transitions,
     group="minibatches",
@@ -247,7 +211,7 @@ SAMPLE_TRANSITIONS = Stage(
 UPDATE = Stage(
     "update",
     ITERATION,
-    lambda config, i, k: {**_state(i), **_rounds(i), "drawn": SAMPLE_TRANSITIONS.at(i), **_own(config, i)},
+    lambda config, i, k: learns_from(i, tuple(COLLECT_ROLLOUTS.at(i, k) for k in ROUND.steps(config, i))),
     Update,
     _update,
     group="learner",

@@ -20,10 +20,9 @@ from distributed import Client, Future, KilledWorker, LocalCluster, wait
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.flight_recorder import Recording, remove_recordings
 from metaloom.flows.rollouts.supervised import Shard, Supervision, collect_watched, is_built_in, try_environment
-from metaloom.flows.rollouts.workers import Backend, SamplerSpec, code_digest
+from metaloom.flows.rollouts.workers import Backend, RolloutWorkers, SamplerSpec, code_digest
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.blocks import tasks_together
@@ -37,18 +36,16 @@ _NO_WORKER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class DaskWorkers:
+class DaskWorkers(RolloutWorkers):
     """Rollouts on Dask workers, one shard of tasks for each of their threads.
 
     Attributes:
-        spec: what workers build their samplers from.
-        client: of their scheduler.
+        client: of the workers' scheduler.
         session: names the recordings of what they do.
         step_timeout_seconds: how long a call of an environment may take.
         elsewhere: workers may be on other machines.
     """
 
-    spec: SamplerSpec
     client: Client
     session: str
     step_timeout_seconds: float
@@ -177,14 +174,6 @@ class DaskWorkers:
                 found.extend(cast(dict[str, list[Recording]], everywhere).values())
         # Workers of one machine answer alike.
         return max(found, key=len)
-
-    def sampling(self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None) -> "DaskWorkers":
-        """The same for another number of episodes."""
-        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor))
-
-    def filling(self, min_steps: int, *, actor: ActorKind) -> "DaskWorkers":
-        """The same for as many episodes as it takes."""
-        return replace(self, spec=self.spec.filling(min_steps, actor=actor))
 
     def _num_threads(self) -> int:
         # A worker that was just killed is missing here and counts again once its nanny has restarted it.

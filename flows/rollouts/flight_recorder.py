@@ -24,6 +24,7 @@ import numpy as np
 from metaloom.flows.rollouts.watchdog import Watchdog
 from metaloom.pipeline.types import Array
 from metaloom.stages.rollouts.faults import RolloutPosition
+from metaloom.stages.rollouts.watch import RolloutWatch
 
 NOT_YET, RESET = -2, -1
 _HEADER = np.dtype(
@@ -61,8 +62,8 @@ class Recording:
         return self.first_task, self.first_episode, self.env_step, self.row
 
 
-class FlightRecorder:
-    """Records a thread's rollouts, one after the other; a metaloom.stages.collect_rollouts.RolloutWatch.
+class FlightRecorder(RolloutWatch):
+    """Records a thread's rollouts, one after the other.
 
     The file and its pages are used again for the next rollout: making them anew costs a tenth of a small one.
     """

@@ -22,9 +22,9 @@ from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutError, RolloutPosition
+from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.faults import StageFault
-from metaloom.stages.rollouts.faults import Circumstances
+from metaloom.stages.rollouts.faults import Circumstances, RolloutError
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ import hashlib
 import os
 import sys
 import threading
+from abc import ABC, abstractmethod
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Self
 
 from threadpoolctl import threadpool_limits
 
@@ -112,27 +113,6 @@ class Backend:
         return f"this process, {self.threads} physics thread{'s' if self.threads > 1 else ''}"
 
 
-class RolloutWorkers(Protocol):
-    """Collects the episodes of a round for all tasks."""
-
-    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """E complete episodes of every task."""
-        ...
-
-    def sampling(
-        self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None
-    ) -> "RolloutWorkers":
-        """The same workers for another number of episodes, by the most likely action instead of a draw if asked.
-
-        And by another actor than the algorithm's, if one is named.
-        """
-        ...
-
-    def filling(self, min_steps: int, *, actor: ActorKind) -> "RolloutWorkers":
-        """The same workers for as many episodes of each task as it takes to have so many steps, drawn by an actor."""
-        ...
-
-
 class SamplerSpec(Settings):
     """Data from which a worker builds its sampler."""
 
@@ -190,26 +170,39 @@ class SamplerSpec(Settings):
 
 
 @dataclass(frozen=True)
-class LocalWorkers:
-    """Rollouts in this process."""
+class RolloutWorkers(ABC):
+    """Collects the episodes of a round for all tasks.
+
+    Attributes:
+        spec: what samplers are built from.
+    """
 
     spec: SamplerSpec
+
+    @abstractmethod
+    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+        """E complete episodes of every task."""
+
+    def sampling(self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None) -> Self:
+        """The same workers for another number of episodes, by the most likely action instead of a draw if asked.
+
+        And by another actor than the algorithm's, if one is named.
+        """
+        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor))
+
+    def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
+        """The same workers for as many episodes of each task as it takes to have so many steps, drawn by an actor."""
+        return replace(self, spec=self.spec.filling(min_steps, actor=actor))
+
+
+class LocalWorkers(RolloutWorkers):
+    """Rollouts in this process."""
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task."""
         # Standard output carries what the command prints, such as JSON; an environment may print too.
         with redirect_stdout(sys.stderr):
             return collect_shard(self.spec, params, tasks, position)
-
-    def sampling(
-        self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None
-    ) -> "LocalWorkers":
-        """The same for another number of episodes."""
-        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor))
-
-    def filling(self, min_steps: int, *, actor: ActorKind) -> "LocalWorkers":
-        """The same for as many episodes as it takes."""
-        return replace(self, spec=self.spec.filling(min_steps, actor=actor))
 
 
 def collect_shard(

@@ -14,8 +14,9 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.envs.wrappers import ActionMap, DiscreteActionMap, PolicyActions, SingleTask
+from metaloom.pipeline.nn.spec import Spaces
 
 ActionSpace = Box | Discrete
 
@@ -44,7 +45,7 @@ class Blueprint:
         env = make_env(config.env)
         try:
             assert isinstance(env, PolicyActions)
-            return cls(config, Spaces.of(env), _action_space(env.env))
+            return cls(config, spaces_of(env), _action_space(env.env))
         finally:
             env.close()
 
@@ -72,7 +73,7 @@ class Blueprint:
         if isinstance(inner, PolicyActions):
             inner = inner.env
         # Before the actions are scaled, which those of another kind cannot be.
-        found, actions = Spaces.of(PolicyActions(inner, None)), _action_space(inner)
+        found, actions = spaces_of(PolicyActions(inner, None)), _action_space(inner)
         if found != self.spaces:
             raise ValueError(
                 f"{type(env.unwrapped).__name__}: found {_sizes(found)}; required {_sizes(self.spaces)}, as in "

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.nn.networks import Network, build_network
-from metaloom.pipeline.policies.actors.contract import network_spec
 from metaloom.pipeline.policies.actors.q_values import Q_NETWORK
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
 from metaloom.pipeline.policies.build import build_own_policy, build_policy
@@ -79,9 +78,8 @@ def _head(blueprint: Blueprint, latent_size: int) -> Head:
     config, spaces = blueprint.config.policy, blueprint.spaces
 
     def network(prefix: str, output_size: int, *, extra_size: int = 0) -> Network:
-        return build_network(
-            prefix, network_spec(config, spaces, output_size, extra_size=extra_size, activation="relu")
-        )
+        spec = config.network_spec(spaces, output_size, extra_size=extra_size, activation="relu")
+        return build_network(prefix, spec)
 
     match blueprint.config.algorithm.actor:
         case "tanh_gaussian":

@@ -6,7 +6,7 @@ import numpy as np
 
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.envs.loop_batch import LoopBatch
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.envs.wrappers import PolicyActions
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
@@ -54,7 +54,7 @@ class _InOneEnv(Sampler):
             actor=config.algorithm.actor,
         )
         self._env = LoopBatch(lambda: env, 1)
-        self.spaces = Spaces.of(env)
+        self.spaces = spaces_of(env)
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> LoopBatch:
         del num_tasks

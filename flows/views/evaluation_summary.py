@@ -1,6 +1,6 @@
 """An evaluation in figures: by number of adaptation steps, and by task. Needs no torch."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,10 +40,6 @@ class AdaptationSummary:
     iqm_high: float
     lower_quartile: float
     upper_quartile: float
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the fields by name."""
-        return asdict(self)
 
 
 def summarize_steps(evaluation: Evaluation) -> list[AdaptationSummary]:

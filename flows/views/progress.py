@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Literal, TextIO
 
@@ -202,12 +202,8 @@ def _live_panel(console: Console) -> Generator[Panel, None, None]:
 def _json_line(report: IterationReport) -> str:
     return json.dumps(
         {
-            "iteration": report.iteration,
-            "iterations": report.iterations,
+            **asdict(report),
             "metrics": {name: finite(value) for name, value in report.metrics.items()},
-            "stage_seconds": dict(report.stage_seconds),
-            "elapsed_seconds": report.elapsed_seconds,
-            "steps_per_second": report.steps_per_second,
             "evaluation_returns": [finite(value) for value in report.evaluation_returns],
         },
         allow_nan=False,

@@ -117,10 +117,7 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
                 "bytes": record.stored_bytes,
                 "digest": record.digest,
                 "thinned": run.is_thinned(record.ref),
-                "inputs": [
-                    {"iteration": i.ref.iteration, "stage": i.ref.stage, "step": i.ref.step, "digest": i.digest}
-                    for i in record.inputs
-                ],
+                "inputs": [{**asdict(i.ref), "digest": i.digest} for i in record.inputs],
                 "spans": [item.as_dict() for item in record.spans],
             }
             for record in records
@@ -147,9 +144,7 @@ def bytes_by_group(run: Run) -> Counter[str]:
 
 def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:
     return {
-        "iteration": entry.ref.iteration,
-        "stage": entry.ref.stage,
-        "step": entry.ref.step,
+        **asdict(entry.ref),
         "path": str(entry.path),
         "message": entry.message,
         "when": entry.when,

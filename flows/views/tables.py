@@ -25,7 +25,7 @@ from metaloom.flows.views.formatting import (
     stage_name,
 )
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
-from metaloom.flows.views.run_info import iteration_info, list_run_rows, run_info
+from metaloom.flows.views.run_info import iteration_info, run_info
 from metaloom.pipeline.types import Params
 from metaloom.storage import Run, location, url_of
 
@@ -37,26 +37,6 @@ if TYPE_CHECKING:
     from metaloom.pipeline.config.run import RunConfig
     from metaloom.storage import Damage, Fork, Thinned
 
-__all__ = [
-    "damage_info",
-    "damage_table",
-    "difference_info",
-    "difference_table",
-    "doctor_table",
-    "evaluation_info",
-    "evaluation_table",
-    "fork_view",
-    "iteration_info",
-    "iteration_view",
-    "list_run_rows",
-    "recipe_rows",
-    "recipes_table",
-    "replay_line",
-    "run_info",
-    "run_view",
-    "runs_table",
-    "thinned_line",
-]
 
 STATE_STYLES = {"complete": "green", "training": "cyan", "stopped": "yellow", "damaged": "red"}
 CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -186,11 +166,6 @@ def thinned_line(thinned: "Thinned", *, dry_run: bool) -> str:
     return f"would remove: {amount}" if dry_run else f"removed: {amount}"
 
 
-def damage_info(damage: "Damage") -> dict[str, Any]:
-    """One finding of `metaloom verify` as plain data."""
-    return asdict(damage)
-
-
 def damage_table(damages: Sequence["Damage"]) -> Table:
     """`metaloom verify`."""
     table = new_table("file", ">iteration", "stage", "array", "problem")
@@ -214,18 +189,8 @@ def replay_line(outcome: "StageReplay") -> Text:
 
 def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
     """One difference of `metaloom replay` as plain data."""
-    return {
-        "iteration": difference.ref.iteration,
-        "stage": difference.ref.stage,
-        "step": difference.ref.step,
-        "array": difference.array,
-        "index": list(difference.index),
-        "stored": difference.stored,
-        "replayed": difference.replayed,
-        "max_abs": finite(difference.max_abs),
-        "max_ulp": difference.max_ulp,
-        "count": difference.count,
-    }
+    about = asdict(difference)
+    return {**about.pop("ref"), **about, "index": list(difference.index), "max_abs": finite(difference.max_abs)}
 
 
 def difference_table(
@@ -284,7 +249,7 @@ def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
         "tasks_are_new": outcome.tasks_are_new,
         "env_steps": outcome.env_steps,
         "evaluation": outcome.config.evaluation.model_dump(mode="json", exclude={"every"}),
-        "adaptation": [_finite(step.as_dict()) for step in outcome.summary()],
+        "adaptation": [_finite(asdict(step)) for step in outcome.summary()],
         "tasks": [_finite(row) for row in outcome.table().to_pylist()],
     }
 

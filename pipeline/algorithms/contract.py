@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from metaloom.pipeline.baselines.config import BaselineSettings
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.plugins import load_class
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import ConfigError, PluginSettings, later
@@ -32,14 +33,10 @@ Experience = TypeVar("Experience", contravariant=True)
 
 
 @dataclass(frozen=True)
-class Setup:
+class Setup(Spaces):
     """Sizes of the environment and sections of the settings of a run that a learner is built for.
 
     Attributes:
-        observation_shape: of one observation as the environment gives it; batches hold it flattened, O numbers.
-        observation_scale: what observations are divided by before a network sees them; 255 for images of bytes.
-        action_size: A; 0 where actions are discrete.
-        num_actions: of which an action is one; 0 where actions are continuous.
         env_name: for messages.
         max_episode_steps: T.
         policy: section of the settings.
@@ -49,10 +46,6 @@ class Setup:
         sparse_rewards: the rewards [...] of real steps as the environment's sparse variant would pay them.
     """
 
-    observation_shape: tuple[int, ...]
-    observation_scale: float
-    action_size: int
-    num_actions: int
     env_name: str
     max_episode_steps: int
     policy: PolicyConfig
@@ -60,14 +53,6 @@ class Setup:
     processing: ProcessingConfig
     device: DeviceName
     sparse_rewards: Callable[[Array], Array]
-
-    @property
-    def observation_size(self) -> int:
-        """O."""
-        size = 1
-        for length in self.observation_shape:
-            size *= length
-        return size
 
 
 @dataclass(frozen=True)
@@ -141,7 +126,8 @@ class Learner(ABC, Generic[Evidence, Experience]):
         Args:
             state: of the learner.
             params: what the last round acted with.
-            rounds: all rounds so far, the last one collected by `params`; adaptation step k follows round k.
+            rounds: all rounds so far, the last one collected by `params`; adaptation step k follows round k. Earlier
+                ones may be without behavior and reward terms.
             run_seed: of what is drawn at random.
             parallel: maps over tasks; the result does not depend on it.
         """

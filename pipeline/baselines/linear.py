@@ -5,7 +5,6 @@ The feature baseline is that of Duan et al. 2016, arXiv:1604.06778.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,21 +31,39 @@ class LinearTimeBaseline:
     ) -> Array:
         """Least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
         del seed
-        return _fit_predict(self.features, self.regularization, observations, targets, mask, parallel)
+
+        def task(observations: Array, targets: Array, mask: Array) -> Array:
+            rows = self._rows(observations, mask)
+            return (rows @ self._coefficients(rows, targets, mask)).reshape(targets.shape)
+
+        return by_task(task, observations, targets, mask, parallel)
 
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
         """Coefficients of every task by feature, [B, ...]; `time` has those of τ, τ², τ³; see Baseline."""
         del seed
-        return _fit(self.features, self.regularization, observations, targets, mask, parallel)
+
+        def task(observations: Array, targets: Array, mask: Array) -> Array:
+            return self._coefficients(self._rows(observations, mask), targets, mask)
+
+        coefficients = by_task(task, observations, targets, mask, parallel)
+        O = (coefficients.shape[1] - 4) // 2
+        of_observation = {"observation": coefficients[:, :O], "observation_squared": coefficients[:, O : 2 * O]}
+        return {**(of_observation if O else {}), "time": coefficients[:, -4:-1], "constant": coefficients[:, -1:]}
+
+    def _rows(self, observations: Array, mask: Array) -> Array:
+        """Rows [E T, F] of features, those of padding zero."""
+        features = self.features(observations)
+        rows = features.reshape(-1, features.shape[-1])
+        return rows if mask.all() else rows * mask.reshape(-1, 1)
+
+    def _coefficients(self, rows: Array, targets: Array, mask: Array) -> Array:
+        return fit(rows, targets.reshape(-1) * mask.reshape(-1), self.regularization)
 
 
-@dataclass(frozen=True)
-class LinearFeatureBaseline:
+class LinearFeatureBaseline(LinearTimeBaseline):
     """Regresses on observations clipped to ±10, their squares, τ, τ², τ³ and 1, with τ = t / 100."""
-
-    regularization: float = 1e-5
 
     def features(self, observations: Array) -> Array:
         """[E, T, 2 O + 4] float64."""
@@ -57,20 +74,6 @@ class LinearFeatureBaseline:
         np.square(clipped, out=features[..., O : 2 * O])
         features[..., 2 * O :] = time_features(T)
         return features
-
-    def fit_predict(
-        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
-    ) -> Array:
-        """Least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
-        del seed
-        return _fit_predict(self.features, self.regularization, observations, targets, mask, parallel)
-
-    def fit(
-        self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
-    ) -> Params:
-        """Coefficients of every task by feature, [B, ...]; `time` has those of τ, τ², τ³; see Baseline."""
-        del seed
-        return _fit(self.features, self.regularization, observations, targets, mask, parallel)
 
 
 def time_features(num_steps: int) -> Array:
@@ -102,45 +105,3 @@ def fit(features: Array, targets: Array, regularization: float) -> Array:
         f"no finite fit of the baseline with regularization up to {regularization * 10 ** (MAX_FIT_ATTEMPTS - 1):g}; "
         "set baseline.regularization higher"
     )
-
-
-def _weighted(features: Array, mask: Array) -> Array:
-    """Rows [E T, F] of features, those of padding zero."""
-    rows = features.reshape(-1, features.shape[-1])
-    return rows if mask.all() else rows * mask.reshape(-1, 1)
-
-
-def _coefficients(rows: Array, targets: Array, mask: Array, regularization: float) -> Array:
-    return fit(rows, targets.reshape(-1) * mask.reshape(-1), regularization)
-
-
-def _fit_predict(
-    features: Callable[[Array], Array],
-    regularization: float,
-    observations: Array,
-    targets: Array,
-    mask: Array,
-    parallel: ParallelMap,
-) -> Array:
-    def task(observations: Array, targets: Array, mask: Array) -> Array:
-        rows = _weighted(features(observations), mask)
-        return (rows @ _coefficients(rows, targets, mask, regularization)).reshape(targets.shape)
-
-    return by_task(task, observations, targets, mask, parallel)
-
-
-def _fit(
-    features: Callable[[Array], Array],
-    regularization: float,
-    observations: Array,
-    targets: Array,
-    mask: Array,
-    parallel: ParallelMap,
-) -> Params:
-    def task(observations: Array, targets: Array, mask: Array) -> Array:
-        return _coefficients(_weighted(features(observations), mask), targets, mask, regularization)
-
-    coefficients = by_task(task, observations, targets, mask, parallel)
-    O = (coefficients.shape[1] - 4) // 2
-    of_observation = {"observation": coefficients[:, :O], "observation_squared": coefficients[:, O : 2 * O]}
-    return {**(of_observation if O else {}), "time": coefficients[:, -4:-1], "constant": coefficients[:, -1:]}

@@ -1,7 +1,7 @@
 """A value network: a small tanh network of state and time, trained on the episodes it then predicts.
 
 NumPy only, for the sake of the bits: a stacked product is computed matrix by matrix, so a task's fit does not depend on
-which tasks share its chunk. The gradient of two or three layers is quickly written down.
+which tasks share its chunk.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import numpy as np
 
 from metaloom.pipeline.baselines.contract import BaselineError, require_finite
 from metaloom.pipeline.baselines.linear import TIME_SCALE
+from metaloom.pipeline.nn.linearization import LinearizedMLP
 from metaloom.pipeline.nn.optimizers import Adam
+from metaloom.pipeline.nn.spec import layer_names
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
 TASKS_PER_CHUNK = 4
 EPSILON = 1e-8
+PREFIX = "value"
+"""Of the names of the parameters."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class ValueNetworkBaseline:
             for task in range(first_task, first_task + b)
         ]
         params = self._train(inputs, standardized, weights, rngs)
-        predicted = (_forward(params, inputs)[-1] * std + mean)[..., 0]
+        predicted = (self._network(params, inputs).outputs * std + mean)[..., 0]
         if not np.isfinite(predicted).all():
             task = first_task + int((~np.isfinite(predicted)).any(axis=1).argmax())
             raise BaselineError(f"task {task}: the value network diverged; lower baseline.learning_rate")
@@ -100,10 +104,14 @@ class ValueNetworkBaseline:
             for part in range(num_minibatches):
                 rows = order[:, part::num_minibatches]
                 chosen = [np.take_along_axis(values, rows[..., None], 1) for values in (inputs, targets)]
-                gradients = _gradient(params, chosen[0], chosen[1], np.take_along_axis(weights, rows, 1))
+                network = self._network(params, chosen[0])
+                gradients = _gradient(network, chosen[1], np.take_along_axis(weights, rows, 1))
                 params, state = Adam(self.learning_rate * (1 - done / total)).step(params, gradients, state)
                 done += 1
         return params
+
+    def _network(self, params: Params, inputs: Array) -> LinearizedMLP:
+        return LinearizedMLP(PREFIX, len(self.hidden_sizes), params, inputs)
 
 
 def _with_time(observations: Array) -> Array:
@@ -138,38 +146,19 @@ def _shuffled(weights: Array, rngs: Sequence[np.random.Generator]) -> Array:
 
 def _initial(num_inputs: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
     """Glorot-uniform kernels and zero biases by layer; the output starts at zero, the mean of the targets."""
-    sizes = [num_inputs, *hidden_sizes, 1]
     params: Params = {}
-    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
-        limit = np.sqrt(6 / (fan_in + fan_out)) if layer < len(hidden_sizes) else 0.0
-        params[f"kernel_{layer}"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
-        params[f"bias_{layer}"] = np.zeros((1, fan_out), np.float32)
+    sizes = pairwise([num_inputs, *hidden_sizes, 1])
+    for name, (fan_in, fan_out) in zip(layer_names(len(hidden_sizes)), sizes, strict=True):
+        limit = 0.0 if name == "output" else np.sqrt(6 / (fan_in + fan_out))
+        params[f"{PREFIX}.{name}.kernel"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
+        params[f"{PREFIX}.{name}.bias"] = np.zeros(fan_out, np.float32)
     return params
 
 
-def _forward(params: Params, inputs: Array) -> list[Array]:
-    """Inputs and outputs of every layer, [b, n, ...]."""
-    num_layers = len(params) // 2
-    values = [inputs]
-    for layer in range(num_layers):
-        outputs = values[-1] @ params[f"kernel_{layer}"] + params[f"bias_{layer}"]
-        values.append(np.tanh(outputs) if layer < num_layers - 1 else outputs)
-    return values
-
-
-def _gradient(params: Params, inputs: Array, goals: Array, weights: Array) -> Params:
+def _gradient(network: LinearizedMLP, goals: Array, weights: Array) -> Params:
     """Of every network's mean squared error / 2 over the rows that weigh."""
-    values = _forward(params, inputs)
     share = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1)
-    errors = (values.pop() - goals) * share[..., None]
-    gradients: Params = {}
-    for layer in reversed(range(len(values))):
-        below = values[layer]
-        gradients[f"kernel_{layer}"] = below.swapaxes(1, 2) @ errors
-        gradients[f"bias_{layer}"] = errors.sum(axis=1, keepdims=True)
-        if layer:
-            errors = (errors @ params[f"kernel_{layer}"].swapaxes(1, 2)) * (1 - np.square(below))
-    return gradients
+    return network.pull((network.outputs - goals) * share[..., None])
 
 
 def _require_finite_tasks(observations: Array, targets: Array, mask: Array, first_task: int) -> None:

@@ -11,8 +11,6 @@ from pydantic_core import ErrorDetails
 from metaloom.pipeline.config.yaml import parse
 from metaloom.pipeline.schema import REFUSAL, ConfigError, suggestion
 
-__all__ = ["ConfigError", "conversions", "explain", "load_config", "override"]
-
 _NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy")
 """Sections for which a bare name stands for the section with that name and defaults."""
 

@@ -11,7 +11,7 @@ from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
 from metaloom.pipeline.config.evaluation import EvaluationConfig
-from metaloom.pipeline.config.input import ConfigError, conversions, explain, load_config, override
+from metaloom.pipeline.config.input import ConfigError, conversions, explain
 from metaloom.pipeline.config.sections import ReplayConfig, RetentionConfig, WarmStart
 from metaloom.pipeline.config.stopping import StoppingConfig
 from metaloom.pipeline.device import DeviceName
@@ -21,18 +21,6 @@ from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
 from metaloom.pipeline.plugins import ByName
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.schema import Settings, later
-
-__all__ = [
-    "ConfigError",
-    "ProcessingConfig",
-    "ReplayConfig",
-    "RetentionConfig",
-    "RunConfig",
-    "WarmStart",
-    "build_config",
-    "load_config",
-    "override",
-]
 
 
 class RunConfig(Settings):

@@ -21,7 +21,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
 )
 from metaloom.pipeline.envs.point import GOAL
 from metaloom.pipeline.envs.task_draws import draw_directions, draw_on_disk
-from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
 TORSO = 1
@@ -173,7 +173,7 @@ class AntGoal(Ant):
         return {"distance": -(np.abs(place[:, 0] - tasks[:, 0]) + np.abs(place[:, 1] - tasks[:, 1]))}
 
 
-class PearlAntDir(AntDir2D):
+class PearlAntDir(FixedTasks, AntDir2D):
     """Walk in one of 100 directions, as PEARL's ant-dir: AntDir2D without contact forces in the observation (27).
 
     Terminates unless the torso is 0.2 to 1 m high.
@@ -201,9 +201,7 @@ class PearlAntDir(AntDir2D):
         num_test_tasks: int = 30,
     ) -> None:
         super().__init__(obs_style, render_mode)
-        self.task_set, self.test_task_set = fixed_task_sets(
-            draw_directions, num_train=num_train_tasks, num_test=num_test_tasks
-        )
+        self.fix_tasks(draw_directions, num_train_tasks, num_test_tasks)
         if not isinstance(forward_backward, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise EnvError(f"{type(self).__name__}: forward_backward is {forward_backward!r}; required true or false")
         if forward_backward:
@@ -214,11 +212,8 @@ class PearlAntDir(AntDir2D):
                 )
             self.task_set, self.test_task_set = ((-1.0, 0.0), (1.0, 0.0)), None
 
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return choose_tasks(self, num_tasks, rng)
 
-
-class PearlAntGoal(AntGoal):
+class PearlAntGoal(FixedTasks, AntGoal):
     """Go to one of 150 places, as PEARL's ant-goal: AntGoal with fixed goals.
 
     | task field     | unit | distribution                                                                        |
@@ -237,9 +232,4 @@ class PearlAntGoal(AntGoal):
         num_test_tasks: int = 30,
     ) -> None:
         super().__init__(obs_style, render_mode)
-        self.task_set, self.test_task_set = fixed_task_sets(
-            partial(draw_on_disk, radius=3), num_train=num_train_tasks, num_test=num_test_tasks
-        )
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return choose_tasks(self, num_tasks, rng)
+        self.fix_tasks(partial(draw_on_disk, radius=3), num_train_tasks, num_test_tasks)

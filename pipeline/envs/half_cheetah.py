@@ -18,7 +18,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
     squared_norm,
 )
 from metaloom.pipeline.envs.task_draws import draw_signs
-from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array, EpisodeBatch
 
 
@@ -143,7 +143,7 @@ class PearlCheetahDir(HalfCheetahDir):
         super().__init__(obs_style, render_mode)
 
 
-class PearlCheetahVel(HalfCheetahVel):
+class PearlCheetahVel(FixedTasks, HalfCheetahVel):
     """Run forward at one of 100 speeds, as PEARL's cheetah-vel: HalfCheetahVel with PEARL's observations.
 
     | task field | unit | distribution                                                                      |
@@ -165,12 +165,7 @@ class PearlCheetahVel(HalfCheetahVel):
         num_test_tasks: int = 30,
     ) -> None:
         super().__init__(obs_style, render_mode)
-        self.task_set, self.test_task_set = fixed_task_sets(
-            lambda n, rng: rng.uniform(0, 3, (n, 1)), num_train=num_train_tasks, num_test=num_test_tasks
-        )
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return choose_tasks(self, num_tasks, rng)
+        self.fix_tasks(lambda n, rng: rng.uniform(0, 3, (n, 1)), num_train_tasks, num_test_tasks)
 
 
 def _load_model() -> mujoco.MjModel:

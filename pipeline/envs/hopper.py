@@ -1,10 +1,12 @@
 """The hopper: a planar robot with one leg that can fall, given a new body with every task."""
 
+from functools import partial
+
 import numpy as np
 
 from metaloom.pipeline.envs.planar_walker import PlanarWalker
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
-from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
 
@@ -77,7 +79,7 @@ class HopperRandParams(RandomDynamics, Hopper):
         return velocity
 
 
-class PearlHopperRandParams(HopperRandParams):
+class PearlHopperRandParams(FixedTasks, HopperRandParams):
     """HopperRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
 
     Options `num_train_tasks` and `num_test_tasks`: other numbers of them.
@@ -85,10 +87,5 @@ class PearlHopperRandParams(HopperRandParams):
 
     def __init__(self, render_mode: str | None = None, *, num_train_tasks: int = 40, num_test_tasks: int = 10) -> None:
         super().__init__(render_mode)
-        self.task_set, self.test_task_set = fixed_task_sets(
-            super().sample_tasks, num_train=num_train_tasks, num_test=num_test_tasks
-        )
-        self.set_task(np.array(self.task_set[0]))
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return choose_tasks(self, num_tasks, rng)
+        tasks = self.fix_tasks(partial(HopperRandParams.sample_tasks, self), num_train_tasks, num_test_tasks)
+        self.set_task(np.array(tasks[0]))

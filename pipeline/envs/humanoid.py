@@ -18,7 +18,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
     squared_norm,
 )
 from metaloom.pipeline.envs.task_draws import draw_directions
-from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
 
@@ -76,10 +76,6 @@ class Humanoid(MujocoRobot):
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
         super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / "humanoid.xml")), render_mode)
-
-    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        qpos = self.model.qpos0 + rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
-        return qpos, rng.uniform(-self.reset_noise, self.reset_noise, self.model.nv)
 
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 2:], qvel], axis=1)
@@ -139,7 +135,7 @@ class HumanoidDir2D(AnyDirection, Humanoid):
     """
 
 
-class PearlHumanoidDir(HumanoidDir2D):
+class PearlHumanoidDir(FixedTasks, HumanoidDir2D):
     """Walk in one of 100 directions, as PEARL's humanoid-dir: HumanoidDir2D with fixed directions.
 
     | task field               | unit | distribution                                                                  |
@@ -159,9 +155,4 @@ class PearlHumanoidDir(HumanoidDir2D):
         num_test_tasks: int = 30,
     ) -> None:
         super().__init__(obs_style, render_mode)
-        self.task_set, self.test_task_set = fixed_task_sets(
-            draw_directions, num_train=num_train_tasks, num_test=num_test_tasks
-        )
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return choose_tasks(self, num_tasks, rng)
+        self.fix_tasks(draw_directions, num_train_tasks, num_test_tasks)

@@ -65,6 +65,8 @@ class MujocoRobot(MetaEnv):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
     frame_skip: ClassVar[int]
     """Physics steps per control step."""
+    reset_noise: ClassVar[float]
+    """How far joint positions are from rest at most when an episode starts."""
     derived: tuple[str, ...] = ()
     """Fields of MjData that the rules read besides joint positions and velocities.
 
@@ -89,9 +91,11 @@ class MujocoRobot(MetaEnv):
         self.action_space = Box(low, high, dtype=np.float64)
         self._renderer: mujoco.Renderer | None = None
 
-    @abstractmethod
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """The first joint positions [nq] and velocities [nv] of an episode."""
+        """The first joint positions [nq] and velocities [nv] of an episode: uniform around rest unless said."""
+        noise = self.reset_noise
+        qpos = self.model.qpos0 + rng.uniform(-noise, noise, self.model.nq)
+        return qpos, rng.uniform(-noise, noise, self.model.nv)
 
     @abstractmethod
     def observe(self, qpos: Array, qvel: Array) -> Array:

@@ -26,11 +26,6 @@ class PlanarWalker(MujocoRobot):
     def __init__(self, model_file: str, render_mode: str | None = None) -> None:
         super().__init__(mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / model_file)), render_mode)
 
-    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        noise = self.reset_noise
-        qpos = self.model.qpos0 + rng.uniform(-noise, noise, self.model.nq)
-        return qpos, rng.uniform(-noise, noise, self.model.nv)
-
     def observe(self, qpos: Array, qvel: Array) -> Array:
         limit = self.max_observed_velocity
         observations = np.empty((len(qpos), qpos.shape[1] + qvel.shape[1] - 1))

@@ -6,13 +6,13 @@ import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.point import GOAL, PointRobot, norm
-from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
 NUM_TRAIN_TASKS, NUM_TEST_TASKS = 80, 20
 
 
-class PearlPointRobot(PointRobot):
+class PearlPointRobot(FixedTasks, PointRobot):
     """Go from anywhere to one of 80 goals that the observation does not show (PEARL's point-robot).
 
     | observation | unit | | action | unit | range |
@@ -34,16 +34,11 @@ class PearlPointRobot(PointRobot):
 
     def __init__(self, *, num_train_tasks: int = NUM_TRAIN_TASKS, num_test_tasks: int = NUM_TEST_TASKS) -> None:
         super().__init__()
-        self.task_set, self.test_task_set = fixed_task_sets(
-            self.draw_goals, num_train=num_train_tasks, num_test=num_test_tasks
-        )
+        self.fix_tasks(self.draw_goals, num_train_tasks, num_test_tasks)
 
     @staticmethod
     def draw_goals(num_tasks: int, rng: np.random.Generator) -> Array:
         return rng.uniform(-1, 1, (num_tasks, 2))
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return choose_tasks(self, num_tasks, rng)
 
     def start(self, rng: np.random.Generator) -> Array:
         return rng.uniform(-1, 1, 2)

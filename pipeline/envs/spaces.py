@@ -1,7 +1,6 @@
 """The sizes of an environment's spaces, as policies need them."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -9,50 +8,28 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.nn.spec import is_image
+from metaloom.pipeline.nn.spec import Spaces, is_image
 
 
-@dataclass(frozen=True)
-class Spaces:
-    """Sizes of what an environment shows, and of what it takes from a policy.
+def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
+    """Read the sizes of an environment as `make_env` gives it.
 
-    Attributes:
-        observation_shape: of one observation as the environment gives it; batches hold it flattened.
-        observation_scale: what observations are divided by before a network sees them.
-        action_size: A; 0 where actions are discrete.
-        num_actions: discrete actions; 0 where actions are continuous.
+    Raises:
+        EnvError: observations are no array.
     """
-
-    observation_shape: tuple[int, ...]
-    observation_scale: float = 1.0
-    action_size: int = 0
-    num_actions: int = 0
-
-    @classmethod
-    def of(cls, env: gymnasium.Env[Any, Any]) -> "Spaces":
-        """Read the sizes of an environment as `make_env` gives it.
-
-        Raises:
-            EnvError: observations are no array.
-        """
-        observations, actions = env.observation_space, env.action_space
-        if not isinstance(observations, Box):
-            raise EnvError(
-                f"{type(env.unwrapped).__name__} has the observation space {observations}; required a Box. "
-                "Wrap it, for example in gymnasium.wrappers.FlattenObservation"
-            )
-        discrete = isinstance(actions, Discrete)
-        return cls(
-            observation_shape=observations.shape,
-            observation_scale=_scale(observations),
-            action_size=0 if discrete else math.prod(actions.shape or ()),
-            num_actions=int(actions.n) if discrete else 0,
+    observations, actions = env.observation_space, env.action_space
+    if not isinstance(observations, Box):
+        raise EnvError(
+            f"{type(env.unwrapped).__name__} has the observation space {observations}; required a Box. "
+            "Wrap it, for example in gymnasium.wrappers.FlattenObservation"
         )
-
-    @property
-    def observation_size(self) -> int:
-        """Numbers O in one observation."""
-        return math.prod(self.observation_shape)
+    discrete = isinstance(actions, Discrete)
+    return Spaces(
+        observation_shape=observations.shape,
+        observation_scale=_scale(observations),
+        action_size=0 if discrete else math.prod(actions.shape or ()),
+        num_actions=int(actions.n) if discrete else 0,
+    )
 
 
 def _scale(observations: Box) -> float:

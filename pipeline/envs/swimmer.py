@@ -60,10 +60,6 @@ class SwimmerVel(MujocoRobot):
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return rng.uniform(0.1, 0.2, (num_tasks, 1))
 
-    def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        qpos = self.model.qpos0 + rng.uniform(-self.reset_noise, self.reset_noise, self.model.nq)
-        return qpos, rng.uniform(-self.reset_noise, self.reset_noise, self.model.nv)
-
     def observe(self, qpos: Array, qvel: Array) -> Array:
         return np.concatenate([qpos[:, 2:], qvel], axis=1)
 

@@ -1,5 +1,6 @@
 """The walker: a planar robot with two legs that can fall, sent in a direction, to a speed, or given a new body."""
 
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -8,7 +9,7 @@ from metaloom.pipeline.envs.contract import EnvError, TaskField
 from metaloom.pipeline.envs.planar_walker import PlanarWalker
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.task_draws import draw_signs
-from metaloom.pipeline.envs.task_sets import choose_tasks, fixed_task_sets
+from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
 ModelName = Literal["original", "v5"]
@@ -142,7 +143,7 @@ class Walker2dRandParams(RandomDynamics, Walker2d):
         return velocity
 
 
-class PearlWalker2dRandParams(Walker2dRandParams):
+class PearlWalker2dRandParams(FixedTasks, Walker2dRandParams):
     """Walker2dRandParams with 40 bodies to train on and 10 others to test with, always the same; ids 0-39.
 
     Options `num_train_tasks` and `num_test_tasks`: other numbers of them.
@@ -157,10 +158,5 @@ class PearlWalker2dRandParams(Walker2dRandParams):
         num_test_tasks: int = 10,
     ) -> None:
         super().__init__(model, render_mode)
-        self.task_set, self.test_task_set = fixed_task_sets(
-            super().sample_tasks, num_train=num_train_tasks, num_test=num_test_tasks
-        )
-        self.set_task(np.array(self.task_set[0]))
-
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return choose_tasks(self, num_tasks, rng)
+        tasks = self.fix_tasks(partial(Walker2dRandParams.sample_tasks, self), num_train_tasks, num_test_tasks)
+        self.set_task(np.array(tasks[0]))

@@ -56,25 +56,44 @@ class DiscreteActionMap:
         return actions + self._start
 
 
-class PolicyActions(MetaEnv):
+class Wrapped(MetaEnv):
+    """A MetaEnv around another environment, of which it keeps what it does not change."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self.env: Any = env
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.metadata, self.render_mode, self.spec = env.metadata, env.render_mode, env.spec
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.env.reset(seed=seed, options=options)
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+    @property
+    def unwrapped(self) -> gymnasium.Env[Any, Any]:
+        return self.env.unwrapped
+
+
+class PolicyActions(Wrapped):
     """A MetaEnv that takes a policy's actions, by way of an ActionMap or a DiscreteActionMap."""
 
     def __init__(self, env: MetaEnv, scale: float | None) -> None:
+        super().__init__(env)
         space = _action_space(env)
-        self.env = env
         self.task_fields = env.task_fields
         self.task_set = env.task_set
         self.test_task_set = env.test_task_set
-        self.observation_space = env.observation_space
         if isinstance(space, Discrete):
             self.action_map: ActionMap | DiscreteActionMap = DiscreteActionMap(space, scale)
             self.action_space: gymnasium.Space[Any] = Discrete(int(space.n))
         else:
             self.action_map = ActionMap(space, scale)
             self.action_space = space if scale is None else Box(-scale, scale, space.shape, np.float32)
-        self.metadata = env.metadata
-        self.render_mode = env.render_mode
-        self.spec = env.spec
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return self.env.sample_tasks(num_tasks, rng)
@@ -96,26 +115,12 @@ class PolicyActions(MetaEnv):
     def has_diagnostics(self) -> bool:
         return self.env.has_diagnostics
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self.env.reset(seed=seed, options=options)
-
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         return self.env.step(self.action_map(np.asarray(action)).astype(self.env.action_space.dtype))
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         batch = self.env.batch(num_rows, num_threads)
         return None if batch is None else PolicyActionsBatch(batch, self.action_map)
-
-    def render(self) -> Any:
-        return self.env.render()
-
-    def close(self) -> None:
-        self.env.close()
-
-    @property
-    def unwrapped(self) -> gymnasium.Env[Any, Any]:
-        return self.env.unwrapped
 
 
 class PolicyActionsBatch:
@@ -142,41 +147,22 @@ class PolicyActionsBatch:
         self._batch.close()
 
 
-class SingleTask(MetaEnv):
+class SingleTask(Wrapped):
     """Any gymnasium env as a MetaEnv with one task, which has no parameters."""
 
     task_set = ((),)
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         # Arrays of any shape stay as they are: whether they are images, a network has to know.
-        self.env = env if isinstance(env.observation_space, Box) else UnitVectorObservations(env)
-        self.observation_space = self.env.observation_space
-        self.action_space = env.action_space
-        self.metadata = env.metadata
-        self.render_mode = env.render_mode
-        self.spec = env.spec
+        super().__init__(env if isinstance(env.observation_space, Box) else UnitVectorObservations(env))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         del rng
         return np.zeros((num_tasks, 0))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self.env.reset(seed=seed, options=options)
-
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, reward, terminated, truncated, {"reward_terms": {"reward": reward}, **info}
-
-    def render(self) -> Any:
-        return self.env.render()
-
-    def close(self) -> None:
-        self.env.close()
-
-    @property
-    def unwrapped(self) -> gymnasium.Env[Any, Any]:
-        return self.env.unwrapped
 
 
 class UnitVectorObservations(gymnasium.ObservationWrapper[Any, Any, Any]):

@@ -5,10 +5,10 @@ from types import EllipsisType
 
 import numpy as np
 
-from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.estimation.measures import Measures, with_own
 from metaloom.pipeline.estimation.returns import explained_variance
 from metaloom.pipeline.nn.distributions import LOG_2PI
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Samples, Step
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from metaloom.pipeline.estimation.returns import discounted_returns, gae_to_next
+from metaloom.pipeline.estimation.returns import discounted_returns, gae
 from metaloom.pipeline.types import Array, EpisodeBatch, Params
 
 
@@ -96,7 +96,7 @@ class Experience:
         next_values[..., :-1] = values[..., 1:]
         if len(self._last_observations):
             next_values[self._last_steps] = critic(self._last_observations)
-        advantages = gae_to_next(rewards, values, next_values, discount, gae_lambda)
+        advantages = gae(rewards, values, next_values, discount, gae_lambda)
         if target == "td_lambda":
             return Estimate(values, advantages, values + advantages)
         rewards = rewards.astype(np.float64)

@@ -32,9 +32,9 @@ def process_samples(
         seed: of what baselines draw at random; one per round.
         parallel: maps over tasks; the result does not depend on it, nor on other tasks unless a baseline is shared.
     """
+    samples = _with_advantages(episodes, _of_returns(baseline, processing), processing, seed, parallel)
     if processing.name == "advantages":
-        return _with_advantages(episodes, baseline, processing, seed, parallel)
-    samples = _with_advantages(episodes, processing.build_return_baseline(), processing, seed, parallel)
+        return samples
     rewards = discounted_rewards(episodes.rewards * samples.mask, processing.discount)
     predicted = _fit_predict(baseline, episodes, rewards, seed, parallel)
     adjusted = _by_task(task_adjusted_rewards, (rewards, predicted, samples.mask), processing, parallel)
@@ -54,33 +54,31 @@ def baseline_parameters(
 
     They are not stored, because the same episodes and seed give them again.
     """
-    observations, mask = episodes.observations[:, :, :-1], episodes.mask
-    rewards = episodes.rewards * mask
-    returns = discounted_returns(rewards, processing.discount)
-    if processing.name == "advantages":
-        fits = {"baseline": (baseline, returns)}
-    else:
+    rewards = episodes.rewards * episodes.mask
+    fits = {"baseline": (_of_returns(baseline, processing), discounted_returns(rewards, processing.discount))}
+    if processing.name == "dice":
         adjusted = discounted_rewards(rewards, processing.discount)
-        fits = {"baseline": (baseline, adjusted), "return_baseline": (processing.build_return_baseline(), returns)}
+        fits = {"baseline": (baseline, adjusted), "return_baseline": fits["baseline"]}
     return {
-        name: fitted.fit(observations, targets, mask, seed=seed, parallel=parallel)
+        name: fitted.fit(episodes.observations[:, :, :-1], targets, episodes.mask, seed=seed, parallel=parallel)
         for name, (fitted, targets) in fits.items()
     }
 
 
 def task_advantages(rewards: Array, values: Array, mask: Array, processing: ProcessingConfig) -> Array:
     """Advantages [E, T] of one task in float64, from its rewards and baseline values, both zero on padding."""
-    after_last = np.zeros((len(values), 1))
-    values = np.concatenate([values, after_last], axis=1)
-    return _scale(gae(rewards, values, processing.discount, processing.gae_lambda), mask, processing)
+    next_values = np.concatenate([values[:, 1:], np.zeros((len(values), 1))], axis=1)
+    advantages = gae(rewards, values, next_values, processing.discount, processing.gae_lambda)
+    return scale(advantages, mask, processing)
 
 
 def task_adjusted_rewards(discounted: Array, predicted: Array, mask: Array, processing: ProcessingConfig) -> Array:
     """γ^t r_t minus its prediction, [E, T] of one task in float64; both inputs zero on padding."""
-    return _scale(discounted - predicted, mask, processing)
+    return scale(discounted - predicted, mask, processing)
 
 
-def _scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
+def scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
+    """Normalize and shift values [E, T] of one task as `processing` asks for it; zero on padding."""
     if processing.name == "dice" and processing.dice_norm == "padded":
         mask = np.ones_like(mask)
     if processing.normalize_advantages:
@@ -88,6 +86,10 @@ def _scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
     if processing.positive_advantages:
         values = shift_positive(values, mask)
     return values
+
+
+def _of_returns(baseline: Baseline, processing: ProcessingConfig) -> Baseline:
+    return baseline if processing.name == "advantages" else processing.build_return_baseline()
 
 
 def _with_advantages(

@@ -23,34 +23,18 @@ def discounted_returns(rewards: Array, discount: float) -> Array:
     return np.moveaxis(returns, 0, -1)
 
 
-def gae(rewards: Array, values: Array, discount: float, gae_lambda: float) -> Array:
-    """Generalized advantage estimates.
+def gae(rewards: Array, values: Array, next_values: Array, discount: float, gae_lambda: float) -> Array:
+    """Generalized advantage estimates, also of episodes that end in the middle of the axis.
 
     Schulman et al. 2016, arXiv:1506.02438, eq. 16.
 
     Args:
         rewards: [..., T].
-        values: [..., T+1]; the entry after an episode's last step is the value that its end is credited with, 0 for
-            an end that is the task's own.
+        values: [..., T], of the states in which the steps begin.
+        next_values: [..., T], of the states in which they end; at an episode's last step what its end is credited with,
+            0 for an end that is the task's own.
         discount: γ.
         gae_lambda: λ; 1 gives returns minus values, 0 the one-step errors.
-
-    Returns:
-        [..., T] float64.
-    """
-    td_errors = rewards + discount * values[..., 1:] - values[..., :-1]
-    return discounted_returns(td_errors, discount * gae_lambda)
-
-
-def gae_to_next(rewards: Array, values: Array, next_values: Array, discount: float, gae_lambda: float) -> Array:
-    """Generalized advantage estimates of episodes that may end in the middle of the axis.
-
-    Args:
-        rewards: [..., T].
-        values: [..., T], of the states in which the steps begin.
-        next_values: [..., T], of the states in which they end; at an episode's last step what its end is credited with.
-        discount: γ.
-        gae_lambda: λ.
 
     Returns:
         [..., T] float64.

@@ -8,59 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, GradientSteps
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.estimation.experience import Experience, Rows
-from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams, layer_paths, prefixed, unprefixed
+from metaloom.pipeline.kernels.flat_networks import FlatDescent, FlatNetwork, FlatParams, prefixed, unprefixed
 from metaloom.pipeline.nn.distributions import LOG_2PI
-from metaloom.pipeline.nn.optimizers import IN_PLACE
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.inference import log_softmax
-from metaloom.pipeline.types import Array, LearnerState, Params
+from metaloom.pipeline.types import Array, LearnerState
 
 LOG_STD = "log_std"
-
-
-class Objective(Protocol):
-    """The options of the losses: see the settings of the algorithms."""
-
-    @property
-    def policy_clip(self) -> float | None: ...
-    @property
-    def value_clip(self) -> float | None: ...
-    @property
-    def entropy_coeff(self) -> float: ...
-    @property
-    def max_grad_norm(self) -> float | None: ...
-
-
-class Head(Protocol):
-    """The distribution of actions given a network's outputs for n rows."""
-
-    def log_prob(self, outputs: Array, actions: Array) -> Array:
-        """Log-probabilities of actions, [n]; the next `backward` is about them."""
-        ...
-
-    def backward(self, weights: Array, entropy_coeff: float) -> Array:
-        """Derivatives of Σ weights · log_prob - entropy_coeff · mean entropy with respect to the outputs, [n, out].
-
-        Writes the derivatives with respect to the head's own parameters where their gradient is kept.
-        """
-        ...
-
-    def old_log_prob(self, behavior: Mapping[str, Array], actions: Array) -> Array:
-        """Log-probabilities of actions under the policy that acted, [n]."""
-        ...
-
-    def entropy(self, outputs: Array) -> float:
-        """Mean entropy in nats."""
-        ...
-
-    def kl(self, behavior: Mapping[str, Array], outputs: Array) -> float:
-        """Mean KL(policy that acted ‖ this policy) in nats."""
-        ...
 
 
 class GaussianHead:
@@ -77,14 +37,17 @@ class GaussianHead:
         return np.maximum(self._log_std, self._floor)
 
     def log_prob(self, outputs: Array, actions: Array) -> Array:
-        """Joint log-densities over the action dimensions; see Head."""
+        """Joint log-densities [n] over the action dimensions; the next `backward` is about them."""
         log_std = self._clamped
         self._inverse_std = np.exp(-log_std)
         self._z = (actions - outputs) * self._inverse_std
         return _gaussian_log_prob(self._z, log_std)
 
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
-        """Derivatives with respect to the means; see Head."""
+        """Derivatives of Σ weights · log_prob - entropy_coeff · mean entropy with respect to the means, [n, A].
+
+        Writes the derivatives with respect to the standard deviations where their gradient is kept.
+        """
         if self._learn_std:
             pull = np.square(self._z)
             pull -= 1
@@ -95,17 +58,17 @@ class GaussianHead:
         return weights[:, None] * self._z * self._inverse_std
 
     def old_log_prob(self, behavior: Mapping[str, Array], actions: Array) -> Array:
-        """Joint log-densities; see Head."""
+        """Joint log-densities of actions under the policy that acted, [n]."""
         log_std = behavior[LOG_STD]
         return _gaussian_log_prob((actions - behavior["mean"]) * np.exp(-log_std), log_std)
 
     def entropy(self, outputs: Array) -> float:
-        """Does not depend on the outputs; see Head."""
+        """Mean entropy in nats, which does not depend on the outputs."""
         del outputs
         return float(self._clamped.sum(dtype=np.float64)) + 0.5 * len(self._log_std) * (LOG_2PI + 1)
 
     def kl(self, behavior: Mapping[str, Array], outputs: Array) -> float:
-        """Mean KL over rows; see Head."""
+        """Mean KL(policy that acted ‖ this policy) in nats."""
         log_std, old = self._clamped.astype(np.float64), behavior[LOG_STD].astype(np.float64)
         squares = np.square(behavior["mean"] - outputs, dtype=np.float64) + np.exp(2 * old)
         return float((squares / (2 * np.exp(2 * log_std)) - 0.5 + log_std - old).sum(-1).mean())
@@ -119,12 +82,12 @@ class CategoricalHead:
         self._actions: Array = np.empty(0, np.int64)
 
     def log_prob(self, outputs: Array, actions: Array) -> Array:
-        """Log-probabilities of actions [n] int64; see Head."""
+        """Log-probabilities of actions [n] int64; the next `backward` is about them."""
         self._log_probs, self._actions = log_softmax(outputs), actions
         return self._log_probs[np.arange(len(actions)), actions]
 
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
-        """Derivatives with respect to the logits; see Head."""
+        """Derivatives of Σ weights · log_prob - entropy_coeff · mean entropy with respect to the logits, [n, out]."""
         log_probs, n = self._log_probs, len(self._actions)
         probs = np.exp(log_probs)
         gradient: Array = -weights[:, None] * probs
@@ -135,16 +98,16 @@ class CategoricalHead:
         return gradient
 
     def old_log_prob(self, behavior: Mapping[str, Array], actions: Array) -> Array:
-        """As they were recorded; see Head."""
+        """Log-probabilities of actions under the policy that acted, as they were recorded, [n]."""
         return behavior["log_probs"][np.arange(len(actions)), actions]
 
     def entropy(self, outputs: Array) -> float:
-        """Mean over rows; see Head."""
+        """Mean entropy in nats."""
         log_probs = log_softmax(outputs)
         return -float((np.exp(log_probs) * log_probs).sum(-1).mean(dtype=np.float64))
 
     def kl(self, behavior: Mapping[str, Array], outputs: Array) -> float:
-        """Mean KL over rows; see Head."""
+        """Mean KL(policy that acted ‖ this policy) in nats."""
         old, new = behavior["log_probs"], log_softmax(outputs)
         return float((np.exp(old) * (old - new)).sum(-1).mean(dtype=np.float64))
 
@@ -179,91 +142,72 @@ def value_slopes(values: Array, old_values: Array, targets: Array, clip_eps: flo
     return errors / len(errors)
 
 
-class FusedSteps:
-    """Gradient steps without autograd; see GradientSteps.
-
-    Attributes:
-        learned: [D] bool, which of the policy's parameters learning changes.
-    """
+class FusedSteps(GradientSteps):
+    """Gradient steps without autograd; see GradientSteps."""
 
     def __init__(
         self,
-        objective: Objective,
-        networks: tuple[tuple[str, NetworkSpec], tuple[str, NetworkSpec]],
-        optimizer: str,
+        settings: ActorCritic,
+        policy: NetworkSpec,
+        critic: NetworkSpec,
         state: LearnerState,
         *,
+        prefix: str,
         min_std: float,
         learn_std: bool,
     ) -> None:
         """Working copies of what changes.
 
         Args:
-            objective: options of the losses.
-            networks: prefix of the parameters and spec, of the policy and of the critic.
-            optimizer: of IN_PLACE.
+            settings: options of the losses, and the optimizer.
+            policy: the network of the policy.
+            critic: that of the critic.
             state: parameters of the policy, of the critic in `extra`, and of their optimizers.
+            prefix: of the parameters of the policy's network.
             min_std: floor of the standard deviation, where the actions are continuous.
             learn_std: whether learning changes it.
         """
-        (policy_prefix, policy_spec), (critic_prefix, critic_spec) = networks
-        self._objective, self._prefixes = objective, ("policy", critic_prefix)
-        self._policy = FlatParams(state.params)
-        self._critic = FlatParams(prefixed(unprefixed(state.extra, critic_prefix), critic_prefix))
+        flat, judge = FlatParams(state.params), FlatParams(prefixed(unprefixed(state.extra, CRITIC), CRITIC))
+        policy_descent, critic_descent = (
+            FlatDescent(settings.optimizer.name, params, unprefixed(state.optimizer, name))
+            for name, params in ((POLICY, flat), (CRITIC, judge))
+        )
         names = state.params.items()
-        self.learned = np.concatenate([np.full(value.size, learn_std or name != LOG_STD) for name, value in names])
-        self._policy_network = _network(self._policy, policy_prefix, policy_spec)
-        self._critic_network = _network(self._critic, critic_prefix, critic_spec)
-        self._head = _head(self._policy, min_std, learn_std)
-        self._optimizers = [IN_PLACE[optimizer].of(unprefixed(state.optimizer, name)) for name in self._prefixes]
-
-    @property
-    def vector(self) -> Array:
-        """The policy's parameters [D]."""
-        return self._policy.vector
-
-    @property
-    def gradient(self) -> Array:
-        """Of the policy's last loss, [D]."""
-        return self._policy.gradient
+        learned = np.concatenate([np.full(value.size, learn_std or name != LOG_STD) for name, value in names])
+        super().__init__(settings, policy_descent, critic_descent, learned)
+        self._policy, self._critic = flat, judge
+        self._policy_network = FlatNetwork.of(prefix, policy, flat)
+        self._critic_network = FlatNetwork.of(CRITIC, critic, judge)
+        self._head = _head(flat, min_std, learn_std)
 
     def values(self, observations: Array) -> Array:
-        """V [n] of observations [n, O]."""
+        """See GradientSteps."""
         return self._critic_network.forward(observations)[:, 0]
 
     def old_log_prob(self, experience: Experience) -> Array:
-        """Log-probabilities [N] of the actions under the policy that acted."""
+        """See GradientSteps."""
         return self._head.old_log_prob(experience.behavior, experience.actions)
 
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> float:
         """Put the gradient of the policy's loss in place, and with a weight the critic's; see GradientSteps."""
         if critic_weight is not None:
             self.critic_gradient(rows, critic_weight)
-        objective = self._objective
+        settings = self._settings
         outputs = self._policy_network.forward(rows.observations)
         log_prob = self._head.log_prob(outputs, rows.actions)
-        slopes = policy_slopes(log_prob, rows.old_log_prob, rows.advantages, objective.policy_clip)
-        self._policy_network.backward(self._head.backward(slopes, objective.entropy_coeff))
-        return self._policy.clip_gradient(objective.max_grad_norm)
+        slopes = policy_slopes(log_prob, rows.old_log_prob, rows.advantages, settings.policy_clip)
+        self._policy_network.backward(self._head.backward(slopes, settings.entropy_coeff))
+        return self._policy.clip_gradient(settings.max_grad_norm)
 
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
-        """Put the gradient of `weight` times the critic's loss in place, shortened."""
-        slopes = value_slopes(self.values(rows.observations), rows.old_values, rows.targets, self._objective.value_clip)
+        """See GradientSteps."""
+        slopes = value_slopes(self.values(rows.observations), rows.old_values, rows.targets, self._settings.value_clip)
         self._critic_network.backward(weight * slopes[:, None])
         self._critic.clip_gradient(max_norm)
 
-    def step_policy(self, learning_rate: float, direction: Array | None = None) -> None:
-        """Move the policy against its gradient, or another direction [D]."""
-        gradient = self._policy.gradient if direction is None else direction
-        self._optimizers[0].step(self._policy.vector, gradient, learning_rate)
-
-    def step_critic(self, learning_rate: float) -> None:
-        """Move the critic against its gradient."""
-        self._optimizers[1].step(self._critic.vector, self._critic.gradient, learning_rate)
-
     def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
-        """Losses, KL and entropy on all rows, by name."""
-        clip_eps = self._objective.policy_clip
+        """See GradientSteps."""
+        clip_eps = self._settings.policy_clip
         outputs = self._policy_network.forward(rows.observations)
         log_prob = self._head.log_prob(outputs, rows.actions)
         values = self.values(rows.observations)
@@ -278,19 +222,8 @@ class FusedSteps:
             described["clip_fraction"] = float(outside.mean())
         return described
 
-    def state(self) -> LearnerState:
-        """Parameters and optimizers as they are now; of `extra` only the critic."""
-        optimizer: Params = {}
-        for prefix, of in zip(self._prefixes, self._optimizers, strict=True):
-            optimizer |= prefixed(of.state, prefix)
-        return LearnerState(self._policy.copies(), optimizer, self._critic.copies())
 
-
-def _network(flat: FlatParams, prefix: str, spec: NetworkSpec) -> FlatNetwork:
-    return FlatNetwork(flat, layer_paths(prefix, len(spec.hidden_sizes)), spec.activation)  # pyright: ignore
-
-
-def _head(policy: FlatParams, min_std: float, learn_std: bool) -> Head:
+def _head(policy: FlatParams, min_std: float, learn_std: bool) -> GaussianHead | CategoricalHead:
     if LOG_STD not in policy.params:
         return CategoricalHead()
     return GaussianHead(policy.params[LOG_STD], policy.gradients[LOG_STD], min_std, learn_std=learn_std)

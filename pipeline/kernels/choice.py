@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Iterator
 
 from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice
+from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.nn.vector_optimizers import is_customary
 from metaloom.pipeline.schema import ConfigError
 
 
@@ -43,3 +45,9 @@ def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:
         elif not network.is_plain:
             last = "" if network.output_activation == "identity" else f" with a last {network.output_activation}"
             yield f"network is an mlp of {network.activation}{last}"
+
+
+def optimizer_blockers(optimizer: OptimizerConfig) -> Iterator[str]:
+    """Tell what fused kernels do not know about an optimizer."""
+    if not is_customary(optimizer):
+        yield f"optimizer is {optimizer.name}" + (f" with {optimizer.options}" if optimizer.options else "")

@@ -10,9 +10,8 @@ import numpy as np
 from metaloom.pipeline.algorithms.off_policy.dql import DQL
 from metaloom.pipeline.algorithms.off_policy.dql_definition import TARGET, Q
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, merged
-from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams, prefixed, unprefixed
+from metaloom.pipeline.kernels.flat_networks import FlatDescent, FlatNetwork, FlatParams, prefixed, unprefixed
 from metaloom.pipeline.nn.networks import Network
-from metaloom.pipeline.nn.optimizers import IN_PLACE
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch
 
 
@@ -32,7 +31,7 @@ class DQLKernel:
         self._network = FlatNetwork.of(network.prefix, network.spec, self.q)
         self._target = FlatParams(prefixed(unprefixed(state.extra, TARGET), TARGET))
         self._target_network = FlatNetwork.of(TARGET, network.spec, self._target)
-        self._optimizer = IN_PLACE[settings.optimizer.name].of(unprefixed(state.optimizer, Q))
+        self._descent = FlatDescent(settings.optimizer.name, self.q, unprefixed(state.optimizer, Q))
 
     def step(self, minibatch: Minibatch, noise: None = None) -> Metrics:
         """Make one gradient step; see DQLDefinition.step."""
@@ -49,7 +48,7 @@ class DQLKernel:
         gradient[rows, batch.actions] = slopes
         self._network.backward(gradient)
         norm = self.q.clip_gradient(self._settings.max_grad_norm)
-        self._optimizer.step(self.q.vector, self.q.gradient, self._learning_rate)
+        self._descent.step(self._learning_rate)
         self._counters.gradient_steps += 1
         if self._counters.gradient_steps % self._settings.target_update_intvl == 0:
             self._target.vector[:] = self.q.vector
@@ -64,7 +63,7 @@ class DQLKernel:
         """See GradientSteps."""
         self._counters.updates += 1
         return LearnerState(
-            self.q.copies(), prefixed(self._optimizer.state, Q), self._target.copies() | self._counters.arrays()
+            self.q.copies(), prefixed(self._descent.state, Q), self._target.copies() | self._counters.arrays()
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from metaloom.pipeline.nn.optimizers import IN_PLACE
 from metaloom.pipeline.nn.spec import NetworkSpec, layer_names
 from metaloom.pipeline.types import Array, Params
 
@@ -42,17 +43,22 @@ class FlatParams:
         self._places = dict(zip(params, map(slice, [0, *stops[:-1]], stops), strict=True))
         self.vector = np.concatenate([np.ravel(value) for value in params.values()])
         self.gradient = np.zeros_like(self.vector)
-        self.params = self._views(self.vector)
-        self.gradients = self._views(self.gradient)
+        self.params = self.views(self.vector)
+        self.gradients = self.views(self.gradient)
 
     def with_own_gradient(self) -> FlatParams:
         """The same parameters, not copies of them, with room for another gradient."""
         other = copy(self)
         other.gradient = np.zeros_like(self.vector)
-        other.gradients = other._views(other.gradient)
+        other.gradients = other.views(other.gradient)
         return other
 
-    def _views(self, vector: Array) -> Params:
+    def pack(self, values: Mapping[str, Array]) -> Array:
+        """Values of all parameters as one vector [D] float64."""
+        return np.concatenate([np.asarray(values[name], np.float64).ravel() for name in self.params])
+
+    def views(self, vector: Array) -> Params:
+        """A vector [D] as values by name, which share its memory."""
         return {name: vector[place].reshape(self._shapes[name]) for name, place in self._places.items()}
 
     def layer(self, name: str, *, fold_bias: bool) -> tuple[Layer, Layer]:
@@ -77,6 +83,39 @@ class FlatParams:
         if max_norm is not None and norm > max_norm:
             self.gradient *= max_norm / norm
         return norm
+
+
+class FlatDescent:
+    """Adam or RMSprop on some parameters, which goes on from a state.
+
+    Attributes:
+        flat: the parameters.
+    """
+
+    def __init__(
+        self, optimizer: str, flat: FlatParams, state: Mapping[str, Array], *, epsilon: float | None = None
+    ) -> None:
+        self.flat, self._optimizer = flat, IN_PLACE[optimizer].of(state)
+        self._optimizer.epsilon = epsilon or self._optimizer.epsilon
+
+    def step(self, learning_rate: float, direction: Array | None = None) -> None:
+        """Move the parameters against their gradient, or against another direction [D]."""
+        self._optimizer.step(self.flat.vector, self.flat.gradient if direction is None else direction, learning_rate)
+
+    @property
+    def vector(self) -> Array:
+        """The parameters [D]."""
+        return self.flat.vector
+
+    @property
+    def gradient(self) -> Array:
+        """Of the last loss, [D]."""
+        return self.flat.gradient
+
+    @property
+    def state(self) -> Params:
+        """What the optimizer keeps, by name."""
+        return self._optimizer.state
 
 
 class FlatNetwork:
@@ -187,10 +226,6 @@ class FlatNetwork:
 
     def _below_first(self, errors: Array, columns: slice) -> Array:
         return errors @ self._layers[0].kernel[: self.input_size][columns].T
-
-
-Network = FlatNetwork
-"""The name until all callers say FlatNetwork."""
 
 
 def _rows(values: Array, rows: Rows) -> Array:

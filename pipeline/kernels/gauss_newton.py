@@ -11,46 +11,38 @@ import numpy as np
 import torch
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
-from metaloom.pipeline.algorithms.maml.curvature import Flattening, Product
+from metaloom.pipeline.algorithms.maml.curvature import MetaPoint, Product
 from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem, sum_in_order
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
-from metaloom.pipeline.kernels.linearization import LinearizedMLP, PulledBack
+from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.policies.gaussian import LOG_STD, GaussianPolicy
-from metaloom.pipeline.types import Array, ParallelMap, Params
+from metaloom.pipeline.types import Array, Params
 
 MAX_KEPT_BYTES = 1 << 30
 """Bytes that all chunks together may keep between products. The others compute again: slower, the same bits."""
 
 
-def fused_gauss_newton_product(
-    problem: MetaProblem,
-    params: Mapping[str, Array],
-    flat: Flattening,
-    chunks: Sequence[Chunk],
-    *,
-    parallel: ParallelMap = map,
-) -> Product:
+def fused_gauss_newton_product(at: MetaPoint) -> Product:
     """G v; see gauss_newton_product."""
-    num_tasks = sum(len(chunk) for chunk in chunks)
 
     def curvature(chunk: Chunk) -> ChunkCurvature:
-        return ChunkCurvature(problem, params, flat.names, chunk)
+        return ChunkCurvature(at.problem, at.params, [*at.flat.params], chunk)
 
-    sizes = np.cumsum([ChunkCurvature.num_bytes(problem.policy, chunk) for chunk in chunks])
+    sizes = np.cumsum([ChunkCurvature.num_bytes(at.problem.policy, chunk) for chunk in at.chunks])
     num_kept = int(np.searchsorted(sizes, MAX_KEPT_BYTES, side="right"))
-    kept = list(parallel(curvature, chunks[:num_kept]))
-    work = [*kept, *chunks[num_kept:]]
+    kept = list(at.parallel(curvature, at.chunks[:num_kept]))
+    work = [*kept, *at.chunks[num_kept:]]
 
     def product(v: Array) -> Array:
-        direction = flat.unpack(v)
+        direction = at.flat.views(v)
 
         def of_chunk(item: ChunkCurvature | Chunk) -> Params:
             known = item if isinstance(item, ChunkCurvature) else curvature(item)
             return known.product(direction)
 
-        parts = list(parallel(of_chunk, work))
-        return sum_in_order([flat.pack(part) for part in parts]) / num_tasks
+        parts = list(at.parallel(of_chunk, work))
+        return sum_in_order([at.flat.pack(part) for part in parts]) / at.num_tasks
 
     return product
 

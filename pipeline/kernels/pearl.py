@@ -12,14 +12,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON
-from metaloom.pipeline.algorithms.pearl.noise import Noise
+from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
-from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams
+from metaloom.pipeline.kernels.flat_networks import FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.kernels.pearl_part import Part, context_features
 from metaloom.pipeline.kernels.posterior import Posterior, inference
-from metaloom.pipeline.nn.optimizers import IN_PLACE
 from metaloom.pipeline.nn.spec import layer_names
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Params, Transitions
 
@@ -49,10 +47,10 @@ class PEARLKernel:
         self._num_updates = arrays.num_updates
         self._layers = {name: layers_of(params) for name, params in arrays.params.items()}
         self.params = {name: in_layer_order(params) for name, params in arrays.params.items()}
-        optimizer = IN_PLACE[settings.optimizer.name]
-        self._optimizers = {name: optimizer.of(kept) for name, kept in arrays.optimizers.items()}
-        for of in self._optimizers.values():
-            of.epsilon = ADAM_EPSILON
+        self._descent = {
+            name: FlatDescent(settings.optimizer.name, self.params[name], kept, epsilon=ADAM_EPSILON)
+            for name, kept in arrays.optimizers.items()
+        }
         self._parts: list[Part] = []
         self._shape: tuple[int, ...] = ()
 
@@ -73,7 +71,7 @@ class PEARLKernel:
     def state(self) -> LearnerState:
         """See GradientSteps."""
         params = {name: flat.copies() for name, flat in self.params.items()}
-        optimizers = {name: optimizer.state for name, optimizer in self._optimizers.items()}
+        optimizers = {name: descent.state for name, descent in self._descent.items()}
         return PEARLArrays(params, optimizers, self._num_updates + 1).state()
 
     @property
@@ -106,7 +104,7 @@ class PEARLKernel:
         np.copyto(flat.gradient, self._parts[0].params[name].gradient)
         for part in self._parts[1:]:
             flat.gradient += part.params[name].gradient
-        self._optimizers[name].step(flat.vector, flat.gradient, self._learning_rates[name])
+        self._descent[name].step(self._learning_rates[name])
 
     def _move_target(self) -> None:
         tau, target = self._settings.soft_target_tau, self.params["target_v"].vector

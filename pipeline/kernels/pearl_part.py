@@ -7,7 +7,7 @@ from functools import reduce
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.pearl.noise import Noise
+from metaloom.pipeline.algorithms.pearl.definition import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TRAINED
 from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -29,28 +28,6 @@ class Posterior:
         return self.mean + np.sqrt(self.variance) * noise
 
 
-class Inference(Protocol):
-    """Maps outputs of an encoder [K, C, ...], one per transition of the context, to a posterior."""
-
-    def infer(self, outputs: Array) -> Posterior:
-        """Return the posterior; what follows is about it, until the next `infer`."""
-        ...
-
-    def kl(self) -> Array:
-        """KL(posterior ‖ prior) of every task in nats, [K]."""
-        ...
-
-    def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
-        """The gradient of a loss + kl_weight · Σ KL with respect to the encoder's outputs.
-
-        Args:
-            latent_errors: [K, Z], the gradient of the loss with respect to the sampled latent variables.
-            noise: [K, Z], which they were sampled with.
-            kl_weight: of the sum of all tasks' KL divergences.
-        """
-        ...
-
-
 class GaussianProduct:
     """q(z|c) ∝ ∏ N(z; μ_n, σ²_n), a factor from each transition. Rakelly et al. 2019, arXiv:1903.08254, eq. 2.
 
@@ -59,7 +36,7 @@ class GaussianProduct:
     """
 
     def infer(self, outputs: Array) -> Posterior:
-        """The posterior given outputs [K, C, 2Z]; see Inference."""
+        """The posterior given an encoder's outputs [K, C, 2Z]; what follows is about it, until the next `infer`."""
         self._means, self._raw = np.split(outputs, 2, axis=-1)
         self._variances = np.logaddexp(0, self._raw)
         self._precisions = 1 / np.maximum(self._variances, MIN_VARIANCE)
@@ -68,12 +45,18 @@ class GaussianProduct:
         return self._posterior
 
     def kl(self) -> Array:
-        """½ Σ (σ² + μ² - 1 - log σ²); see Inference."""
+        """KL(posterior ‖ prior) of every task in nats, [K]: ½ Σ (σ² + μ² - 1 - log σ²)."""
         mean, variance = self._posterior.mean, self._posterior.variance
         return 0.5 * (variance + np.square(mean) - 1 - np.log(variance)).sum(-1)
 
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
-        """[K, C, 2Z]; see Inference."""
+        """The gradient of a loss + kl_weight · Σ KL with respect to the encoder's outputs, [K, C, 2Z].
+
+        Args:
+            latent_errors: [K, Z], the gradient of the loss with respect to the sampled latent variables.
+            noise: [K, Z], which they were sampled with.
+            kl_weight: of the sum of all tasks' KL divergences.
+        """
         mean, variance = self._posterior.mean, self._posterior.variance
         by_mean = latent_errors + kl_weight * mean
         by_variance = 0.5 * latent_errors * noise / np.sqrt(variance) + 0.5 * kl_weight * (1 - 1 / variance)
@@ -90,21 +73,21 @@ class Point:
     """z is the mean of the encoder's Z outputs, without doubt, and there is no prior to be near to."""
 
     def infer(self, outputs: Array) -> Posterior:
-        """The posterior given outputs [K, C, Z]; see Inference."""
+        """The posterior given outputs [K, C, Z]; see GaussianProduct."""
         self._shape = outputs.shape
         mean = outputs.mean(1)
         return Posterior(mean, np.zeros_like(mean))
 
     def kl(self) -> Array:
-        """Zeros; see Inference."""
+        """Zeros; see GaussianProduct."""
         return np.zeros(self._shape[0])
 
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
-        """[K, C, Z]; see Inference."""
+        """[K, C, Z]; see GaussianProduct."""
         del noise, kl_weight
         return np.repeat(latent_errors[:, None] / self._shape[1], self._shape[1], axis=1)
 
 
-def inference(use_information_bottleneck: bool) -> Inference:
+def inference(use_information_bottleneck: bool) -> GaussianProduct | Point:
     """A Gaussian over z with the bottleneck, a point without it."""
     return GaussianProduct() if use_information_bottleneck else Point()

@@ -11,11 +11,10 @@ from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, mer
 from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.algorithms.off_policy.sac_state import SACArrays
 from metaloom.pipeline.estimation.returns import EPSILON
-from metaloom.pipeline.kernels.flat_networks import FlatNetwork, FlatParams
+from metaloom.pipeline.kernels.flat_networks import FlatDescent, FlatNetwork, FlatParams
 from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianSample
 from metaloom.pipeline.kernels.twin_q import TwinQ
 from metaloom.pipeline.nn.networks import Network
-from metaloom.pipeline.nn.optimizers import IN_PLACE
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, Transitions
 
 
@@ -45,9 +44,11 @@ class SACKernel:
         self._network = FlatNetwork.of(policy.prefix, policy.spec, self.policy)
         self.q = TwinQ(arrays.q, q.spec, parallel=parallel)
         self._targets = TwinQ(arrays.targets, q.spec, parallel=parallel)
-        self._log_alpha = arrays.log_alpha.reshape(1).copy()
-        optimizer = IN_PLACE[settings.optimizer.name]
-        self._optimizers = {name: optimizer.of(kept) for name, kept in arrays.optimizers.items()}
+        self._log_alpha = FlatParams({"log_alpha": arrays.log_alpha})
+        trained = {"policy": self.policy, "q": self.q.flat, "alpha": self._log_alpha}
+        self._descent = {
+            name: FlatDescent(settings.optimizer.name, trained[name], kept) for name, kept in arrays.optimizers.items()
+        }
 
     def step(self, minibatch: Minibatch, noise: Array) -> Metrics:
         """Make one gradient step of everything; see SACDefinition.step."""
@@ -68,23 +69,21 @@ class SACKernel:
     def state(self) -> LearnerState:
         """See GradientSteps."""
         self._counters.updates += 1
-        optimizers = {name: optimizer.state for name, optimizer in self._optimizers.items()}
-        log_alpha = self._log_alpha.reshape(()).copy()
-        arrays = SACArrays(
-            self.policy.copies(), self.q.flat.copies(), self._targets.flat.copies(), log_alpha, optimizers
-        )
-        return arrays.state(self._counters)
+        (log_alpha,) = self._log_alpha.copies().values()
+        policy, q, targets = (flat.copies() for flat in (self.policy, self.q.flat, self._targets.flat))
+        optimizers = {name: descent.state for name, descent in self._descent.items()}
+        return SACArrays(policy, q, targets, log_alpha, optimizers).state(self._counters)
 
     @property
     def _alpha(self) -> float:
-        return float(np.exp(self._log_alpha[0]))
+        return float(np.exp(self._log_alpha.vector[0]))
 
     def _step_temperature(self, now: TanhGaussianSample) -> Metrics:
         excess = float(now.log_prob.mean()) - now.actions.shape[1]
-        loss = -float(self._log_alpha[0]) * excess
+        loss = -float(self._log_alpha.vector[0]) * excess
         if self._settings.learn_ent_coeff:
-            gradient = np.array([-excess], self._log_alpha.dtype)
-            self._optimizers["alpha"].step(self._log_alpha, gradient, self._learning_rate)
+            self._log_alpha.gradient[:] = -excess
+            self._descent["alpha"].step(self._learning_rate)
         return {"temperature_loss": loss, "temperature": self._alpha, "entropy": -float(now.log_prob.mean())}
 
     def _td_targets(self, batch: Transitions, following: TanhGaussianSample) -> Array:
@@ -100,7 +99,7 @@ class SACKernel:
         errors = values - targets
         self.q.backward(errors / np.float32(len(targets)))
         norm = self.q.flat.clip_gradient(self._settings.max_grad_norm)
-        self._optimizers["q"].step(self.q.flat.vector, self.q.flat.gradient, self._learning_rate)
+        self._descent["q"].step(self._learning_rate)
         return {
             "q_loss": float(np.square(errors).mean()),
             "q_mean": float(values.mean()),
@@ -115,7 +114,7 @@ class SACKernel:
         slopes /= np.float32(-n)
         self._network.backward(now.backward(slopes, self._alpha / n), slice(0, n))
         norm = self.policy.clip_gradient(self._settings.max_grad_norm)
-        self._optimizers["policy"].step(self.policy.vector, self.policy.gradient, self._learning_rate)
+        self._descent["policy"].step(self._learning_rate)
         loss = self._alpha * float(now.log_prob.mean()) - float(values.min(axis=0).mean())
         return {"policy_loss": loss, "gradient_norm": norm}
 

@@ -3,7 +3,7 @@
 A layer computes x·K + b with a kernel K of shape (in, out). Every parameter may have a leading task axis.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, cast
 
@@ -11,19 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.nn.spec import MLP, NetworkSpec, Shapes, layer_names, parameter_shapes
+from metaloom.pipeline.nn.spec import NetworkSpec, Shapes, layer_names
 from metaloom.pipeline.types import Params
-
-__all__ = ["activation", "affine", "initialize_mlp", "initialize_shapes", "layer_names", "mlp", "scaled"]
-
-
-def initialize_mlp(
-    prefix: str, input_size: int, hidden_sizes: Sequence[int], output_size: int, rng: np.random.Generator
-) -> Params:
-    """Draw float32 parameters of an mlp as `initialize_shapes` does, in layer order."""
-    return initialize_shapes(
-        parameter_shapes(prefix, NetworkSpec(MLP, (input_size,), output_size, tuple(hidden_sizes))), rng
-    )
 
 
 def initialize_shapes(shapes: Shapes, rng: np.random.Generator) -> Params:

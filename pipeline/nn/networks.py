@@ -16,8 +16,6 @@ from metaloom.pipeline.nn.modules import ModuleNetwork
 from metaloom.pipeline.nn.spec import NetworkSpec, Shapes, check_fits, convolutions, parameter_shapes
 from metaloom.pipeline.types import Params
 
-__all__ = ["CNN", "MLP", "Network", "ResidualMLP", "activation", "build_network"]
-
 
 class Network(Protocol):
     """Outputs of a network, given its parameters by name; holds none itself.

@@ -37,6 +37,28 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
+class Spaces:
+    """Sizes of what an environment shows, and of what it takes from a policy.
+
+    Attributes:
+        observation_shape: of one observation as the environment gives it; batches hold it flattened, O numbers.
+        observation_scale: what observations are divided by before a network sees them; 255 for images of bytes.
+        action_size: A; 0 where actions are discrete.
+        num_actions: of which an action is one; 0 where actions are continuous.
+    """
+
+    observation_shape: tuple[int, ...]
+    observation_scale: float
+    action_size: int
+    num_actions: int
+
+    @property
+    def observation_size(self) -> int:
+        """Numbers O in one observation."""
+        return math.prod(self.observation_shape)
+
+
+@dataclass(frozen=True)
 class NetworkSpec:
     """A network from observations (and whatever is put behind them) to outputs.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,19 +24,6 @@ from metaloom.pipeline.types import Array, Params
 _VECTOR = "vector"
 
 
-class VectorOptimizer(Protocol):
-    """Changes one vector in place, again and again."""
-
-    def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """Move the vector against a gradient [D]."""
-        ...
-
-    @property
-    def state(self) -> Params:
-        """All it keeps, by name, as arrays of their own."""
-        ...
-
-
 class AdamOnVector:
     """Adam by torch's fused kernel; names of its state, formula and ε are those of AdamInPlace."""
 
@@ -48,7 +34,7 @@ class AdamOnVector:
         self._count = torch.tensor(float(state[STEP_COUNT]), device=vector.device)
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """Move the vector against a gradient; see VectorOptimizer."""
+        """Move the vector against a gradient [D]."""
         self._count += 1
         torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
             [self._vector],
@@ -68,7 +54,7 @@ class AdamOnVector:
 
     @property
     def state(self) -> Params:
-        """See VectorOptimizer."""
+        """All it keeps, by name, as arrays of their own."""
         count = np.array(int(self._count), np.int64)
         return {FIRST_MOMENT: _array(self._first), SECOND_MOMENT: _array(self._second), STEP_COUNT: count}
 
@@ -80,20 +66,20 @@ class RMSpropOnVector:
         self._vector, self._second, self._epsilon = vector, _like(vector, state[SECOND_MOMENT]), epsilon
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """Move the vector against a gradient; see VectorOptimizer."""
+        """Move the vector against a gradient [D]."""
         self._second.mul_(RMSpropInPlace.beta).addcmul_(gradient, gradient, value=1 - RMSpropInPlace.beta)
         self._vector.addcdiv_(gradient, self._second.sqrt().add_(self._epsilon), value=-learning_rate)
 
     @property
     def state(self) -> Params:
-        """See VectorOptimizer."""
+        """All it keeps, by name, as arrays of their own."""
         return {SECOND_MOMENT: _array(self._second)}
 
 
 _ON_VECTOR: Mapping[str, type[AdamOnVector | RMSpropOnVector]] = {"adam": AdamOnVector, "rmsprop": RMSpropOnVector}
 
 
-class _OfTorch:
+class OfTorch:
     """Any other optimizer of torch."""
 
     def __init__(
@@ -106,16 +92,18 @@ class _OfTorch:
         self._optimizer = TorchOptimizer(config, {_VECTOR: vector}, state)
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
+        """Move the vector against a gradient [D]."""
         self._optimizer.step({_VECTOR: gradient}, learning_rate)
 
     @property
     def state(self) -> Params:
+        """All it keeps, by name, as arrays of their own."""
         return self._optimizer.state
 
 
 def vector_optimizer(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array], *, epsilon: float | None = None
-) -> VectorOptimizer:
+) -> AdamOnVector | RMSpropOnVector | OfTorch:
     """Return the optimizer that goes on from a state, for a vector that it changes in place.
 
     Args:
@@ -126,7 +114,7 @@ def vector_optimizer(
     """
     if is_customary(config):
         return _ON_VECTOR[config.name](vector, state, epsilon or IN_PLACE[config.name].epsilon)
-    return _OfTorch(config, vector, state, epsilon)
+    return OfTorch(config, vector, state, epsilon)
 
 
 def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Params:
@@ -138,7 +126,7 @@ def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Param
     vector = np.concatenate([np.ravel(value) for value in params.values()])
     if is_customary(config):
         return IN_PLACE[config.name].initial(vector)
-    return _OfTorch(config, torch.from_numpy(vector), None).state
+    return OfTorch(config, torch.from_numpy(vector), None).state
 
 
 def is_customary(config: OptimizerConfig) -> bool:

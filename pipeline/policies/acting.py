@@ -7,11 +7,10 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.belief import latent_size
 from metaloom.pipeline.policies.actors.categorical import CategoricalActor
-from metaloom.pipeline.policies.actors.contract import network_spec
 from metaloom.pipeline.policies.actors.gaussian import GaussianActor
 from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK, QValuesActor
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK, TanhGaussianActor
@@ -67,7 +66,7 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
     """
 
     def check(prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "relu") -> None:
-        spec = network_spec(config, spaces, output_size, extra_size=extra_size, activation=activation)
+        spec = config.network_spec(spaces, output_size, extra_size=extra_size, activation=activation)
         check_network(prefix, spec, params)
 
     match kind:

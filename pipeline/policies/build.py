@@ -1,8 +1,6 @@
 """Policies built from their settings."""
 
-from typing import Protocol
-
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.categorical import CategoricalPolicy
 from metaloom.pipeline.policies.config import POLICIES, PolicyConfig
 from metaloom.pipeline.policies.contract import OwnPolicy, Policy
@@ -10,37 +8,22 @@ from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.schema import ConfigError
 
 
-class Sizes(Protocol):
-    """The sizes of an environment, as Spaces and Setup have them."""
-
-    @property
-    def observation_shape(self) -> tuple[int, ...]: ...
-    @property
-    def observation_scale(self) -> float: ...
-    @property
-    def action_size(self) -> int: ...
-    @property
-    def num_actions(self) -> int: ...
-
-
-def build_policy(config: PolicyConfig, sizes: Sizes) -> Policy:
+def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
     """Build a Gaussian policy for continuous actions, a categorical one for discrete actions, or the user's own.
 
     Raises:
         ConfigError: the policy or its network is not for such observations or actions.
     """
-    spaces = Spaces(sizes.observation_shape, sizes.observation_scale, sizes.action_size, sizes.num_actions)
     if config.name is not None:
         return build_own_policy(config, spaces)
-    shape, scale = spaces.observation_shape, spaces.observation_scale
     if not spaces.num_actions:
-        return GaussianPolicy(spaces.observation_size, spaces.action_size, config, shape, scale)
+        return GaussianPolicy(spaces, config)
     if options := config.std_options:
         raise ConfigError(
             f"policy: {options} is about a standard deviation, but the environment has {spaces.num_actions} discrete "
             "actions; leave it out"
         )
-    return CategoricalPolicy(spaces.observation_size, spaces.num_actions, config, shape, scale)
+    return CategoricalPolicy(spaces, config)
 
 
 def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:

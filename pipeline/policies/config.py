@@ -4,7 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from metaloom.pipeline.nn.spec import ACTIVATIONS, BUILT_IN_NETWORKS, NetworkSpec, check_fits, check_network_settings
+from metaloom.pipeline.nn.spec import (
+    ACTIVATIONS,
+    BUILT_IN_NETWORKS,
+    NetworkSpec,
+    Spaces,
+    check_fits,
+    check_network_settings,
+)
 from metaloom.pipeline.plugins import Plugins
 from metaloom.pipeline.schema import Settings, later, suggestion
 
@@ -95,21 +102,14 @@ class PolicyConfig(Settings):
         return {name: getattr(self, name) for name in names if getattr(self, name) != _DEFAULTS[name]}
 
     def network_spec(
-        self,
-        observation_shape: tuple[int, ...],
-        output_size: int,
-        *,
-        observation_scale: float = 1.0,
-        extra_size: int = 0,
-        activation: str = "tanh",
+        self, spaces: Spaces, output_size: int, *, extra_size: int = 0, activation: str = "tanh"
     ) -> NetworkSpec:
         """Describe the policy's network.
 
         Args:
-            observation_shape: of one observation as the environment gives it.
+            spaces: of the environment.
             output_size: outputs.
-            observation_scale: what observations are divided by.
-            extra_size: numbers behind the observation: a latent variable.
+            extra_size: numbers behind the observation: a latent variable, or actions where a critic sees them.
             activation: where the configuration does not say: tanh, relu under off-policy algorithms.
 
         Raises:
@@ -117,40 +117,21 @@ class PolicyConfig(Settings):
         """
         spec = NetworkSpec(
             self.network,
-            observation_shape,
+            spaces.observation_shape,
             output_size,
             self.hidden_sizes,
             self.activation or activation,
             self.output_activation,
-            observation_scale,
+            spaces.observation_scale,
             extra_size,
             self.network_options,
         )
         check_fits(spec)
         return spec
 
-    def critic_spec(
-        self,
-        observation_shape: tuple[int, ...],
-        output_size: int = 1,
-        *,
-        hidden_sizes: tuple[int, ...],
-        observation_scale: float = 1.0,
-        extra_size: int = 0,
-        activation: str = "tanh",
-    ) -> NetworkSpec:
-        """Describe a critic's network: of the policy's kind, with hidden layers of its own and a linear last layer.
-
-        Args: as for `network_spec`; `extra_size` is that of actions where the critic sees them.
-        """
-        own = self.model_copy(update={"hidden_sizes": hidden_sizes, "output_activation": "identity"})
-        return own.network_spec(
-            observation_shape,
-            output_size,
-            observation_scale=observation_scale,
-            extra_size=extra_size,
-            activation=activation,
-        )
+    def critic(self, hidden_sizes: tuple[int, ...]) -> "PolicyConfig":
+        """Return the settings of a critic's network: the policy's kind, with its own layers and a linear last one."""
+        return self.model_copy(update={"hidden_sizes": hidden_sizes, "output_activation": "identity"})
 
 
 _DEFAULTS: dict[str, Any] = {name: about.default for name, about in PolicyConfig.model_fields.items()}

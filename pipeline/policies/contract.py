@@ -13,45 +13,13 @@ from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.types import Params
 
 if TYPE_CHECKING:
-    from metaloom.pipeline.envs.spaces import Spaces
     from metaloom.pipeline.nn.networks import Network
+    from metaloom.pipeline.nn.spec import Spaces
     from metaloom.pipeline.policies.config import PolicyConfig
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """Functions of explicit parameters; holds none itself.
-
-    Attributes:
-        network: the one from whose outputs distributions are made.
-    """
-
-    @property
-    def network(self) -> Network: ...
-
-    def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order; the same for the same generator."""
-        ...
-
-    def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Names of the parameters that learning changes, in order."""
-        ...
-
-    def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Distribution:
-        """Return the distributions of actions at some observations.
-
-        Args:
-            params: by name, all with or all without a leading task axis B.
-            observations: flattened, [B, N, O] or [N, O] accordingly.
-        """
-        ...
-
-    def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
-        """Rebuild the distributions that acted from what rollouts recorded of them, by name, [..., N, ...]."""
-        ...
-
-
-class OwnPolicy(ABC):
-    """What a policy of the user's derives from, `policy=module:Class`; see Policy.
 
     Attributes:
         network: the one from whose outputs distributions are made.
@@ -62,18 +30,33 @@ class OwnPolicy(ABC):
     @abstractmethod
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None: ...
 
-    @abstractmethod
-    def initialize(self, rng: np.random.Generator) -> Params: ...
+    def initialize(self, rng: np.random.Generator) -> Params:
+        """Draw float32 parameters by name, in order, the same for the same generator: the network's unless said."""
+        return self.network.initialize(rng)
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """All parameters, unless said."""
+        """Names of the parameters that learning changes, in order: all unless said."""
         return tuple(params)
 
     @abstractmethod
-    def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> OwnDistribution: ...
+    def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Distribution:
+        """Return the distributions of actions at some observations.
+
+        Args:
+            params: by name, all with or all without a leading task axis B.
+            observations: flattened, [B, N, O] or [N, O] accordingly.
+        """
 
     @abstractmethod
-    def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution: ...
+    def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
+        """Rebuild the distributions that acted from what rollouts recorded of them, by name, [..., N, ...]."""
+
+
+class OwnPolicy(Policy):
+    """What a policy of the user's derives from, `policy=module:Class`; see Policy."""
+
+    @abstractmethod
+    def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> OwnDistribution: ...
 
 
 class OwnDistribution(Distribution, Protocol):

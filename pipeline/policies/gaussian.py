@@ -2,45 +2,32 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from metaloom.pipeline.nn.distributions import DiagGaussian
-from metaloom.pipeline.nn.networks import Network, build_network
+from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.policies.inference import MEAN_NETWORK
 from metaloom.pipeline.types import Params
 
 LOG_STD = "log_std"
 
 
-@dataclass(frozen=True)
-class GaussianPolicy:
-    """Functions of explicit parameters; holds no parameters itself.
+class GaussianPolicy(Policy):
+    """For continuous actions; see Policy.
 
     Attributes:
-        observation_size: O.
         action_size: A.
-        config: sizes and bounds.
-        observation_shape: of one observation as the environment gives it; (O,) if not said.
-        observation_scale: what observations are divided by.
-        network: of the means.
+        config: options of the standard deviation.
     """
 
-    observation_size: int
-    action_size: int
-    config: PolicyConfig
-    observation_shape: tuple[int, ...] = ()
-    observation_scale: float = 1.0
-
-    network: Network = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        shape = self.observation_shape or (self.observation_size,)
-        spec = self.config.network_spec(shape, self.action_size, observation_scale=self.observation_scale)
-        object.__setattr__(self, "network", build_network(MEAN_NETWORK, spec))
+    def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
+        self.action_size, self.config = spaces.action_size, config
+        self.network = build_network(MEAN_NETWORK, config.network_spec(spaces, spaces.action_size))
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw float32 parameters: those of the mean network in order, then log_std [A]."""
@@ -53,12 +40,7 @@ class GaussianPolicy:
         return tuple(name for name in params if self.config.learn_std or name != LOG_STD)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> DiagGaussian:
-        """Return the distribution of actions: mean [..., N, A], log_std [..., 1, A] with the floor of min_std applied.
-
-        Args:
-            params: by name, all with or all without a leading task axis B.
-            observations: [B, N, O] or [N, O] accordingly.
-        """
+        """Return the distribution: mean [..., N, A], log_std [..., 1, A] with the floor of min_std applied."""
         return self.head(self.network(params, observations), params[LOG_STD])
 
     def head(self, mean: Tensor, log_std: Tensor) -> DiagGaussian:

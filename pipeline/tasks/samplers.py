@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -10,14 +9,6 @@ from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.types import Array, TaskBatch
 
 _ATTEMPTS = 100
-
-
-class TaskSampler(Protocol):
-    """Chooses tasks; the same generator gives the same ones."""
-
-    def sample(self, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-        """So many tasks."""
-        ...
 
 
 @dataclass(frozen=True)

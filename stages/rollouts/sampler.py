@@ -1,56 +1,53 @@
 """Samplers: an environment's simulators, kept warm, and the actor that acts in them."""
 
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.envs.spaces import spaces_of
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.stages.rollouts.blocks import Enough
 from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
 
 
+@dataclass(eq=False)
 class Sampler:
-    """Simulators for a run's rollouts, kept warm between calls. One per thread: not safe to share."""
+    """Simulators for a run's rollouts, made on first use and kept warm. One per thread: not safe to share.
 
-    _KEPT = 4
+    Attributes:
+        env: the environment.
+        policy: what the policy looks like.
+        episodes_per_task: E, where `enough` does not say when there are enough.
+        max_episode_steps: T.
+        num_threads: of the simulators.
+        actor: how actions come about.
+        deterministic: take the most likely actions instead of drawing them.
+        enough: when to stop sampling a task.
+    """
 
-    def __init__(
-        self,
-        env: EnvConfig,
-        policy: PolicyConfig,
-        *,
-        episodes_per_task: int,
-        max_episode_steps: int,
-        num_threads: int = 1,
-        actor: ActorKind = "policy",
-        deterministic: bool = False,
-        enough: Enough | None = None,
-    ) -> None:
-        """A sampler that has not made its simulators yet.
+    _KEPT: ClassVar[int] = 4
 
-        Args:
-            env: the environment.
-            policy: what the policy looks like.
-            episodes_per_task: E, where `enough` does not say when there are enough.
-            max_episode_steps: T.
-            num_threads: of the simulators.
-            actor: how actions come about.
-            deterministic: take the most likely actions instead of drawing them.
-            enough: when to stop sampling a task.
-        """
-        self.policy = policy
-        self.actor: ActorKind = actor
-        self.deterministic = deterministic
-        self.enough = enough
-        self.episodes_at_once = episodes_per_task if enough is None else enough.block_size
-        self.max_episode_steps = max_episode_steps
-        self.env = env
-        self._num_threads = num_threads
-        self._batches: dict[int, BatchEnv] = {}
+    env: EnvConfig
+    policy: PolicyConfig
+    _: KW_ONLY
+    episodes_per_task: int
+    max_episode_steps: int
+    num_threads: int = 1
+    actor: ActorKind = "policy"
+    deterministic: bool = False
+    enough: Enough | None = None
+    _batches: dict[int, BatchEnv] = field(init=False, repr=False, default_factory=dict[int, BatchEnv])
+
+    @property
+    def episodes_at_once(self) -> int:
+        """Episodes of a task that are sampled side by side."""
+        return self.episodes_per_task if self.enough is None else self.enough.block_size
 
     @cached_property
     def spaces(self) -> Spaces:
@@ -62,13 +59,13 @@ class Sampler:
         env = make_env(self.env)
         env.close()
         check_actor(self.actor, env.action_space, deterministic=self.deterministic)
-        return Spaces.of(env)
+        return spaces_of(env)
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
         """Return the simulators for shards of this many tasks, made on first use; the last four sizes are kept."""
         batch = self._batches.pop(num_tasks, None)
         if batch is None:
-            batch = make_batch_env(self.env, num_tasks * self.episodes_at_once, self._num_threads, watch.row)
+            batch = make_batch_env(self.env, num_tasks * self.episodes_at_once, self.num_threads, watch.row)
         if isinstance(batch, LoopBatch):
             batch.watch_row = watch.row
         self._batches[num_tasks] = batch

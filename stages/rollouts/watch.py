@@ -1,45 +1,27 @@
 """Who is told where a rollout is, so that it can be known if the process does not live to tell."""
 
-from typing import Protocol
-
 import numpy as np
 
 from metaloom.pipeline.types import Array
 from metaloom.stages.rollouts.faults import RolloutPosition
 
 
-class RolloutWatch(Protocol):
-    """Is told where a rollout is."""
+class RolloutWatch:
+    """Is told where a rollout is; this one does not listen."""
 
     def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
         """Zeros [T, N, A] float32, into which the episodes from a position on write their actions.
 
         They are copied when the episodes have ended.
         """
-        ...
-
-    def entered(self, env_step: int | None) -> None:
-        """The environments are about to be reset (None) or to take a step."""
-        ...
-
-    def row(self, row: int) -> None:
-        """The environment of a row is about to be called, where a loop calls one after the other."""
-        ...
-
-
-class Unwatched:
-    """Nobody watches."""
-
-    def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
-        """Zeros of this shape."""
         del position
         return np.zeros(shape, np.float32)
 
     def entered(self, env_step: int | None) -> None:
-        """Nothing to note."""
+        """The environments are about to be reset (None) or to take a step."""
 
     def row(self, row: int) -> None:
-        """Nothing to note."""
+        """The environment of a row is about to be called, where a loop calls one after the other."""
 
 
-UNWATCHED = Unwatched()
+UNWATCHED = RolloutWatch()

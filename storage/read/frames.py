@@ -1,7 +1,7 @@
 """Stored batches as Arrow tables: one row per step, per episode, per task, per iteration, per record."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -311,17 +311,11 @@ _LINEAGE = pa.schema(
 
 
 def _lineage_row(record: StageRecord) -> dict[str, object]:
-    inputs = [
-        {"iteration": item.ref.iteration, "stage": item.ref.stage, "step": item.ref.step, "digest": item.digest}
-        for item in record.inputs
-    ]
     return {
         "sequence": record.sequence,
-        "iteration": record.ref.iteration,
-        "stage": record.ref.stage,
-        "step": record.ref.step,
+        **asdict(record.ref),
         "digest": record.digest,
-        "inputs": inputs,
+        "inputs": [{**asdict(item.ref), "digest": item.digest} for item in record.inputs],
         "spans": [item.as_dict() for item in record.spans],
         "seed_position": list(record.seed_position),
         "config_digest": record.config_digest,

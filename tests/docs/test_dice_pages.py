@@ -9,11 +9,11 @@ from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, Step
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize
-from metaloom.stages.process_samples import process_samples
 
 PAGES = {"dice_maml.md": DiceMAML, "vpg_dice.md": VPGDice}
 

@@ -121,13 +121,3 @@ def test_a_probe_that_breaks_becomes_a_failed_check(tmp_path, monkeypatch):
     assert not check.ok
     assert "libmujoco.so" in check.found
     assert "make setup" in check.advice
-
-
-def test_checks_are_plain_data():
-    assert doctor.Check("a", "warn", "b", "c", "d").as_dict() == {
-        "name": "a",
-        "status": "warn",
-        "found": "b",
-        "required": "c",
-        "advice": "d",
-    }

@@ -26,7 +26,7 @@ from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.seeding import seed_for
-from metaloom.stages.collect_rollouts import RolloutError
+from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.stages.rollouts.reproduce import reproduce
 
 STEP_TIMEOUT = 1.0

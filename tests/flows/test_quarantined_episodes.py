@@ -12,7 +12,7 @@ from metaloom.flows.cli import run as command
 from metaloom.flows.commands.debug import reproduce_kept
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.stages.collect_rollouts import RolloutError
+from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.storage import StageRef
 
 HERE = Backend(workers=0)

@@ -15,7 +15,7 @@ from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import ArrayDifference, StageReplay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views import tables
+from metaloom.flows.views import run_info, tables
 from metaloom.flows.views.formatting import number
 from metaloom.flows.views.run_info import bytes_by_group, current_writer
 from metaloom.storage import StageRef
@@ -53,7 +53,7 @@ def complete(runs_root):
 
 
 def test_ls_lists_every_run_with_its_state(runs_root):
-    rows = {row["name"]: row for row in tables.list_run_rows(runs_root)}
+    rows = {row["name"]: row for row in run_info.list_run_rows(runs_root)}
     assert {name: row["state"] for name, row in rows.items()} == {
         "complete": "complete",
         "stopped": "stopped",
@@ -69,7 +69,7 @@ def test_ls_lists_every_run_with_its_state(runs_root):
 
 
 def test_ls_of_a_folder_that_does_not_exist_is_empty(tmp_path):
-    assert tables.list_run_rows(tmp_path / "nowhere") == []
+    assert run_info.list_run_rows(tmp_path / "nowhere") == []
 
 
 def test_a_run_that_is_being_written_shows_by_whom(tmp_path, tiny_config):
@@ -80,10 +80,10 @@ def test_a_run_that_is_being_written_shows_by_whom(tmp_path, tiny_config):
         writer = current_writer(path)
         assert writer is not None
         assert writer.pid == os.getpid()
-        (row,) = tables.list_run_rows(tmp_path)
+        (row,) = run_info.list_run_rows(tmp_path)
         assert row["state"] == "training"
         assert f"process {os.getpid()}" in row_with(tables.runs_table([row]), "training")
-    assert tables.list_run_rows(tmp_path)[0]["state"] == "complete"
+    assert run_info.list_run_rows(tmp_path)[0]["state"] == "complete"
 
 
 def test_a_lock_left_by_a_process_that_is_gone_does_not_count_as_training(tmp_path, tiny_config):
@@ -105,12 +105,12 @@ def test_a_run_that_was_extended_shows_its_new_length(tmp_path, tiny_config):
     path = tmp_path / "run"
     train(tiny_config(iterations=1), path, backend=SERIAL)
     resume(path, iterations=2, backend=SERIAL)
-    info = tables.run_info(storage.open_run(path))
+    info = run_info.run_info(storage.open_run(path))
     assert (info["iterations_done"], info["iterations"], info["state"]) == (2, 2, "complete")
 
 
 def test_show_run_has_progress_metrics_sizes_and_settings(complete):
-    info = tables.run_info(complete)
+    info = run_info.run_info(complete)
     assert (info["state"], info["iterations_done"], info["last_iteration"]) == ("complete", 2, 1)
     assert info["last_metrics"] == complete[1].metrics()
     assert sum(info["bytes"].values()) == bytes_by_group(complete).total()
@@ -129,7 +129,7 @@ def test_show_run_has_progress_metrics_sizes_and_settings(complete):
 
 
 def test_show_iteration_lists_stages_in_the_order_of_writing_with_their_inputs(complete):
-    info = tables.iteration_info(complete, 1)
+    info = run_info.iteration_info(complete, 1)
     assert [(stage["stage"], stage["step"]) for stage in info["stages"]] == [
         ("sample_tasks", 0),
         ("collect_rollouts", 0),
@@ -150,7 +150,7 @@ def test_show_iteration_tells_when_it_is_not_complete_or_not_there(runs_root):
     stopped = storage.open_run(runs_root / "stopped")
     assert "not complete" in text_of(tables.iteration_view(stopped, 1))
     with pytest.raises(storage.StageMissing):
-        tables.iteration_info(stopped, 7)
+        run_info.iteration_info(stopped, 7)
 
 
 def test_replay_lines_and_differences():
@@ -185,7 +185,7 @@ def test_damage_names_file_iteration_stage_and_array():
     table = tables.damage_table(found)
     assert "3   collect_rollouts k=1   rewards" in row_with(table, "c.3.0.0.0")
     assert row_with(table, "run.json").split() == ["run.json", "is", "missing"]
-    assert tables.damage_info(found[0])["array"] == "rewards"
+    assert found[0].array == "rewards"
 
 
 def test_recipes_are_listed_with_their_first_docstring_line():

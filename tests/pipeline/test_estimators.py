@@ -46,22 +46,27 @@ def test_gae_with_lambda_one_is_returns_minus_values_when_the_end_is_worth_nothi
     values = random_values(rewards)
     values[:, -1] = 0
     expected = discounted_returns(rewards, discount) - values[:, :-1]
-    np.testing.assert_allclose(gae(rewards, values, discount, 1.0), expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        gae(rewards, values[..., :-1], values[..., 1:], discount, 1.0), expected, rtol=1e-9, atol=1e-9
+    )
 
 
 @given(REWARDS, FACTORS)
 def test_gae_with_lambda_zero_is_the_one_step_error(rewards, discount):
     values = random_values(rewards)
     expected = rewards + discount * values[:, 1:] - values[:, :-1]
-    np.testing.assert_allclose(gae(rewards, values, discount, 0.0), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        gae(rewards, values[..., :-1], values[..., 1:], discount, 0.0), expected, rtol=1e-12, atol=1e-12
+    )
 
 
 @given(REWARDS, FACTORS, FACTORS)
 def test_padding_changes_no_real_advantage_and_stays_zero(rewards, discount, gae_lambda):
     values = random_values(rewards)
     values[:, -1] = 0
-    padded = gae(np.pad(rewards, [(0, 0), (0, 3)]), np.pad(values, [(0, 0), (0, 3)]), discount, gae_lambda)
-    np.testing.assert_array_equal(padded[:, : rewards.shape[1]], gae(rewards, values, discount, gae_lambda))
+    arrays = rewards, values[..., :-1], values[..., 1:]
+    padded = gae(*(np.pad(array, [(0, 0), (0, 3)]) for array in arrays), discount, gae_lambda)
+    np.testing.assert_array_equal(padded[:, : rewards.shape[1]], gae(*arrays, discount, gae_lambda))
     assert not padded[:, rewards.shape[1] :].any()
 
 

@@ -17,10 +17,10 @@ from metaloom.pipeline.envs.contract import BatchStep
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.wrappers import SingleTask
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
-from metaloom.stages.process_samples import process_samples
 from metaloom.stages.sample_tasks import sample_tasks
 
 

@@ -14,7 +14,8 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutError, RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.stages.sample_tasks import sample_tasks
 
 POLICY = PolicyConfig(hidden_sizes=(9, 6))

@@ -10,7 +10,8 @@ from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.nn.mlp import initialize_mlp
+from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import BatchError, EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
@@ -47,7 +48,7 @@ def own_module(monkeypatch):
 @pytest.fixture
 def collect():
     """Episodes of two tasks under a random policy, or of some of them."""
-    params = initialize_mlp("logits_network", 2, (4,), 3, np.random.default_rng(0))
+    params = build_network("logits_network", NetworkSpec("mlp", (2,), 3, (4,))).initialize(np.random.default_rng(0))
 
     def run(enough=None, first=0, stop=2, episodes=E):
         sampler = Sampler(
@@ -114,7 +115,7 @@ def test_tasks_of_shards_with_different_numbers_of_episodes_are_those_of_one_sha
 
 
 def test_what_holds_for_a_whole_task_stays_so_where_a_block_has_as_many_episodes_as_there_are_actions():
-    params = initialize_mlp("mean_network", 2, (4,), 2, np.random.default_rng(0))
+    params = build_network("mean_network", NetworkSpec("mlp", (2,), 2, (4,))).initialize(np.random.default_rng(0))
     params["log_std"] = np.float32([0.1, 0.2])
     sampler = Sampler(
         EnvConfig(name="point-2d-goal"), POLICY, episodes_per_task=5, max_episode_steps=3, enough=Enough(None, 2, 5, 3)

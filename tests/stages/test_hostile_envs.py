@@ -12,12 +12,14 @@ from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.point import Point2DGoal
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.nn.mlp import initialize_mlp
+from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.collect_rollouts import RolloutError, RolloutPosition, Sampler, collect_rollouts
+from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
 from metaloom.stages.rollouts.blocks import Enough
+from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.stages.rollouts.reproduce import reproduce
 from metaloom.stages.sample_tasks import sample_tasks
 
@@ -245,7 +247,7 @@ def test_a_policy_that_gives_no_numbers_is_told_apart_from_its_environment():
 def rollout_of_choices(fault: str) -> EpisodeBatch:
     """Two tasks, each in blocks of three episodes."""
     env_config = EnvConfig(name="hostile_envs:Choices", options={"fault": fault}, action_scale=None)
-    weights = initialize_mlp("logits_network", 2, (4,), 3, np.random.default_rng(0))
+    weights = build_network("logits_network", NetworkSpec("mlp", (2,), 3, (4,))).initialize(np.random.default_rng(0))
     sampler = Sampler(env_config, POLICY, episodes_per_task=30, max_episode_steps=20, enough=Enough(60, None, 30, 20))
     tasks = sample_tasks(make_env(env_config), num_tasks=2, run_seed=1, iteration=0)
     position = RolloutPosition(4, 4, 0, first_task=FIRST_TASK)

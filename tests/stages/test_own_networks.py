@@ -10,7 +10,8 @@ import torch
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.envs.spaces import spaces_of
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
@@ -38,7 +39,7 @@ class Case:
 
     @property
     def spaces(self) -> Spaces:
-        return Spaces.of(make_env(self.env))
+        return spaces_of(make_env(self.env))
 
     def params(self) -> TaskParams:
         policy = build_policy(self.policy, self.spaces)

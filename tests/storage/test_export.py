@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from metaloom import storage
-from metaloom.flows.exports.histories import export_histories
-from metaloom.flows.exports.parquet import export_parquet
+from metaloom.flows.exports import format_of
 from metaloom.pipeline.types import TaskBatch
 from metaloom.storage import StageRef
 from metaloom.storage.export import ExportExists, export_folder
@@ -25,7 +24,7 @@ def run(make_run):
 
 @pytest.fixture
 def parquet(run, tmp_path):
-    export = export_parquet(run, tmp_path / "parquet")
+    export = format_of("parquet").export(run, tmp_path / "parquet")
     assert export.rows == run.steps().num_rows
     return export.path
 
@@ -72,7 +71,7 @@ def test_the_derived_tables_lie_beside_the_steps(run, parquet):
 
 
 def test_iterations_and_rounds_can_be_chosen(run, tmp_path):
-    export = export_parquet(run, tmp_path / "out", iterations=slice(1, None), steps=[1])
+    export = format_of("parquet").export(run, tmp_path / "out", iterations=slice(1, None), steps=[1])
     assert export.iterations == 2
     found = {file.parent.relative_to(export.path).as_posix() for file in export.path.glob("steps/*/*/*.parquet")}
     assert found == {f"steps/iteration={i}/stage=rollouts_1" for i in (1, 2)}
@@ -81,24 +80,24 @@ def test_iterations_and_rounds_can_be_chosen(run, tmp_path):
     assert set(episodes["iteration"].to_pylist()) == {1, 2}
 
 
-@pytest.mark.parametrize("export", [export_parquet, export_histories])
-def test_iterations_whose_episodes_are_gone_are_left_out_and_named(run, tmp_path, export):
+@pytest.mark.parametrize("form", ["parquet", "histories"])
+def test_iterations_whose_episodes_are_gone_are_left_out_and_named(run, tmp_path, form):
     for k in range(2):
         (run.path / "_commits" / StageRef(1, "collect_rollouts", k).file_name).unlink()
-    result = export(run, tmp_path / "out")
+    result = format_of(form).export(run, tmp_path / "out")
     assert result.iterations == 2
     assert result.skipped == [(1, "no episodes of these inner steps are stored")]
 
 
-@pytest.mark.parametrize("export", [export_parquet, export_histories])
-def test_memory_stays_within_one_iteration_however_long_the_run(make_run, tmp_path, export):
+@pytest.mark.parametrize("form", ["parquet", "histories"])
+def test_memory_stays_within_one_iteration_however_long_the_run(make_run, tmp_path, form):
     sizes = {"B": 8, "E": 4, "T": 50, "O": 30}
     peaks = []
     for iterations in (2, 6):
         run = storage.open_run(make_run(iterations, name=f"run-{iterations}", **sizes))
         tracemalloc.start()
         try:
-            export(run, tmp_path / f"out-{iterations}")
+            format_of(form).export(run, tmp_path / f"out-{iterations}")
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
@@ -140,7 +139,7 @@ def check_history(run, rows):
 
 
 def test_the_history_of_a_drawn_task_is_its_adaptation(run, tmp_path):
-    export = export_histories(run, tmp_path / "out")
+    export = format_of("histories").export(run, tmp_path / "out")
     rows = read_histories(export.path)
     assert sorted(file.name for file in export.path.iterdir()) == [f"iteration-{i:08d}.parquet" for i in range(3)]
     assert export.rows == len(rows) == 3 * 2 * 3 * 2
@@ -151,7 +150,7 @@ def test_the_history_of_a_drawn_task_is_its_adaptation(run, tmp_path):
 
 
 def test_the_history_of_a_position_goes_through_all_iterations(run, tmp_path):
-    export = export_histories(run, tmp_path / "out", by="position")
+    export = format_of("histories").export(run, tmp_path / "out", by="position")
     rows = read_histories(export.path)
     check_history(run, rows)
     assert [file.name for file in sorted(export.path.iterdir())] == [f"position-{b:08d}.parquet" for b in range(3)]
@@ -177,7 +176,7 @@ def fixed_run(tmp_path, make_batches, put, creation):
 @pytest.mark.parametrize("open_files", [1, 2, 128])
 def test_the_history_of_a_task_in_a_fixed_set_goes_through_all_iterations(fixed_run, tmp_path, monkeypatch, open_files):
     monkeypatch.setattr("metaloom.flows.exports.histories._OPEN_FILES", open_files)
-    export = export_histories(fixed_run, tmp_path / "out")
+    export = format_of("histories").export(fixed_run, tmp_path / "out")
     rows = read_histories(export.path)
     check_history(fixed_run, rows)
     assert export.rows == len(rows) == 36
@@ -204,16 +203,16 @@ def test_a_folder_with_something_in_it_is_not_written_over(run, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("precious")
     with pytest.raises(ExportExists, match="something is there already"):
-        export_parquet(run, tmp_path / "out")
+        format_of("parquet").export(run, tmp_path / "out")
     assert (tmp_path / "out" / "mine").read_text() == "precious"
 
 
 def test_an_empty_folder_is_taken(run, tmp_path):
     (tmp_path / "out").mkdir()
-    assert export_parquet(run, tmp_path / "out").iterations == 3
+    assert format_of("parquet").export(run, tmp_path / "out").iterations == 3
 
 
 def test_an_iteration_that_is_not_complete_is_refused(run, tmp_path):
     with pytest.raises(storage.StageMissing, match="3 iterations are complete"):
-        export_parquet(run, tmp_path / "out", iterations=7)
+        format_of("parquet").export(run, tmp_path / "out", iterations=7)
     assert not (tmp_path / "out").exists()

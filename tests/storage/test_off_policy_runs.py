@@ -6,8 +6,7 @@ import shutil
 import pytest
 
 from metaloom import storage
-from metaloom.flows.exports.histories import export_histories
-from metaloom.flows.exports.parquet import export_parquet
+from metaloom.flows.exports import format_of
 from metaloom.storage import Retention, StageRef
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.stages import OFF_POLICY
@@ -196,9 +195,9 @@ def test_a_run_stops_before_it_holds_more_than_its_limit(path, put, make_batches
 
 def test_exports_hold_the_episodes_of_iterations(path, tmp_path):
     run = storage.open_run(path)
-    done = export_parquet(run, tmp_path / "parquet")
+    done = format_of("parquet").export(run, tmp_path / "parquet")
     assert done.rows == run.steps().num_rows
-    assert export_histories(run, tmp_path / "histories").rows == run.episodes().num_rows
+    assert format_of("histories").export(run, tmp_path / "histories").rows == run.episodes().num_rows
 
 
 @pytest.mark.slow

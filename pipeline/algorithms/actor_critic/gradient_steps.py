@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol, SupportsFloat
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
@@ -11,11 +12,11 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.actor_critic.losses import policy_loss, value_loss
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.estimation.experience import Experience, Rows
-from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
+from metaloom.pipeline.kernels.flat_networks import FlatDescent, prefixed, unprefixed
+from metaloom.pipeline.nn.descent import Descent
 from metaloom.pipeline.nn.distributions import Distribution, likelihood_ratio
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
-from metaloom.pipeline.nn.vector_optimizers import vector_optimizer
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, LearnerState
 
@@ -23,87 +24,81 @@ POLICY, CRITIC = "policy", "critic"
 """Prefixes of what a learner's state holds of each."""
 
 
-class GradientSteps(Protocol):
+class GradientSteps(ABC):
     """Working copies of a policy, its critic and their optimizers, whichever implementation changes them.
 
     Attributes:
         learned: [D] bool, which of the policy's parameters learning changes.
     """
 
-    learned: Array
+    def __init__(
+        self, settings: ActorCritic, policy: Descent | FlatDescent, critic: Descent | FlatDescent, learned: Array
+    ) -> None:
+        self._settings, self._policy_descent, self._critic_descent = settings, policy, critic
+        self.learned = learned
 
     @property
     def vector(self) -> Array:
         """The policy's parameters [D]."""
-        ...
+        return self._policy_descent.vector
 
     @property
     def gradient(self) -> Array:
         """Of the policy's last loss, [D]."""
-        ...
+        return self._policy_descent.gradient
 
+    @abstractmethod
     def values(self, observations: Array) -> Array:
         """V [n] of observations [n, O]."""
-        ...
 
+    @abstractmethod
     def old_log_prob(self, experience: Experience) -> Array:
         """Log-probabilities [N] of the actions under the policy that acted."""
-        ...
 
+    @abstractmethod
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> SupportsFloat:
         """Put the gradient of the policy's loss in place, shortened; returns its norm before.
 
         With a weight, put that of so many times the critic's loss on the same rows in place as well.
         """
-        ...
 
+    @abstractmethod
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
         """Put the gradient of `weight` times the critic's loss in place, shortened."""
-        ...
 
     def step_policy(self, learning_rate: float, direction: Array | None = None) -> None:
         """Move the policy against its gradient, or another direction [D]."""
-        ...
+        self._policy_descent.step(learning_rate, direction)
 
     def step_critic(self, learning_rate: float) -> None:
         """Move the critic against its gradient."""
-        ...
+        self._critic_descent.step(learning_rate)
 
+    @abstractmethod
     def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
         """Losses, KL and entropy on all rows, by name."""
-        ...
 
     def state(self) -> LearnerState:
         """Parameters and optimizers as they are now; of `extra` only the critic."""
-        ...
+        policy, critic = self._policy_descent, self._critic_descent
+        optimizer = prefixed(policy.state, POLICY) | prefixed(critic.state, CRITIC)
+        return LearnerState(policy.flat.copies(), optimizer, critic.flat.copies())
 
 
-class TorchSteps:
+class TorchSteps(GradientSteps):
     """Gradient steps by autograd, for any networks and on any device; see GradientSteps."""
 
     def __init__(
         self, settings: ActorCritic, policy: Policy, critic: Network, state: LearnerState, device: torch.device
     ) -> None:
-        self._settings, self._policy, self._critic, self._device = settings, policy, critic, device
-        learned = policy.learned(state.params)
-        self._policy_params = FlatTensors(state.params, device, learned)
+        self._policy, self._critic, self._device = policy, critic, device
+        self._policy_params = FlatTensors(state.params, device, policy.learned(state.params))
         self._critic_params = FlatTensors(prefixed(unprefixed(state.extra, CRITIC), CRITIC), device)
-        self.learned = self._policy_params.learned
-        self._fixed = None if self.learned.all() else torch.from_numpy(~self.learned).to(device)
-        self._policy_optimizer, self._critic_optimizer = (
-            vector_optimizer(settings.optimizer, flat.vector, unprefixed(state.optimizer, name))
+        policy_descent, critic_descent = (
+            Descent(settings.optimizer, flat, unprefixed(state.optimizer, name))
             for name, flat in ((POLICY, self._policy_params), (CRITIC, self._critic_params))
         )
-
-    @property
-    def vector(self) -> Array:
-        """See GradientSteps."""
-        return self._policy_params.vector.cpu().numpy()
-
-    @property
-    def gradient(self) -> Array:
-        """See GradientSteps."""
-        return self._policy_params.gradient.cpu().numpy()
+        super().__init__(settings, policy_descent, critic_descent, self._policy_params.learned)
 
     def values(self, observations: Array) -> Array:
         """See GradientSteps."""
@@ -135,19 +130,6 @@ class TorchSteps:
         if max_norm is not None:
             self._critic_params.clip_gradient(max_norm)
 
-    def step_policy(self, learning_rate: float, direction: Array | None = None) -> None:
-        """See GradientSteps."""
-        flat = self._policy_params
-        before = None if self._fixed is None else flat.vector[self._fixed]
-        self._policy_optimizer.step(flat.gradient if direction is None else self._tensor(direction), learning_rate)
-        if self._fixed is not None and before is not None:
-            # Weight decay moves what has no gradient as well.
-            flat.vector[self._fixed] = before
-
-    def step_critic(self, learning_rate: float) -> None:
-        """See GradientSteps."""
-        self._critic_optimizer.step(self._critic_params.gradient, learning_rate)
-
     @torch.no_grad()
     def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
         """See GradientSteps."""
@@ -164,11 +146,6 @@ class TorchSteps:
             outside = (likelihood_ratio(log_prob, self._tensor(rows.old_log_prob)) - 1).abs() > clip_eps
             described["clip_fraction"] = outside.double().mean()
         return {name: float(value) for name, value in described.items()}
-
-    def state(self) -> LearnerState:
-        """See GradientSteps."""
-        optimizer = prefixed(self._policy_optimizer.state, POLICY) | prefixed(self._critic_optimizer.state, CRITIC)
-        return LearnerState(self._policy_params.copies(), optimizer, self._critic_params.copies())
 
     def _policy_loss(self, log_prob: Tensor, rows: Rows) -> Tensor:
         old_log_prob, advantages = self._tensor(rows.old_log_prob), self._tensor(rows.advantages)

@@ -11,16 +11,16 @@ from metaloom.pipeline.algorithms.actor_critic.scaling import Moments, scaled
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.algorithms.actor_critic.update import Update, estimated
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Learner, Setup
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.finite_checks import require_finite_params
 from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.kernels.actor_critic import FusedSteps
-from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
+from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers, optimizer_blockers
 from metaloom.pipeline.kernels.flat_networks import prefixed
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
-from metaloom.pipeline.nn.vector_optimizers import initial_state, is_customary
+from metaloom.pipeline.nn.vector_optimizers import initial_state
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.seeding import generator
@@ -41,19 +41,9 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         self._device = use_device(setup.device)
         self._lr_factor = lr_factor(settings, settings.learning_rate)
         self.policy: Policy = build_policy(setup.policy, setup)
-        self.critic = build_network(
-            CRITIC,
-            settings.critic_like(setup.policy).critic_spec(
-                setup.observation_shape,
-                hidden_sizes=settings.critic_hidden_sizes,
-                observation_scale=setup.observation_scale,
-            ),
-        )
-        self.kernel = choose_kernel(
-            settings.kernel,
-            blockers=list(self._blockers()),
-            fused="plain networks on the CPU",
-        )
+        critic = settings.critic_like(setup.policy).critic(settings.critic_hidden_sizes)
+        self.critic = build_network(CRITIC, critic.network_spec(setup, 1))
+        self.kernel = choose_kernel(settings.kernel, blockers=[*self._blockers()], fused="plain networks on the CPU")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return a policy and a critic that have learned nothing; see Learner."""
@@ -111,7 +101,12 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         described = update.train(lambda steps: self.directions(steps, num_updates))
         after = update.describe()
         updated = [of.state() for of in steps]
-        self._require_finite(updated)
+        for j, of in enumerate(updated):
+            require_finite_params(
+                {f"the {POLICY}{self.called(j)}": of.params, f"the {CRITIC}{self.called(j)}": of.extra},
+                stage="meta_optimize",
+                advice="Lower algorithm.learning_rate or set algorithm.max_grad_norm",
+            )
         metrics = {
             "loss_before": before.pop("loss"),
             "loss_after": after.pop("loss"),
@@ -142,14 +137,8 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         if self.kernel.name == "torch":
             return TorchSteps(self.settings, self.policy, self.critic, state, self._device)
         policy, config = self.policy.network, self._setup.policy
-        return FusedSteps(
-            self.settings,
-            ((policy.prefix, policy.spec), (self.critic.prefix, self.critic.spec)),
-            self.settings.optimizer.name,
-            state,
-            min_std=config.min_std,
-            learn_std=config.learn_std,
-        )
+        of = (self.settings, policy.spec, self.critic.spec, state)
+        return FusedSteps(*of, prefix=policy.prefix, min_std=config.min_std, learn_std=config.learn_std)
 
     def split(self, state: LearnerState) -> list[LearnerState]:
         """Return the state of every policy: one learns from all tasks together."""
@@ -182,15 +171,4 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         if self._setup.policy.name is not None:
             yield f"policy is {self._setup.policy.name}"
         yield from network_blockers(self.policy.network.spec, self.critic.spec, device=self._setup.device)
-        if not is_customary(self.settings.optimizer):
-            optimizer = self.settings.optimizer
-            yield f"optimizer is {optimizer.name}" + (f" with {optimizer.options}" if optimizer.options else "")
-
-    def _require_finite(self, states: Sequence[LearnerState]) -> None:
-        for j, state in enumerate(states):
-            for name, params in ((POLICY, state.params), (CRITIC, state.extra)):
-                if not all(np.isfinite(value).all() for value in params.values()):
-                    raise NumericalError(
-                        f"meta_optimize: parameters of the {name}{self.called(j)} are not finite after the update; "
-                        "required finite numbers. Lower algorithm.learning_rate or set algorithm.max_grad_norm"
-                    )
+        yield from optimizer_blockers(self.settings.optimizer)

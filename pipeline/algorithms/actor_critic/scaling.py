@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metaloom.pipeline.estimation.returns import EPSILON, normalize, shift_positive
+from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.estimation.processing import scale
+from metaloom.pipeline.estimation.returns import EPSILON, shift_positive
 from metaloom.pipeline.types import Array, LearnerState, Params
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.estimation.config import ProcessingConfig
 
 RUNNING = "advantage_moments"
 """Name in the learner of the running count, mean and sum of squared deviations, [3] float64."""
@@ -53,12 +51,10 @@ class Moments:
 
 def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running: Moments | None) -> Array:
     """Advantages [b, E, T] as `processing` asks for them: task by task, or by running moments that include them."""
+    if running is None:
+        return np.stack([scale(task, real, processing) for task, real in zip(advantages, mask, strict=True)])
     if processing.normalize_advantages:
-        if running is None:
-            parts = zip(advantages, mask, strict=True)
-            advantages = np.stack([normalize(task, real, processing.adv_norm) for task, real in parts])
-        else:
-            advantages = (advantages - running.mean) / (running.std + EPSILON) * mask
+        advantages = (advantages - running.mean) / (running.std + EPSILON) * mask
     if processing.positive_advantages:
         advantages = np.stack([shift_positive(*task) for task in zip(advantages, mask, strict=True)])
     return advantages

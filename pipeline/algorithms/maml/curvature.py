@@ -10,9 +10,9 @@ are zero, and G is the KL's Hessian in θ. Elsewhere, as when an iteration is co
 Hessian has a term more and need not be positive; G is, and is the metric of the natural gradient at θ.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,9 +28,10 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     sum_in_order,
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk, minibatch_rows
+from metaloom.pipeline.kernels.flat_networks import FlatParams
 from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself
 from metaloom.pipeline.nn.optimizers import dot
-from metaloom.pipeline.types import Array, ParallelMap, Params
+from metaloom.pipeline.types import Array, ParallelMap
 
 DIFFERENCE_STEP = 1e-5
 """ε of finite differences."""
@@ -39,110 +40,79 @@ Product = Callable[[Array], Array]
 """The metric times v, for v [D] float64."""
 
 
-class Flattening:
-    """Some parameters as one vector, in order.
+@dataclass(frozen=True)
+class MetaPoint:
+    """The meta-parameters at which products are taken.
 
     Attributes:
-        names: of these parameters.
+        problem: how a policy adapts; its step sizes are numbers, not meta-parameters.
+        params: θ.
+        flat: the order of a vector's elements.
+        chunks: rows of all tasks.
+        parallel: maps over the chunks.
     """
 
-    def __init__(self, params: Mapping[str, Array], names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self._shapes = [params[name].shape for name in self.names]
-        self._ends = np.cumsum([math.prod(shape) for shape in self._shapes])
+    problem: MetaProblem
+    params: Mapping[str, Array]
+    flat: FlatParams
+    chunks: Sequence[Chunk]
+    parallel: ParallelMap = map
 
-    def pack(self, values: Mapping[str, Array]) -> Array:
-        """[D] float64."""
-        return np.concatenate([np.asarray(values[name], np.float64).ravel() for name in self.names])
-
-    def unpack(self, vector: Array) -> Params:
-        """By name, in the dtype of the vector."""
-        parts = zip(self.names, np.split(vector, self._ends[:-1]), self._shapes, strict=True)
-        return {name: part.reshape(shape) for name, part, shape in parts}
+    @property
+    def num_tasks(self) -> int:
+        """Tasks in all chunks."""
+        return sum(len(chunk) for chunk in self.chunks)
 
 
-def gauss_newton_product(
-    problem: MetaProblem,
-    params: Mapping[str, Array],
-    flat: Flattening,
-    chunks: Sequence[Chunk],
-    *,
-    parallel: ParallelMap = map,
-) -> Product:
+def gauss_newton_product(at: MetaPoint) -> Product:
     """G v: the Hessian of the KL of the adapted policies from themselves, of any network. See hessian_product."""
-    return hessian_product(problem, params, flat, chunks, _kl_from_itself, parallel=parallel)
+    return hessian_product(at, _kl_from_itself)
 
 
-def hessian_product(
-    problem: MetaProblem,
-    params: Mapping[str, Array],
-    flat: Flattening,
-    chunks: Sequence[Chunk],
-    constraint: Objective,
-    *,
-    parallel: ParallelMap = map,
-) -> Product:
+def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
     """H v by differentiating twice, ∇(∇c · v). The graph is built anew for every product, which bounds the memory.
 
     Args:
-        problem: how a policy adapts; its step sizes are numbers, not meta-parameters.
-        params: θ.
-        flat: the order of the vector's elements.
-        chunks: rows of all tasks.
+        at: where.
         constraint: c, as its `loss`.
-        parallel: maps over the chunks.
     """
-    problem = dataclasses.replace(problem, objective=constraint)
-    num_tasks = sum(len(chunk) for chunk in chunks)
+    problem, flat = replace(at.problem, objective=constraint), at.flat
 
     def product(v: Array) -> Array:
-        direction = flat.unpack(v)
+        direction = flat.views(v)
 
         def of_chunk(chunk: Chunk) -> Array:
-            leaves = meta_leaves(problem, params, chunk)
-            learned = [leaves[name] for name in flat.names]
+            leaves = meta_leaves(problem, at.params, chunk)
+            learned = [leaves[name] for name in flat.params]
             values = objective_values(problem, leaves, chunk, differentiable=not problem.first_order)
             gradients = torch.autograd.grad(values[LOSS].sum(), learned, create_graph=True)
-            pairs = zip(flat.names, gradients, strict=True)
+            pairs = zip(flat.params, gradients, strict=True)
             along = torch.stack([(gradient * gradient.new_tensor(direction[name])).sum() for name, gradient in pairs])
             products = torch.autograd.grad(along.sum(), learned, materialize_grads=True)
-            return flat.pack({name: p.sum(0).cpu().numpy() for name, p in zip(flat.names, products, strict=True)})
+            return flat.pack({name: p.sum(0).cpu().numpy() for name, p in zip(flat.params, products, strict=True)})
 
-        return sum_in_order(list(parallel(of_chunk, chunks))) / num_tasks
+        return sum_in_order(list(at.parallel(of_chunk, at.chunks))) / at.num_tasks
 
     return product
 
 
-def difference_product(
-    problem: MetaProblem,
-    params: Mapping[str, Array],
-    flat: Flattening,
-    chunks: Sequence[Chunk],
-    constraint: Objective,
-    *,
-    scaled: bool,
-    parallel: ParallelMap = map,
-) -> Product:
+def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) -> Product:
     """H v from central differences of the constraint's gradient, (∇c(θ + ε v) - ∇c(θ - ε v)) / 2ε.
 
     Args:
-        problem: how a policy adapts.
-        params: θ; differences are taken in the dtype of the chunks.
-        flat: the order of the vector's elements.
-        chunks: rows of all tasks.
+        at: where; differences are taken in the dtype of the chunks.
         constraint: c, as its `loss`.
         scaled: whether ε is 1e-5 / ‖v‖, or 1e-5 as in the ProMP code.
-        parallel: maps over the chunks.
     """
-    problem = dataclasses.replace(problem, objective=constraint)
-    dtype = np.float64 if chunks[0].rounds[0].weights.dtype == torch.float64 else np.float32
+    problem = replace(at.problem, objective=constraint)
+    dtype = np.float64 if at.chunks[0].rounds[0].weights.dtype == torch.float64 else np.float32
 
     def gradient(shift: Array) -> Array:
-        moved = {name: value.astype(dtype) for name, value in params.items()}
-        for name, change in flat.unpack(shift).items():
+        moved = {name: value.astype(dtype) for name, value in at.params.items()}
+        for name, change in at.flat.views(shift).items():
             moved[name] = moved[name] + change.astype(dtype)
-        gradients, _ = meta_gradient(problem, moved, chunks, parallel=parallel)
-        return flat.pack(gradients)
+        gradients, _ = meta_gradient(problem, moved, at.chunks, parallel=at.parallel)
+        return at.flat.pack(gradients)
 
     def product(v: Array) -> Array:
         epsilon = DIFFERENCE_STEP / max(math.sqrt(dot(v, v)), 1e-8) if scaled else DIFFERENCE_STEP

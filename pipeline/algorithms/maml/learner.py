@@ -208,7 +208,21 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
         """One meta-update from the samples of the rounds 0 ... inner_steps; see Learner."""
-        made = self.optimize(state, experience, run_seed=run_seed, iteration=iteration, parallel=parallel)
+        found, required = [step.k for step in experience], list(range(self.settings.inner_steps + 1))
+        if found != required:
+            raise ValueError(f"meta_optimize: found samples of rounds {found}; required {required}, in this order")
+        chunks = partial(
+            build_chunks,
+            experience,
+            self.settings.tasks_per_chunk,
+            device=self._device,
+            recorded=self.policy.recorded,
+            parallel=parallel,
+        )
+        draws = partial(generator, run_seed, "minibatches", iteration)
+        samples = IterationSamples(experience, chunks, draws, parallel)
+        meta_params = state.params | step_size_logs(state.extra)
+        made = self._meta_step(self.problem(state, experience), meta_params, state, samples)
         return self.next_state(state, made), self.metrics(state, made)
 
     def problem(self, state: LearnerState, steps: Sequence[Step]) -> MetaProblem:
@@ -217,25 +231,6 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         return MetaProblem(
             self.policy, self._inner_loss, settings.inner_lr, settings.first_order, self.objective(state, steps)
         )
-
-    def optimize(
-        self, state: LearnerState, steps: Sequence[Step], *, run_seed: int, iteration: int, parallel: ParallelMap
-    ) -> MetaUpdate:
-        """Minimize the meta-loss; see update."""
-        found, required = [step.k for step in steps], list(range(self.settings.inner_steps + 1))
-        if found != required:
-            raise ValueError(f"meta_optimize: found samples of rounds {found}; required {required}, in this order")
-        chunks = partial(
-            build_chunks,
-            steps,
-            self.settings.tasks_per_chunk,
-            device=self._device,
-            recorded=self.policy.recorded,
-            parallel=parallel,
-        )
-        samples = IterationSamples(steps, chunks, partial(generator, run_seed, "minibatches", iteration), parallel)
-        meta_params = state.params | step_size_logs(state.extra)
-        return self._meta_step(self.problem(state, steps), meta_params, state, samples)
 
     def next_state(self, state: LearnerState, made: MetaUpdate) -> LearnerState:
         """The state after an update."""

@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import OptimizerConfig, ScheduledSteps
-from metaloom.pipeline.schema import Settings, later
+from metaloom.pipeline.schema import later
 
 DEFAULT_TARGET_INNER_KL = 0.01
 
@@ -110,7 +110,7 @@ class MetaAdam(ScheduledSteps):
         return self.num_minibatches
 
 
-class Exploration(Settings):
+class Exploration(GradientBased):
     """The inner loss of MAML, and credit for exploring before adaptation."""
 
     inner_loss: Literal["log_likelihood", "likelihood_ratio"] = "log_likelihood"
@@ -137,14 +137,18 @@ class Exploration(Settings):
         for name, default in (("e_maml_scale", "mean"), ("exploration_rounds", "all")):
             if not self.exploration and getattr(self, name) != default:
                 raise ValueError(f"{name} is {getattr(self, name)} but exploration is off; turn it on or leave it out")
+        if self.exploration and self.inner_steps == 0:
+            raise ValueError("exploration is on but inner_steps is 0, so no round comes before adaptation; turn it off")
         return self
 
 
-class TrustRegion(Settings):
+class TrustRegion(Exploration):
     """The largest step along the natural gradient that keeps the mean KL after adaptation within a bound.
 
     TRPO, Schulman et al. 2015, arXiv:1502.05477, as a meta-update of MAML.
     """
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.trpo:TrustRegionLearner"
 
     max_kl: float = Field(default=0.01, gt=0)
     """Bound δ of the mean KL, after adaptation, between the policies that acted and the updated ones, in nats."""
@@ -175,6 +179,20 @@ class TrustRegion(Settings):
     @classmethod
     def _exact_is_its_old_name(cls, value: Any) -> Any:
         return "gauss_newton" if value == "exact" else value
+
+    @model_validator(mode="after")
+    def _the_region_is_of_the_policy(self) -> TrustRegion:
+        if self.trainable_inner_lr:
+            raise ValueError(
+                "trainable_inner_lr is on, but the trust region measures changes of the policy and step sizes are not "
+                "part of it; turn it off, or use maml-vpg or promp, which train step sizes with Adam"
+            )
+        if self.first_order and self.hvp != "gauss_newton":
+            raise ValueError(
+                f"first_order is on and hvp is {self.hvp}: derivatives of a first-order gradient are not symmetric, "
+                "which conjugate gradient needs; use hvp=gauss_newton"
+            )
+        return self
 
     def decisive(self) -> dict[str, JsonValue]:
         """As version 0.1 wrote them, so that digests of its runs hold; see Settings."""
@@ -222,7 +240,7 @@ class ProMP(MetaAdam, GradientBased):
         return self
 
 
-class MAMLVPG(MetaAdam, Exploration, GradientBased):
+class MAMLVPG(MetaAdam, Exploration):
     """Policy-gradient inner steps, and Adam on the policy gradient after them.
 
     Finn et al. 2017, arXiv:1703.03400, algorithm 3. Defaults are those of the ProMP authors' experiments.
@@ -231,11 +249,6 @@ class MAMLVPG(MetaAdam, Exploration, GradientBased):
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.vpg:MAMLVPGLearner"
 
     name: Literal["maml-vpg"] = "maml-vpg"
-
-    @model_validator(mode="after")
-    def _settings_agree(self) -> MAMLVPG:
-        _check_exploration(self)
-        return self
 
 
 class MAMLPPO(MetaAdam, GradientBased):
@@ -259,40 +272,28 @@ class MAMLPPO(MetaAdam, GradientBased):
     """Passes over the samples of an iteration; in the first step nothing is clipped yet."""
 
 
-class MAMLTRPO(TrustRegion, Exploration, GradientBased):
+class MAMLTRPO(TrustRegion):
     """Policy-gradient inner steps, and a meta-update that bounds the KL after adaptation.
 
     Finn et al. 2017, arXiv:1703.03400, section 5.3. Defaults are those of the ProMP authors' run scripts, but for the
     damping, which they leave out.
     """
 
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.trpo:TrustRegionLearner"
-
     name: Literal["maml-trpo"] = "maml-trpo"
 
-    @model_validator(mode="after")
-    def _settings_agree(self) -> MAMLTRPO:
-        _check_exploration(self)
-        _check_trust_region(self)
-        return self
 
-
-class EMAML(TrustRegion, Exploration, GradientBased):
+class EMAML(TrustRegion):
     """MAML-TRPO in which the policies before adaptation are credited for the rewards after it.
 
     Stadie et al. 2018, arXiv:1803.01118. Defaults are those of the ProMP authors' run script.
     """
-
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.trpo:TrustRegionLearner"
 
     name: Literal["e-maml"] = "e-maml"
     exploration: bool = True
     """Always on: without it this is maml-trpo."""
 
     @model_validator(mode="after")
-    def _settings_agree(self) -> EMAML:
-        _check_exploration(self)
-        _check_trust_region(self)
+    def _exploration_is_on(self) -> EMAML:
         if not self.exploration:
             raise ValueError("exploration is off, and e-maml without it is maml-trpo; use algorithm.name=maml-trpo")
         return self
@@ -330,21 +331,3 @@ class VPGDice(MetaAdam, GradientBased):
     learns_from: ClassVar[tuple[str, ...]] = ("adjusted_rewards", "advantages")
 
     name: Literal["vpg-dice"] = "vpg-dice"
-
-
-def _check_exploration(settings: MAMLVPG | MAMLTRPO | EMAML) -> None:
-    if settings.exploration and settings.inner_steps == 0:
-        raise ValueError("exploration is on but inner_steps is 0, so no round comes before adaptation; turn it off")
-
-
-def _check_trust_region(settings: MAMLTRPO | EMAML) -> None:
-    if settings.trainable_inner_lr:
-        raise ValueError(
-            "trainable_inner_lr is on, but the trust region measures changes of the policy and step sizes are not "
-            "part of it; turn it off, or use maml-vpg or promp, which train step sizes with Adam"
-        )
-    if settings.first_order and settings.hvp != "gauss_newton":
-        raise ValueError(
-            f"first_order is on and hvp is {settings.hvp}: derivatives of a first-order gradient are not symmetric, "
-            "which conjugate gradient needs; use hvp=gauss_newton"
-        )

@@ -16,7 +16,7 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice, Setup
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.algorithms.maml.curvature import (
-    Flattening,
+    MetaPoint,
     Product,
     difference_product,
     gauss_newton_product,
@@ -42,6 +42,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
 from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO, TrustRegion
 from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
+from metaloom.pipeline.kernels.flat_networks import FlatParams
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.optimizers import LineSearch, backtracking_line_search, conjugate_gradient, dot
@@ -119,11 +120,11 @@ class TrustRegionStep:
         """Solve G x = g, scale x to a KL of max_kl by the quadratic model, and search along it; see MetaStep."""
         chunks, parallel = samples.chunks(), samples.parallel
         gradients, before = meta_gradient(problem, meta_params, chunks, parallel=parallel)
-        flat = Flattening(meta_params, problem.policy.learned(meta_params))
-        product = self._product(problem, meta_params, flat, samples, chunks)
-        full_step, metrics = self._full_step(product, flat.pack(gradients))
+        flat = FlatParams({name: meta_params[name] for name in problem.policy.learned(meta_params)})
+        at = MetaPoint(problem, meta_params, flat, self._product_chunks(samples, chunks), parallel)
+        full_step, metrics = self._full_step(self._product(at), flat.pack(gradients))
         evaluate = partial(meta_objective, problem, chunks=chunks, parallel=parallel)
-        search = self._line_search(meta_params, before, flat.unpack(full_step), evaluate)
+        search = self._line_search(meta_params, before, flat.views(full_step), evaluate)
         accepted = search.accepted or (self._settings.accept_violation and bool(search.value.values))
         # What a rejected step leaves are the very same arrays.
         updated, after = search.value if accepted else (meta_params, before)
@@ -135,18 +136,14 @@ class TrustRegionStep:
         }
         return MetaUpdate(updated, state.optimizer, before, after, metrics)
 
-    def _product(
-        self, problem: MetaProblem, params: Params, flat: Flattening, samples: IterationSamples, chunks: list[Chunk]
-    ) -> Product:
-        settings, parallel = self._settings, samples.parallel
-        chunks = self._product_chunks(samples, chunks)
+    def _product(self, at: MetaPoint) -> Product:
+        settings = self._settings
         constraint = partial(bounded_kl, new_old=settings.kl_order == "new_old")
         if settings.hvp == "gauss_newton":
-            return self._gauss_newton_product(problem, params, flat, chunks, parallel=parallel)
+            return self._gauss_newton_product(at)
         if settings.hvp == "hessian":
-            return hessian_product(problem, params, flat, chunks, constraint, parallel=parallel)
-        scaled = settings.hvp == "finite_difference"
-        return difference_product(problem, params, flat, chunks, constraint, scaled=scaled, parallel=parallel)
+            return hessian_product(at, constraint)
+        return difference_product(at, constraint, scaled=settings.hvp == "finite_difference")
 
     def _product_chunks(self, samples: IterationSamples, chunks: list[Chunk]) -> list[Chunk]:
         share, rows = self._settings.hvp_subsample, None

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.algorithms.contract import RunSettings
-from metaloom.pipeline.algorithms.off_policy.settings import (
-    REPLAY_DECIDES_EPISODES,
-    REPLAY_SIZES,
-    OffPolicyPlan,
-    OffPolicySettings,
-    ReplaySettings,
-)
-from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
+from metaloom.pipeline.algorithms.off_policy.settings import ReplaySettings
+from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import later
 
 
-class DQL(ReplaySettings, LearningRate, OffPolicySettings):
+class DQL(ReplaySettings):
     """A Q-function of every discrete action, the best of which is taken except where chance decides."""
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.dql_learner:DQLLearner"
     actor: ClassVar[ActorKind] = "q_values"
-    sizes: ClassVar[tuple[str, ...]] = REPLAY_SIZES
     decides_episodes: ClassVar[tuple[str, ...]] = (
-        *REPLAY_DECIDES_EPISODES,
+        *ReplaySettings.decides_episodes,
         "eps_init",
         "eps_final",
         "eps_schedule_gamma",
@@ -61,23 +53,8 @@ class DQL(ReplaySettings, LearningRate, OffPolicySettings):
     @property
     def run_defaults(self) -> Mapping[str, Any]:
         """See AlgorithmSettings."""
-        return {
-            "num_tasks": 1,
-            "episodes_per_task": 1,
-            "env": {"action_scale": None},
-            "baseline": {"name": "zero"},
-        }
+        return {**super().run_defaults, "env": {"action_scale": None}}
 
     def epsilon(self, num_updates: int) -> float:
         """Probability that chance decides in the iteration after so many updates."""
         return self.eps_final + (self.eps_init - self.eps_final) * self.eps_schedule_gamma**num_updates
-
-    def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """See OffPolicySettings."""
-        del max_episode_steps
-        return self.single_task_plan(self.actor, episodes_per_task)
-
-    def problems(self, run: RunSettings) -> Iterator[str]:
-        """See AlgorithmSettings."""
-        yield from super().problems(run)
-        yield from self.replay_problems(self.name, run)

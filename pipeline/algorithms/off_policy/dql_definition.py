@@ -70,10 +70,10 @@ class DQLDefinition:
         device: torch.device,
     ) -> None:
         self._settings, self._discount, self._network = settings, discount, network
-        self._counters = Counters.of(state)
+        self._counters, self._learning_rate = Counters.of(state), learning_rate
         self.q = FlatTensors(state.params, device)
         self._target = FlatTensors(prefixed(unprefixed(state.extra, TARGET), network.prefix), device)
-        self._descent = Descent(settings.optimizer, self.q, unprefixed(state.optimizer, Q), learning_rate)
+        self._descent = Descent(settings.optimizer, self.q, unprefixed(state.optimizer, Q))
 
     def step(self, minibatch: Minibatch, noise: None = None) -> dict[str, Tensor]:
         """Take a step down the loss; every `target_update_intvl` steps Q̄ becomes Q. Nothing is drawn."""
@@ -83,7 +83,7 @@ class DQLDefinition:
             next_values = self._network(self._target.params, batch.next_observations)
         targets = td_targets(batch.rewards, self._discount * (1 - batch.terminated), next_values)
         loss, values = q_loss(self._network(self.q.params, batch.observations), batch.actions, targets)
-        norm = self._descent.down(loss, self._settings.max_grad_norm)
+        norm = self._descent.down(loss, self._learning_rate, self._settings.max_grad_norm)
         self._counters.gradient_steps += 1
         if self._counters.gradient_steps % self._settings.target_update_intvl == 0:
             self._target.vector.copy_(self.q.vector)

@@ -8,11 +8,9 @@ from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.off_policy.dql import DQL
 from metaloom.pipeline.algorithms.off_policy.dql_definition import METRICS, TARGET, DQLDefinition, Q
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps
-from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers, require_actions
-from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
+from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
 from metaloom.pipeline.kernels.dql import DQLKernel
 from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
-from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state
@@ -32,21 +30,11 @@ class DQLLearner(OffPolicyLearner[object, None]):
     metrics = METRICS
 
     def __init__(self, settings: DQL, setup: Setup) -> None:
-        require_actions(settings.name, setup, discrete=True)
-        self.settings, self._discount = settings, setup.processing.discount
-        self._device, self._lr_factor = use_device(setup.device), lr_factor(settings, settings.learning_rate)
-        spec = setup.policy.network_spec(
-            setup.observation_shape,
-            setup.num_actions,
-            observation_scale=setup.observation_scale,
-            activation="relu",
-        )
+        super().__init__(settings.name, setup, discrete=True)
+        self.settings, self._lr_factor = settings, lr_factor(settings, settings.learning_rate)
+        spec = setup.policy.network_spec(setup, setup.num_actions, activation="relu")
         self.network = build_network(Q_NETWORK, spec)
-        self.kernel = choose_kernel(
-            settings.kernel,
-            blockers=[*network_blockers(spec, device=setup.device), *optimizer_blockers(settings.optimizer)],
-            fused=FUSED,
-        )
+        self.kernel = self.choose_kernel(settings.kernel, settings.optimizer, self.network)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return a Q-function, and a target network that equals it; see Learner."""
@@ -67,9 +55,10 @@ class DQLLearner(OffPolicyLearner[object, None]):
         """See OffPolicyLearner; a single small network has nothing to share out."""
         del parallel
         of, rate = (self.settings, self.network, state), self._learning_rate(state)
+        discount = self._setup.processing.discount
         if self.kernel.name == "fused":
-            return DQLKernel(*of, discount=self._discount, learning_rate=rate)
-        return DQLDefinition(*of, discount=self._discount, learning_rate=rate, device=self._device)
+            return DQLKernel(*of, discount=discount, learning_rate=rate)
+        return DQLDefinition(*of, discount=discount, learning_rate=rate, device=self._device)
 
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> None:
         """Draw nothing."""

@@ -9,7 +9,6 @@ from typing import Protocol, SupportsFloat, TypeVar
 import numpy as np
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES
-from metaloom.pipeline.algorithms.finite_checks import NumericalError
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, Params, Transitions
 
 NUM_GRADIENT_STEPS = "num_gradient_steps"
@@ -63,21 +62,6 @@ def means(names: Sequence[str], each: Iterable[Mapping[str, SupportsFloat]]) -> 
     table = [[float(one[name]) for name in names] for one in list(each)]
     averages = np.mean(table, axis=0) if table else np.full(len(names), np.nan)
     return dict(zip(names, averages.tolist(), strict=True)) | {"gradient_steps": float(len(table))}
-
-
-def require_finite(params: Mapping[str, Mapping[str, Array]], advice: str) -> None:
-    """Raise NumericalError naming the first network that has a parameter which is not finite.
-
-    Args:
-        params: by name of the network.
-        advice: what to lower.
-    """
-    for name, arrays in params.items():
-        if not all(np.isfinite(value).all() for value in arrays.values()):
-            raise NumericalError(
-                f"update: parameters of {name} are not finite after the gradient steps; required finite numbers. "
-                f"Lower {advice}"
-            )
 
 
 def _merged(values: Array) -> Array:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import Learner, Setup
-from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps, means, require_finite
+from metaloom.pipeline.algorithms.contract import Kernel, KernelChoice, Learner, Setup
+from metaloom.pipeline.algorithms.finite_checks import require_finite_params
+from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps, means
+from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers, optimizer_blockers
+from metaloom.pipeline.nn.device import use_device
+from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.nn.optimization import OptimizerConfig
-from metaloom.pipeline.nn.vector_optimizers import is_customary
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap, TaskParams
-
-FUSED = "plain networks on the CPU, derivatives written down"
-"""Why a fused kernel is chosen."""
 
 Evidence = TypeVar("Evidence", contravariant=True)
 Noise = TypeVar("Noise")
@@ -34,6 +34,33 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
     lower: ClassVar[str] = "algorithm.learning_rate or algorithm.max_grad_norm"
     """Advice against parameters that are not finite."""
 
+    def __init__(self, name: str, setup: Setup, *, discrete: bool) -> None:
+        """Prepare the device.
+
+        Raises:
+            ConfigError: the device is not here, or the environment's actions are of the other kind.
+        """
+        if bool(setup.num_actions) != discrete:
+            found = f"{setup.num_actions} discrete ones" if setup.num_actions else "continuous"
+            kind, others = ("discrete", "sac or pearl") if discrete else ("continuous", "dql")
+            raise ConfigError(
+                f"algorithm.name is {name}, which is for {kind} actions, but those of {setup.env_name} are {found}; "
+                f"required {others}, or a2c, ppo, ppo2 or svpg"
+            )
+        self._setup, self._device = setup, use_device(setup.device)
+
+    def choose_kernel(
+        self, asked: KernelChoice, optimizer: OptimizerConfig, *networks: Network, others: Iterable[str] = ()
+    ) -> Kernel:
+        """Take the fused kernel for plain networks on the CPU, unless it was asked not to or others stand against it.
+
+        Raises:
+            ConfigError: the fused kernel was asked for and does not fit.
+        """
+        specs = [network.spec for network in networks]
+        blockers = [*network_blockers(*specs, device=self._setup.device), *optimizer_blockers(optimizer), *others]
+        return choose_kernel(asked, blockers=blockers, fused="plain networks on the CPU, derivatives written down")
+
     @abstractmethod
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Noise]:
         """Return working copies of a state, by the kernel that was chosen or in torch.
@@ -42,6 +69,10 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
             state: is left as it is.
             parallel: maps over parts of a gradient step; the result does not depend on it.
         """
+
+    def shown(self, minibatch: Minibatch) -> Minibatch:
+        """Return a minibatch as gradient steps are given it; the same unless said."""
+        return minibatch
 
     @abstractmethod
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Noise:
@@ -72,29 +103,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         """Make one gradient step per minibatch; see Learner. Metrics are means over them."""
         rng = generator(run_seed, "updates", iteration)
         steps = self.gradient_steps(state, parallel=parallel)
-        each = [steps.step(minibatch, self.noise(minibatch, rng)) for minibatch in experience]
+        each = [steps.step(minibatch, self.noise(minibatch, rng)) for minibatch in map(self.shown, experience)]
         updated = steps.state()
-        require_finite(self.networks_of(updated), self.lower)
+        require_finite_params(self.networks_of(updated), stage="update", advice=f"Lower {self.lower}")
         return updated, means(self.metrics, each) | self.described(state)
-
-
-def require_actions(name: str, setup: Setup, *, discrete: bool) -> None:
-    """Refuse an environment whose actions are of the other kind.
-
-    Raises:
-        ConfigError: naming the algorithms for such actions.
-    """
-    if bool(setup.num_actions) == discrete:
-        return
-    found = f"{setup.num_actions} discrete ones" if setup.num_actions else "continuous"
-    kind, others = ("discrete", "sac or pearl") if discrete else ("continuous", "dql")
-    raise ConfigError(
-        f"algorithm.name is {name}, which is for {kind} actions, but those of {setup.env_name} are {found}; required "
-        f"{others}, or a2c, ppo, ppo2 or svpg"
-    )
-
-
-def optimizer_blockers(optimizer: OptimizerConfig) -> Iterator[str]:
-    """Tell what fused kernels do not know about an optimizer."""
-    if not is_customary(optimizer):
-        yield f"optimizer is {optimizer.name}" + (f" with {optimizer.options}" if optimizer.options else "")

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from metaloom.pipeline.algorithms.contract import RunSettings
-from metaloom.pipeline.algorithms.off_policy.settings import (
-    REPLAY_DECIDES_EPISODES,
-    REPLAY_SIZES,
-    LayerSize,
-    OffPolicyPlan,
-    OffPolicySettings,
-    ReplaySettings,
-)
-from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
+from metaloom.pipeline.algorithms.off_policy.settings import LayerSize, ReplaySettings
+from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import later
 
 
-class SAC(ReplaySettings, LearningRate, OffPolicySettings):
+class SAC(ReplaySettings):
     """A squashed Gaussian policy that is to have high Q-values and entropy, and two Q-functions of it."""
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.sac_learner:SACLearner"
     actor: ClassVar[ActorKind] = "tanh_gaussian"
-    sizes: ClassVar[tuple[str, ...]] = REPLAY_SIZES
-    decides_episodes: ClassVar[tuple[str, ...]] = REPLAY_DECIDES_EPISODES
 
     name: Literal["sac"] = "sac"
 
@@ -53,20 +43,5 @@ class SAC(ReplaySettings, LearningRate, OffPolicySettings):
     @property
     def run_defaults(self) -> Mapping[str, Any]:
         """See AlgorithmSettings."""
-        return {
-            "num_tasks": 1,
-            "episodes_per_task": 1,
-            "env": {"action_scale": 1.0},
-            "policy": {"hidden_sizes": (256, 256)},
-            "baseline": {"name": "zero"},
-        }
-
-    def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """See OffPolicySettings."""
-        del max_episode_steps
-        return self.single_task_plan(self.actor, episodes_per_task)
-
-    def problems(self, run: RunSettings) -> Iterator[str]:
-        """See AlgorithmSettings."""
-        yield from super().problems(run)
-        yield from self.replay_problems(self.name, run)
+        own = {"env": {"action_scale": 1.0}, "policy": {"hidden_sizes": (256, 256)}}
+        return {**super().run_defaults, **own}

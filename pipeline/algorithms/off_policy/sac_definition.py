@@ -83,15 +83,14 @@ class SACDefinition:
         learning_rate: float,
         device: torch.device,
     ) -> None:
-        self._settings, self._discount, self._network = settings, discount, policy
+        self._settings, self._discount, self._learning_rate, self._network = settings, discount, learning_rate, policy
         self._counters, arrays = Counters.of(state), SACArrays.of(state)
         self.policy = FlatTensors(arrays.policy, device)
         self.q, self._targets = TwinQ(q, arrays.q, device), TwinQ(q, arrays.targets, device)
         self._log_alpha = FlatTensors({"log_alpha": arrays.log_alpha}, device)
         trained = {"policy": self.policy, "q": self.q, "alpha": self._log_alpha}
         self._descent = {
-            name: Descent(settings.optimizer, trained[name], kept, learning_rate)
-            for name, kept in arrays.optimizers.items()
+            name: Descent(settings.optimizer, trained[name], kept) for name, kept in arrays.optimizers.items()
         }
 
     def step(self, minibatch: Minibatch, noise: Array) -> dict[str, Tensor]:
@@ -101,7 +100,7 @@ class SACDefinition:
             minibatch: n transitions.
             noise: [2n, A], standard normal: of the actions at the observations, then at the next ones.
         """
-        settings, params = self._settings, self.policy.params
+        settings, params, rate = self._settings, self.policy.params, self._learning_rate
         batch = transitions_like(self.policy.vector, merged(minibatch))
         now_noise, next_noise = tensor_like(self.policy.vector, noise).chunk(2)
         now = sample(self._network(params, batch.observations), now_noise)
@@ -111,7 +110,7 @@ class SACDefinition:
         log_alpha = self._log_alpha.params["log_alpha"]
         loss_alpha = temperature_loss(log_alpha, now.log_prob, now.actions.shape[1])
         if settings.learn_ent_coeff:
-            self._descent["alpha"].down(loss_alpha)
+            self._descent["alpha"].down(loss_alpha, rate)
         alpha = log_alpha.detach().exp()
 
         rewards = batch.rewards
@@ -123,10 +122,10 @@ class SACDefinition:
 
         values = self.q(batch.observations, batch.actions, learn=True)
         loss_q = q_loss(values, targets)
-        q_norm = self._descent["q"].down(loss_q, settings.max_grad_norm)
+        q_norm = self._descent["q"].down(loss_q, rate, settings.max_grad_norm)
 
         loss_policy = policy_loss(alpha, now.log_prob, self.q(batch.observations, now.actions))
-        policy_norm = self._descent["policy"].down(loss_policy, settings.max_grad_norm)
+        policy_norm = self._descent["policy"].down(loss_policy, rate, settings.max_grad_norm)
 
         self._counters.gradient_steps += 1
         if self._counters.gradient_steps % settings.target_update_intvl == 0:

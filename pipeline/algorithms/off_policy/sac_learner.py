@@ -6,13 +6,11 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import Counters, GradientSteps
-from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers, require_actions
+from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
 from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.algorithms.off_policy.sac_definition import METRICS, SACDefinition
 from metaloom.pipeline.algorithms.off_policy.sac_state import TRAINED, TWINS, SACArrays
-from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
 from metaloom.pipeline.kernels.sac import SACKernel
-from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state
@@ -33,20 +31,13 @@ class SACLearner(OffPolicyLearner[object, Array]):
     metrics = METRICS
 
     def __init__(self, settings: SAC, setup: Setup) -> None:
-        require_actions(settings.name, setup, discrete=False)
-        self.settings, self._setup, self._device = settings, setup, use_device(setup.device)
-        self._lr_factor = lr_factor(settings, settings.learning_rate)
-        shape, scale, A = setup.observation_shape, setup.observation_scale, setup.action_size
-        policy = setup.policy.network_spec(shape, 2 * A, observation_scale=scale, activation="relu")
-        q = setup.policy.critic_spec(
-            shape, hidden_sizes=settings.critic_hidden_sizes, observation_scale=scale, extra_size=A, activation="relu"
-        )
+        super().__init__(settings.name, setup, discrete=False)
+        self.settings, self._lr_factor = settings, lr_factor(settings, settings.learning_rate)
+        policy = setup.policy.network_spec(setup, 2 * setup.action_size, activation="relu")
+        critic = setup.policy.critic(settings.critic_hidden_sizes)
+        q = critic.network_spec(setup, 1, extra_size=setup.action_size, activation="relu")
         self.policy, self.q = build_network(POLICY_NETWORK, policy), build_network(TWINS[0], q)
-        self.kernel = choose_kernel(
-            settings.kernel,
-            blockers=[*network_blockers(policy, q, device=setup.device), *optimizer_blockers(settings.optimizer)],
-            fused=FUSED,
-        )
+        self.kernel = self.choose_kernel(settings.kernel, settings.optimizer, self.policy, self.q)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return two Q-functions that differ, and targets equal to them; see Learner."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.nn.optimization import LearningRate
 from metaloom.pipeline.policies.config import ActorKind
-from metaloom.pipeline.schema import Settings
 
 LayerSize = Annotated[int, Field(ge=1)]
 
@@ -121,8 +121,11 @@ class OffPolicySettings(AlgorithmSettings):
             yield f"policy: {options} is for a Gaussian policy, which {self.name} has none of; leave it out"
 
 
-class ReplaySettings(Settings):
+class ReplaySettings(LearningRate, OffPolicySettings):
     """Size of the replay buffer of DQL's and SAC's one task, and the number of gradient steps after new experience."""
+
+    sizes: ClassVar[tuple[str, ...]] = ("batch_size", "num_updates_per_step")
+    decides_episodes: ClassVar[tuple[str, ...]] = ("num_init_memory_steps", "use_trained_policy_for_refill")
 
     memory_size: int = Field(default=100_000, ge=1)
     """Environment steps that are remembered, the last ones."""
@@ -155,11 +158,17 @@ class ReplaySettings(Settings):
             return self.memory_size
         return max(min(self.num_init_memory_steps, self.memory_size), self.batch_size)
 
-    def single_task_plan(self, actor: ActorKind, episodes: int) -> OffPolicyPlan:
-        """Return the plan of one task: a buffer filled by chance unless the run starts warm, and one round."""
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """One task, and no baseline; see AlgorithmSettings."""
+        return {"num_tasks": 1, "episodes_per_task": 1, "baseline": {"name": "zero"}}
+
+    def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
+        """Fill the buffer by chance unless the run starts warm, and collect one round; see OffPolicySettings."""
+        del max_episode_steps
         return OffPolicyPlan(
-            Filling(actor if self.use_trained_policy_for_refill else "uniform", steps=self.init_memory_steps),
-            (CollectionRound(episodes),),
+            Filling(self.actor if self.use_trained_policy_for_refill else "uniform", steps=self.init_memory_steps),
+            (CollectionRound(episodes_per_task),),
             self.num_updates_per_step,
             tasks_per_gradient_step=1,
             batch_size=self.batch_size,
@@ -167,17 +176,16 @@ class ReplaySettings(Settings):
             memory_size=self.memory_size,
         )
 
-    def replay_problems(self, name: str, run: RunSettings) -> Iterator[str]:
-        """Tell what does not fit an algorithm of this name that learns one task."""
+    def problems(self, run: RunSettings) -> Iterator[str]:
+        """Tell what does not fit an algorithm that learns one task; see AlgorithmSettings."""
+        yield from super().problems(run)
         if self.use_trained_policy_for_refill and not run.starts_warm:
             yield (
                 "algorithm.use_trained_policy_for_refill is on but init_from names no run whose policy that is; set "
                 "init_from or leave it out"
             )
         if run.num_tasks != 1:
-            yield f"num_tasks is {run.num_tasks} but {name} learns one task; leave num_tasks out"
+            yield f"num_tasks is {run.num_tasks} but {self.name} learns one task; leave num_tasks out"
 
 
-REPLAY_SIZES = ("batch_size", "num_updates_per_step")
-REPLAY_DECIDES_EPISODES = ("num_init_memory_steps", "use_trained_policy_for_refill")
 _PROCESSING = ProcessingConfig()

@@ -6,6 +6,7 @@ Rakelly et al. 2019, arXiv:1903.08254, algorithm 1; equations are of that paper 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,19 +17,31 @@ from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import TanhGaussianSa
 from metaloom.pipeline.algorithms.off_policy.tensors import TransitionTensors, tensor_like, transitions_like
 from metaloom.pipeline.algorithms.off_policy.twin_q import TwinQ
 from metaloom.pipeline.algorithms.pearl.networks import PEARLNetworks
-from metaloom.pipeline.algorithms.pearl.noise import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TRAINED, TWINS, PEARLArrays
 from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.nn.vector_optimizers import vector_optimizer
-from metaloom.pipeline.types import LearnerState, Minibatch
+from metaloom.pipeline.types import Array, LearnerState, Minibatch
 
 METRICS = ("q_loss", "value_loss", "policy_loss", "kl", "latent_std", "entropy", "q_target")
 """Names of the metrics of a gradient step."""
 ADAM_EPSILON = 1e-8
 MIN_VARIANCE = 1e-7
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Standard normal noise of one gradient step.
+
+    Attributes:
+        latent: [K, Z], of the latent variables.
+        actions: [K, N, A], of the policy's actions.
+    """
+
+    latent: Array
+    actions: Array
 
 
 class Posterior(NamedTuple):

@@ -10,19 +10,16 @@ import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.off_policy.gradient_steps import GradientSteps
-from metaloom.pipeline.algorithms.off_policy.learner import FUSED, OffPolicyLearner, optimizer_blockers, require_actions
+from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
 from metaloom.pipeline.algorithms.off_policy.tensors import transitions_like
 from metaloom.pipeline.algorithms.pearl import definition
 from metaloom.pipeline.algorithms.pearl.context import ContextRounds, all_transitions
-from metaloom.pipeline.algorithms.pearl.definition import METRICS, PEARLDefinition
+from metaloom.pipeline.algorithms.pearl.definition import METRICS, Noise, PEARLDefinition
 from metaloom.pipeline.algorithms.pearl.networks import POLICY_OUTPUT_LIMIT, PEARLNetworks, initialize
-from metaloom.pipeline.algorithms.pearl.noise import Noise
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.pearl.state import TRAINED, PEARLArrays
 from metaloom.pipeline.kernels import pearl as kernel
-from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
 from metaloom.pipeline.kernels.flat_networks import prefixed, unprefixed
-from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.vector_optimizers import initial_state
@@ -32,7 +29,6 @@ from metaloom.pipeline.types import (
     Array,
     EpisodeBatch,
     LearnerState,
-    Metrics,
     Minibatch,
     ParallelMap,
     Params,
@@ -53,9 +49,8 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     lower = "algorithm.reward_scale or the learning rates of algorithm"
 
     def __init__(self, settings: PEARL, setup: Setup) -> None:
-        require_actions(settings.name, setup, discrete=False)
-        self.settings, self._setup, self._device = settings, setup, use_device(setup.device)
-        self.networks = networks = PEARLNetworks.build(settings, setup)
+        super().__init__(settings.name, setup, discrete=False)
+        self.settings, self.networks = settings, PEARLNetworks.build(settings, setup)
         rates = self._rates = {
             "policy": settings.policy_learning_rate,
             "encoder": settings.encoder_learning_rate,
@@ -64,11 +59,9 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
             "v": settings.v_learning_rate,
         }
         self._lr_factors = {name: lr_factor(settings, rates[name]) for name in TRAINED}
-        specs = [network.spec for network in (networks.policy, networks.encoder, networks.q, networks.v)]
-        blockers = [*network_blockers(*specs, device=setup.device), *optimizer_blockers(settings.optimizer)]
-        if specs[0].activation == "tanh":
-            blockers.append("network is an mlp of tanh")
-        self.kernel = choose_kernel(settings.kernel, blockers=blockers, fused=FUSED)
+        networks = self.networks.policy, self.networks.encoder, self.networks.q, self.networks.v
+        others = ["network is an mlp of tanh"] if networks[0].spec.activation == "tanh" else []
+        self.kernel = self.choose_kernel(settings.kernel, settings.optimizer, *networks, others=others)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return networks that have learned nothing; the target V is a copy of V, the Q-functions differ."""
@@ -147,18 +140,9 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         """See OffPolicyLearner."""
         return PEARLArrays.of(state).params
 
-    def update(
-        self,
-        state: LearnerState,
-        experience: Iterable[Minibatch],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
-    ) -> tuple[LearnerState, Metrics]:
-        """Make one gradient step per minibatch, each of which has a context; see Learner."""
-        shown = (replace(minibatch, context=self._shown(minibatch.context)) for minibatch in experience)
-        return super().update(state, shown, run_seed=run_seed, iteration=iteration, parallel=parallel)
+    def shown(self, minibatch: Minibatch) -> Minibatch:
+        """See OffPolicyLearner; the context as the encoder sees it."""
+        return replace(minibatch, context=self._shown(minibatch.context))
 
     def _shown(self, context: Transitions | None) -> Transitions:
         """The transitions as the encoder sees them, with sparse rewards where that is asked for."""

@@ -12,6 +12,7 @@ from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
+from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import Params
 
 HIDDEN_BIAS = 0.1
@@ -37,28 +38,20 @@ class PEARLNetworks:
     @classmethod
     def build(cls, settings: PEARL, setup: Setup) -> PEARLNetworks:
         """Return those of a run; their hidden layers are relu unless policy.activation says otherwise."""
-        shape, scale, A, Z = setup.observation_shape, setup.observation_scale, setup.action_size, settings.latent_size
+        A, Z = setup.action_size, settings.latent_size
         seen = A + 1 + (setup.observation_size if settings.use_next_obs_in_context else 0)
-        policy = setup.policy.network_spec(shape, 2 * A, observation_scale=scale, extra_size=Z, activation="relu")
+        inferred = Z * (2 if settings.use_information_bottleneck else 1)
 
-        def judge(hidden_sizes: tuple[int, ...], output_size: int, extra_size: int, prefix: str) -> Network:
-            spec = setup.policy.critic_spec(
-                shape,
-                output_size,
-                hidden_sizes=hidden_sizes,
-                observation_scale=scale,
-                extra_size=extra_size,
-                activation="relu",
-            )
+        def network(prefix: str, config: PolicyConfig, output_size: int, extra_size: int) -> Network:
+            spec = config.network_spec(setup, output_size, extra_size=extra_size, activation="relu")
             return build_network(prefix, spec)
 
+        critic = setup.policy.critic(settings.critic_hidden_sizes)
         return cls(
-            build_network(POLICY_NETWORK, policy),
-            judge(
-                settings.encoder_hidden_sizes, Z * (2 if settings.use_information_bottleneck else 1), seen, "encoder"
-            ),
-            judge(settings.critic_hidden_sizes, 1, A + Z, "q1"),
-            judge(settings.critic_hidden_sizes, 1, Z, "v"),
+            network(POLICY_NETWORK, setup.policy, 2 * A, Z),
+            network("encoder", setup.policy.critic(settings.encoder_hidden_sizes), inferred, seen),
+            network("q1", critic, 1, A + Z),
+            network("v", critic, 1, Z),
         )
 
 

@@ -2,37 +2,32 @@
 
 import numpy as np
 
-from metaloom.pipeline.policies.actors.contract import ActorSetup
+from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 from metaloom.pipeline.policies.inference import LOGITS_NETWORK, log_softmax
 from metaloom.pipeline.types import Array
 
 
-class CategoricalActor:
+class CategoricalActor(Actor):
     """Actions are drawn by inverting the distribution function at a uniform number. See Actor.
 
     Where there is nothing to draw from it takes the most probable one, the first of them if there are several.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
+        super().__init__(setup)
         self._network = setup.network(LOGITS_NETWORK, setup.spaces.num_actions)
-        self._taken = setup.taken
-        T, N, _ = setup.taken.shape
-        self._uniform = None
+        self._uniform, T = None, len(setup.taken)
         if setup.rngs is not None:
             self._uniform = setup.drawn(lambda rng: rng.random((T, setup.num_rows), np.float32))
-        self._log_probs = np.zeros((T, N, self._network.output_size), np.float32)
-        self.actions = np.zeros((T, N), np.int64)
-        self.behavior_by_step = {"log_probs": self._log_probs}
-        self.behavior_by_task: dict[str, Array] = {}
+        self._log_probs = self._record("log_probs", self._network.output_size)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Int64 actions [n]; see Actor."""
         self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
         log_probs = log_softmax(self._network.outputs().reshape(len(observations), -1))
         actions = self._choose(t, log_probs)
-        self.actions[t, rows] = self._taken[t, rows, 0] = actions[rows]
         self._log_probs[t, rows] = log_probs[rows]
-        return actions[rows]
+        return self._take(t, rows, actions[rows])
 
     def _choose(self, t: int, log_probs: Array) -> Array:
         if self._uniform is None:

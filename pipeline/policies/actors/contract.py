@@ -1,40 +1,15 @@
 """The contract of actors, and the ingredients of one."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.envs.spaces import Spaces
-from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import Inference, network_inference
 from metaloom.pipeline.types import Array, TaskParams
-
-
-class Actor(Protocol):
-    """Actions of B tasks x E rows over T steps, each task under its own parameters.
-
-    An actor draws the random numbers of all steps per task before the first one, so that no episode's end shifts
-    another's.
-
-    Attributes:
-        actions: [T, B * E, ...], those taken so far.
-        behavior_by_step: what the acting distribution was at every step so far: name -> [T, B * E, ...] float32.
-        behavior_by_task: what it was all along: name -> [B, ...] float32, [B, E, ...] where episodes differ.
-    """
-
-    actions: Array
-    behavior_by_step: dict[str, Array]
-    behavior_by_task: dict[str, Array]
-
-    def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return actions [n, ...] for the rows [n] at step t, given all observations [B * E, O].
-
-        Rows that have ended take part in the matrix products, to keep their shapes.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +41,7 @@ class ActorSetup:
 
     def network(self, prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "tanh") -> Inference:
         """Set up the forward pass of one of the policy's networks; arguments as for PolicyConfig.network_spec."""
-        spec = network_spec(self.config, self.spaces, output_size, extra_size=extra_size, activation=activation)
+        spec = self.config.network_spec(self.spaces, output_size, extra_size=extra_size, activation=activation)
         return network_inference(prefix, spec, self.params, self.num_rows)
 
     def normal_noise(self) -> Array:
@@ -82,14 +57,39 @@ class ActorSetup:
         return np.stack([draw(rng) for rng in self.rngs], axis=1)
 
 
-def network_spec(
-    config: PolicyConfig, spaces: Spaces, output_size: int, *, extra_size: int = 0, activation: str = "tanh"
-) -> NetworkSpec:
-    """Describe a policy's network in an environment; arguments as for PolicyConfig.network_spec."""
-    return config.network_spec(
-        spaces.observation_shape,
-        output_size,
-        observation_scale=spaces.observation_scale,
-        extra_size=extra_size,
-        activation=activation,
-    )
+class Actor(ABC):
+    """Actions of B tasks x E rows over T steps, each task under its own parameters.
+
+    An actor draws the random numbers of all steps per task before the first one, so that no episode's end shifts
+    another's.
+
+    Attributes:
+        actions: [T, B * E, ...], those taken so far.
+        behavior_by_step: what the acting distribution was at every step so far: name -> [T, B * E, ...] float32.
+        behavior_by_task: what it was all along: name -> [B, ...] float32, [B, E, ...] where episodes differ.
+    """
+
+    def __init__(self, setup: ActorSetup) -> None:
+        T, N, _ = setup.taken.shape
+        self._taken = setup.taken
+        self.actions: Array = np.zeros((T, N), np.int64) if setup.spaces.num_actions else setup.taken
+        self.behavior_by_step: dict[str, Array] = {}
+        self.behavior_by_task: dict[str, Array] = {}
+
+    @abstractmethod
+    def act(self, t: int, observations: Array, rows: Array) -> Array:
+        """Return actions [n, ...] for the rows [n] at step t, given all observations [B * E, O].
+
+        Rows that have ended take part in the matrix products, to keep their shapes.
+        """
+
+    def _record(self, name: str, size: int) -> Array:
+        """Zeros [T, N, size] for what the acting distribution is at every step."""
+        self.behavior_by_step[name] = np.zeros((*self._taken.shape[:2], size), np.float32)
+        return self.behavior_by_step[name]
+
+    def _take(self, t: int, rows: Array, actions: Array) -> Array:
+        """Keep the actions [n, ...] of some rows."""
+        self.actions[t, rows] = actions
+        self._taken[t, rows] = actions.reshape(len(rows), -1)
+        return actions

@@ -2,23 +2,22 @@
 
 import numpy as np
 
-from metaloom.pipeline.policies.actors.contract import ActorSetup
+from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 from metaloom.pipeline.policies.inference import MEAN_NETWORK
 from metaloom.pipeline.types import Array
 
 
-class GaussianActor:
+class GaussianActor(Actor):
     """Actions mean + std * noise; the mean where there is nothing to draw from. See Actor."""
 
     def __init__(self, setup: ActorSetup) -> None:
+        super().__init__(setup)
         self._network = setup.network(MEAN_NETWORK, setup.spaces.action_size)
         log_std = np.maximum(setup.params.params["log_std"], np.float32(np.log(setup.config.min_std)))
         self._noise = setup.normal_noise()
         self._noise *= np.exp(log_std)[:, None, :]
-        self._means = np.zeros_like(setup.taken)
-        self.actions = setup.taken
-        self.behavior_by_step = {"mean": self._means}
-        self.behavior_by_task = {"log_std": np.ascontiguousarray(log_std)}
+        self._means = self._record("mean", setup.spaces.action_size)
+        self.behavior_by_task["log_std"] = np.ascontiguousarray(log_std)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Float32 actions [n, A]; see Actor."""

@@ -4,30 +4,26 @@ import numpy as np
 import torch
 
 from metaloom.pipeline.nn.modules import seeded
-from metaloom.pipeline.policies.actors.contract import ActorSetup
+from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 from metaloom.pipeline.policies.build import build_own_policy
 from metaloom.pipeline.policies.contract import OwnDistribution
 from metaloom.pipeline.policies.torch_inference import PaddedRows, one_thread
 from metaloom.pipeline.types import Array
 
 
-class OwnPolicyActor:
+class OwnPolicyActor(Actor):
     """Draws from the policy's distributions, task by task and step by step from seeds of their own. See Actor.
 
     Where there is nothing to draw from it takes their modes.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
+        super().__init__(setup)
         self._policy = build_own_policy(setup.config, setup.spaces)
         self._rows = PaddedRows(setup.params.params, setup.num_rows, setup.spaces.observation_size)
-        T, N, _ = setup.taken.shape
         self._seeds: Array | None = None
         if setup.rngs is not None:
-            self._seeds = np.stack([rng.integers(2**63, size=T) for rng in setup.rngs], axis=1)
-        self._taken = setup.taken
-        self.actions = np.zeros((T, N), np.int64) if setup.spaces.num_actions else setup.taken
-        self.behavior_by_step: dict[str, Array] = {}
-        self.behavior_by_task: dict[str, Array] = {}
+            self._seeds = np.stack([rng.integers(2**63, size=len(setup.taken)) for rng in setup.rngs], axis=1)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Actions [n, A] float32 or [n] int64; see Actor."""
@@ -37,8 +33,7 @@ class OwnPolicyActor:
             for b, (params, inputs) in enumerate(self._rows):
                 found.append(self._act_in_task(t, b, self._policy.distribution(params, inputs)))
         actions = np.concatenate([actions for actions, _ in found])[rows]
-        self.actions[t, rows] = actions
-        self._taken[t, rows] = actions.reshape(len(rows), -1)
+        self._take(t, rows, actions)
         for name in found[0][1]:
             values = np.concatenate([behavior[name] for _, behavior in found])
             kept = self.behavior_by_step.setdefault(name, np.zeros((len(self.actions), *values.shape), np.float32))

@@ -2,23 +2,23 @@
 
 import numpy as np
 
-from metaloom.pipeline.policies.actors.contract import ActorSetup
+from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 from metaloom.pipeline.types import Array
 
 Q_NETWORK = "q_network"
 EPSILON = "epsilon"
 
 
-class QValuesActor:
+class QValuesActor(Actor):
     """Takes the action of the highest value, the first of several; with probability epsilon a random one.
 
     Epsilon is a parameter [B]; where there is nothing to draw from, it is 0. See Actor.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
+        super().__init__(setup)
         num_actions = setup.spaces.num_actions
         self._network = setup.network(Q_NETWORK, num_actions, activation="relu")
-        self._taken = setup.taken
         T, N, _ = setup.taken.shape
         epsilon = np.zeros(setup.num_tasks, np.float32)
         self._explores = np.zeros((T, N), np.bool_)
@@ -29,16 +29,13 @@ class QValuesActor:
             uniform = setup.drawn(lambda rng: rng.random(shape, np.float32))
             self._explores = (uniform < epsilon[:, None]).reshape(T, N)
             self._random_actions = setup.drawn(lambda rng: rng.integers(num_actions, size=shape)).reshape(T, N)
-        self._values = np.zeros((T, N, num_actions), np.float32)
-        self.actions = np.zeros((T, N), np.int64)
-        self.behavior_by_step = {"action_values": self._values}
-        self.behavior_by_task = {EPSILON: epsilon}
+        self._values = self._record("action_values", num_actions)
+        self.behavior_by_task[EPSILON] = epsilon
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Int64 actions [n]; see Actor."""
         self._network.inputs[:] = observations.reshape(self._network.inputs.shape)
         values = self._network.outputs().reshape(self._values[t].shape)[rows]
         actions: Array = np.where(self._explores[t, rows], self._random_actions[t, rows], values.argmax(-1))
-        self.actions[t, rows] = self._taken[t, rows, 0] = actions
         self._values[t, rows] = values
-        return actions
+        return self._take(t, rows, actions)

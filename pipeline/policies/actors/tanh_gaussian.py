@@ -3,7 +3,7 @@
 import numpy as np
 
 from metaloom.pipeline.policies.actors.belief import draw_latents
-from metaloom.pipeline.policies.actors.contract import ActorSetup
+from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 from metaloom.pipeline.types import Array
 
 POLICY_NETWORK = "policy_network"
@@ -11,7 +11,7 @@ MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 """Between which a network's log standard deviations are clamped."""
 
 
-class TanhGaussianActor:
+class TanhGaussianActor(Actor):
     """Actions tanh(mean + std * noise); tanh(mean) where there is nothing to draw from. See Actor.
 
     Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Where the parameters hold a belief, the network sees a latent
@@ -19,21 +19,19 @@ class TanhGaussianActor:
     """
 
     def __init__(self, setup: ActorSetup) -> None:
+        super().__init__(setup)
         latents = draw_latents(setup)
         latent_size = 0 if latents is None else latents.shape[2]
         outputs = 2 * setup.spaces.action_size
         self._network = setup.network(POLICY_NETWORK, outputs, extra_size=latent_size, activation="relu")
-        self.behavior_by_task: dict[str, Array] = {}
         self._observed = self._network.inputs
         if latents is not None:
             self.behavior_by_task["latent"] = latents
             self._observed = self._network.inputs[:, :, :-latent_size]
             self._network.inputs[:, :, -latent_size:] = latents
         self._noise = setup.normal_noise()
-        self._means = np.zeros_like(setup.taken)
-        self._log_stds = np.zeros_like(setup.taken)
-        self.actions = setup.taken
-        self.behavior_by_step = {"mean": self._means, "log_stds": self._log_stds}
+        self._means = self._record("mean", setup.spaces.action_size)
+        self._log_stds = self._record("log_stds", setup.spaces.action_size)
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Float32 actions [n, A]; see Actor."""

@@ -2,30 +2,23 @@
 
 import numpy as np
 
-from metaloom.pipeline.policies.actors.contract import ActorSetup
+from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 from metaloom.pipeline.types import Array
 
 
-class UniformActor:
+class UniformActor(Actor):
     """Draws every action with equal probability, of [-1, 1], a tanh's range, or of the discrete ones. See Actor."""
 
     def __init__(self, setup: ActorSetup) -> None:
+        super().__init__(setup)
         T, N, A = setup.taken.shape
         E = setup.num_rows
         if setup.spaces.num_actions:
             self._drawn = setup.drawn(lambda rng: rng.integers(setup.spaces.num_actions, size=(T, E))).reshape(T, N)
-            self.actions = np.zeros((T, N), np.int64)
         else:
             self._drawn = setup.drawn(lambda rng: 2 * rng.random((T, E, A), np.float32) - 1).reshape(T, N, A)
-            self.actions = setup.taken
-        self._taken = setup.taken
-        self.behavior_by_step: dict[str, Array] = {}
-        self.behavior_by_task: dict[str, Array] = {}
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Actions [n, A] float32 or [n] int64; see Actor."""
         del observations
-        actions = self._drawn[t, rows]
-        self.actions[t, rows] = actions
-        self._taken[t, rows] = actions.reshape(len(rows), -1)
-        return actions
+        return self._take(t, rows, self._drawn[t, rows])

@@ -10,7 +10,7 @@ import torch
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.curvature import (
-    Flattening,
+    MetaPoint,
     difference_product,
     gauss_newton_product,
     hessian_product,
@@ -21,6 +21,7 @@ from metaloom.pipeline.algorithms.maml.settings import MAMLTRPO, ProMP
 from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.kernels.flat_networks import FlatParams
 from metaloom.pipeline.policies import PolicyConfig
 
 POLICIES = {
@@ -100,11 +101,11 @@ def test_the_metric_is_the_hessian_of_the_kl_where_the_policies_acted(steps, con
         return {"loss": chunk.rounds[-1].weights.sum(-1)}
 
     meta_objective(dataclasses.replace(problem, objective=recorded), params, chunks)
-    flat = Flattening(params, list(params))
+    flat = FlatParams(params)
     products = [
-        gauss_newton_product(problem, params, flat, acted),
-        hessian_product(problem, params, flat, acted, bounded_kl),
-        difference_product(problem, params, flat, acted, partial(bounded_kl, new_old=True), scaled=True),
+        gauss_newton_product(MetaPoint(problem, params, flat, acted)),
+        hessian_product(MetaPoint(problem, params, flat, acted), bounded_kl),
+        difference_product(MetaPoint(problem, params, flat, acted), partial(bounded_kl, new_old=True), scaled=True),
     ]
     v = np.random.default_rng(0).standard_normal(flat.pack(params).size)
     newton, hessian, numerical = (product(v) for product in products)

@@ -17,15 +17,16 @@ from metaloom.pipeline.algorithms.maml.settings import DiceMAML, ProMP, VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams
 
-POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
+POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,)))
 
 
 def build(settings, policy=POLICY):
-    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    sizes = ((3,), 1.0, policy.action_size, 0, "toy", 5)
     return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
 
 
@@ -406,6 +407,6 @@ def test_adjusted_rewards_that_are_not_finite_are_named(dice_steps):
 
 @both
 def test_a_fixed_standard_deviation_stays(dice_steps, dice):
-    policy = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,), learn_std=False, init_std=0.7))
+    policy = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,), learn_std=False, init_std=0.7))
     updated, _ = optimize(dice(outer_lr=0.1), dice_steps(2), policy=policy)
     np.testing.assert_array_equal(updated.params["log_std"], np.full(2, np.log(0.7), np.float32))

@@ -9,15 +9,16 @@ from metaloom.pipeline.algorithms.maml.rows import build_chunks
 from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskParams
 
-POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(8, 8)))
+POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(8, 8)))
 
 
 def build(settings, policy=POLICY):
-    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    sizes = ((3,), 1.0, policy.action_size, 0, "toy", 5)
     return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
 
 

@@ -20,16 +20,17 @@ from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.run import RunConfig, build_config, build_stored
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams
 
 DOCS = Path(__file__).parents[3] / "docs" / "algorithms"
-POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
+POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,)))
 
 
 def build(settings, policy=POLICY):
-    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    sizes = ((3,), 1.0, policy.action_size, 0, "toy", 5)
     return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
 
 

@@ -7,7 +7,7 @@ import torch
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml import exploration
 from metaloom.pipeline.algorithms.maml.curvature import (
-    Flattening,
+    MetaPoint,
     difference_product,
     gauss_newton_product,
 )
@@ -17,18 +17,20 @@ from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO, MAMLVPG
 from metaloom.pipeline.algorithms.maml.trpo import bounded_kl
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.kernels.flat_networks import FlatParams
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, TaskParams
 
 TRUST_REGION = ("trpo_maml_loglik_onpolicy", "trpo_maml_ratio_onpolicy", "trpo_emaml_loglik_onpolicy")
 VANILLA = ("vpg_maml_loglik_plain", "vpg_maml_loglik_exploration", "vpg_maml_ratio_plain")
-POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(8, 8)))
+POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(8, 8)))
 
 
 def build(settings, policy=POLICY):
-    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    sizes = ((3,), 1.0, policy.action_size, 0, "toy", 5)
     return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
 
 
@@ -130,7 +132,7 @@ def test_the_gauss_newton_matrix_is_the_constraint_s_hessian_to_1e_6(
     learner = state_of(algorithm, trpo_arrays, golden_params)
     params, chunks = in_float64(learner.params), build_chunks(steps, 2, dtype=torch.float64)
     problem = build(algorithm).problem(learner, steps)
-    product = product_of(problem, params, Flattening(params, list(params)), chunks)
+    product = product_of(MetaPoint(problem, params, FlatParams(params), chunks))
     hessian = np.stack([product(column) for column in np.eye(124)], axis=1)
     np.testing.assert_allclose(hessian, hessian.T, atol=1e-12)
     assert np.linalg.eigvalsh(hessian).min() > -1e-12
@@ -156,11 +158,11 @@ def test_the_step_is_as_good_as_the_original_s(trpo_arrays, golden_steps, golden
 def test_unscaled_float32_differences_are_as_rough_as_the_original_s(trpo_arrays, golden_steps, golden_params):
     algorithm, steps = settings_of(trpo_arrays), golden_steps(trpo_arrays)
     learner = state_of(algorithm, trpo_arrays, golden_params)
-    problem, flat_params = build(algorithm).problem(learner, steps), Flattening(learner.params, list(learner.params))
+    problem, flat_params = build(algorithm).problem(learner, steps), FlatParams(learner.params)
     errors = []
     for dtype, scaled in ((torch.float32, False), (torch.float64, True)):
         chunks = build_chunks(steps, 2, dtype=dtype)
-        product = difference_product(problem, learner.params, flat_params, chunks, bounded_kl, scaled=scaled)
+        product = difference_product(MetaPoint(problem, learner.params, flat_params, chunks), bounded_kl, scaled=scaled)
         errors.append(relative(product(trpo_arrays["hvp_vec"].astype(np.float64)), trpo_arrays["hvp_exact"]))
     assert 1e-5 < errors[0] < 1e-2
     assert errors[1] < 1e-6

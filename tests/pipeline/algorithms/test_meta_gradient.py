@@ -17,15 +17,16 @@ from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks, task_row
 from metaloom.pipeline.algorithms.maml.settings import MAMLVPG, ProMP
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import TaskParams
 
-POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
+POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,)))
 
 
 def build(settings, policy=POLICY):
-    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    sizes = ((3,), 1.0, policy.action_size, 0, "toy", 5)
     return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
 
 
@@ -77,7 +78,7 @@ def test_gradient_of_trainable_step_sizes_agrees_with_central_differences(random
 
 
 def test_a_fixed_standard_deviation_has_no_gradient_and_is_not_adapted(random_steps):
-    policy = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,), learn_std=False))
+    policy = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,), learn_std=False))
     steps = random_steps(2)
     problem, meta_params, chunks = setup(ProMP(inner_lr=0.3), steps, policy)
     assert_gradient_is_right(problem, meta_params, chunks, [name for name in meta_params if name != "log_std"])

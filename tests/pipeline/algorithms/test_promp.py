@@ -16,15 +16,16 @@ from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.optimizers import STEP_COUNT
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 from metaloom.pipeline.types import LearnerState, Step, TaskParams
 
-POLICY = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,)))
+POLICY = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,)))
 
 
 def build(settings, policy=POLICY):
-    sizes = ((policy.observation_size,), 1.0, policy.action_size, 0, "toy", 5)
+    sizes = ((3,), 1.0, policy.action_size, 0, "toy", 5)
     return settings.build(Setup(*sizes, policy.config, BaselineConfig(), ProcessingConfig(), "cpu", np.negative))
 
 
@@ -266,7 +267,7 @@ def test_discrete_actions_are_refused():
 
 
 def test_a_fixed_standard_deviation_stays(random_steps):
-    policy = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(4,), learn_std=False, init_std=0.7))
+    policy = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,), learn_std=False, init_std=0.7))
     promp, steps = ProMP(outer_lr=0.1), random_steps(2)
     learner = build(promp, policy).initialize(run_seed=1)
     adapted = build(promp, policy).adapt(learner, TaskParams.broadcast(learner.params, 3), steps[0])

@@ -10,6 +10,7 @@ from metaloom.pipeline.baselines import BaselineError
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline, _gradient, _initial
 from metaloom.pipeline.estimation.returns import explained_variance
+from metaloom.pipeline.nn.linearization import LinearizedMLP
 
 SMALL = ValueNetworkBaseline(hidden_sizes=(8,), num_epochs=2, steps_per_minibatch=20)
 
@@ -53,11 +54,12 @@ def test_the_gradient_is_that_of_half_the_weighted_squared_error():
     def loss(values):
         hidden = inputs
         for layer in range(2):
-            hidden = np.tanh(hidden @ values[f"kernel_{layer}"] + values[f"bias_{layer}"])
-        errors = (hidden @ values["kernel_2"] + values["bias_2"] - goals)[..., 0]
+            name = f"value.hidden_{layer}"
+            hidden = np.tanh(hidden @ values[f"{name}.kernel"] + values[f"{name}.bias"][:, None])
+        errors = (hidden @ values["value.output.kernel"] + values["value.output.bias"][:, None] - goals)[..., 0]
         return (0.5 * errors**2 * weights).sum(1) / weights.sum(1)
 
-    gradients = _gradient(params, inputs, goals, weights)
+    gradients = _gradient(LinearizedMLP("value", 2, params, inputs), goals, weights)
     assert gradients.keys() == params.keys()
     for name, gradient in gradients.items():
         for index in np.ndindex(gradient.shape):
@@ -167,6 +169,7 @@ def test_fitted_parameters_give_the_predictions_again(shared):
     time = np.broadcast_to(np.arange(20)[:, None] / 100, (5, 3, 20, 1))
     inputs = np.concatenate([np.clip(observations, -10, 10), time], -1).reshape(len(params["input_mean"]), -1, 3)
     x = (inputs - params["input_mean"]) / (params["input_std"] + 1e-8)
-    hidden = np.tanh(x @ params["kernel_0"] + params["bias_0"])
-    outputs = (hidden @ params["kernel_1"] + params["bias_1"]) * params["target_std"] + params["target_mean"]
+    hidden = np.tanh(x @ params["value.hidden_0.kernel"] + params["value.hidden_0.bias"][:, None])
+    outputs = hidden @ params["value.output.kernel"] + params["value.output.bias"][:, None]
+    outputs = outputs * params["target_std"] + params["target_mean"]
     np.testing.assert_allclose(outputs.reshape(predicted.shape), predicted, atol=1e-5)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.kernels.linearization import LinearizedMLP, PulledBack
-from metaloom.pipeline.nn.mlp import activation, initialize_mlp, mlp
+from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
+from metaloom.pipeline.nn.mlp import activation, mlp
+from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.spec import NetworkSpec
 
 B, N, IN, OUT = 2, 7, 3, 2
 
@@ -19,7 +21,7 @@ def activate(request):
 def case(request, activate):
     rng = np.random.default_rng(0)
     params = {}
-    for name, value in initialize_mlp("net", IN, request.param, OUT, rng).items():
+    for name, value in build_network("net", NetworkSpec("mlp", (IN,), OUT, request.param)).initialize(rng).items():
         params[name] = 0.5 * rng.standard_normal((B, *value.shape))
     tangents = {name: rng.standard_normal(value.shape) for name, value in params.items()}
     return len(request.param), activate, params, tangents, rng

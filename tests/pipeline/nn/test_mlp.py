@@ -2,12 +2,14 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.nn.mlp import initialize_mlp, mlp
+from metaloom.pipeline.nn.mlp import mlp
+from metaloom.pipeline.nn.networks import build_network
+from metaloom.pipeline.nn.spec import NetworkSpec
 
 
 @pytest.fixture
 def params():
-    return initialize_mlp("net", 3, (5, 4), 2, np.random.default_rng(0))
+    return build_network("net", NetworkSpec("mlp", (3,), 2, (5, 4))).initialize(np.random.default_rng(0))
 
 
 def tensors(params, dtype=torch.float64):
@@ -28,7 +30,7 @@ def test_names_and_shapes_follow_the_layers(params):
 
 
 def test_kernels_fill_the_glorot_interval_and_biases_are_zero():
-    params = initialize_mlp("net", 200, (100,), 1, np.random.default_rng(0))
+    params = build_network("net", NetworkSpec("mlp", (200,), 1, (100,))).initialize(np.random.default_rng(0))
     limit = np.sqrt(6 / 300)
     kernel = params["net.hidden_0.kernel"]
     assert 0.99 * limit < abs(kernel).max() <= limit

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.networks import activation, build_network
-from metaloom.pipeline.nn.spec import ACTIVATIONS, TORCH_ACTIVATIONS, NetworkSpec, parameter_shapes
+from metaloom.pipeline.nn.spec import ACTIVATIONS, TORCH_ACTIVATIONS, NetworkSpec, Spaces, parameter_shapes
 from metaloom.pipeline.policies.config import PolicyConfig
 
 IMAGES = NetworkSpec("cnn", (9, 8, 3), 4, (6,), "relu", input_scale=255.0)
@@ -148,18 +148,18 @@ def test_tanh_of_many_tasks_on_the_cpu_is_numpys_as_in_acting():
 def test_a_network_that_would_flatten_an_image_is_refused_and_cnn_is_named(network, shape, scale):
     config = PolicyConfig(network=network, hidden_sizes=(8, 8))
     with pytest.raises(ConfigError, match=r"images of shape \(16, 16.*required policy.network=cnn"):
-        config.network_spec(shape, 2, observation_scale=scale)
+        config.network_spec(Spaces(shape, scale, 2, 0), 2)
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4, 5)])
 def test_a_cnn_on_what_is_no_image_is_refused(shape):
     with pytest.raises(ConfigError, match=r"required images .* or policy.network=mlp"):
-        PolicyConfig(network="cnn").network_spec(shape, 2)
+        PolicyConfig(network="cnn").network_spec(Spaces(shape, 1.0, 2, 0), 2)
 
 
 def test_convolutions_that_leave_nothing_of_an_image_are_refused():
     with pytest.raises(ConfigError, match=r"nothing is left of an image of 5 x 16 pixels behind convolution 1"):
-        PolicyConfig(network="cnn").network_spec((5, 16, 3), 2)
+        PolicyConfig(network="cnn").network_spec(Spaces((5, 16, 3), 1.0, 2, 0), 2)
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,12 @@ def test_settings_that_cannot_be_are_refused_before_there_is_an_environment(sett
 
 def test_a_critic_has_the_policys_network_with_layers_of_its_own_and_a_linear_end():
     config = PolicyConfig(network="residual", hidden_sizes=(8, 8), activation="SiLU", output_activation="Tanh")
-    critic = config.critic_spec((3,), hidden_sizes=(5, 5), extra_size=2)
+    critic = config.critic((5, 5)).network_spec(Spaces((3,), 1.0, 2, 0), 1, extra_size=2)
     assert critic == NetworkSpec("residual", (3,), 1, (5, 5), "SiLU", "identity", extra_size=2)
 
 
 def test_what_earlier_versions_had_is_plain_and_counts_in_no_digest():
-    assert PolicyConfig().network_spec((3,), 2).is_plain
-    assert PolicyConfig().network_spec((3,), 2, activation="relu").activation == "relu"
+    assert PolicyConfig().network_spec(Spaces((3,), 1.0, 2, 0), 2).is_plain
+    assert PolicyConfig().network_spec(Spaces((3,), 1.0, 2, 0), 2, activation="relu").activation == "relu"
     assert PolicyConfig().decisive().keys() == {"hidden_sizes", "init_std", "min_std", "learn_std"}
     assert PolicyConfig(network="residual").decisive()["network"] == "residual"

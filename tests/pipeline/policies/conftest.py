@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.actors import ActorSetup
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import generator

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor, check_actor_params
 
 UNIT, WIDE, DISCRETE = Box(-1, 1, (2,)), Box(-10, 10, (2,)), Discrete(3)
-CONTINUOUS_SPACES = Spaces((3,), action_size=2)
+CONTINUOUS_SPACES = Spaces((3,), 1.0, 2, 0)
 BELIEF = {"belief.mean": np.zeros((2, 4), np.float32), "belief.variance": np.ones((2, 4), np.float32)}
 
 
@@ -86,13 +86,13 @@ def test_half_a_belief_or_a_wrong_one_is_refused(changes, message, random_networ
 )
 def test_an_epsilon_that_is_no_probability_of_each_task_is_refused(epsilon, message, random_network, config):
     params = random_network("q_network", 2, 3, 5)
-    check_actor_params("q_values", config, params | {"epsilon": np.float32([0, 1])}, Spaces((3,), num_actions=5))
+    check_actor_params("q_values", config, params | {"epsilon": np.float32([0, 1])}, Spaces((3,), 1.0, 0, 5))
     with pytest.raises(ValueError, match=message):
         check_actor_params(
-            "q_values", config, params | ({} if epsilon is None else {"epsilon": epsilon}), Spaces((3,), num_actions=5)
+            "q_values", config, params | ({} if epsilon is None else {"epsilon": epsilon}), Spaces((3,), 1.0, 0, 5)
         )
     with pytest.raises(ValueError, match=r"q_network.output.kernel: found \(2, 5, 5\); required \[B, 5, 6\]"):
-        check_actor_params("q_values", config, params | {"epsilon": np.float32([0, 1])}, Spaces((3,), num_actions=6))
+        check_actor_params("q_values", config, params | {"epsilon": np.float32([0, 1])}, Spaces((3,), 1.0, 0, 6))
 
 
 def test_uniform_actions_need_no_parameters(config):

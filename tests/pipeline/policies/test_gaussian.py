@@ -5,6 +5,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
 
@@ -17,7 +18,7 @@ def load(name):
 
 
 def small(**settings):
-    return GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(8, 8), **settings))
+    return GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(8, 8), **settings))
 
 
 def fresh(policy):
@@ -52,7 +53,8 @@ def test_parameters_come_in_layer_order_with_log_std_last():
 
 
 def test_hidden_sizes_shape_the_network():
-    params = GaussianPolicy(3, 2, PolicyConfig(hidden_sizes=(7,))).initialize(np.random.default_rng(0))
+    policy = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(7,)))
+    params = policy.initialize(np.random.default_rng(0))
     assert params["mean_network.hidden_0.kernel"].shape == (3, 7)
     assert params["mean_network.output.kernel"].shape == (7, 2)
 

@@ -3,7 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from metaloom.pipeline.envs.spaces import Spaces
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.policies.actors.gaussian import GaussianActor
 from metaloom.pipeline.policies.config import PolicyConfig
@@ -24,9 +24,9 @@ def random_params(num_tasks: int, sizes: list[int], seed: int = 0) -> Params:
 
 def inference(config: PolicyConfig, params: TaskParams, num_rows: int) -> Inference:
     layers = params.params["mean_network.hidden_0.kernel"], params.params["mean_network.output.bias"]
-    return network_inference(
-        MEAN_NETWORK, config.network_spec(layers[0].shape[1:2], layers[1].shape[1]), params, num_rows
-    )
+    A = layers[1].shape[1]
+    spec = config.network_spec(Spaces(layers[0].shape[1:2], 1.0, A, 0), A)
+    return network_inference(MEAN_NETWORK, spec, params, num_rows)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 4, 5, 20])
@@ -101,16 +101,16 @@ def test_log_std_has_the_floor_of_the_config(setup) -> None:
 )
 def test_parameters_that_do_not_fit_the_env_are_refused(name: str, shape: tuple[int, ...] | None, message: str) -> None:
     params = random_params(2, [3, 8, 2])
-    check_actor_params("policy", PolicyConfig(hidden_sizes=(8,)), params, Spaces((3,), action_size=2))
+    check_actor_params("policy", PolicyConfig(hidden_sizes=(8,)), params, Spaces((3,), 1.0, 2, 0))
     del params[name]
     if shape is not None:
         params[name] = np.zeros(shape, np.float32)
     with pytest.raises(ValueError, match=message):
-        check_actor_params("policy", PolicyConfig(hidden_sizes=(8,)), params, Spaces((3,), action_size=2))
+        check_actor_params("policy", PolicyConfig(hidden_sizes=(8,)), params, Spaces((3,), 1.0, 2, 0))
 
 
 def test_parameters_that_are_not_finite_are_refused_by_name_and_task() -> None:
     params = random_params(3, [3, 8, 2])
     params["mean_network.output.kernel"][2, 0, 0] = np.nan
     with pytest.raises(ValueError, match=r"mean_network.output.kernel of task 2 is not finite"):
-        check_actor_params("policy", PolicyConfig(hidden_sizes=(8,)), params, Spaces((3,), action_size=2))
+        check_actor_params("policy", PolicyConfig(hidden_sizes=(8,)), params, Spaces((3,), 1.0, 2, 0))

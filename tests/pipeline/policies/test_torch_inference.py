@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.envs.spaces import Spaces
 from metaloom.pipeline.nn.networks import build_network
-from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.nn.spec import NetworkSpec, Spaces
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.policies.inference import network_inference
 from metaloom.pipeline.types import Params, TaskParams
@@ -101,9 +100,9 @@ def test_shared_parameters_give_the_bits_of_copied_ones(spec):
 
 
 def test_parameters_of_a_cnn_are_checked_against_its_own_shapes(config):
-    spaces = Spaces((16, 16, 3), 255.0, num_actions=3)
+    spaces = Spaces((16, 16, 3), 255.0, 0, 3)
     cnn = config.model_copy(update={"network": "cnn"})
-    spec = cnn.network_spec(spaces.observation_shape, 3, observation_scale=255.0)
+    spec = cnn.network_spec(spaces, 3)
     params = {
         name.replace("net.", "logits_network.", 1): value[None]
         for name, value in build_network("net", spec).initialize(np.random.default_rng(0)).items()
@@ -122,13 +121,13 @@ import numpy as np
 from metaloom.flows.rollouts import supervised
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.nn.spec import parameter_shapes
+from metaloom.pipeline.nn.spec import Spaces, parameter_shapes
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
 from metaloom.stages.sample_tasks import sample_tasks
 env, policy = EnvConfig(name="point-2d"), PolicyConfig(network="{network}")
-shapes = parameter_shapes("mean_network", policy.network_spec((2,), 2)) | {{"log_std": (2,)}}
+shapes = parameter_shapes("mean_network", policy.network_spec(Spaces((2,), 1.0, 2, 0), 2)) | {{"log_std": (2,)}}
 params = TaskParams.broadcast({{name: np.zeros(shape, np.float32) for name, shape in shapes.items()}}, 2)
 sampler = Sampler(env, policy, episodes_per_task=2, max_episode_steps=3)
 tasks = sample_tasks(make_env(env), num_tasks=2, run_seed=1, iteration=0)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from metaloom.pipeline.nn.mlp import layer_names
+from metaloom.pipeline.nn.spec import layer_names
 from metaloom.pipeline.types import Array, Params
 
 Tangents = Mapping[str, Array]
