@@ -56,6 +56,23 @@ def require_iteration(run: storage.Run, iteration: int) -> None:
         )
 
 
+def require_settings(run: storage.Run) -> None:
+    """Refuse a run whose settings name no environment or no algorithm, as every one's do that this program made.
+
+    Raises:
+        storage.IncompatibleFormat: they do not.
+    """
+    for section in ("env", "algorithm"):
+        settings = run.config.get(section)
+        if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
+            raise storage.IncompatibleFormat(
+                run.path / "run.json",
+                found=f"a configuration without {section}.name",
+                required="the settings of a training run",
+                action="`metaloom verify` and the Python API read what is stored",
+            )
+
+
 def parse_span(option: str, text: str) -> slice | int:
     """Parse an option that is `7` or `A:B`, as Python slices count.
 

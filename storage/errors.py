@@ -98,14 +98,14 @@ def damaged(where: Path, found: str) -> DamagedRun:
     # The innermost, because the folder of all runs may have such a name too.
     top = max((i for i, part in enumerate(parts) if part in _TOP), default=len(parts))
     run = parts[top - 1]
-    # Only what one record commits can be computed again; the rest is shared by all iterations.
-    shared = top >= len(parts) - 1 or where.name == "zarr.json"
+    # All files come back from the rest of the run; a folder of it, or the place of one, does not.
+    lost = top >= len(parts) - 1 and where.name != "run.json"
     return DamagedRun(
         where,
         found=found,
         required="the bytes that were committed",
         action=f"`metaloom verify {run}` lists all damage; "
-        + ("restore it from a copy of the run" if shared else f"`metaloom resume {run} --repair` computes it again"),
+        + ("restore it from a copy of the run" if lost else f"`metaloom resume {run} --repair` mends it"),
     )
 
 

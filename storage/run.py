@@ -1,5 +1,6 @@
 """Open a run and read what it holds. Nothing is seen before its commit record, and nothing unchecked is decoded."""
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -20,10 +21,18 @@ from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS, Value
 from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.iteration import Iteration
 from metaloom.storage.keep.thinning import thinnable
-from metaloom.storage.read.ancestry import boundaries, contributors, first_iteration, first_sequence, origin
+from metaloom.storage.read.ancestry import (
+    boundaries,
+    contributors,
+    first_iteration,
+    first_sequence,
+    first_session,
+    origin,
+)
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import chain_problems
 from metaloom.storage.read.sessions import ComputedWith, mapping, read_sessions
@@ -32,6 +41,19 @@ from metaloom.storage.remote.places import folder_of, location
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_LOG = logging.getLogger(__name__)
+
+_MEMBERS = {
+    "id": str,
+    "config": dict,
+    "config_digest": str,
+    "environment": dict,
+    "system": dict,
+    "versions": dict,
+    "created": str,
+}
+"""What every run.json has, with its type."""
 
 Iterations = None | int | range | slice | Sequence[int]
 """All complete iterations, one of them (negative: from the end), or some."""
@@ -61,7 +83,9 @@ class Run:
         folder = folder_of(path)
         remote = follow(folder)
         run = cls(folder, read_info(folder), remote)
-        _require_own_records(run)
+        require_own_records(run)
+        if lost := _lost_newest(run):
+            _LOG.warning("%s: %s; `metaloom verify %s` tells more", run.location, lost, run.name)
         return run
 
     def __repr__(self) -> str:
@@ -77,6 +101,24 @@ class Run:
     def location(self) -> str:
         """Place of the run: a URL for a run under object storage, of which `path` is a cache; else the path."""
         return location(self.path)
+
+    @property
+    def capacity(self) -> int:
+        """Iterations that the run has room for: as many as it shall have.
+
+        Raises:
+            DamagedRun: the file that says so is missing or changed.
+        """
+        return self.files.capacity()
+
+    @property
+    def is_sealed(self) -> bool:
+        """True if the session that wrote last ended by itself: then records that were taken away behind it are missed.
+
+        One that was killed, still writes, or is of an earlier version has only told what was there when it began.
+        """
+        newest = newest_session(self.path, first_session(self.info))
+        return newest is not None and newest.sealed
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -327,7 +369,7 @@ def read_info(path: Path) -> dict[str, Any]:
     return info
 
 
-def _require_own_records(run: Run) -> None:
+def require_own_records(run: Run) -> None:
     """Refuse a run.json that was exchanged or changed, seal and all: the first records behind it name its hash."""
     try:
         follows = boundaries(run.info)
@@ -354,6 +396,9 @@ def _record_at(run: Run, sequence: int, iteration: int) -> StageRecord | None:
 def _require_known(info: Mapping[str, Any], where: Path) -> None:
     if info.get("format") != SCHEMA:
         raise _incompatible(where, f"format {info.get('format')!r}", SCHEMA)
+    wrong = [name for name, kind in _MEMBERS.items() if not isinstance(info.get(name), kind)]
+    if wrong:
+        raise _incompatible(where, f"no {' and no '.join(wrong)}", f"the members {', '.join(_MEMBERS)}")
     if "stages" not in info and (last := info.get("last_stage", ON_POLICY.last)) not in EARLIER:
         raise _incompatible(where, f"last_stage {last!r}", " or ".join(EARLIER))
     try:
@@ -362,6 +407,14 @@ def _require_known(info: Mapping[str, Any], where: Path) -> None:
         raise _incompatible(where, f"stages that are no table ({error})", "a table of stages") from None
     if unknown:
         raise _incompatible(where, f"stages that give {', '.join(sorted(unknown))}", f"outputs of {', '.join(KINDS)}")
+
+
+def _lost_newest(run: Run) -> str:
+    """Words about the newest record, if it is known that there was one and it is gone; else none."""
+    known = newest_session(run.path, first_session(run.info))
+    if known is None or known.head is None or known.head.sequence in known.lost or run.contains(known.head.ref):
+        return ""
+    return f"its newest record, of {known.head.ref} at position {known.head.sequence} of the history, is missing"
 
 
 def _incompatible(where: Path, found: str, required: str) -> IncompatibleFormat:

@@ -1,11 +1,16 @@
 """`metaloom replay`."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, RunAtArgument, Trust, agree, refuse_with
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
+
+if TYPE_CHECKING:
+    from metaloom.flows.commands.replay import StageReplay
 
 
 def replay(
@@ -58,7 +63,6 @@ def _replay(
     backend = where.backend()
     from metaloom.flows.commands.replay import StageReplay
     from metaloom.flows.commands.replay import replay as replay_run
-    from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.tables import difference_table, replay_line
 
     outcomes: list[StageReplay] = []
@@ -72,10 +76,18 @@ def _replay(
     elif different:
         console().print(difference_table([difference for outcome in different for difference in outcome.differences]))
     else:
-        console().print(
-            f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}" if outcomes else "nothing to replay"
-        )
+        console().print(_verdict(outcomes))
     return 1 if different else 0
+
+
+def _verdict(outcomes: "Sequence[StageReplay]") -> str:
+    from metaloom.flows.views.formatting import plural
+
+    if not outcomes:
+        return "nothing to replay"
+    thinned = sum(outcome.with_record for outcome in outcomes)
+    about = f"; {thinned} of them were thinned and compared with their records only" if thinned else ""
+    return f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}{about}"
 
 
 def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:

@@ -83,7 +83,8 @@ def resume(
     Args:
         iterations: Total number of iterations to reach; as configured by default.
         take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
-        repair: Drop the outputs that `metaloom verify` finds damaged, and recompute them.
+        repair: Mend or recompute what `metaloom verify` finds damaged, then verify the run: exit code 1 if it is not
+            intact.
     """
     from metaloom.flows.runs import run_folder
 
@@ -123,6 +124,11 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bo
             as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; go on with: metaloom resume {place}"
         )
         return EXIT_INTERRUPTED
+    if result.damage is not None:
+        lines = [*(f"repaired  {line}" for line in result.repaired), *(f"damaged   {line}" for line in result.damage)]
+        tell(as_json, "\n".join([*lines, "" if result.damage else "verified  every file is intact"]))
+    if result.damage:
+        return 1
     tell(as_json, _next_steps(result.path))
     return 0
 

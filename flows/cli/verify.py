@@ -2,10 +2,17 @@
 
 from dataclasses import asdict
 
+from rich.console import RenderableType
+
 from metaloom.flows.cli.options import AsJson, RunArgument
 from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
-from metaloom.storage import location, verify_run
+from metaloom.storage import location, open_run, verify_run
+
+_UNSEALED = (
+    "\nThe session that wrote last was killed, is still writing, or is of an earlier version: nobody could tell if its "
+    "newest records had been taken away. The next session that ends seals them."
+)
 
 
 def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
@@ -19,6 +26,11 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
 
     folder = run_folder(run)
     damages = verify_run(folder)
-    whole = f"{location(folder)}: every file is intact"
-    answer(as_json, lambda: [asdict(damage) for damage in damages], lambda: damage_table(damages) if damages else whole)
+
+    def table() -> RenderableType:
+        if damages:
+            return damage_table(damages)
+        return f"{location(folder)}: every file is intact{'' if open_run(folder).is_sealed else _UNSEALED}"
+
+    answer(as_json, lambda: [asdict(damage) for damage in damages], table)
     return 1 if damages else 0

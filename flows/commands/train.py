@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run,
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend, code_digest
-from metaloom.flows.trust import trust_run
+from metaloom.flows.trust import require_trust, trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
@@ -69,11 +70,21 @@ class Observer:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """State of a run after training: `stopped` says that it was asked to stop before its last iteration."""
+    """Where a run stands after training.
+
+    Attributes:
+        path: the run's folder.
+        iterations_done: how many are complete.
+        stopped: it was asked to stop before its last iteration.
+        repaired: what was mended before, a line for each damaged file.
+        damage: what verification found after a repair; None where there was none, or it was stopped.
+    """
 
     path: Path
     iterations_done: int
     stopped: bool
+    repaired: Sequence[str] = ()
+    damage: Sequence[storage.Damage] | None = None
 
 
 def direct(ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
@@ -136,12 +147,19 @@ def resume(
         path: the run's folder.
         iterations: how many iterations the run shall have; as configured when None.
         take_over: seize the lock of a writer that can no longer release it, such as one on a host that died.
-        repair: drop outputs that `verify` finds damaged, and compute them again.
+        repair: mend what `verify` finds damaged, compute again what has to be, and verify the run afterwards.
         retention: settings of `retention` to change while this process goes on, as KEY=VALUE.
         backend: where rollouts run.
         call: how a stage is run.
         observer: is told of progress and may ask to stop.
     """
+    repaired: Sequence[str] = ()
+    if repair:
+        with suppress(storage.DamagedRun):  # else to be asked below, where it can be read
+            require_trust(storage.open_run(path))
+        # By itself, because it may be what makes the run readable.
+        with storage.open_writer(path, take_over=take_over, repair=True) as writer:
+            repaired = writer.repaired
     run = storage.open_run(path)
     config = with_retention(config_of(run), retention)
     if iterations is not None:
@@ -157,7 +175,6 @@ def resume(
             path,
             capacity=config.iterations,
             take_over=take_over,
-            repair=repair,
             retention=retention_of(config),
         ) as writer,
         stages_of_run(run, backend, config) as stages,
@@ -167,7 +184,9 @@ def resume(
         if stored := run.refs():
             tell_changed_sources(run, stored[-1], facts.get("plugins", {}))
         writer.describe(facts)
-        return _train(_Plan(config, stages.order, stages.of), writer, call, observer)
+        result = _train(_Plan(config, stages.order, stages.of), writer, call, observer)
+    damage = storage.verify_run(path) if repair and not result.stopped else None
+    return replace(result, repaired=repaired, damage=damage)
 
 
 def retention_of(config: RunConfig) -> Retention:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from matplotlib.figure import Figure
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
 from metaloom.flows.views.charts import Series
 from metaloom.flows.views.evaluation_plots import per_shot_curve, stored_evaluations, training_curve
@@ -76,7 +77,9 @@ def write_report(run: Run, out: Path) -> ReportFiles:
 
     Raises:
         UsageError: the run has no complete iteration yet.
+        IncompatibleFormat: its settings are those of no training run.
     """
+    require_settings(run)
     history = load_history(run)
     out.mkdir(parents=True, exist_ok=True)
     files = ReportFiles(out / "learning_curve.png", out / "report.html")

@@ -90,8 +90,7 @@ def session_changes(run: Run) -> list[dict[str, Any]]:
 
 def planned_iterations(run: Run) -> int:
     """Number of iterations that the run shall have: as configured, or more if `resume --iterations` extended it."""
-    metadata = json.loads((run.path / "data.zarr" / "zarr.json").read_text(encoding="utf-8"))
-    return int(metadata["attributes"]["capacity"])
+    return run.capacity
 
 
 def iteration_info(run: Run, iteration: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaloom.flows.printable import printable
+from metaloom.flows.runs import require_settings
 from metaloom.flows.views.formatting import (
     adaptation_label,
     dotted,
@@ -61,6 +62,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def run_view(run: Run) -> RenderableType:
     """`metaloom show RUN`."""
+    require_settings(run)
     info = run_info(run)
     config = info["config"]
     facts = [
@@ -181,7 +183,8 @@ def replay_line(outcome: "StageReplay") -> Text:
     word, style = (outcome.proved, "green") if outcome.identical else ("different", "bold red")
     where = f"  iteration {outcome.ref.iteration}  {stage_name(outcome.ref)}"
     arrays = "" if outcome.identical else f"  ({plural(len(outcome.differences), 'array')})"
-    return Text.assemble((word, style), where, arrays)
+    thinned = "  (thinned: compared with its record)" if outcome.with_record else ""
+    return Text.assemble((word, style), where, arrays, thinned)
 
 
 def difference_info(difference: "ArrayDifference") -> dict[str, Any]:

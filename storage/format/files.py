@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 from metaloom.storage.errors import StorageFailed, damaged
@@ -32,8 +33,12 @@ def read_file(path: Path, *, limit: int) -> bytes:
             required="a file that can be read",
             action="Check its permissions and its disk",
         ) from error
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):  # which Python refuses to make a file object of
+        os.close(descriptor)
+        raise damaged(path, "is a folder, not a file")
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        size = os.fstat(descriptor).st_size
+        size = status.st_size
         if size > limit:
             raise damaged(path, f"holds {size} bytes, more than the {limit} that its place allows")
         try:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import unicodedata
 from pathlib import Path
 
 from metaloom.storage.errors import InvalidRunName
@@ -25,11 +26,30 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
     if is_url(name_or_path):
         return folder_of(name_or_path)
     if not isinstance(name_or_path, str) or "/" in name_or_path or os.sep in name_or_path:
-        path = os.fspath(name_or_path)
-        if "\0" in path:
-            raise _refused(path)
-        return Path(path).expanduser()
+        return check_path(os.fspath(name_or_path)).expanduser()
     return Path(root) / check_run_name(name_or_path)
+
+
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path itself, if it can be told on one line and typed again.
+
+    Raises:
+        InvalidRunName: it holds line breaks or other control characters.
+    """
+    text = os.fspath(path)
+    if not all(map(_is_printed, text)):
+        raise InvalidRunName(
+            "path of a run",
+            found=repr(text),
+            required="no line breaks and no control characters",
+            action="Choose another path; `mv` renames the folder of a run",
+        )
+    return Path(text)
+
+
+def _is_printed(character: str) -> bool:
+    # Neither a control character nor the break of a line or paragraph.
+    return unicodedata.category(character) not in ("Cc", "Zl", "Zp")
 
 
 def check_run_name(name: str) -> str:

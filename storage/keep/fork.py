@@ -12,8 +12,10 @@ from typing import Any
 
 from metaloom.storage.errors import DamagedRun, RunExists, damaged
 from metaloom.storage.format.files import sync_folder
+from metaloom.storage.format.paths import check_path
 from metaloom.storage.format.records import StageRecord, StoredFile
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.sessions import SESSION_NAME, Head, read_session
 from metaloom.storage.format.settings import changed
 from metaloom.storage.keep.thinning import marker_path
 from metaloom.storage.read.ancestry import as_ancestor
@@ -25,7 +27,7 @@ from metaloom.storage.run import Run
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.creation import check_free, creating, new_info, publish_info, write_skeleton
 from metaloom.storage.write.locks import acquire_lock
-from metaloom.storage.write.sessions import SESSION_NAME, Session, begin_session, read_session
+from metaloom.storage.write.sessions import Session, begin_session
 
 _CANNOT_SHARE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
@@ -74,12 +76,13 @@ def fork_run(
         environment: what else decides the numbers or helps to find it again, as plain JSON data.
 
     Raises:
+        InvalidRunName: the path cannot be told on one line.
         StageMissing: the parent has not so many complete iterations.
         RunExists: there is something at the path.
         RunLocked: another process is creating the same run.
         StorageFailed: the system does not let us write there.
     """
-    path = folder_of(path)
+    path = check_path(folder_of(path))
     _require(parent, iteration)
     if capacity < iteration:
         raise ValueError(f"capacity is {capacity}; the fork begins with {iteration} iterations")
@@ -94,9 +97,10 @@ def fork_run(
             write_skeleton(folder, session, capacity)
             _share_outputs(parent, records, links, session, capacity)
             links.sync()
-            origin = _origin(parent, iteration, records, config)
+            origin = {**_origin(parent, iteration, records, config), "first_session": session.number}
             publish_info(folder, session, new_info(config, config_digest, environment, parent.stages, **origin))
             session.describe({"lost": _gaps(records), "next_sequence": records[-1].sequence + 1})
+            session.seal(Head.of(records[-1]))
         finally:
             session.close()
         _upload(folder, path)
@@ -119,6 +123,7 @@ def _workshop(path: Path) -> Generator[Path]:
         yield folder
     finally:
         shutil.rmtree(outer / "run", ignore_errors=True)
+        lock.path.unlink()  # nobody takes a workshop over
         lock.release()
         outer.rmdir()
 

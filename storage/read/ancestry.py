@@ -21,6 +21,11 @@ def first_sequence(info: Mapping[str, Any]) -> int:
     return int(info.get("first_sequence", 0))
 
 
+def first_session(info: Mapping[str, Any]) -> int:
+    """Number of the first session that is the run's own; a fork has those of its parent before it."""
+    return int(info.get("first_session", 0))
+
+
 def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
     """Of the run and its ancestors the one whose `config` decides an output, whether or not it is stored."""
     runs = contributors(info)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import damaged
-from metaloom.storage.format.arrays import ArraySpec, read_spec
+from metaloom.storage.format.arrays import ArraySpec, read_metadata, read_spec
 from metaloom.storage.format.chunks import check_chunk, crc32c, decode_chunk, largest_chunk
 from metaloom.storage.format.codec import Stored, Value, decode
 from metaloom.storage.format.files import read_file
@@ -54,13 +55,17 @@ class CommittedFiles:
 
         Raises:
             FileNotFoundError: there is no such file.
+            DamagedRun: a folder is in its place.
         """
         try:
-            return (self.root / path).stat(follow_symlinks=False).st_size
+            status = (self.root / path).stat(follow_symlinks=False)
         except FileNotFoundError:
             if self.remote is None or path not in self.remote.files:
                 raise
             return self.remote.files[path].size
+        if stat.S_ISDIR(status.st_mode):
+            raise damaged(self.root / path, "is a folder, not a file")
+        return status.st_size
 
     def sizes(self) -> dict[str, int]:
         """The bytes of every file of the run by its path, those included that are only in the object store."""
@@ -144,6 +149,20 @@ class CommittedFiles:
             except FileNotFoundError:
                 raise damaged(file, "is missing") from None
         return self._specs[path]
+
+    def capacity(self) -> int:
+        """Read how many iterations the arrays have room for.
+
+        Raises:
+            DamagedRun: the metadata that says so is missing or changed.
+        """
+        path = self.data / "zarr.json"
+        try:
+            return int(read_metadata(path)["attributes"]["capacity"])
+        except FileNotFoundError:
+            raise damaged(path, "is missing") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(path, f"names no capacity ({type(error).__name__})") from None
 
     def forget_specs(self) -> None:
         """Read metadata again when it is next needed, because it was rewritten."""

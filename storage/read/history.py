@@ -1,15 +1,15 @@
 """The chain of commit records: every record names the hash of the one before it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from metaloom.storage.errors import DamagedRun, StoreError, damaged
+from metaloom.storage.errors import DamagedRun, damaged
 from metaloom.storage.format.records import StageRecord
 from metaloom.storage.format.refs import StageRef
-from metaloom.storage.keep.thinning import marker_path
-from metaloom.storage.read.ancestry import boundaries, first_sequence
+from metaloom.storage.format.sessions import Head, SessionFacts, newest_session
+from metaloom.storage.read.ancestry import boundaries, first_sequence, first_session
 from metaloom.storage.read.committed import CommittedFiles
 
 
@@ -21,14 +21,18 @@ class History:
         digests: digest of every stored output.
         next_sequence: position of the next record.
         last_hash: hash of the newest record; of run.json when there is none.
+        head: the newest record.
         lost: positions of records that are gone; whoever resumes computes their outputs again.
+        newly_lost: those of them that the newest session did not know to be gone.
         leftovers: files of thinned outputs that an interruption left.
     """
 
     digests: dict[StageRef, str]
     next_sequence: int
     last_hash: str
+    head: Head | None
     lost: list[int] = field(default_factory=list[int])
+    newly_lost: list[int] = field(default_factory=list[int])
     leftovers: list[Path] = field(default_factory=list[Path])
 
     def append(self, record: StageRecord) -> None:
@@ -36,34 +40,35 @@ class History:
         self.digests[record.ref] = record.digest
         self.next_sequence = record.sequence + 1
         self.last_hash = record.sha256
+        self.head = Head.of(record)
 
 
-def read_history(files: CommittedFiles, info: Mapping[str, Any], *, repair: bool) -> History:
+def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
     """The history of a run, after checking that its chain and its files are whole.
 
     Args:
         files: of the run.
         info: content of its run.json.
-        repair: read every file, and take damaged outputs out of the run, so that they are computed again, instead of
-            raising for files that are missing or cut short.
 
     Raises:
         DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
-        StoreError: what is damaged cannot be computed again.
     """
-    thinned = _thinned_outputs(files, repair=repair)
-    records = _sound_records(files, thinned, repair=repair)
+    known = newest_session(files.root, first_session(info))
+    thinned = _thinned_outputs(files)
+    records = _sound_records(files, thinned)
     follows = boundaries(info)
-    for problem in chain_problems(files, records, follows):
+    for problem in (*chain_problems(files, records, follows), *head_problems(files, records, known)):
         raise problem
     last = records[-1] if records else None
-    next_sequence = max(last.sequence + 1 if last else 0, first_sequence(info))
-    present = {record.sequence for record in records}
+    next_sequence = max(last.sequence + 1 if last else 0, first_sequence(info), known.known if known else 0)
+    lost = missing_positions(records, next_sequence)
     return History(
         digests={record.ref: record.digest for record in records},
         next_sequence=next_sequence,
         last_hash=follows.get(next_sequence) or (last.sha256 if last else info["sha256"]),
-        lost=[sequence for sequence in range(next_sequence) if sequence not in present],
+        head=Head.of(last) if last else None,
+        lost=lost,
+        newly_lost=[sequence for sequence in lost if known is not None and sequence not in known.lost],
         leftovers=[
             path
             for record in records
@@ -72,6 +77,31 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any], *, repair: bool
             if chunk.size and (path := files.root / chunk.path).exists()
         ],
     )
+
+
+def missing_positions(records: Iterable[StageRecord], end: int) -> list[int]:
+    """The positions below `end` that none of some records has."""
+    present = {record.sequence for record in records}
+    return [sequence for sequence in range(end) if sequence not in present]
+
+
+def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> str:
+    """Words for records that are gone, with what is known of the newest one."""
+    found = f"the records at positions {[*positions]} of the history are missing"
+    if known is None or known.head is None or known.head.sequence not in positions:
+        return found
+    return f"{found}; the newest that session {known.number} knew of was that of {known.head.ref}"
+
+
+def head_problems(
+    files: CommittedFiles, records: Iterable[StageRecord], known: SessionFacts | None
+) -> Iterable[DamagedRun]:
+    """The record that stands where the newest session knew another one to be the newest."""
+    if known is not None and (head := known.head) is not None:
+        for record in records:
+            if record.sequence == head.sequence and record.sha256 != head.sha256:
+                where = files.record_path(record.ref)
+                yield _broken_chain(where, f"is not the record that session {known.number} knew at its position")
 
 
 def chain_problems(
@@ -97,36 +127,19 @@ def chain_problems(
         sequence, sha256 = record.sequence, record.sha256
 
 
-def _thinned_outputs(files: CommittedFiles, *, repair: bool) -> dict[StageRef, str]:
+def _thinned_outputs(files: CommittedFiles) -> dict[StageRef, str]:
     outputs: dict[StageRef, str] = {}
     for iteration in files.thinned_iterations():
-        try:
-            outputs |= files.thinned(iteration)
-        except DamagedRun:
-            if not repair:
-                raise
-            # What it stood for is then missing without a reason, and computed again like everything that is.
-            marker_path(files.root, iteration).unlink()
+        outputs |= files.thinned(iteration)
     return outputs
 
 
-def _sound_records(files: CommittedFiles, thinned: Mapping[StageRef, str], *, repair: bool) -> list[StageRecord]:
-    records: dict[StageRef, StageRecord] = {}
-    lost: set[StageRef] = set()
-    for ref in files.refs():
-        try:
-            records[ref] = files.record(ref)
-            if thinned.get(ref) == records[ref].sha256:
-                continue
-            (_check_content if repair else _check_sizes)(files, records[ref])
-        except DamagedRun:
-            if not repair:
-                raise
-            # Without its update an iteration is not complete, so whoever resumes comes back to it.
-            lost |= {ref, files.stages.last_ref(ref.iteration)}
-    for ref in lost:
-        files.record_path(ref).unlink(missing_ok=True)
-    return sorted((record for ref, record in records.items() if ref not in lost), key=lambda record: record.sequence)
+def _sound_records(files: CommittedFiles, thinned: Mapping[StageRef, str]) -> list[StageRecord]:
+    records = [files.record(ref) for ref in files.refs()]
+    for record in records:
+        if thinned.get(record.ref) != record.sha256:
+            _check_sizes(files, record)
+    return sorted(records, key=lambda record: record.sequence)
 
 
 def _broken_chain(where: Path, found: str) -> DamagedRun:
@@ -137,27 +150,6 @@ def _broken_chain(where: Path, found: str) -> DamagedRun:
         required="the records that were committed, in one chain",
         action="Restore the `_commits` folder from a copy of the run",
     )
-
-
-def _check_content(files: CommittedFiles, record: StageRecord) -> None:
-    for array in {chunk.array for chunk in record.chunks}:
-        _check_metadata(files, array)
-    for file in (*record.chunks, *record.tables):
-        if file.size:
-            files.read_bytes(record, file)
-
-
-def _check_metadata(files: CommittedFiles, array: str) -> None:
-    try:
-        files.spec(array)
-    except DamagedRun as error:
-        # All iterations share it and none of them could write it again: that is not for us to throw away.
-        raise StoreError(
-            error.where,
-            found=error.found,
-            required="intact metadata of the array",
-            action="Restore this one file from a copy of the run, or from a run of the same sizes and iterations",
-        ) from error
 
 
 def _check_sizes(files: CommittedFiles, record: StageRecord) -> None:

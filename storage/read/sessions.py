@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import DamagedRun
+from metaloom.storage.format.sessions import SESSION_NAME, read_session
 from metaloom.storage.read.ancestry import contributors
-from metaloom.storage.write.sessions import SESSION_NAME, read_session
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,31 @@ from typing import Any
 from metaloom.pipeline.types import EpisodeBatch
 from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageThinned, StoreError, damaged
 from metaloom.storage.format.arrays import read_metadata
+from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.digests import array_digests, output_digest
 from metaloom.storage.format.records import SpanInput, StageRecord
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.sessions import (
+    ABOUT,
+    CLAIM_NAME,
+    INFO_COPY,
+    PART_NAME,
+    SESSION_NAME,
+    SessionFacts,
+    newest_session,
+    session_facts,
+)
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.keep.thinning import FOLDER as THINNED
 from metaloom.storage.keep.thinning import marked_iteration, marker_path
-from metaloom.storage.read.ancestry import boundaries
+from metaloom.storage.read.ancestry import boundaries, first_session
 from metaloom.storage.read.committed import TABLES, CommittedFiles
-from metaloom.storage.read.history import chain_problems
+from metaloom.storage.read.history import chain_problems, describe_missing, head_problems, missing_positions
 from metaloom.storage.read.spans import SpanSums
 from metaloom.storage.remote.checks import problems
 from metaloom.storage.remote.log import RemoteLog, follow
 from metaloom.storage.remote.places import folder_of
 from metaloom.storage.run import read_info
-from metaloom.storage.write.sessions import PART_NAME, SESSION_NAME, read_session
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
 _CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
@@ -84,10 +94,12 @@ class _Verification:
     def damage(self) -> Iterator[Damage]:
         info = yield from self._info()
         self.files = CommittedFiles(self.root, self._stages(info), self.remote)
+        # Before the records are listed, of which a writer may add some meanwhile.
+        known = newest_session(self.root, first_session(info) if info else 0)
         yield from self._read_records()
         yield from self._objects()
-        lost = yield from self._sessions()
-        yield from self._history(info, lost)
+        lost = yield from self._sessions(info)
+        yield from self._history(info, lost, known)
         yield from self._metadata()
         yield from self._read_markers()
         for record in self.records.values():
@@ -148,35 +160,49 @@ class _Verification:
             except (StoreError, OSError) as error:
                 yield self._damage(marker_path(self.root, iteration), _problem(error))
 
-    def _sessions(self) -> Generator[Damage, None, set[int]]:
+    def _sessions(self, info: Mapping[str, Any] | None) -> Generator[Damage, None, set[int]]:
         """Damage of session files; returns the positions of records that a later session knew to be lost."""
         lost: set[int] = set()
-        needed = {record.token for record in self.records.values()}
+        needed = {(record.session, record.token) for record in self.records.values()}
         for name in (yield from self._names("_sessions")):
             match = SESSION_NAME.fullmatch(name)
             file = self.root / "_sessions" / name / "session.json"
-            if match is None or (match[2] not in needed and not file.exists()):
+            if match is None:
                 continue
-            needed.discard(match[2])
+            yield from self._copy_of(info, file.with_name(INFO_COPY))
+            session = (int(match[1]), match[2])
+            if session not in needed and not file.exists():
+                continue
+            needed.discard(session)
             try:
-                lost |= {int(sequence) for sequence in read_session(file.parent)["lost"]}
-            except (StoreError, OSError, KeyError, TypeError, ValueError) as error:
+                lost |= session_facts(file.parent).lost
+            except (StoreError, OSError) as error:
                 yield self._damage(file, _problem(error))
-        for token in sorted(needed):
+        for _, token in sorted(needed):
             yield self._damage(self.root / "_sessions", f"the session {token}, which published records, is missing")
         return lost
 
-    def _history(self, info: Mapping[str, Any] | None, lost: set[int]) -> Iterator[Damage]:
+    def _copy_of(self, info: Mapping[str, Any] | None, copy: Path) -> Iterator[Damage]:
+        try:
+            if read_sealed(copy, indented=True) != info and info is not None:
+                yield self._damage(copy, "is not a copy of run.json")
+        except FileNotFoundError:  # only some sessions have one
+            pass
+        except (StoreError, OSError) as error:
+            yield self._damage(copy, _problem(error))
+
+    def _history(self, info: Mapping[str, Any] | None, lost: set[int], known: SessionFacts | None) -> Iterator[Damage]:
         records = sorted(self.records.values(), key=lambda record: record.sequence)
-        if not records:
-            return
-        for error in chain_problems(self.files, records, boundaries(info) if info else {}):
+        for error in (
+            *chain_problems(self.files, records, boundaries(info) if info else {}),
+            *head_problems(self.files, records, known),
+        ):
             where = Path(error.where)
             yield self._damage(where, error.found, StageRef.from_file_name(where.name))
-        present = {record.sequence for record in records} | lost
-        gaps = [sequence for sequence in range(records[-1].sequence) if sequence not in present]
+        end = max(records[-1].sequence if records else 0, known.known if known else 0)
+        gaps = [sequence for sequence in missing_positions(records, end) if sequence not in lost]
         if len(gaps) > len(self.unreadable):
-            yield self._damage(self.root / "_commits", f"the records at positions {gaps} of the history are missing")
+            yield self._damage(self.root / "_commits", describe_missing(gaps, known))
 
     def _metadata(self) -> Iterator[Damage]:
         arrays = {chunk.array for record in self.records.values() for chunk in record.chunks}
@@ -334,8 +360,10 @@ def _belongs(relative: str, stages: StageTable) -> bool:
             return ref is not None and ref.stage in stages
         case [folder, name] if folder == THINNED:
             return marked_iteration(name) is not None
+        case ["_sessions", claim]:
+            return CLAIM_NAME.fullmatch(claim) is not None
         case ["_sessions", session, name]:
-            known = name == "session.json" or PART_NAME.fullmatch(name) is not None
+            known = name in (ABOUT, INFO_COPY) or PART_NAME.fullmatch(name) is not None
             return known and SESSION_NAME.fullmatch(session) is not None
         case ["data.zarr", _, _, name]:
             return _CHUNK_NAME.fullmatch(name) is not None

@@ -13,7 +13,7 @@ SCHEMA = "metaloom-log/1"
 Kind = Literal["begin", "commit", "end"]
 
 _PATH = re.compile(
-    r"run\.json|_commits/[A-Za-z0-9_.]+\.json|_thinned/\d{8}\.json|_sessions/\d{6}-[0-9a-f]{16}\.closed/session\.json"
+    r"run\.json|_commits/[A-Za-z0-9_.]+\.json|_thinned/\d{8}\.json|_sessions/\d{6}-[0-9a-f]{16}\.closed/(session|run)\.json"
     r"|data\.zarr(/\w[\w.\-]*){0,2}/zarr\.json|data\.zarr/\w+/\w[\w.\-]*/c[0-9.]*|tables/\w+/\d{8}\.parquet",
     re.ASCII,
 )

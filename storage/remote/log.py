@@ -10,6 +10,7 @@ from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun, StoreError, system_errors
 from metaloom.storage.format.files import read_file
+from metaloom.storage.format.sessions import CLAIM_NAME
 from metaloom.storage.remote.entries import Entry, LoggedFile, entry_key, problem_of
 from metaloom.storage.remote.objects import ObjectFolder
 from metaloom.storage.remote.places import url_of
@@ -122,15 +123,14 @@ class RemoteLog:
             _sync(file.fileno())
         self._read_sessions()
 
-    def mirror(self) -> None:
-        """Give up what the folder has beyond the log, and put back the small files that it lacks."""
-        for path, name in self.local_files():
-            file = self.files.get(name)
-            if file is None or (file.text is None and path.stat().st_size != file.size):
-                path.unlink()
-        for name, file in self.files.items():
-            if file.text is not None:
-                self._write_text(name, file.text)
+    def surplus(self) -> list[Path]:
+        """Find what the folder has beyond the log."""
+        return [path for path, name in self.local_files() if not self._may_be(name, path)]
+
+    def missing_texts(self) -> dict[Path, bytes]:
+        """Find the small files that the folder lacks, with their content."""
+        texts = {self.local_path(n): file.text.encode() for n, file in self.files.items() if file.text is not None}
+        return {path: raw for path, raw in texts.items() if not _holds(path, raw)}
 
     def changes(self) -> list[Path]:
         """Find the files of the folder that are not in the log as they are: new, different, or gone."""
@@ -146,8 +146,8 @@ class RemoteLog:
                 folders[:] = [name for name in folders if name not in _OURS]
                 names = [name for name in names if not name.startswith(_OURS)]
             for name in names:
-                path = Path(folder) / name
-                yield path, self.name_of(path)
+                if not CLAIM_NAME.fullmatch(name):
+                    yield Path(folder) / name, self.name_of(Path(folder) / name)
 
     def name_of(self, path: Path) -> str:
         """A file's name in the log: there, every session's file is where it will be once the session is closed."""
@@ -176,6 +176,11 @@ class RemoteLog:
         """The objects that no entry names, or none any more."""
         used = {file.key for file in self.files.values()}
         return [key for key in self.objects.below("_objects/") if key not in used]
+
+    def _may_be(self, name: str, path: Path) -> bool:
+        """Tell whether a file of the folder has a place in the log, and the size that an object of that name has."""
+        file = self.files.get(name)
+        return file is not None and (file.text is not None or path.stat().st_size == file.size)
 
     def _is_logged(self, name: str, path: Path) -> bool:
         file = self.files.get(name)
@@ -298,9 +303,8 @@ class RemoteLog:
                 self._write_text(name, file.text)
 
     def _write_text(self, name: str, text: str) -> None:
-        path, raw = self.local_path(name), text.encode()
-        if not path.exists() or read_file(path, limit=LARGEST) != raw:
-            self.write(name, raw)
+        if not _holds(self.local_path(name), text.encode()):
+            self.write(name, text.encode())
 
     @contextmanager
     def _locked(self) -> Generator[None]:
@@ -325,6 +329,10 @@ def follow(root: Path) -> RemoteLog | None:
 def log_folder(root: Path) -> Path:
     """Folder of a cached run's copies of entries."""
     return root.with_name(f".{root.name}.log")
+
+
+def _holds(path: Path, raw: bytes) -> bool:
+    return path.is_file() and read_file(path, limit=LARGEST) == raw
 
 
 def _sync(descriptor: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from metaloom.storage.errors import DigestMismatch, LayoutMismatch, StoreError
-from metaloom.storage.format.arrays import ArraySpec, group_document, read_metadata, render_metadata
+from metaloom.storage.format.arrays import ArraySpec, group_document, render_metadata
 from metaloom.storage.format.chunks import crc32c, encode_chunk
 from metaloom.storage.format.codec import Piece
 from metaloom.storage.format.files import Content, make_folder
@@ -25,7 +25,7 @@ class ArrayStore:
     def __init__(self, files: CommittedFiles, session: Session) -> None:
         self._files = files
         self._session = session
-        self.capacity = int(read_metadata(files.data / "zarr.json")["attributes"]["capacity"])
+        self.capacity = files.capacity()
 
     def grow(self, capacity: int) -> None:
         """Make room for more iterations, and finish what was interrupted of an earlier growth or creation."""

@@ -49,6 +49,11 @@ class BackgroundQueue(Generic[Job]):
         if self._error is not None:
             raise self._error
 
+    @property
+    def failed(self) -> bool:
+        """True once a job has raised an error."""
+        return self._error is not None
+
     def stop(self) -> None:
         """Finish the queued jobs and end the thread. Raises nothing."""
         self._jobs.put(None)

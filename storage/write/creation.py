@@ -11,9 +11,11 @@ from metaloom.storage.errors import RunExists, system_errors
 from metaloom.storage.format.arrays import group_document, render_metadata
 from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.files import make_folder, sync_folder
+from metaloom.storage.format.paths import check_path
 from metaloom.storage.format.provenance import system, utc, versions
 from metaloom.storage.format.records import SCHEMA
 from metaloom.storage.format.stages import ON_POLICY, StageTable
+from metaloom.storage.keep.repair import keep_copy
 from metaloom.storage.keep.thinning import KEEP_ALL, Retention
 from metaloom.storage.remote.log import follow
 from metaloom.storage.remote.places import folder_of, location
@@ -45,11 +47,12 @@ def create_run(
         retention: which iterations keep their arrays while this writer goes on.
 
     Raises:
+        InvalidRunName: the path cannot be told on one line.
         RunExists: there is something at the path.
         RunLocked: another process is creating the same run.
         StorageFailed: the system does not let us write there.
     """
-    path = folder_of(path)
+    path = check_path(folder_of(path))
     if capacity < 1:
         raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
     with creating(path):
@@ -72,10 +75,11 @@ def check_new_run(path: str | Path) -> None:
     """Say now what would keep `create_run` from making a run at a path; leaves nothing there.
 
     Raises:
+        InvalidRunName: the path cannot be told on one line.
         RunExists: there is something at the path.
         StorageFailed: the system does not let us write there.
     """
-    path = folder_of(path)
+    path = check_path(folder_of(path))
     with creating(path):
         follow(path)
         check_free(path)
@@ -119,8 +123,11 @@ def write_skeleton(path: Path, session: Session, capacity: int) -> None:
 
 
 def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
-    """Make a folder a run: write its run.json."""
-    session.publish(render(info, indented=True), path / "run.json")
+    """Make a folder a run: write its run.json, and a copy of it."""
+    content = render(info, indented=True)
+    session.publish(content, path / "run.json")
+    # Afterwards, so that a creation that is interrupted and repeated leaves no copy of another run's.
+    keep_copy(session, content)
 
 
 def new_info(

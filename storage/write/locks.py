@@ -25,13 +25,17 @@ class WriterLock:
     path: Path
     descriptor: int
 
+    def is_held(self) -> bool:
+        """Tell whether nobody has taken the run over."""
+        return _is_file_at(self.descriptor, self.path)
+
     def release(self) -> None:
         """Let the next writer in."""
         try:
-            if _is_file_at(self.descriptor, self.path):
-                self.path.unlink()
+            # Emptied and not removed: by now it may be the lock of a writer that has taken over.
+            os.ftruncate(self.descriptor, 0)
         finally:
-            os.close(self.descriptor)  # what lets the next writer in, whether or not the file can be removed
+            os.close(self.descriptor)  # what lets the next writer in, whether or not the file can be emptied
 
 
 def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
@@ -49,7 +53,11 @@ def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
     if take_over:
         return _replace_lock(path, token, owner)
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        except IsADirectoryError:  # no lock was ever one; goes only if it is empty
+            os.rmdir(path)
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -4,29 +4,29 @@ Everything a writer publishes is first written into its session's own folder and
 that names the file there: a rename for data, an exclusive link for records. Opening a run for writing renames the
 folders of all earlier sessions away. From then on the calls of an earlier writer, however late it wakes up, name a file
 that does not exist, and fail.
+
+Which session is the later one is decided by its number. A session claims it by creating a file that must not exist,
+then makes its folder, and only then looks who else is there. Of two sessions at least one so sees the other: the later
+one sees the folder of the earlier one and closes it, or the earlier one sees the claim of the later one and gives up.
 """
 
 import os
-import re
 import secrets
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import FencedOut
-from metaloom.storage.format.canonical import Document, read_sealed, render, sealed
+from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.files import Content, make_folder, sync_folder
 from metaloom.storage.format.provenance import utc, versions
+from metaloom.storage.format.sessions import ABOUT, CLAIM_NAME, CLOSED, FOLDER, PART_NAME, SESSION_NAME, Head
 from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.remote.session import RemoteSession
 from metaloom.storage.write.direct import FileCreator
 from metaloom.storage.write.locks import WriterLock, acquire_lock
-
-SESSION_NAME = re.compile(r"(\d{6})-([0-9a-f]{16})(\.closed)?")
-PART_NAME = re.compile(r"\d{8}\.part")
-_CLOSED = ".closed"
-_ABOUT = "session.json"
 
 
 @dataclass
@@ -53,13 +53,22 @@ class Session:
     @property
     def folder(self) -> Path:
         """Folder of what the session has not published yet."""
-        return self.root / "_sessions" / f"{self.number:06d}-{self.token}"
+        return self.root / FOLDER / f"{self.number:06d}-{self.token}"
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write down who the session is, and facts about it beside those that it wrote down before."""
         self._facts = {"started": utc(), **self._facts, **facts}
         about = {"schema": "metaloom/1", "token": self.token, "versions": versions(), **self._facts}
-        self.replace(self.write_aside([(render(sealed(about)),)]), [self.folder / _ABOUT])
+        self.replace(self.write_aside([(render(sealed(about)),)]), [self.folder / ABOUT])
+
+    def seal(self, head: Head | None) -> None:
+        """Write down the newest record of all, so that it cannot go unnoticed; nothing more may be published.
+
+        Raises:
+            FencedOut: a later session has begun.
+        """
+        self.describe({"sealed": True, **({"head": head.document()} if head else {})})
+        self.share()
 
     def write_aside(self, contents: Iterable[Content]) -> list[Path]:
         """Write files into the session's folder, safe from a power cut.
@@ -88,13 +97,13 @@ class Session:
         Raises:
             FencedOut: a later session has begun.
         """
-        for part, target in zip(parts, targets, strict=True):
-            try:
+        try:
+            for part, target in zip(parts, targets, strict=True):
                 os.replace(part, target)
-            except FileNotFoundError as error:
-                raise self._explain(error) from error
-        for folder in {target.parent for target in targets}:
-            sync_folder(folder)
+            for folder in {target.parent for target in targets}:  # which may be the session's own
+                sync_folder(folder)
+        except FileNotFoundError as error:
+            raise self.explain(error) from error
         self._note(targets)
 
     def publish(self, content: bytes, target: Path) -> None:
@@ -108,7 +117,7 @@ class Session:
         try:
             os.link(part, target)
         except FileNotFoundError as error:
-            raise self._explain(error) from error
+            raise self.explain(error) from error
         sync_folder(target.parent)
         part.unlink(missing_ok=True)
         self._note([target])
@@ -127,9 +136,9 @@ class Session:
                 os.rename(path, part)
             except FileNotFoundError as error:
                 if not self.folder.is_dir():
-                    raise self._explain(error) from error
+                    raise self.explain(error) from error
                 continue
-            part.unlink(missing_ok=True)
+            _discard(part)
 
     def share(self) -> None:
         """Send what was published and removed since the last time to the object store, if the run is under one.
@@ -169,17 +178,11 @@ class Session:
         try:
             return self._creator.create(path, content)
         except FileNotFoundError as error:
-            raise self._explain(error) from error
+            raise self.explain(error) from error
 
-    def _explain(self, error: OSError) -> Exception:
-        if self.folder.is_dir():
-            return error
-        return FencedOut(
-            self.root,
-            found=f"session {self.number} of this process was ended by a later writer",
-            required="the newest session of the run",
-            action="Stop this process; the later writer goes on with what was published",
-        )
+    def explain(self, error: OSError) -> Exception:
+        """Tell why a file was not there: a later session has begun, if that is so; else the error itself."""
+        return error if self.folder.is_dir() else _fenced_out(self.root, self.number)
 
 
 def begin_session(root: Path, *, take_over: bool) -> Session:
@@ -187,6 +190,7 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
 
     Raises:
         RunLocked: another process writes the run.
+        FencedOut: another one took the run over while this one was about to begin.
         StorageFailed: it is under an object store that cannot be written.
     """
     token = secrets.token_hex(8)
@@ -196,12 +200,9 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
         log = RemoteLog.of(root)
         if log is not None:
             remote = RemoteSession.begin(log, token, take_over=take_over)
-            log.mirror()
-        sessions = root / "_sessions"
-        make_folder(sessions)
-        numbers = [number for name in os.listdir(sessions) if (number := _end_earlier(sessions / name)) is not None]
-        session = Session(root, max(numbers, default=-1) + 1, token, lock, remote)
-        make_folder(session.folder)
+        session = Session(root, _begin(root, token, lock), token, lock, remote)
+        if log is not None:
+            _follow(session, log)
     except BaseException:
         try:
             if remote is not None:
@@ -212,34 +213,78 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
     return session
 
 
-def read_session(folder: Path) -> Document:
-    """Read what a session wrote down about itself.
+def _begin(root: Path, token: str, lock: WriterLock) -> int:
+    """Make the folder of a session that is later than all others, and close theirs; returns its number."""
+    make_folder(root / FOLDER)
+    while True:
+        number = _claim(root / FOLDER)
+        own = root / FOLDER / f"{number:06d}-{token}"
+        make_folder(own)
+        # Only those that are there by now may be closed: one that begins after this look is later than this session.
+        names = os.listdir(root / FOLDER)
+        latest = max(map(_number, names))
+        if latest == number and lock.is_held():
+            for name in names:
+                if (match := SESSION_NAME.fullmatch(name)) and match[2] != token and match[3] is None:
+                    _close_folder(root / FOLDER / name)
+            return number
+        _close_folder(own)
+        # Whoever holds the lock tries again: the later session may be one that was about to begin and gives up now.
+        if not lock.is_held():
+            raise _fenced_out(root, number)
 
-    Raises:
-        FileNotFoundError: it was interrupted before it could.
-        DamagedRun: the file is not what was written.
-    """
-    try:
-        return read_sealed(folder / _ABOUT)
-    except FileNotFoundError:  # it may have been closed since its folder was seen
-        return read_sealed(folder.with_name(folder.name.removesuffix(_CLOSED) + _CLOSED) / _ABOUT)
+
+def _claim(sessions: Path) -> int:
+    """Take a number that no session has, nor ever will have again."""
+    number = max(map(_number, os.listdir(sessions)), default=-1) + 1
+    while True:
+        try:
+            os.close(os.open(sessions / f"{number:06d}.claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC))
+        except FileExistsError:
+            number += 1
+        else:
+            return number
 
 
-def _end_earlier(folder: Path) -> int | None:
-    match = SESSION_NAME.fullmatch(folder.name)
-    if match is None:
-        return None
-    if match[3] is None:
-        _close_folder(folder)
-    return int(match[1])
+def _number(name: str) -> int:
+    """The number of the session that a name in the folder of sessions is about, -1 for any other name."""
+    match = SESSION_NAME.fullmatch(name) or CLAIM_NAME.fullmatch(name)
+    return int(match[1]) if match else -1
+
+
+def _follow(session: Session, log: RemoteLog) -> None:
+    """Make the cache what the log says; through the session, so that one that lost the run leaves the cache alone."""
+    session.remove(log.surplus())
+    missing = log.missing_texts()
+    for path in missing:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    session.remove(path for path in missing if path.is_dir())
+    session.replace(session.write_aside((raw,) for raw in missing.values()), [*missing])
+
+
+def _fenced_out(root: Path, number: int) -> FencedOut:
+    return FencedOut(
+        root,
+        found=f"session {number} of this process was ended by a later writer",
+        required="the newest session of the run",
+        action="Stop this process; the later writer goes on with what was published",
+    )
 
 
 def _close_folder(folder: Path) -> None:
-    closed = folder.with_name(folder.name + _CLOSED)
+    closed = folder.with_name(folder.name + CLOSED)
     try:
         os.rename(folder, closed)
     except FileNotFoundError:  # a later session has done it
         return
     for name in os.listdir(closed):
         if PART_NAME.fullmatch(name):
-            (closed / name).unlink()
+            _discard(closed / name)
+
+
+def _discard(part: Path) -> None:
+    """Remove a part, which is a folder where one stood in place of a file."""
+    try:
+        part.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):
+        shutil.rmtree(part)

@@ -10,17 +10,28 @@ from types import TracebackType
 from typing import Any, Self
 
 from metaloom.pipeline.types import Array, EpisodeBatch
-from metaloom.storage.errors import LayoutMismatch, StageExists, StageMissing, StoreError, damaged, system_errors
+from metaloom.storage.errors import (
+    FencedOut,
+    LayoutMismatch,
+    StageExists,
+    StageMissing,
+    StoreError,
+    damaged,
+    system_errors,
+)
 from metaloom.storage.format.codec import Value, encode, flatten
-from metaloom.storage.format.files import sync_folder
+from metaloom.storage.format.files import read_file, sync_folder
 from metaloom.storage.format.records import StageRecord
 from metaloom.storage.format.refs import Span, StageRef
+from metaloom.storage.format.sessions import newest_session
+from metaloom.storage.keep.repair import can_restore_info, info_copies, keep_copy, repair_run, restore_info
 from metaloom.storage.keep.thinner import Thinner
 from metaloom.storage.keep.thinning import KEEP_ALL, Retention, Thinned, thinnable
-from metaloom.storage.read.history import History, read_history
+from metaloom.storage.read.ancestry import first_session
+from metaloom.storage.read.history import History, describe_missing, read_history
 from metaloom.storage.remote.log import follow
 from metaloom.storage.remote.places import folder_of
-from metaloom.storage.run import Run, open_run, read_info
+from metaloom.storage.run import Run, read_info, require_own_records
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.background import BackgroundQueue
 from metaloom.storage.write.budget import Budget
@@ -40,10 +51,23 @@ class RunWriter:
 
     Outputs are written in a background thread; arrays that were given to `put` must not be changed afterwards.
     An error there is raised by the next call, and nothing after it is stored.
+
+    Attributes:
+        run: the run, for reading.
+        repaired: what opening it mended or took out, a line for each damaged file.
     """
 
-    def __init__(self, run: Run, session: Session, arrays: ArrayStore, history: History, retention: Retention) -> None:
+    def __init__(
+        self,
+        run: Run,
+        session: Session,
+        arrays: ArrayStore,
+        history: History,
+        retention: Retention,
+        repaired: Sequence[str] = (),
+    ) -> None:
         self.run = run
+        self.repaired = repaired
         self._session = session
         self._arrays = arrays
         self._history = history
@@ -182,8 +206,18 @@ class RunWriter:
             self._closed = True
             self._queue.stop()
             with self._writing():
-                self._session.close()
+                try:
+                    if not self._queue.failed:
+                        self._seal()
+                finally:
+                    self._session.close()
             self._queue.check()
+
+    def _seal(self) -> None:
+        try:
+            self._session.seal(self._history.head)
+        except FencedOut:  # nothing was left to store, and the later writer knows what there is
+            _LOG.info("%s was taken over before it was closed", self.run.path)
 
     def __enter__(self) -> Self:
         return self
@@ -312,7 +346,8 @@ def open_writer(
         path: folder or URL of the run.
         capacity: make room for at least so many iterations.
         take_over: end a writer that still holds the run, because its host is dead or it hangs.
-        repair: read every file and take damaged outputs out of the run, so that they can be put again.
+        repair: read every file, mend what follows from the rest of the run, and take damaged outputs out of it, so that
+            they can be put again; see `metaloom.storage.keep.repair`.
         retention: which iterations keep their arrays while this writer goes on.
 
     Raises:
@@ -323,12 +358,17 @@ def open_writer(
     """
     path = folder_of(path)
     follow(path)
-    read_info(path)
+    if not (repair and can_restore_info(path)):
+        read_info(path)
     with system_errors(path, required=WRITABLE, action="Free space, or check the folder's permissions and its disk"):
         _refuse_links(path)
         session = begin_session(path, take_over=take_over)
         try:
             return run_writer(path, session, capacity, repair=repair, retention=retention)
+        except FileNotFoundError as error:  # perhaps what a later writer has taken out meanwhile
+            reason = session.explain(error)
+            session.close()
+            raise reason from error
         except BaseException:
             session.close()
             raise
@@ -336,24 +376,41 @@ def open_writer(
 
 def _refuse_links(path: Path) -> None:
     """Folders of a run that comes from elsewhere may be links, and to write through them would change what is there."""
-    for pattern in ("*", "data.zarr/*", "data.zarr/*/*", "tables/*"):
-        for entry in path.glob(pattern):
-            if entry.is_symlink():
-                raise damaged(entry, "is a symbolic link; a run consists of files and folders of its own")
+    folders = [path / name for name in ("run.json", "_commits", "_sessions", "_thinned", "data.zarr", "tables")]
+    for pattern in ("data.zarr/*", "data.zarr/*/*", "tables/*"):
+        folders += path.glob(pattern)
+    for entry in folders:
+        if entry.is_symlink():
+            raise damaged(entry, "is a symbolic link; a run consists of files and folders of its own")
 
 
 def run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:
     """The writer of a run that a session has the right to write."""
-    run = open_run(path)
     if repair and session.remote is not None:
         session.remote.give_up_damaged()
+    repaired = restore_info(session) if repair else []
+    run = Run(path, read_info(path), follow(path))
+    require_own_records(run)
+    if repair:
+        repaired += repair_run(run.files, session, run.info)
     # A session that was killed may have made folders that a power cut could still take away, with what is put there.
     for folder in (path, *path.glob("data.zarr/"), *path.glob("data.zarr/*/"), *path.glob("tables/")):
         sync_folder(folder)
-    history = read_history(run.files, run.info, repair=repair)
+    history = read_history(run.files, run.info)
+    if history.newly_lost and not repair:
+        known = newest_session(path, first_session(run.info))
+        _LOG.warning("%s: %s; they are computed again", path, describe_missing(history.newly_lost, known))
     arrays = ArrayStore(run.files, session)
     arrays.grow(capacity or 0)
-    session.describe({"lost": history.lost, "next_sequence": history.next_sequence})
+    session.describe(
+        {
+            "lost": history.lost,
+            "next_sequence": history.next_sequence,
+            **({"head": history.head.document()} if history.head else {}),
+        }
+    )
+    if not info_copies(path):  # a run of an earlier version
+        keep_copy(session, read_file(path / "run.json", limit=2**30))
     session.remove(history.leftovers)
     session.share_all()
-    return RunWriter(run, session, arrays, history, retention)
+    return RunWriter(run, session, arrays, history, retention, repaired)

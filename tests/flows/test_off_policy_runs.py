@@ -112,7 +112,10 @@ def test_a_stage_reads_of_a_span_what_it_says(whole, monkeypatch, recipe):
     monkeypatch.setattr(CommittedFiles, "read_row", spy)
     assert all(outcome.identical for outcome in replay(run.path, 2, stage="sample_transitions"))
     rounds = record.spans[0].span
-    assert {ref for ref, _ in read} == {ref for ref in run.refs() for item in record.spans if ref in item.span}
+    compared = {StageRef(2, "sample_transitions")}
+    assert {ref for ref, _ in read} - compared == {
+        ref for ref in run.refs() for item in record.spans if ref in item.span
+    }
     assert {name for ref, name in read if ref in rounds} == {"lengths"}
     del read[:]
     assert all(outcome.identical for outcome in replay(run.path, 2, stage="update"))

@@ -5,6 +5,7 @@ import pytest
 
 from metaloom import storage
 from metaloom.flows.commands.replay import compare, replay, ulp_distance
+from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.runner import Runner
@@ -89,6 +90,23 @@ def test_a_run_without_a_complete_iteration_is_replayed_by_the_iterations_number
     with pytest.raises(UsageError, match=r"no iteration is complete; name one, as in: metaloom replay .*run@0"):
         list(replay(stored))
     assert len(list(replay(stored, 0))) == 7
+
+
+def test_what_is_compared_with_is_read_and_its_damage_told(stored):
+    learner = stored / "data.zarr/learner/params.float32/c.2.0"
+    content = learner.read_bytes()
+    learner.write_bytes(content[:9] + bytes([content[9] ^ 1]) + content[10:])
+    with pytest.raises(storage.DamagedRun, match=r"params\.float32/c\.2\.0"):
+        list(replay(stored))
+
+
+def test_what_was_thinned_is_compared_with_its_record_and_says_so(stored):
+    thin(stored, storage.Retention(keep_last=1))
+    outcomes = list(replay(stored))
+    assert all(outcome.identical for outcome in outcomes)
+    thinned = {outcome.ref.stage for outcome in outcomes if outcome.with_record}
+    assert thinned == {"collect_rollouts", "process_samples", "adapt"}
+    assert not any(outcome.with_record for outcome in outcomes if outcome.ref.iteration == 1)
 
 
 def test_nan_equals_itself_and_minus_zero_differs_from_zero():

@@ -88,6 +88,11 @@ def forge(path, change):
     for file, record in sorted(files.items(), key=lambda item: item[1]["sequence"]):
         if record["sequence"] >= document.get("first_sequence", 0):
             previous = write(file, record | {"previous": previous})
+    for file in (path / "_sessions").glob("*/session.json"):  # which know the newest record by its hash
+        about = read_sealed(file)
+        write(file, about | {"head": about["head"] | {"sha256": previous}} if "head" in about else about)
+    for file in (path / "_sessions").glob("*/run.json"):
+        write(file, document, indented=True)
 
 
 def write(file, document, *, indented=False):

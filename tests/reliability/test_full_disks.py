@@ -143,13 +143,13 @@ def test_running_out_of_file_descriptors_stops_the_run_and_loses_nothing(tmp_pat
     assert failed > 2
 
 
-def test_a_lock_that_cannot_be_removed_lets_the_next_writer_in(tmp_path, train_tiny, finish, monkeypatch):
-    def refuse(path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+def test_a_lock_that_cannot_be_emptied_lets_the_next_writer_in(tmp_path, train_tiny, finish, monkeypatch):
+    def refuse(descriptor, size):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     path = train_tiny(tmp_path / "run", iterations=1)
     writer = storage.open_writer(path)
-    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(os, "ftruncate", refuse)
     with pytest.raises(storage.StorageFailed, match="Input/output error"):
         writer.close()
     monkeypatch.undo()

@@ -233,7 +233,8 @@ def test_a_run_json_that_was_changed_and_sealed_again_is_refused_by_all_in_the_s
     for use in (storage.open_run, storage.open_writer):
         with pytest.raises(storage.DamagedRun, match="does not follow the record before it"):
             use(path)
-    assert [damage.problem for damage in storage.verify_run(path)] == ["does not follow the record before it"]
+    problems = [damage.problem for damage in storage.verify_run(path)]
+    assert problems == ["is not a copy of run.json", "does not follow the record before it"]
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,10 @@ def test_damage_of_what_one_stage_wrote_advises_to_repair_the_run_by_its_name(ma
 
 
 @pytest.mark.parametrize("file", ["run.json", "data.zarr/rollouts_0/rewards/zarr.json"])
-def test_damage_that_no_stage_can_repair_advises_a_copy(make_run, file):
+def test_damage_of_what_all_iterations_share_advises_repair_too(make_run, file):
     path = make_run(1, name="first")
     os.truncate(path / file, 9)
-    with pytest.raises(storage.DamagedRun, match="verify first` lists all damage; restore it from a copy"):
+    with pytest.raises(storage.DamagedRun, match="`metaloom resume first --repair` mends it"):
         storage.open_run(path)[0].rollouts(0)
 
 

@@ -1,0 +1,133 @@
+"""What writing sessions leave in a run's folder: who wrote, what was lost by then, and how far the history went."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metaloom.storage.errors import DamagedRun, damaged
+from metaloom.storage.format.canonical import Document, read_sealed
+from metaloom.storage.format.records import StageRecord
+from metaloom.storage.format.refs import StageRef
+
+FOLDER = "_sessions"
+ABOUT = "session.json"
+INFO_COPY = "run.json"
+"""Name of the copy of run.json that the session keeps which wrote it."""
+CLOSED = ".closed"
+
+SESSION_NAME = re.compile(r"(\d{6})-([0-9a-f]{16})(\.closed)?")
+PART_NAME = re.compile(r"\d{8}\.part")
+CLAIM_NAME = re.compile(r"(\d{6})\.claim")
+
+
+@dataclass(frozen=True)
+class Head:
+    """The newest record that a session knew of.
+
+    Attributes:
+        sequence: its position in the history.
+        sha256: its hash.
+        ref: the output that it commits.
+        digest: of that output.
+    """
+
+    sequence: int
+    sha256: str
+    ref: StageRef
+    digest: str
+
+    @classmethod
+    def of(cls, record: StageRecord) -> "Head":
+        """The head of a history that ends with a record."""
+        return cls(record.sequence, record.sha256, record.ref, record.digest)
+
+    def document(self) -> Document:
+        """The head as a session writes it down."""
+        ref = {"iteration": self.ref.iteration, "stage": self.ref.stage, "step": self.ref.step}
+        return {"sequence": self.sequence, "sha256": self.sha256, "digest": self.digest, **ref}
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> "Head":
+        """The head that a session wrote down."""
+        ref = StageRef(int(document["iteration"]), str(document["stage"]), int(document["step"]))
+        return cls(int(document["sequence"]), str(document["sha256"]), ref, str(document["digest"]))
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    """What a session says about the history of its run.
+
+    Attributes:
+        number, token: of the session.
+        lost: positions of records that were missing when it began.
+        next_sequence: position of the first record that it could write.
+        head: the newest record when it ended; when it began, if it did not end by itself. None before the first one,
+            and in sessions of earlier versions.
+        sealed: it ended by itself, so `head` is the newest record of all.
+    """
+
+    number: int
+    token: str
+    lost: frozenset[int]
+    next_sequence: int
+    head: Head | None
+    sealed: bool
+
+    @property
+    def known(self) -> int:
+        """Positions below this one hold a record, unless it was lost."""
+        return max(self.next_sequence, self.head.sequence + 1 if self.head else 0)
+
+
+def read_session(folder: Path) -> Document:
+    """Read what a session wrote down about itself.
+
+    Raises:
+        FileNotFoundError: it was interrupted before it could.
+        DamagedRun: the file is not what was written.
+    """
+    try:
+        return read_sealed(folder / ABOUT)
+    except FileNotFoundError:  # it may have been closed since its folder was seen
+        return read_sealed(folder.with_name(folder.name.removesuffix(CLOSED) + CLOSED) / ABOUT)
+
+
+def session_facts(folder: Path) -> SessionFacts:
+    """What the session of a folder says about the history; raises as `read_session`."""
+    document = read_session(folder)
+    match = SESSION_NAME.fullmatch(folder.name)
+    assert match is not None, f"{folder} is not named like the folder of a session"
+    try:
+        head = document.get("head")
+        return SessionFacts(
+            int(match[1]),
+            match[2],
+            frozenset(int(sequence) for sequence in document["lost"]),
+            int(document["next_sequence"]),
+            None if head is None else Head.parse(head),
+            bool(document.get("sealed", False)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(folder / ABOUT, f"does not describe a session ({type(error).__name__}: {error})") from None
+
+
+def newest_session(root: Path, first: int) -> SessionFacts | None:
+    """What the newest session of a run that can be read says, if its number is `first` or a later one.
+
+    To be asked before records are listed: then each one that it knows of is among them.
+    """
+    try:
+        names = os.listdir(root / FOLDER)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    for name in sorted((name for name in names if SESSION_NAME.fullmatch(name)), reverse=True):
+        if int(name[:6]) < first:
+            return None
+        try:
+            return session_facts(root / FOLDER / name)
+        except (FileNotFoundError, DamagedRun):  # killed before it wrote anything, or for `verify` to tell
+            continue
+    return None

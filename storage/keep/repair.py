@@ -1,0 +1,282 @@
+"""Take what is damaged out of a run, so that it can be computed again, and write again what follows from the rest.
+
+What each kind of damaged file comes back from:
+
+| file | from |
+| --- | --- |
+| run.json | the copy in the folder of the session that wrote it |
+| metadata of a group | its name; the capacity, which the root keeps, from the metadata of arrays or the configuration |
+| metadata of an array | one output is taken out, and computing it again writes the metadata as it was |
+| record, chunk, table | the output is taken out and computed again |
+| marker of a thinned iteration | the iteration is computed again |
+| session | its records, except when it began, and what it alone knew to be lost |
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from metaloom.storage.errors import DamagedRun, StoreError, damaged
+from metaloom.storage.format.arrays import group_document, read_metadata, render_metadata
+from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.files import make_folder, read_file, sync_folder
+from metaloom.storage.format.layout import plan_of
+from metaloom.storage.format.records import SCHEMA, StageRecord
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.sessions import (
+    ABOUT,
+    CLOSED,
+    FOLDER,
+    INFO_COPY,
+    SESSION_NAME,
+    newest_session,
+    session_facts,
+)
+from metaloom.storage.format.stages import LEARNER
+from metaloom.storage.keep.thinning import marker_path
+from metaloom.storage.read.ancestry import first_session
+from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.write.sessions import Session
+
+
+def info_copies(root: Path) -> list[Path]:
+    """The copies of a run's run.json."""
+    return sorted(root.glob(f"{FOLDER}/*/{INFO_COPY}"))
+
+
+def can_restore_info(root: Path) -> bool:
+    """Tell whether a run that has lost its run.json has a sound copy of it."""
+    return _sound_copy(root) is not None
+
+
+def restore_info(session: Session) -> list[str]:
+    """Put a copy of run.json back in its place if it is damaged or missing; returns what was done."""
+    path = session.root / "run.json"
+    try:
+        read_sealed(path, indented=True)
+    except (FileNotFoundError, DamagedRun):
+        raw = _sound_copy(session.root)
+        assert raw is not None, "a session is only begun where there is one"
+        _put(session, path, raw)
+        return ["run.json: restored from its copy"]
+    return []
+
+
+def keep_copy(session: Session, info: bytes) -> None:
+    """Keep a copy of run.json in the session's folder."""
+    session.replace(session.write_aside([(info,)]), [session.folder / INFO_COPY])
+
+
+def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
+    """Mend a run, or take out what has to be computed again.
+
+    Returns:
+        What was done, a line for each damaged file.
+
+    Raises:
+        IncompatibleFormat: an array's metadata is whole but describes an array that no run has.
+    """
+    return [*_Repair(files, session, info).lines()]
+
+
+class _Repair:
+    def __init__(self, files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> None:
+        self._files = files
+        self._session = session
+        self._info = info
+        self._records: dict[StageRef, StageRecord] = {}
+        self._thinned: dict[StageRef, str] = {}
+        self._lost: set[StageRef] = set()
+
+    def lines(self) -> Iterator[str]:
+        yield from self._mend_copies()
+        yield from self._drop_markers()
+        yield from self._read_records()
+        yield from self._miss_records()
+        yield from self._mend_sessions()
+        yield from self._drop_arrays()
+        yield from self._mend_groups()
+        self._take_out()
+
+    def _mend_copies(self) -> Iterator[str]:
+        raw = read_file(self._files.root / "run.json", limit=2**30)
+        for copy in info_copies(self._files.root):
+            if not _is(copy, raw):
+                _put(self._session, copy, raw)
+                yield f"{self._name(copy)}: written again"
+
+    def _drop_markers(self) -> Iterator[str]:
+        for iteration in self._files.thinned_iterations():
+            try:
+                self._thinned |= self._files.thinned(iteration)
+            except DamagedRun as error:
+                # What it stood for is then missing without a reason, and computed again like everything that is.
+                marker = marker_path(self._files.root, iteration)
+                self._session.remove([marker])
+                yield f"{self._name(marker)}: {error.found}; iteration {iteration} is computed again"
+
+    def _read_records(self) -> Iterator[str]:
+        for ref in self._files.stages.sort(self._files.refs()):
+            try:
+                self._records[ref] = record = self._files.record(ref)
+                for array in {chunk.array for chunk in record.chunks}:
+                    if plan_of(array, self._files.stages) is None:
+                        raise damaged(self._files.record_path(ref), f"names the array {array!r}, which no run has")
+            except DamagedRun as error:
+                yield self._lose(ref, error)
+                continue
+            if not self._is_thinned(record):
+                yield from self._check_files(record)
+
+    def _miss_records(self) -> Iterator[str]:
+        """Find records that are known to have been there: what others were computed from, and the newest one."""
+        known = newest_session(self._files.root, first_session(self._info))
+        refs = {item.ref for record in self._records.values() for item in record.inputs}
+        if known is not None and known.head is not None and known.head.sequence not in known.lost:
+            refs.add(known.head.ref)
+        for ref in self._files.stages.sort(refs - {*self._records} - self._lost):
+            self._lost.add(ref)
+            yield f"{self._name(self._files.record_path(ref))}: is missing; {ref} is computed again"
+
+    def _check_files(self, record: StageRecord) -> Iterator[str]:
+        for file in (*record.chunks, *record.tables):
+            if not file.size or (file.array and not self._has_metadata(file.array)):
+                continue
+            try:
+                self._files.read_bytes(record, file)
+            except DamagedRun as error:
+                if (self._files.root / file.path).is_dir():  # nothing could be put in its place
+                    self._session.remove([self._files.root / file.path])
+                yield self._lose(record.ref, error)
+
+    def _mend_sessions(self) -> Iterator[str]:
+        """Describe sessions again whose own description is damaged, from what they wrote."""
+        root = self._files.root / FOLDER
+        written: dict[tuple[int, str], list[StageRecord]] = {}
+        for record in self._records.values():
+            written.setdefault((record.session, record.token), []).append(record)
+        matches = ((path, SESSION_NAME.fullmatch(path.name)) for path in root.iterdir())
+        folders = {(int(match[1]), match[2]): path for path, match in matches if match}
+        for number, token in sorted({*written, *folders} - {(self._session.number, self._session.token)}):
+            records = sorted(written.get((number, token), []), key=lambda record: record.sequence)
+            folder = folders.get((number, token))
+            problem = _session_problem(folder)
+            if problem is None or (problem == "is missing" and not records):  # killed before it could write anything
+                continue
+            if folder is None:
+                folder = root / f"{number:06d}-{token}{CLOSED}"
+            make_folder(folder)
+            _put(self._session, folder / ABOUT, _describe_again(token, records))
+            yield f"{self._name(folder / ABOUT)}: {problem}; written again from the {len(records)} records it made"
+
+    def _drop_arrays(self) -> Iterator[str]:
+        """Give up damaged metadata of arrays: whoever puts the output again that is taken out writes it again."""
+        for array in sorted({chunk.array for record in self._records.values() for chunk in record.chunks}):
+            if self._has_metadata(array):
+                continue
+            path = self._files.data / array / "zarr.json"
+            self._session.remove([path])
+            # One that is not thinned, for its arrays are here to be compared with; the first, so that it comes before
+            # all that reads the array.
+            owners = [r for r in self._records.values() if any(chunk.array == array for chunk in r.chunks)]
+            owners.sort(key=lambda record: (self._is_thinned(record), self._files.stages.position(record.ref)))
+            self._lost.add(owners[0].ref)
+            yield f"{self._name(path)}: written again with {owners[0].ref}, which is computed again"
+
+    def _mend_groups(self) -> Iterator[str]:
+        arrays = {chunk.array for record in self._records.values() for chunk in record.chunks}
+        for group in sorted({array.partition("/")[0] for array in arrays} | {""}):
+            path = self._files.data / group / "zarr.json"
+            try:
+                if read_metadata(path).get("node_type") == "group":
+                    continue
+                problem = "does not describe a group"
+            except (FileNotFoundError, DamagedRun) as error:
+                problem = error.found if isinstance(error, StoreError) else "is missing"
+            make_folder(path.parent)
+            document = group_document({} if group else {"capacity": self._capacity(arrays)})
+            _put(self._session, path, render_metadata(document))
+            yield f"{self._name(path)}: {problem}; written again"
+
+    def _capacity(self, arrays: Iterable[str]) -> int:
+        rows = [
+            self._files.spec(array).rows - array.startswith(f"{LEARNER}/")
+            for array in arrays
+            if self._has_metadata(array)
+        ]
+        configured = self._info["config"].get("iterations", 1)
+        reached = max((ref.iteration + 1 for ref in self._records), default=1)
+        return max([*rows, reached]) if rows else max(int(configured), reached)
+
+    def _take_out(self) -> None:
+        """Take lost outputs out of the run, with what has to be computed again for their sake."""
+        # Without its update an iteration is not complete, so whoever resumes comes back to it.
+        iterations = {ref.iteration for ref in self._lost}
+        lost = self._lost | {self._files.stages.last_ref(iteration) for iteration in iterations}
+        # What the outputs of an iteration are computed from has to be there.
+        lost |= {
+            ref for ref, record in self._records.items() if ref.iteration in iterations and self._is_thinned(record)
+        }
+        self._session.remove(path for ref in lost if (path := self._files.record_path(ref)).exists())
+        sync_folder(self._files.root / "_commits")
+        self._files.forget_specs()
+
+    def _lose(self, ref: StageRef, error: DamagedRun) -> str:
+        self._lost.add(ref)
+        return f"{self._name(Path(error.where))}: {error.found}; {ref} is computed again"
+
+    def _is_thinned(self, record: StageRecord) -> bool:
+        return self._thinned.get(record.ref) == record.sha256
+
+    def _has_metadata(self, array: str) -> bool:
+        try:
+            self._files.spec(array)
+        except DamagedRun:
+            return False
+        return True
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._files.root).as_posix() if path.is_relative_to(self._files.root) else str(path)
+
+
+def _put(session: Session, path: Path, raw: bytes) -> None:
+    """Put a file where it belongs, over whatever is there."""
+    if path.is_dir():
+        session.remove([path])
+    session.replace(session.write_aside([(raw,)]), [path])
+
+
+def _is(path: Path, raw: bytes) -> bool:
+    try:
+        return read_file(path, limit=len(raw)) == raw
+    except DamagedRun:
+        return False
+
+
+def _sound_copy(root: Path) -> bytes | None:
+    for copy in reversed(info_copies(root)):
+        try:
+            return render(read_sealed(copy, indented=True), indented=True)
+        except DamagedRun:
+            continue
+    return None
+
+
+def _session_problem(folder: Path | None) -> str | None:
+    if folder is None:
+        return "is missing"
+    try:
+        session_facts(folder)
+    except FileNotFoundError:
+        return "is missing"
+    except DamagedRun as error:
+        return error.found
+    return None
+
+
+def _describe_again(token: str, records: list[StageRecord]) -> bytes:
+    about = {"schema": SCHEMA, "token": token, "lost": [], "next_sequence": 0, "rebuilt": True}
+    if records:
+        first = records[0]
+        about |= {"started": first.started, "versions": dict(first.versions), "next_sequence": first.sequence}
+    return render(sealed(about))

@@ -1,0 +1,88 @@
+"""Any one file of a run flipped, cut, lost or replaced by a folder: `--repair` brings back what was there (T27)."""
+
+import os
+import random
+import shutil
+
+import pytest
+
+from metaloom import storage
+from metaloom.flows.commands.fork import fork
+from metaloom.flows.commands.thin import thin
+from metaloom.flows.commands.train import resume
+from metaloom.flows.rollouts.workers import Backend
+
+SERIAL = Backend(workers=0)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def replace_by_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+WAYS = {
+    "flipped": flip,
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "lost": os.unlink,
+    "folder": replace_by_folder,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, train_tiny):
+    """A run, one of whose iterations is thinned, and a fork of it."""
+    folder = tmp_path_factory.mktemp("whole")
+    run = train_tiny(folder / "run", iterations=3)
+    fork(run, 2, folder / "fork")
+    resume(folder / "fork", backend=SERIAL)
+    thin(run, storage.Retention(keep_last=1))
+    return {"run": run, "fork": folder / "fork"}
+
+
+def cases(whole, dice=None):
+    """Every file with every way to damage it; with dice, one of each kind of file and one way."""
+    kinds = {}
+    for path in sorted(path for path in whole.rglob("*") if path.is_file()):
+        relative = path.relative_to(whole)
+        ways = WAYS if path.stat().st_size else ("lost", "folder")
+        kind = (len(relative.parts), relative.parts[0], relative.suffix, relative.name == "run.json")
+        kinds.setdefault(kind, []).extend((relative, way) for way in ways)
+    for found in kinds.values():
+        yield from [dice.choice(found)] if dice else found
+
+
+def check(whole, folder, digests, relative, way):
+    path = folder / "run"
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(whole, path)
+    WAYS[way](path / relative)
+    needed = storage.verify_run(path) != []
+    result = resume(path, repair=True, backend=SERIAL)
+    assert result.damage == [], f"{relative} {way}"
+    assert digests(path) == digests(whole), f"{relative} {way}"
+    assert bool(result.repaired) or not needed or (way == "lost" and relative.parts[0] == "_commits"), (
+        f"{relative} {way}: nothing was said"
+    )
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("which", ["run", "fork"])
+def test_a_damaged_file_of_each_kind_comes_back(runs, which, tmp_path, digests):
+    found = [*cases(runs[which], random.Random(4))]
+    assert len(found) >= 9
+    for relative, way in found:
+        check(runs[which], tmp_path, digests, relative, way)
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("which", ["run", "fork"])
+def test_any_damaged_file_comes_back_whatever_the_damage(runs, which, tmp_path, digests):
+    for relative, way in cases(runs[which]):
+        check(runs[which], tmp_path, digests, relative, way)
