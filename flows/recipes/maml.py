@@ -100,7 +100,7 @@ def _maml_ppo(env: str) -> RunConfig:
     """MAML-PPO at the sizes of garage's example.
 
     `maml_ppo_half_cheetah_dir` of garage: 20 tasks, 40 episodes of 100 steps, 300 iterations, two hidden layers of 64,
-    one inner step of 0.1, Adam at 1e-3, clipping at 0.5. Five epochs instead of its single step, in which nothing can
+    one inner step of 0.1, Adam at 1e-3, clipping at 0.2. Five epochs instead of its single step, in which nothing can
     be clipped; the linear baseline instead of its value network, which it does not train.
     """
     return RunConfig(env=EnvConfig(name=env), algorithm=MAMLPPO(), num_tasks=20, episodes_per_task=40, iterations=300)

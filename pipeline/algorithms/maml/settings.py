@@ -263,7 +263,7 @@ class MAMLPPO(MetaAdam, GradientBased):
 
     name: Literal["maml-ppo"] = "maml-ppo"
 
-    clip_eps: float = Field(default=0.5, gt=0)
+    clip_eps: float = Field(default=0.2, gt=0)
     """Clipping range ε of the likelihood ratios."""
     inner_loss: Literal["likelihood_ratio", "clipped"] = later("likelihood_ratio", before="clipped")
     """Loss of the inner steps: -mean(r A), or the clipped surrogate, whose flat parts let the policy before adaptation
