@@ -11,13 +11,16 @@ import safetensors
 import torch
 
 import metaloom
+from metaloom import storage
 from metaloom.flows import cli
+from metaloom.flows.api import assignments
 from metaloom.flows.errors import UsageError
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.schema import ConfigError
 from metaloom.stages.rollouts.faults import RolloutError
 
 META = ("env.options={reward: dense}", "num_tasks=3", "episodes_per_task=4", "max_episode_steps=6")
@@ -360,3 +363,25 @@ def test_the_api_trains_resumes_replays_forks_and_questions_runs(tmp_path, monke
     assert "promp-point-corner" in metaloom.recipes()
     with pytest.raises(UsageError, match="found no run"):
         metaloom.open_runs("nothing-*")
+
+
+def test_runs_of_one_name_or_without_a_table_can_be_read_together(made, tmp_path):
+    run = made("promp")
+    for n, name in enumerate(("a/same", "b/same", "b/other")):
+        metaloom.fork(run, 2 - n, tmp_path / name)
+    metaloom.fork(run, 0, tmp_path / "c" / "new")
+    for pattern in (f"{tmp_path}/**", tmp_path / "**"):
+        runs = metaloom.open_runs(pattern)
+        assert [each.name for each in runs] == ["same", "other", "same", "new"]
+        assert runs.metrics()["run"].to_pylist() == [str(tmp_path / "a" / "same")] * 2 + [str(tmp_path / "b" / "same")]
+    with pytest.raises(storage.StageMissing, match="no table of evaluations"):
+        runs.evaluations()
+    with pytest.raises(UsageError, match=r"found the URL s3://bucket/\*; required a pattern"):
+        metaloom.open_runs("s3://bucket/*")
+
+
+def test_numbers_of_numpy_and_paths_are_settings_too():
+    settings = {"seed": np.int64(3), "algorithm": {"inner_lr": np.float64(0.1)}, "init_from": Path("runs/a")}
+    assert assignments(settings) == ["seed=3", "algorithm.inner_lr=0.1", 'init_from="runs/a"']
+    with pytest.raises(ConfigError, match=r"found the setting \{1\}; required numbers"):
+        assignments({"seed": {1}})
