@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot, softplus
 
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.nn.distributions import Categorical
-from metaloom.pipeline.policies.acting import make_actor
+from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.q_values import EPSILON
 from metaloom.pipeline.policies.build import build_policy
@@ -40,6 +40,8 @@ class Acting:
     """
 
     def __init__(self, blueprint: Blueprint, params: TaskParams, seed: int) -> None:
+        config = blueprint.config
+        check_actor_params(config.algorithm.actor, config.policy, params.params, blueprint.spaces)
         self.num_tasks = len(next(iter(params.params.values())))
         self.seed = seed
         self._blueprint, self._params = blueprint, params

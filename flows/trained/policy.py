@@ -15,6 +15,7 @@ from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
 from metaloom.flows.trained.files import PolicyFile
 from metaloom.flows.trained.own_env import collect_in
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
@@ -204,16 +205,23 @@ class TrainedPolicy:
         run. .onnx and .pt2 (torch.export): the most likely actions of one task, as `policy(observations)` gives them.
 
         Raises:
-            UsageError: there is a file already, the suffix is another one, or the network is not for such a format.
+            UsageError: there is a file already, none can be written there, the suffix is another one, or the network is
+                not for such a format.
             ExtraMissing: ONNX needs packages that are not installed.
         """
         path = Path(path)
         if path.suffix not in _FORMATS:
             raise UsageError(f"{path}: found the suffix {path.suffix!r}; required one of {', '.join(_FORMATS)}")
-        if path.exists():
-            raise UsageError(f"{path}: found a file already; required a path where nothing is")
         # Under a name of its own until it is whole, so that nobody loads half of it.
         part = path.with_name(f".{path.stem}.part{path.suffix}")
+        try:
+            if path.exists():
+                raise UsageError(f"{path}: found a file already; required a path where nothing is")
+            part.touch()
+        except OSError as problem:
+            raise UsageError(
+                f"{path}: cannot be written ({problem.strerror}); required a path in a folder that can"
+            ) from None
         try:
             _FORMATS[path.suffix](self, part)
             part.rename(path)
@@ -267,11 +275,16 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
 
     Raises:
         UntrustedRun: it names modules that you have not agreed to import.
-        UsageError: there is no such file, or it holds no policy.
+        UsageError: there is no such file, it holds no policy, or it is damaged.
         ConfigError: its settings are not those of a run, or need a module that cannot be imported.
     """
     found = PolicyFile.read(path, trust=trust)
-    return TrainedPolicy(found.blueprint, found.state, found.params if found.adapted else None, seed=found.seed)
+    try:
+        return TrainedPolicy(found.blueprint, found.state, found.params if found.adapted else None, seed=found.seed)
+    except ConfigError:
+        raise
+    except ValueError as problem:
+        raise UsageError(f"{path}: {problem}; save the policy again") from None
 
 
 def _save_numbers(policy: TrainedPolicy, path: Path) -> None:

@@ -17,10 +17,12 @@ from metaloom.flows.api import assignments
 from metaloom.flows.errors import UsageError
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.trained.files import PolicyFile, digest_of
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import TaskParams
 from metaloom.stages.rollouts.faults import RolloutError
 
 META = ("env.options={reward: dense}", "num_tasks=3", "episodes_per_task=4", "max_episode_steps=6")
@@ -287,6 +289,8 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.adapt(made("ppo")[0].rollouts(0))
     with pytest.raises(UsageError, match="found 5 updates asked for, but the run has 2"):
         run.policy(5)
+    with pytest.raises(UsageError, match=r"nowhere.policy.safetensors: cannot be written \(No such file"):
+        policy.save(tmp_path / "nowhere" / "policy.safetensors")
     (tmp_path / "there.onnx").touch()
     with pytest.raises(UsageError, match="found a file already"):
         policy.save(tmp_path / "there.onnx")
@@ -324,12 +328,36 @@ def test_a_file_that_is_no_policy_is_told_in_one_line(tmp_path):
     with pytest.raises(UsageError, match="found a safetensors file with format None"):
         metaloom.load_policy(foreign)
     for policy in ("{", json.dumps({"config": {}})):
-        metadata = {"format": "metaloom-policy-1", "policy": policy}
-        safetensors.numpy.save_file({"a": np.zeros(1)}, foreign, metadata)
+        metadata, arrays = {"format": "metaloom-policy-1", "policy": policy}, {"a": np.zeros(1)}
+        metadata["sha256"] = digest_of(metadata, arrays)
+        safetensors.numpy.save_file(arrays, foreign, metadata)
         with pytest.raises(UsageError, match="a description that is damaged"):
             metaloom.load_policy(foreign)
     with pytest.raises(UsageError, match="found no such file"):
         metaloom.load_policy(tmp_path / "nowhere.safetensors")
+    with pytest.raises(UsageError, match=r"found a folder; .* `metaloom.open_run\(.*\).policy\(\)`"):
+        metaloom.load_policy(tmp_path)
+
+
+def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_of_its_settings(made, tmp_path):
+    path = tmp_path / "policy.safetensors"
+    policy = made("promp").policy().adapt(made("promp")[0].rollouts(0))
+    policy.save(path)
+    whole = path.read_bytes()
+    for place in np.random.default_rng(0).integers(len(whole), size=50):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1
+        path.write_bytes(flipped)
+        with pytest.raises(UsageError, match=r"^[^\n]*(other contents than|no safetensors file|with format)[^\n]*$"):
+            metaloom.load_policy(path)
+
+    name = "mean_network.output.kernel"
+    for wrong in (policy.params[name][..., :1], policy.params[name] * np.nan):
+        params = TaskParams({**policy.params, name: wrong})
+        path.unlink()
+        PolicyFile(policy.blueprint, policy.state, params, True, 0).write(path)
+        with pytest.raises(UsageError, match=f"policy parameter {name}.*required"):
+            metaloom.load_policy(path)
 
 
 def test_the_command_writes_the_policy_of_an_iteration(made, tmp_path, capsys):
