@@ -15,6 +15,7 @@ from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
 from metaloom.flows.trained.files import PolicyFile
 from metaloom.flows.trained.own_env import collect_in
+from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, TaskParams
@@ -56,7 +57,8 @@ class TrainedPolicy:
 
     def __repr__(self) -> str:
         config = self.blueprint.config
-        adapted = f", adapted by {len(self._rounds)} steps" if self._rounds else ", adapted" if self._adapted else ""
+        steps = f" by {plural(len(self._rounds), 'step')}" if self._rounds else ""
+        adapted = f", adapted{steps}" if self._adapted else ""
         tasks = f", {self.num_tasks} tasks" if self.num_tasks > 1 else ""
         return f"TrainedPolicy({config.algorithm.name} in {config.env.name}{adapted}{tasks})"
 
@@ -95,6 +97,8 @@ class TrainedPolicy:
         if not -self.num_tasks <= b < self.num_tasks:
             raise IndexError(f"found task {b}; required one from 0 to {self.num_tasks - 1}")
         b %= self.num_tasks
+        if not self._adapted:
+            return self.unadapted
         rounds = [episodes.slice(b, b + 1) for episodes in self._rounds]
         return TrainedPolicy(self.blueprint, self.state, self._params.slice(b, b + 1), rounds, self.seed)
 
@@ -163,6 +167,7 @@ class TrainedPolicy:
 
         Raises:
             UsageError: the algorithm does not adapt, or the arguments do not fit.
+            TypeError: it is neither an environment nor episodes.
             ValueError: the environment or the episodes are not like those of the run.
             RolloutError: the environment failed.
         """
@@ -255,7 +260,7 @@ class TrainedPolicy:
         return TrainedPolicy(self.blueprint, self.state, adapted, rounds, self.seed)
 
     def _check_like_ours(self, batch: EpisodeBatch) -> None:
-        spaces = self.blueprint.spaces
+        spaces, recorded = self.blueprint.spaces, self._acting.recorded
         discrete = batch.actions.dtype == np.int64
         found = (batch.observations.shape[-1], 0 if discrete else batch.actions.shape[-1])
         if found != (spaces.observation_size, spaces.action_size):
@@ -263,6 +268,12 @@ class TrainedPolicy:
                 f"found episodes with {found[0]} numbers in an observation and "
                 f"{'discrete actions' if discrete else f'{found[1]} in an action'}; required "
                 f"{spaces.observation_size} and {spaces.action_size or 'discrete actions'}"
+            )
+        # Whoever weighs actions by how likely they were has to know; to infer a task, they may be anybody's.
+        if self.latent is None and {*batch.behavior} != recorded:
+            raise ValueError(
+                f"found episodes that record {', '.join(sorted(batch.behavior)) or 'nothing'} of the policy that "
+                f"collected them; required {', '.join(sorted(recorded))}, as of this kind of policy"
             )
 
 

@@ -1,6 +1,8 @@
 """Trained policies outside of their runs: they act as they did there, adapt as they did there, and survive as files."""
 
 import json
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium
@@ -258,6 +260,30 @@ def test_draws_follow_from_seed_episode_and_step_alone(made):
     assert 0.7 < noise.std() < 1.3
 
 
+def test_threads_that_share_a_policy_act_as_one_does(made):
+    policy = made("promp").policy()
+    seen = [policy.act(np.full((300, 2), n)) for n in range(1000)]
+    expected = [policy(each) for each in seen]
+    with ThreadPoolExecutor(4) as threads:
+        assert all(map(np.array_equal, threads.map(policy, seen), expected))
+
+
+def test_a_pickled_policy_goes_on_in_its_episode(made):
+    policy = made("promp").policy(seed=5)
+    policy(np.ones(2), deterministic=False)
+    same = pickle.loads(pickle.dumps(policy))
+    drawn = [each(np.ones(2), deterministic=False) for each in (policy, same)]
+    assert np.array_equal(*drawn)
+
+
+def test_the_task_of_a_policy_that_has_not_adapted_adapts(made):
+    policy = made("promp").policy()
+    assert repr(policy.task(0)) == repr(policy)
+    adapted = policy.task(-1).adapt(Robot(), episodes=4)
+    assert repr(adapted).endswith("adapted by 1 step)")
+    assert np.array_equal(adapted(np.ones(2)), policy.adapt(Robot(), episodes=4)(np.ones(2)))
+
+
 @pytest.mark.parametrize("trained", NONE_ADAPTS, indirect=True)
 def test_what_does_not_adapt_says_so(trained):
     with pytest.raises(UsageError, match="which does not adapt"):
@@ -287,8 +313,30 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.adapt(run[0].rollouts(0)).adapt(Robot())
     with pytest.raises(ValueError, match="found episodes with 4 numbers in an observation and discrete actions; req"):
         policy.adapt(made("ppo")[0].rollouts(0))
+    with pytest.raises(
+        ValueError, match=r"found episodes that record latent, log_stds, mean .*; required log_std, mean,"
+    ):
+        policy.adapt(made("pearl")[0].rollouts(0))
+    with pytest.raises(TypeError, match=r"found 'Pendulum-v1' to adapt to; required a gymnasium\.Env"):
+        policy.adapt("Pendulum-v1")
     with pytest.raises(UsageError, match="found 5 updates asked for, but the run has 2"):
         run.policy(5)
+    with pytest.raises(UsageError, match="found policy -4 asked for; required one from -3 to 2"):
+        run.policy(-4)
+    for found in (np.nan, np.inf, 1e300):
+        with pytest.raises(ValueError, match="found observations that are not finite"):
+            policy(np.full(2, found))
+    with pytest.raises(ValueError, match="found the action nan; required finite numbers"):
+        policy.log_prob(np.zeros(2), np.full(2, np.nan))
+    discrete = made("ppo").policy()
+    for action in (-1, 2, 0.5):
+        with pytest.raises(ValueError, match=f"found the action {action}; required integers from 0 to 1"):
+            discrete.log_prob(np.zeros(4), action)
+    for seed in (-1, 2**63):
+        with pytest.raises(UsageError, match=rf"found seed {seed}; required one from 0 to 2\*\*63 - 1"):
+            run.policy(seed=seed)
+        with pytest.raises(UsageError, match=f"found seed {seed}"):
+            policy.reset(seed=seed)
     with pytest.raises(UsageError, match=r"nowhere.policy.safetensors: cannot be written \(No such file"):
         policy.save(tmp_path / "nowhere" / "policy.safetensors")
     (tmp_path / "there.onnx").touch()
@@ -304,7 +352,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
 def test_a_robot_that_fails_is_told_with_its_own_error(made):
     env = Robot()
     env.step = lambda action: 1 / 0
-    with pytest.raises(RolloutError, match="ZeroDivisionError"):
+    with pytest.raises(RolloutError, match=r"Robot, task 0, episode 0 .*ZeroDivisionError"):
         made("promp").policy().adapt(env)
 
 
