@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from metaloom.flows.commands import evaluate as evaluations
 from metaloom.flows.commands import fork as forks
 from metaloom.flows.commands import optimize as counterfactuals
@@ -20,6 +22,7 @@ from metaloom.flows.runs import new_run_name, run_folder
 from metaloom.flows.views.progress import progress as shown_progress
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.schema import ConfigError
 
 IN_PROCESS = Backend(workers=0)
 """Rollouts in this process: worker processes need a script that guards its main part."""
@@ -139,7 +142,16 @@ def optimize(
 
 def assignments(settings: Mapping[str, Any]) -> list[str]:
     """Changes of settings as `--set` takes them: KEY=VALUE, with a key for every field of a section."""
-    return [f"{key}={json.dumps(value)}" for key, value in _fields(settings)]
+    return [f"{key}={json.dumps(value, default=_plain)}" for key, value in _fields(settings)]
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy's and paths as JSON has them."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise ConfigError(f"found the setting {value!r}; required numbers, text, lists or mappings")
 
 
 def _fields(settings: Mapping[str, Any], *sections: str) -> Iterator[tuple[str, Any]]:

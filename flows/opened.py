@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -44,7 +46,10 @@ RunLike = str | Path | storage.Run
 
 
 class Runs(Sequence[Run]):
-    """Several runs, and their tables as one, with the run's name in a column `run`."""
+    """Several runs, and their tables as one, with the run in a column `run`: its name, or its path where names repeat.
+
+    A run that has nothing of a table yet adds no rows to it. Where none of them has, that raises storage.StageMissing.
+    """
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = tuple(runs)
@@ -64,21 +69,28 @@ class Runs(Sequence[Run]):
 
     def metrics(self, iterations: Iterations = None) -> pa.Table:
         """One row per run and iteration; null where a run has no such metric."""
-        return self._together([run.metrics(iterations) for run in self._runs])
+        return self._together(lambda run: run.metrics(iterations))
 
     def episodes(self, iterations: Iterations = None) -> pa.Table:
         """One row per episode of every run; null where a run has no such column."""
-        return self._together([run.episodes(iterations) for run in self._runs])
+        return self._together(lambda run: run.episodes(iterations))
 
     def evaluations(self, iterations: Iterations = None) -> pa.Table:
         """One row per episode of the evaluations of every run."""
-        return self._together([run.evaluations(iterations) for run in self._runs])
+        return self._together(lambda run: run.evaluations(iterations))
 
-    def _together(self, tables: Sequence[pa.Table]) -> pa.Table:
-        named = [
-            table.add_column(0, "run", pa.array([run.name] * table.num_rows, pa.string()))
-            for run, table in zip(self._runs, tables, strict=True)
-        ]
+    def _together(self, table_of: Callable[[Run], pa.Table]) -> pa.Table:
+        times, named, missing = Counter(run.name for run in self._runs), [], None
+        for run in self._runs:
+            try:
+                table = table_of(run)
+            except storage.StageMissing as problem:
+                missing = problem
+                continue
+            name = run.name if times[run.name] == 1 else str(run.path)
+            named.append(table.add_column(0, "run", pa.array([name] * table.num_rows, pa.string())))
+        if missing is not None and not named:
+            raise missing
         return pa.concat_tables(named, promote_options="permissive")
 
 
@@ -91,14 +103,20 @@ def open_run(run: RunLike) -> Run:
     return Run.open(folder_of(run))
 
 
-def open_runs(pattern: str) -> Runs:
+def open_runs(pattern: str | Path) -> Runs:
     """Open all runs whose name in the runs folder, or whose path, matches a pattern such as `promp-*` or `runs/**`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or the pattern is a URL.
+        storage.StoreError: one of them cannot be read.
     """
-    root = Path() if "/" in pattern else runs_root()
-    found = sorted(path.parent for path in root.glob(f"{pattern}/run.json"))
+    if "://" in str(pattern):
+        raise UsageError(
+            f"found the URL {pattern}; required a pattern of names or paths. `open_run` opens one run by URL"
+        )
+    root = Path() if isinstance(pattern, Path) or "/" in pattern else runs_root()
+    pattern = Path(pattern).expanduser()
+    found = sorted(root / Path(path).parent for path in glob(str(pattern / "run.json"), root_dir=root, recursive=True))
     if not found:
         raise UsageError(f"found no run {str(root / pattern)!r}; required a pattern that the path of a run matches")
     return Runs([Run.open(path) for path in found])

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from threading import RLock
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, softplus
 
+from metaloom.flows.errors import UsageError
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.nn.distributions import Categorical
-from metaloom.pipeline.policies.acting import make_actor
+from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.q_values import EPSILON
 from metaloom.pipeline.policies.build import build_policy
@@ -32,34 +34,63 @@ class Acted(Protocol):
 
 
 class Acting:
-    """Actions in B tasks, step by step.
+    """Actions in B tasks, step by step, for one thread after the other.
 
     Attributes:
         num_tasks: B.
         seed: decides all that is drawn, with the episode and the step.
+
+    Raises:
+        UsageError: of the seed, here and in `reset`, if it is none.
+        ValueError: the parameters are not those of the policy.
     """
 
     def __init__(self, blueprint: Blueprint, params: TaskParams, seed: int) -> None:
+        config = blueprint.config
+        check_actor_params(config.algorithm.actor, config.policy, params.params, blueprint.spaces)
         self.num_tasks = len(next(iter(params.params.values())))
-        self.seed = seed
+        self.seed = _checked(seed)
         self._blueprint, self._params = blueprint, params
         self._episode = 0
         self._actors: dict[tuple[int, bool], _Steps] = {}
+        # Actors write into arrays of their own, which the next call overwrites.
+        self._turn = RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _turn=RLock())
 
     def reset(self, seed: int | None) -> None:
         """Begin the next episode, or the first one of another seed."""
-        self._episode = self._episode + 1 if seed is None else 0
-        self.seed = self.seed if seed is None else seed
-        self._actors.clear()
+        seed = None if seed is None else _checked(seed)
+        with self._turn:
+            self._episode = self._episode + 1 if seed is None else 0
+            self.seed = self.seed if seed is None else seed
+            self._actors.clear()
 
     def act(self, observations: Array, *, deterministic: bool) -> Array:
         """See TrainedPolicy.act."""
         rows, leading = self.rows(observations)
-        actions = self._steps(rows.shape[1], deterministic).act(rows)
-        return np.array(actions.reshape((*leading, *actions.shape[1:])))
+        with self._turn:
+            actions = self._steps(rows.shape[1], deterministic).act(rows)
+            return np.array(actions.reshape((*leading, *actions.shape[1:])))
 
-    def distribution(self, rows: Array) -> Acted:
-        """The distributions [B, N] of actions at observations [B, N, O]."""
+    def log_prob(self, rows: Array, actions: Tensor) -> Array:
+        """Log-densities or log-probabilities [B, N] float32 of actions [B, N, ...] at observations [B, N, O]."""
+        with self._turn:
+            found = self._distribution(rows).log_prob(actions)
+            return found.float().expand(rows.shape[:2]).numpy()
+
+    @property
+    def recorded(self) -> set[str]:
+        """Names of the numbers that describe the acting distribution, as EpisodeBatch.behavior has them."""
+        with self._turn:
+            actor = self._steps(1, deterministic=True).actor
+            return {*actor.behavior_by_step, *actor.behavior_by_task}
+
+    def _distribution(self, rows: Array) -> Acted:
         actor = self._steps(rows.shape[1], deterministic=True).actor
         actor.act(0, rows.reshape(-1, rows.shape[-1]), np.arange(rows.shape[0] * rows.shape[1]))
         found = {
@@ -80,16 +111,20 @@ class Acting:
     @property
     def latent(self) -> Array | None:
         """[B, Z], what is drawn for an episode of every task; None where nothing is."""
-        found = self._steps(1, deterministic=True).actor.behavior_by_task.get("latent")
-        return None if found is None else found[:, 0]
+        with self._turn:
+            found = self._steps(1, deterministic=True).actor.behavior_by_task.get("latent")
+            return None if found is None else found[:, 0].copy()
 
     def rows(self, observations: Array) -> tuple[Array, tuple[int, ...]]:
         """Observations as [B, N, O] float32, and the leading axes that they had.
 
         Raises:
-            ValueError: they have another shape.
+            ValueError: they have another shape, or are not finite.
         """
-        found, spaces = np.asarray(observations, np.float32), self._blueprint.spaces
+        with np.errstate(over="ignore"):
+            found, spaces = np.asarray(observations, np.float32), self._blueprint.spaces
+        if not np.isfinite(found).all():
+            raise ValueError("found observations that are not finite; required finite numbers within float32")
         tasks = () if self.num_tasks == 1 else (self.num_tasks,)
         # Batches hold observations flattened.
         for shape in (spaces.observation_shape, (spaces.observation_size,)):
@@ -102,6 +137,9 @@ class Acting:
     def _steps(self, num_rows: int, deterministic: bool) -> _Steps:
         key = num_rows, deterministic
         if key not in self._actors:
+            if deterministic:
+                # These count no steps, so that one is enough for callers with any number of rows.
+                self._actors = {other: steps for other, steps in self._actors.items() if not other[1]}
             self._actors[key] = _Steps(self._blueprint, self._params, (self.seed, self._episode), num_rows, *key[1:])
         return self._actors[key]
 
@@ -152,10 +190,26 @@ def log_prob(blueprint: Blueprint, acting: Acting, observations: Array, actions:
     own = () if spaces.num_actions else (spaces.action_size,)
     if np.shape(actions) != (*leading, *own):
         raise ValueError(f"found actions of shape {np.shape(actions)}; required {(*leading, *own)}")
+    taken = np.asarray(actions)
+    _check_actions(taken, spaces.num_actions)
     dtype = torch.int64 if spaces.num_actions else torch.float32
-    taken = torch.as_tensor(np.asarray(actions)).to(dtype).reshape(*rows.shape[:2], *own)
-    found = acting.distribution(rows).log_prob(taken)
-    return found.float().expand(rows.shape[:2]).numpy().reshape(leading)
+    return acting.log_prob(rows, torch.as_tensor(taken).to(dtype).reshape(*rows.shape[:2], *own)).reshape(leading)
+
+
+def _check_actions(actions: Array, num_actions: int) -> None:
+    required = "finite numbers"
+    fit = np.isfinite(actions)
+    if num_actions:
+        required = f"integers from 0 to {num_actions - 1}, as `act` gives them"
+        fit &= (actions >= 0) & (actions < num_actions) & (np.floor(actions) == actions)
+    if not fit.all():
+        raise ValueError(f"found the action {actions[~fit].flat[0]}; required {required}")
+
+
+def _checked(seed: int) -> int:
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"found seed {seed}; required one from 0 to 2**63 - 1")
+    return seed
 
 
 class TanhGaussian(NamedTuple):

@@ -67,8 +67,12 @@ class Blueprint:
         """Have an environment of the user's take the policy's actions.
 
         Raises:
+            TypeError: it is no environment.
             ValueError: it shows or takes something else than the environment of the run.
         """
+        # Nobody checks the types of a notebook.
+        if not isinstance(env, gymnasium.Env):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"found {env!r} to adapt to; required a gymnasium.Env, or episodes as an EpisodeBatch")
         inner: MetaEnv = env if isinstance(env, MetaEnv) else SingleTask(env)
         if isinstance(inner, PolicyActions):
             inner = inner.env
@@ -130,4 +134,5 @@ def _same_actions(found: ActionSpace, required: ActionSpace) -> bool:
 
 def _sizes(spaces: Spaces) -> str:
     actions = f"{spaces.num_actions} discrete actions" if spaces.num_actions else f"{spaces.action_size} actions"
-    return f"observations of shape {spaces.observation_shape} and {actions}"
+    scale = "" if spaces.observation_scale == 1 else f", divided by {spaces.observation_scale:g},"
+    return f"observations of shape {spaces.observation_shape}{scale} and {actions}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class PolicyFile:
         arrays |= {f"task.{name}": value for name, value in self.params.params.items()}
         described = json.dumps({"adapted": self.adapted, "seed": self.seed, **self.blueprint.to_json()})
         metadata = {"format": FORMAT, "version": metaloom.__version__, "policy": described}
+        metadata["sha256"] = digest_of(metadata, arrays)
         # Who could make the policy has imported what it names.
         Settings.of_policy(path, described).trust()
         save_file({name: np.array(value, order="C") for name, value in arrays.items()}, path, metadata)
@@ -64,19 +66,7 @@ class PolicyFile:
             UsageError: there is no such file, or it holds no policy.
             ConfigError: its settings are not those of a run.
         """
-        try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except FileNotFoundError:
-            raise UsageError(f"{path}: found no such file; required one that `policy.save` wrote") from None
-        except (OSError, SafetensorError) as problem:
-            raise UsageError(f"{path}: found no safetensors file ({problem}); required one of `policy.save`") from None
-        if metadata.get("format") != FORMAT:
-            raise UsageError(
-                f"{path}: found a safetensors file with format {metadata.get('format')!r}; required {FORMAT!r}, as "
-                "`policy.save` writes it"
-            )
+        metadata, arrays = _contents(path)
         try:
             described, settings = json.loads(metadata["policy"]), Settings.of_policy(path, metadata["policy"])
             if trust:
@@ -85,12 +75,49 @@ class PolicyFile:
             blueprint, seed, adapted = Blueprint.from_json(described), int(described["seed"]), described["adapted"]
         except ConfigError:
             raise
-        except (KeyError, TypeError, ValueError) as problem:
+        except (KeyError, TypeError, ValueError, RecursionError) as problem:
             raise UsageError(
                 f"{path}: found a description that is damaged ({problem}); save the policy again"
             ) from None
         state = LearnerState(**{part: _named(arrays, part) for part in _PARTS})
         return cls(blueprint, state, TaskParams(_named(arrays, "task")), adapted, seed)
+
+
+def digest_of(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:
+    """SHA-256 of all that a file holds, but itself.
+
+    A bit that flips in a number would leave a policy that acts, but otherwise.
+    """
+    state = hashlib.sha256()
+    for name, text in sorted(metadata.items()):
+        state.update(f"{name} {text}\n".encode() if name != "sha256" else b"")
+    for name, value in sorted(arrays.items()):
+        state.update(f"{name} {value.dtype.str} {list(value.shape)}\n".encode() + value.tobytes())
+    return state.hexdigest()
+
+
+def _contents(path: str | Path) -> tuple[Mapping[str, str], Mapping[str, Array]]:
+    if Path(path).is_dir():
+        raise UsageError(
+            f"{path}: found a folder; required a file that `policy.save` wrote. A run's policy is "
+            f"`metaloom.open_run({str(path)!r}).policy()`"
+        )
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise UsageError(f"{path}: found no such file; required one that `policy.save` wrote") from None
+    except (OSError, SafetensorError) as problem:
+        raise UsageError(f"{path}: found no safetensors file ({problem}); required one of `policy.save`") from None
+    if metadata.get("format") != FORMAT:
+        raise UsageError(
+            f"{path}: found a safetensors file with format {metadata.get('format')!r}; required {FORMAT!r}, as "
+            "`policy.save` writes it"
+        )
+    if metadata.get("sha256") != digest_of(metadata, arrays):
+        raise UsageError(f"{path}: found other contents than `policy.save` wrote; save the policy again")
+    return metadata, arrays
 
 
 def _named(arrays: Mapping[str, Array], part: str) -> Params:

@@ -47,7 +47,8 @@ class _InOneEnv(Sampler):
     def __init__(self, env: PolicyActions, blueprint: Blueprint, max_episode_steps: int) -> None:
         config = blueprint.config
         super().__init__(
-            config.env,
+            # As faults are to name it.
+            config.env.model_copy(update={"name": type(env.unwrapped).__name__, "options": {}}),
             config.policy,
             episodes_per_task=1,
             max_episode_steps=max_episode_steps,

@@ -15,6 +15,8 @@ from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
 from metaloom.flows.trained.files import PolicyFile
 from metaloom.flows.trained.own_env import collect_in
+from metaloom.flows.views.formatting import plural
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
@@ -55,7 +57,8 @@ class TrainedPolicy:
 
     def __repr__(self) -> str:
         config = self.blueprint.config
-        adapted = f", adapted by {len(self._rounds)} steps" if self._rounds else ", adapted" if self._adapted else ""
+        steps = f" by {plural(len(self._rounds), 'step')}" if self._rounds else ""
+        adapted = f", adapted{steps}" if self._adapted else ""
         tasks = f", {self.num_tasks} tasks" if self.num_tasks > 1 else ""
         return f"TrainedPolicy({config.algorithm.name} in {config.env.name}{adapted}{tasks})"
 
@@ -94,6 +97,8 @@ class TrainedPolicy:
         if not -self.num_tasks <= b < self.num_tasks:
             raise IndexError(f"found task {b}; required one from 0 to {self.num_tasks - 1}")
         b %= self.num_tasks
+        if not self._adapted:
+            return self.unadapted
         rounds = [episodes.slice(b, b + 1) for episodes in self._rounds]
         return TrainedPolicy(self.blueprint, self.state, self._params.slice(b, b + 1), rounds, self.seed)
 
@@ -162,6 +167,7 @@ class TrainedPolicy:
 
         Raises:
             UsageError: the algorithm does not adapt, or the arguments do not fit.
+            TypeError: it is neither an environment nor episodes.
             ValueError: the environment or the episodes are not like those of the run.
             RolloutError: the environment failed.
         """
@@ -204,16 +210,23 @@ class TrainedPolicy:
         run. .onnx and .pt2 (torch.export): the most likely actions of one task, as `policy(observations)` gives them.
 
         Raises:
-            UsageError: there is a file already, the suffix is another one, or the network is not for such a format.
+            UsageError: there is a file already, none can be written there, the suffix is another one, or the network is
+                not for such a format.
             ExtraMissing: ONNX needs packages that are not installed.
         """
         path = Path(path)
         if path.suffix not in _FORMATS:
             raise UsageError(f"{path}: found the suffix {path.suffix!r}; required one of {', '.join(_FORMATS)}")
-        if path.exists():
-            raise UsageError(f"{path}: found a file already; required a path where nothing is")
         # Under a name of its own until it is whole, so that nobody loads half of it.
         part = path.with_name(f".{path.stem}.part{path.suffix}")
+        try:
+            if path.exists():
+                raise UsageError(f"{path}: found a file already; required a path where nothing is")
+            part.touch()
+        except OSError as problem:
+            raise UsageError(
+                f"{path}: cannot be written ({problem.strerror}); required a path in a folder that can"
+            ) from None
         try:
             _FORMATS[path.suffix](self, part)
             part.rename(path)
@@ -247,7 +260,7 @@ class TrainedPolicy:
         return TrainedPolicy(self.blueprint, self.state, adapted, rounds, self.seed)
 
     def _check_like_ours(self, batch: EpisodeBatch) -> None:
-        spaces = self.blueprint.spaces
+        spaces, recorded = self.blueprint.spaces, self._acting.recorded
         discrete = batch.actions.dtype == np.int64
         found = (batch.observations.shape[-1], 0 if discrete else batch.actions.shape[-1])
         if found != (spaces.observation_size, spaces.action_size):
@@ -255,6 +268,12 @@ class TrainedPolicy:
                 f"found episodes with {found[0]} numbers in an observation and "
                 f"{'discrete actions' if discrete else f'{found[1]} in an action'}; required "
                 f"{spaces.observation_size} and {spaces.action_size or 'discrete actions'}"
+            )
+        # Whoever weighs actions by how likely they were has to know; to infer a task, they may be anybody's.
+        if self.latent is None and {*batch.behavior} != recorded:
+            raise ValueError(
+                f"found episodes that record {', '.join(sorted(batch.behavior)) or 'nothing'} of the policy that "
+                f"collected them; required {', '.join(sorted(recorded))}, as of this kind of policy"
             )
 
 
@@ -267,11 +286,16 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
 
     Raises:
         UntrustedRun: it names modules that you have not agreed to import.
-        UsageError: there is no such file, or it holds no policy.
+        UsageError: there is no such file, it holds no policy, or it is damaged.
         ConfigError: its settings are not those of a run, or need a module that cannot be imported.
     """
     found = PolicyFile.read(path, trust=trust)
-    return TrainedPolicy(found.blueprint, found.state, found.params if found.adapted else None, seed=found.seed)
+    try:
+        return TrainedPolicy(found.blueprint, found.state, found.params if found.adapted else None, seed=found.seed)
+    except ConfigError:
+        raise
+    except ValueError as problem:
+        raise UsageError(f"{path}: {problem}; save the policy again") from None
 
 
 def _save_numbers(policy: TrainedPolicy, path: Path) -> None:

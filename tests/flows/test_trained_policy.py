@@ -1,6 +1,8 @@
 """Trained policies outside of their runs: they act as they did there, adapt as they did there, and survive as files."""
 
 import json
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium
@@ -11,13 +13,18 @@ import safetensors
 import torch
 
 import metaloom
+from metaloom import storage
 from metaloom.flows import cli
+from metaloom.flows.api import assignments
 from metaloom.flows.errors import UsageError
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.trained.files import PolicyFile, digest_of
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import TaskParams
 from metaloom.stages.rollouts.faults import RolloutError
 
 META = ("env.options={reward: dense}", "num_tasks=3", "episodes_per_task=4", "max_episode_steps=6")
@@ -253,6 +260,30 @@ def test_draws_follow_from_seed_episode_and_step_alone(made):
     assert 0.7 < noise.std() < 1.3
 
 
+def test_threads_that_share_a_policy_act_as_one_does(made):
+    policy = made("promp").policy()
+    seen = [policy.act(np.full((300, 2), n)) for n in range(1000)]
+    expected = [policy(each) for each in seen]
+    with ThreadPoolExecutor(4) as threads:
+        assert all(map(np.array_equal, threads.map(policy, seen), expected))
+
+
+def test_a_pickled_policy_goes_on_in_its_episode(made):
+    policy = made("promp").policy(seed=5)
+    policy(np.ones(2), deterministic=False)
+    same = pickle.loads(pickle.dumps(policy))
+    drawn = [each(np.ones(2), deterministic=False) for each in (policy, same)]
+    assert np.array_equal(*drawn)
+
+
+def test_the_task_of_a_policy_that_has_not_adapted_adapts(made):
+    policy = made("promp").policy()
+    assert repr(policy.task(0)) == repr(policy)
+    adapted = policy.task(-1).adapt(Robot(), episodes=4)
+    assert repr(adapted).endswith("adapted by 1 step)")
+    assert np.array_equal(adapted(np.ones(2)), policy.adapt(Robot(), episodes=4)(np.ones(2)))
+
+
 @pytest.mark.parametrize("trained", NONE_ADAPTS, indirect=True)
 def test_what_does_not_adapt_says_so(trained):
     with pytest.raises(UsageError, match="which does not adapt"):
@@ -282,8 +313,32 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.adapt(run[0].rollouts(0)).adapt(Robot())
     with pytest.raises(ValueError, match="found episodes with 4 numbers in an observation and discrete actions; req"):
         policy.adapt(made("ppo")[0].rollouts(0))
+    with pytest.raises(
+        ValueError, match=r"found episodes that record latent, log_stds, mean .*; required log_std, mean,"
+    ):
+        policy.adapt(made("pearl")[0].rollouts(0))
+    with pytest.raises(TypeError, match=r"found 'Pendulum-v1' to adapt to; required a gymnasium\.Env"):
+        policy.adapt("Pendulum-v1")
     with pytest.raises(UsageError, match="found 5 updates asked for, but the run has 2"):
         run.policy(5)
+    with pytest.raises(UsageError, match="found policy -4 asked for; required one from -3 to 2"):
+        run.policy(-4)
+    for found in (np.nan, np.inf, 1e300):
+        with pytest.raises(ValueError, match="found observations that are not finite"):
+            policy(np.full(2, found))
+    with pytest.raises(ValueError, match="found the action nan; required finite numbers"):
+        policy.log_prob(np.zeros(2), np.full(2, np.nan))
+    discrete = made("ppo").policy()
+    for action in (-1, 2, 0.5):
+        with pytest.raises(ValueError, match=f"found the action {action}; required integers from 0 to 1"):
+            discrete.log_prob(np.zeros(4), action)
+    for seed in (-1, 2**63):
+        with pytest.raises(UsageError, match=rf"found seed {seed}; required one from 0 to 2\*\*63 - 1"):
+            run.policy(seed=seed)
+        with pytest.raises(UsageError, match=f"found seed {seed}"):
+            policy.reset(seed=seed)
+    with pytest.raises(UsageError, match=r"nowhere.policy.safetensors: cannot be written \(No such file"):
+        policy.save(tmp_path / "nowhere" / "policy.safetensors")
     (tmp_path / "there.onnx").touch()
     with pytest.raises(UsageError, match="found a file already"):
         policy.save(tmp_path / "there.onnx")
@@ -297,7 +352,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
 def test_a_robot_that_fails_is_told_with_its_own_error(made):
     env = Robot()
     env.step = lambda action: 1 / 0
-    with pytest.raises(RolloutError, match="ZeroDivisionError"):
+    with pytest.raises(RolloutError, match=r"Robot, task 0, episode 0 .*ZeroDivisionError"):
         made("promp").policy().adapt(env)
 
 
@@ -321,12 +376,36 @@ def test_a_file_that_is_no_policy_is_told_in_one_line(tmp_path):
     with pytest.raises(UsageError, match="found a safetensors file with format None"):
         metaloom.load_policy(foreign)
     for policy in ("{", json.dumps({"config": {}})):
-        metadata = {"format": "metaloom-policy-1", "policy": policy}
-        safetensors.numpy.save_file({"a": np.zeros(1)}, foreign, metadata)
+        metadata, arrays = {"format": "metaloom-policy-1", "policy": policy}, {"a": np.zeros(1)}
+        metadata["sha256"] = digest_of(metadata, arrays)
+        safetensors.numpy.save_file(arrays, foreign, metadata)
         with pytest.raises(UsageError, match="a description that is damaged"):
             metaloom.load_policy(foreign)
     with pytest.raises(UsageError, match="found no such file"):
         metaloom.load_policy(tmp_path / "nowhere.safetensors")
+    with pytest.raises(UsageError, match=r"found a folder; .* `metaloom.open_run\(.*\).policy\(\)`"):
+        metaloom.load_policy(tmp_path)
+
+
+def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_of_its_settings(made, tmp_path):
+    path = tmp_path / "policy.safetensors"
+    policy = made("promp").policy().adapt(made("promp")[0].rollouts(0))
+    policy.save(path)
+    whole = path.read_bytes()
+    for place in np.random.default_rng(0).integers(len(whole), size=50):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1
+        path.write_bytes(flipped)
+        with pytest.raises(UsageError, match=r"^[^\n]*(other contents than|no safetensors file|with format)[^\n]*$"):
+            metaloom.load_policy(path)
+
+    name = "mean_network.output.kernel"
+    for wrong in (policy.params[name][..., :1], policy.params[name] * np.nan):
+        params = TaskParams({**policy.params, name: wrong})
+        path.unlink()
+        PolicyFile(policy.blueprint, policy.state, params, True, 0).write(path)
+        with pytest.raises(UsageError, match=f"policy parameter {name}.*required"):
+            metaloom.load_policy(path)
 
 
 def test_the_command_writes_the_policy_of_an_iteration(made, tmp_path, capsys):
@@ -360,3 +439,25 @@ def test_the_api_trains_resumes_replays_forks_and_questions_runs(tmp_path, monke
     assert "promp-point-corner" in metaloom.recipes()
     with pytest.raises(UsageError, match="found no run"):
         metaloom.open_runs("nothing-*")
+
+
+def test_runs_of_one_name_or_without_a_table_can_be_read_together(made, tmp_path):
+    run = made("promp")
+    for n, name in enumerate(("a/same", "b/same", "b/other")):
+        metaloom.fork(run, 2 - n, tmp_path / name)
+    metaloom.fork(run, 0, tmp_path / "c" / "new")
+    for pattern in (f"{tmp_path}/**", tmp_path / "**"):
+        runs = metaloom.open_runs(pattern)
+        assert [each.name for each in runs] == ["same", "other", "same", "new"]
+        assert runs.metrics()["run"].to_pylist() == [str(tmp_path / "a" / "same")] * 2 + [str(tmp_path / "b" / "same")]
+    with pytest.raises(storage.StageMissing, match="no table of evaluations"):
+        runs.evaluations()
+    with pytest.raises(UsageError, match=r"found the URL s3://bucket/\*; required a pattern"):
+        metaloom.open_runs("s3://bucket/*")
+
+
+def test_numbers_of_numpy_and_paths_are_settings_too():
+    settings = {"seed": np.int64(3), "algorithm": {"inner_lr": np.float64(0.1)}, "init_from": Path("runs/a")}
+    assert assignments(settings) == ["seed=3", "algorithm.inner_lr=0.1", 'init_from="runs/a"']
+    with pytest.raises(ConfigError, match=r"found the setting \{1\}; required numbers"):
+        assignments({"seed": {1}})
