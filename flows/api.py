@@ -15,7 +15,7 @@ from metaloom.flows.commands import fork as forks
 from metaloom.flows.commands import optimize as counterfactuals
 from metaloom.flows.commands import replay as replays
 from metaloom.flows.commands import train as training
-from metaloom.flows.opened import Run, RunLike, folder_of
+from metaloom.flows.opened import Run, RunLike, folder_of, open_run
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import new_run_name, run_folder
@@ -137,6 +137,8 @@ def optimize(
     run: RunLike, iteration: int, *, stage: str | None = None, step: int = 0, **settings: Any
 ) -> counterfactuals.Counterfactual:
     """Compute a stage of a stored iteration again under changed settings, without sampling; see train for settings."""
+    if iteration < 0:
+        (iteration,) = open_run(run).select(iteration)
     return counterfactuals.optimize(folder_of(run), iteration, assignments(settings), stage=stage, step=step)
 
 

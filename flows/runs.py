@@ -73,6 +73,19 @@ def require_settings(run: storage.Run) -> None:
             )
 
 
+def updates_at(run: storage.Run, iteration: int | None) -> int:
+    """Return how many updates the learner has had that an iteration starts from; the newest one for None and -1.
+
+    Raises:
+        UsageError: a negative number reaches before the first.
+    """
+    newest = len(run.iterations)
+    updates = newest if iteration is None else iteration if iteration >= 0 else newest + 1 + iteration
+    if updates < 0:
+        raise UsageError(f"{run.path}: found iteration {iteration}; required one from {-newest - 1} to {newest}")
+    return updates
+
+
 def parse_span(option: str, text: str) -> slice | int:
     """Parse an option that is `7` or `A:B`, as Python slices count.
 

@@ -14,6 +14,7 @@ from metaloom.flows.commands.task_files import load_tasks
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.run_stages import config_of, stages_of
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import updates_at
 from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_steps, summarize_tasks
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import make_env
@@ -79,7 +80,7 @@ def evaluate(
 
     Args:
         path: the run's folder.
-        iteration: updates the learner has had; all of them when None.
+        iteration: updates the learner has had; all of them when None, or counted from the end when negative.
         tasks: held-out, train, a file of tasks (JSON, YAML or Parquet), or the tasks themselves.
         num_tasks: how many of them.
         evenly_by: task field by whose values to draw evenly.
@@ -97,7 +98,7 @@ def evaluate(
     if seed is not None and not 0 <= seed < 2**63:
         raise UsageError(f"found seed {seed}; required one from 0 to 2**63 - 1")
     run = storage.open_run(path)
-    updates = len(run.iterations) if iteration is None else iteration
+    updates = updates_at(run, iteration)
     learner = learner_after(run, updates)
     asked = {
         "tasks": tasks,

@@ -12,6 +12,7 @@ from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run, tell_changed_sources
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import updates_at
 from metaloom.flows.trust import trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
@@ -39,7 +40,7 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
         storage.RunExists: something is already stored at the new path.
     """
     run = storage.open_run(path)
-    iteration = len(run.iterations) if iteration is None else iteration
+    iteration = updates_at(run, iteration)
     if iteration:
         run.select(iteration - 1)
     old = config_of(run)

@@ -1,8 +1,8 @@
 """The policies of a stored run."""
 
 from metaloom.flows.commands.evaluate import learner_after
-from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.run_stages import config_of
+from metaloom.flows.runs import updates_at
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.policy import TrainedPolicy
 from metaloom.storage import Run
@@ -10,10 +10,7 @@ from metaloom.storage import Run
 
 def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
     """The policy that an iteration starts from, the one after as many updates; see flows.opened.Run.policy."""
-    newest = len(run.iterations)
-    updates = iteration if iteration >= 0 else newest + 1 + iteration
-    if updates < 0:
-        raise UsageError(f"{run.path}: found policy {iteration} asked for; required one from {-newest - 1} to {newest}")
+    updates = updates_at(run, iteration)
     state, config = learner_after(run, updates), config_of(run, run.learner_ref(updates))
     blueprint = Blueprint.of(config)
     return TrainedPolicy(blueprint, blueprint.learner().at_start(state, run_seed=config.seed), seed=seed)

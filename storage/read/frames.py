@@ -77,6 +77,13 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
         DamagedRun: a file is missing or changed.
     """
     parts = [part for i in iterations or range(1) for part in _read_parts(files, name, i)]
+    if not parts and iterations and name == "evaluations":
+        raise StageMissing(
+            files.root,
+            found="no evaluation is stored",
+            required="a run that is evaluated as it trains, with evaluation.every",
+            action=f"`metaloom evaluate {files.root.name}` makes one now",
+        )
     if not parts:
         raise _nothing(files, f"no table of {name}")
     table = pa.concat_tables(parts, promote_options="default")

@@ -321,7 +321,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.adapt("Pendulum-v1")
     with pytest.raises(UsageError, match="found 5 updates asked for, but the run has 2"):
         run.policy(5)
-    with pytest.raises(UsageError, match="found policy -4 asked for; required one from -3 to 2"):
+    with pytest.raises(UsageError, match="found iteration -4; required one from -3 to 2"):
         run.policy(-4)
     for found in (np.nan, np.inf, 1e300):
         with pytest.raises(ValueError, match="found observations that are not finite"):
@@ -435,7 +435,9 @@ def test_the_api_trains_resumes_replays_forks_and_questions_runs(tmp_path, monke
     assert both[1:][0].config["algorithm"]["inner_lr"] == 0.1
     other = metaloom.optimize(run, 1, algorithm={"clip_eps": 0.01})
     assert other.ref.stage == "meta_optimize"
-    assert metaloom.evaluate(run, num_tasks=2, episodes=2).evaluation.adaptation_steps == 1
+    newest = metaloom.evaluate(run, -1, num_tasks=2, episodes=2)
+    assert (newest.updates, newest.evaluation.adaptation_steps) == (2, 1)
+    assert metaloom.optimize(run, -1, algorithm={"clip_eps": 0.01}).ref == other.ref
     assert "promp-point-corner" in metaloom.recipes()
     with pytest.raises(UsageError, match="found no run"):
         metaloom.open_runs("nothing-*")
