@@ -116,10 +116,16 @@ def open_runs(pattern: str | Path) -> Runs:
         )
     root = Path() if isinstance(pattern, Path) or "/" in pattern else runs_root()
     pattern = Path(pattern).expanduser()
-    found = sorted(root / Path(path).parent for path in glob(str(pattern / "run.json"), root_dir=root, recursive=True))
+    files = glob(str(pattern / "run.json"), root_dir=root, recursive=True)
+    # A run keeps a copy of its run.json in a folder of its own.
+    found = sorted(folder for path in files if not _is_within_a_run(folder := root / Path(path).parent))
     if not found:
         raise UsageError(f"found no run {str(root / pattern)!r}; required a pattern that the path of a run matches")
     return Runs([Run.open(path) for path in found])
+
+
+def _is_within_a_run(folder: Path) -> bool:
+    return any((above / "run.json").exists() for above in folder.parents)
 
 
 def folder_of(run: RunLike) -> Path:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import random
+import sys
 import time
 
 import pytest
@@ -11,6 +12,12 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend
 
 SERIAL = Backend(workers=0)
+
+
+@pytest.fixture(autouse=True)
+def found_by_processes(monkeypatch, pytestconfig):
+    """Processes that are started import this file by its name, from the project's root."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(pytestconfig.rootpath)])
 
 
 def start(target, *arguments):

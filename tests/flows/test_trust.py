@@ -53,6 +53,7 @@ USES = {
     "policy": [(REFUSED, "policy forged --out policy.safetensors"), (REFUSED, "policy forged@1 --out policy.onnx")],
     "recipes": [],
     "graph": [(REFUSED, "graph forged"), (REFUSED, "graph forged --set env=point-corner")],
+    "serve": [],
     "doctor": [],
 }  # fmt: skip
 """By command: every way in which it reads a stored run, and what comes of it."""
