@@ -11,7 +11,9 @@ import subprocess
 import sys
 import sysconfig
 import time
+import urllib.error
 import urllib.request
+import uuid
 import venv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,13 +48,22 @@ class Served:
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+        # 503: the database is busy for a moment, after which Prefect's own client asks again too.
+        for seconds in (0.5, 1, 2, 4, 8):
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code != 503:
+                    raise
+                time.sleep(seconds)
+        raise TimeoutError(f"{request.full_url} is busy")
 
     def start(self, flow: str, **parameters: Any) -> str:
         """Starts a flow as the page does, without a process of the command; gives the id of its run."""
         (deployment,) = self.ask("deployments/filter", deployments={"name": {"any_": [flow]}})
-        return self.ask(f"deployments/{deployment['id']}/create_flow_run", parameters=parameters)["id"]
+        once = {"idempotency_key": str(uuid.uuid4())}
+        return self.ask(f"deployments/{deployment['id']}/create_flow_run", parameters=parameters, **once)["id"]
 
     def finished(self, flow: str, **parameters: Any) -> dict[str, Any]:
         """Starts a flow and gives its run once it has ended."""

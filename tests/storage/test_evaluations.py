@@ -64,7 +64,9 @@ def test_the_table_has_a_row_per_episode_with_units(evaluated):
 
 def test_a_run_without_evaluations_says_so(make_run):
     run = storage.open_run(make_run(1))
-    with pytest.raises(storage.StageMissing, match="no table of evaluations"):
+    with pytest.raises(
+        storage.StageMissing, match="no evaluation is stored; required: a run that is evaluated as it trains"
+    ):
         run.evaluations()
     with pytest.raises(storage.StageMissing, match="evaluate"):
         run[0].evaluation()
