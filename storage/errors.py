@@ -4,7 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-_TOP = ("run.json", "_commits", "_sessions", "_thinned", "data.zarr", "tables")
+_TOP = ("run.json", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
 
 
 class StoreError(Exception):
@@ -95,8 +95,9 @@ class StorageFailed(StoreError):
 def damaged(where: Path, found: str) -> DamagedRun:
     """Make the error for a file that is not what was written."""
     parts = where.absolute().parts
-    # The innermost, because the folder of all runs may have such a name too.
-    top = max((i for i, part in enumerate(parts) if part in _TOP), default=len(parts))
+    # The innermost, because the folder of all runs may have such a name too; but a segment has folders of all kinds.
+    inner = {"_segments"} & {*parts} or _TOP
+    top = max((i for i, part in enumerate(parts) if part in inner), default=len(parts))
     run = parts[top - 1]
     # All files come back from the rest of the run; a folder of it, or the place of one, does not.
     lost = top >= len(parts) - 1 and where.name != "run.json"

@@ -1,7 +1,5 @@
 """The folder that an export writes, and the account of it."""
 
-import shutil
-import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +8,7 @@ from pathlib import Path
 from metaloom.storage.errors import StageMissing, StoreError, system_errors
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.run import Iterations, Run
+from metaloom.storage.unfinished import unfinished_folder
 
 _WRITABLE = "room and permission to write the export"
 
@@ -65,6 +64,8 @@ class Export:
 def export_folder(out: Path) -> Generator[Path, None, None]:
     """Make a folder to write to, which takes the place of `out` if the block ends well, and else is removed.
 
+    That of a process that was killed is removed by the next export beside it.
+
     Raises:
         ExportExists: there is something at `out`.
         StorageFailed: the system does not let us write there.
@@ -75,10 +76,7 @@ def export_folder(out: Path) -> Generator[Path, None, None]:
                 out, found="something is there already", required="a new or empty folder", action="Choose another --out"
             )
         out.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
-        try:
-            part.chmod(0o755)  # a folder of mkdtemp is for its owner alone
+        with unfinished_folder(out.parent, out.name) as part:
+            part.chmod(0o755)  # else it is for its owner alone
             yield part
             part.rename(out)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from metaloom.pipeline.shown import Row, Shown, size
 from metaloom.pipeline.types import (
     EpisodeBatch,
     Evaluation,
@@ -17,6 +18,7 @@ from metaloom.pipeline.types import (
 from metaloom.storage.errors import StageMissing, damaged
 from metaloom.storage.format.codec import Value
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.read.selection import Places, places, shape_of_rounds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,32 +29,51 @@ if TYPE_CHECKING:
 V = TypeVar("V", bound=Value)
 
 
-@dataclass(frozen=True)
-class Iteration:
+@dataclass(frozen=True, repr=False)
+class Iteration(Shown):
     """The stored batches of one iteration. Every method raises StageMissing for what is not stored."""
 
     run: "Run"
     index: int
 
-    def tasks(self) -> TaskBatch:
-        """The tasks."""
-        return self._load("tasks", 0, TaskBatch)
+    def shown(self) -> tuple[str, list[Row]]:
+        """Stages that are stored: what each gave, its size on disk, how long it took."""
+        records = [self.run.record(ref) for ref in self.run.refs() if ref.iteration == self.index]
+        rows = [
+            (
+                str(record.ref),
+                f"{len(record.arrays)} arrays",
+                "thinned" if self.run.is_thinned(record.ref) else size(record.stored_bytes),
+                f"{record.seconds:.3g} s",
+            )
+            for record in records
+        ]
+        return f"Iteration {self.index} of {self.run.location}", rows
 
-    def memory_fill(self) -> EpisodeBatch:
+    def tasks(self, *, task: Places = None) -> TaskBatch:
+        """The tasks, or some of them by place."""
+        return self._load("tasks", 0, TaskBatch, task)
+
+    def memory_fill(self, *, task: Places = None) -> EpisodeBatch:
         """The episodes that the replay buffer begins with; they are those of iteration 0, before its tasks."""
-        return self._load("memory_fill", 0, EpisodeBatch)
+        return self._load("memory_fill", 0, EpisodeBatch, task)
 
-    def rollouts(self, k: int = 0) -> EpisodeBatch:
-        """The episodes of inner step k: 0 before adaptation, K after it."""
-        return self._load("rollouts", k, EpisodeBatch)
+    def rollouts(self, k: int = 0, *, task: Places = None) -> EpisodeBatch:
+        """The episodes of inner step k: 0 before adaptation, K after it.
 
-    def samples(self, k: int = 0) -> Samples:
-        """Read what processing added to the episodes of inner step k."""
-        return self._load("samples", k, Samples)
+        Args:
+            k: the inner step.
+            task: places of tasks; only their parts of the arrays are read. None for all.
+        """
+        return self._load("rollouts", k, EpisodeBatch, task)
 
-    def adapted(self, k: int = 0) -> TaskParams:
-        """Every task's parameters after k + 1 inner steps."""
-        return self._load("adapted", k, TaskParams)
+    def samples(self, k: int = 0, *, task: Places = None) -> Samples:
+        """Read what processing added to the episodes of inner step k; tasks as `rollouts` takes them."""
+        return self._load("samples", k, Samples, task)
+
+    def adapted(self, k: int = 0, *, task: Places = None) -> TaskParams:
+        """Every task's parameters after k + 1 inner steps; tasks as `rollouts` takes them."""
+        return self._load("adapted", k, TaskParams, task)
 
     def minibatches(self) -> Minibatches:
         """Read the numbers of the transitions that the gradient steps learned from."""
@@ -88,15 +109,17 @@ class Iteration:
         """The numbers that describe the iteration."""
         return self.update().metrics
 
-    def xarray(self, k: int = 0) -> "xr.Dataset":
-        """Tasks, episodes and samples of inner step k with named axes and units."""
+    def xarray(self, k: int = 0, *, task: Places = None) -> "xr.Dataset":
+        """Tasks, episodes and samples of inner step k with named axes and units; tasks as `rollouts` takes them."""
         from metaloom.storage.read.datasets import to_xarray
 
-        self.run.record(self._ref("rollouts", k))
-        return to_xarray(self.run.files, self.index, k)
+        self.run.record(ref := self._ref("rollouts", k))
+        count, _, _ = shape_of_rounds(self.run.files, self.run.stages.group_of(ref))
+        components = {axis: self.run.components(axis) for axis in ("observation", "action")}
+        return to_xarray(self.run.files, self.index, k, places(task, count, "task"), components)
 
-    def _load(self, group: str, step: int, kind: type[V]) -> V:
-        return self._expect(self._ref(group, step), kind)
+    def _load(self, group: str, step: int, kind: type[V], task: Places = None) -> V:
+        return self._expect(self._ref(group, step), kind, task)
 
     def _ref(self, group: str, step: int) -> StageRef:
         stages = self.run.files.stages
@@ -110,8 +133,8 @@ class Iteration:
             )
         return ref
 
-    def _expect(self, ref: StageRef, kind: type[V]) -> V:
-        value = self.run.load(ref)
+    def _expect(self, ref: StageRef, kind: type[V], task: Places = None) -> V:
+        value = self.run.load(ref, task=task)
         if not isinstance(value, kind):
             raise damaged(self.run.files.record_path(ref), f"holds a {type(value).__name__}")
         return value

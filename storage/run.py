@@ -19,8 +19,9 @@ from metaloom.storage.errors import (
 )
 from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS, Value
-from metaloom.storage.format.records import SCHEMA, StageRecord
+from metaloom.storage.format.records import FORMATS, StageRecord, read_record
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.segments import Link
 from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.iteration import Iteration
@@ -35,6 +36,7 @@ from metaloom.storage.read.ancestry import (
 )
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import chain_problems
+from metaloom.storage.read.selection import Places, places
 from metaloom.storage.read.sessions import ComputedWith, mapping, read_sessions
 from metaloom.storage.remote.log import RemoteLog, follow
 from metaloom.storage.remote.places import folder_of, location
@@ -144,6 +146,11 @@ class Run:
             return self._sessions[token].environment
         return mapping(origin(self.info, ref).get("environment"))
 
+    def components(self, axis: str) -> Mapping[str, str]:
+        """Name the entries of an `observation` or `action`, each with its unit; nothing where none were declared."""
+        declared = mapping(mapping(self.info["environment"].get("components")).get(axis))
+        return dict(zip(declared.get("names", ()), declared.get("units", ()), strict=True))
+
     def sessions(self) -> list[ComputedWith]:
         """List the sessions that computed outputs, the first one first, as far as they wrote down with what."""
         return read_sessions(self.path, self.info)
@@ -164,8 +171,7 @@ class Run:
     @property
     def iterations(self) -> range:
         """The complete iterations: those from the first on whose last stage is stored."""
-        done = {ref.iteration for ref in self.files.refs() if ref.stage == self.stages.last}
-        return range(next(i for i in range(len(done) + 1) if i not in done))
+        return range(self.files.num_iterations())
 
     def refs(self) -> list[StageRef]:
         """Every stored output, in the order in which runs compute them."""
@@ -173,7 +179,7 @@ class Run:
 
     def contains(self, ref: StageRef) -> bool:
         """Tell whether an output is stored."""
-        return self.files.record_path(ref).exists()
+        return self.files.contains(ref)
 
     def is_thinned(self, ref: StageRef) -> bool:
         """Tell whether an output's arrays were removed by thinning; its record, tables and metrics are still there.
@@ -185,7 +191,7 @@ class Run:
 
     def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
         """The stored outputs of some iterations whose arrays may go, or are gone."""
-        return thinnable(self.files.refs(), iterations, self.stages)
+        return thinnable(self.files.refs_of(iterations), iterations, self.stages)
 
     def thinned_iterations(self) -> list[int]:
         """The iterations of which arrays were removed by thinning."""
@@ -203,15 +209,29 @@ class Run:
         except FileNotFoundError:
             raise self._missing(ref) from None
 
-    def load(self, ref: StageRef) -> Value:
+    def load(self, ref: StageRef, *, task: Places = None) -> Value:
         """A stage's output, every chunk checked against its record.
 
+        Args:
+            ref: the output.
+            task: places of the tasks to read, of an output that has a task axis; None for all.
+
         Raises:
+            ValueError: there is no such task, or there are no tasks in it.
             StageMissing: it is not stored.
             StageThinned: its arrays were removed.
             DamagedRun: a file of it is missing or changed.
         """
-        return self.files.read_value(self.record(ref))
+        record = self.record(ref)
+        return self.files.read_value(record, None if task is None else self._places(record, task))
+
+    def _places(self, record: StageRecord, task: Places) -> list[int]:
+        """Places of tasks in an output."""
+        specs = (self.files.spec(chunk.array) for chunk in record.chunks)
+        counts = {spec.shape[0] for spec in specs if spec.dims[1:2] == ("task",)}
+        if len(counts) != 1:
+            raise ValueError(f"found task={task!r} for {record.ref}, whose arrays are not of tasks; leave `task` out")
+        return places(task, counts.pop(), "task")
 
     def lengths(self, ref: StageRef) -> Array:
         """Read the steps of each episode of a stored batch, [B, E] int32; nothing else of it is read.
@@ -256,28 +276,60 @@ class Run:
         return iterations
 
     def steps(
-        self, iterations: Iterations = None, columns: Sequence[str] | None = None, steps: Steps = None
+        self,
+        iterations: Iterations = None,
+        columns: Sequence[str] | None = None,
+        steps: Steps = None,
+        *,
+        stage: str | None = None,
+        task: Places = None,
+        episode: Places = None,
     ) -> "pa.Table":
         """One row per real environment step; padding is left out.
 
         Args:
             iterations: None for all complete ones.
-            columns: None for all; only what the columns need is read.
+            columns: None for all; only what the columns need is read. `observation.NAME` and `action.NAME` are single
+                components, where the environment names them, and `observation.*` all of them.
             steps: inner steps k to include; None for all.
+            stage: one group of arrays: `rollouts_1`, or `memory_fill`, what a replay buffer began with; None for the
+                rollouts of all inner steps.
+            task: places in the meta-batch; only their parts of the arrays are read. Negative ones count from the end.
+            episode: places among the episodes of each task.
+
+        Raises:
+            ValueError: there is no such column, stage, task or episode.
         """
-        return self.scan_steps(iterations, columns, steps).read_all()
+        return self.scan_steps(iterations, columns, steps, stage=stage, task=task, episode=episode).read_all()
 
     def scan_steps(
-        self, iterations: Iterations = None, columns: Sequence[str] | None = None, steps: Steps = None
+        self,
+        iterations: Iterations = None,
+        columns: Sequence[str] | None = None,
+        steps: Steps = None,
+        *,
+        stage: str | None = None,
+        task: Places = None,
+        episode: Places = None,
     ) -> "pa.RecordBatchReader":
         """Yield what `steps` gives, one inner step of an iteration at a time, so that memory stays bounded."""
-        from metaloom.storage.read.frames import scan_steps
+        from metaloom.storage.read.frames import StepFilter, scan_steps
 
-        return scan_steps(self.files, self.select(iterations), columns, steps)
+        chosen = StepFilter(self.select(iterations), steps, stage, task, episode)
+        return scan_steps(
+            self.files, chosen, columns, {axis: self.components(axis) for axis in ("observation", "action")}
+        )
 
-    def episodes(self, iterations: Iterations = None) -> "pa.Table":
-        """One row per episode: return, length, how it ended, and the parameters of its task as `task_*`."""
-        return self._table("episodes", iterations)
+    def episodes(
+        self, iterations: Iterations = None, steps: Steps = None, *, task: Places = None, episode: Places = None
+    ) -> "pa.Table":
+        """One row per episode: return, length, how it ended, and the parameters of its task as `task_*`.
+
+        Selected as `steps` does.
+        """
+        from metaloom.storage.read.frames import StepFilter, read_episodes
+
+        return read_episodes(self.files, StepFilter(self.select(iterations), steps, None, task, episode))
 
     def tasks(self, iterations: Iterations = None) -> "pa.Table":
         """One row per task with its parameters as `task_*`."""
@@ -373,29 +425,32 @@ def require_own_records(run: Run) -> None:
     """Refuse a run.json that was exchanged or changed, seal and all: the first records behind it name its hash."""
     try:
         follows = boundaries(run.info)
-        found = [_record_at(run, first_sequence(info), first_iteration(info)) for info in contributors(run.info)]
+        found = [_link_at(run, first_sequence(info), first_iteration(info)) for info in contributors(run.info)]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise damaged(run.path / "run.json", "does not say which stages and ancestors the run has") from None
-    for problem in chain_problems(run.files, (record for record in found if record is not None), follows):
+    for problem in chain_problems(run.files, (link for link in found if link is not None), follows):
         raise problem
 
 
-def _record_at(run: Run, sequence: int, iteration: int) -> StageRecord | None:
+def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
     """The record at a position, if it is the first of its iteration and can be read; else `verify` looks at it."""
+    sealed = (link for segment in run.files.segments.all() for link in segment.seal.links)
+    if packed := next((link for link in sealed if link.first == sequence), None):
+        return packed
     refs = [run.learner_ref(0), *(StageRef(iteration, stage.name) for stage in run.stages.stages)]
     for ref in refs:
         try:
-            record = run.files.record(ref)
+            record = read_record(run.files.record_path(ref))
         except (FileNotFoundError, DamagedRun):
             continue
         if record.sequence == sequence:
-            return record
+            return Link.of(record)
     return None
 
 
 def _require_known(info: Mapping[str, Any], where: Path) -> None:
-    if info.get("format") != SCHEMA:
-        raise _incompatible(where, f"format {info.get('format')!r}", SCHEMA)
+    if info.get("format") not in FORMATS:
+        raise _incompatible(where, f"format {info.get('format')!r}", " or ".join(FORMATS))
     wrong = [name for name, kind in _MEMBERS.items() if not isinstance(info.get(name), kind)]
     if wrong:
         raise _incompatible(where, f"no {' and no '.join(wrong)}", f"the members {', '.join(_MEMBERS)}")
@@ -406,7 +461,9 @@ def _require_known(info: Mapping[str, Any], where: Path) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise _incompatible(where, f"stages that are no table ({error})", "a table of stages") from None
     if unknown:
-        raise _incompatible(where, f"stages that give {', '.join(sorted(unknown))}", f"outputs of {', '.join(KINDS)}")
+        raise _incompatible(
+            where, f"stages that give {', '.join(sorted(map(str, unknown)))}", f"outputs of {', '.join(KINDS)}"
+        )
 
 
 def _lost_newest(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Zarr v3 arrays as this store writes them: one long array per quantity, one chunk per row.
+"""Zarr v3 arrays as this store writes them: one long array per quantity, one chunk or shard per row.
 
 Chunk bytes and metadata are what zarr-python itself would write for the same array, so plain `zarr.open` reads them.
 They are made here because going through zarr-python costs several times as much CPU, and because a chunk must be
@@ -8,6 +8,7 @@ checked against its commit record before any decoder sees it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from metaloom.storage.format.codec import DTYPES, Piece, dtype_name
 from metaloom.storage.format.layout import dims_of
 
 COMPRESS_FROM = 64 * 2**10
-"""Chunks of at least this many raw bytes are compressed."""
+"""Chunks of at least this many raw bytes are compressed; rows of several tasks are then shards of compressed parts."""
+
+SMALLEST_PART = 2**10
+"""Raw bytes per task from which on a row is a shard: a part costs 40 bytes beside its data."""
 
 _COMPRESS_TO = 2**31 - 1  # blosc 1 keeps sizes in 31 bits
 
@@ -35,6 +39,7 @@ class ArraySpec:
         dtype: name of the dtype.
         dims: names of the axes, the leading one included.
         attributes: unit, description and whatever the codec keeps with the array.
+        sharded: its rows are shards with a part per task.
     """
 
     path: str
@@ -43,24 +48,35 @@ class ArraySpec:
     dtype: str
     dims: tuple[str, ...]
     attributes: Mapping[str, Any]
+    sharded: bool = False
 
     @classmethod
-    def of(cls, piece: Piece, rows: int) -> "ArraySpec":
-        """The array that a piece is a row of."""
+    def of(cls, piece: Piece, rows: int, *, shards: bool) -> "ArraySpec":
+        """The array that a piece is a row of, in a run that has shards or, as those of metaloom/1, has none."""
         plan, shape = piece.plan, piece.data.shape
         about = {"unit": plan.unit, "description": plan.description} if plan else {}
         dims = dims_of(piece.path, plan, len(shape))
-        return cls(piece.path, rows, shape, dtype_name(piece.data), dims, {**about, **piece.attributes})
+        plain = cls(piece.path, rows, shape, dtype_name(piece.data), dims, {**about, **piece.attributes})
+        return replace(plain, sharded=shards and plain._is_worth_shards())
 
-    @property
+    def _is_worth_shards(self) -> bool:
+        several = self.dims[1:2] == ("task",) and self.shape[0] > 1
+        return several and self.raw_bytes >= COMPRESS_FROM and SMALLEST_PART <= self.part.raw_bytes <= _COMPRESS_TO
+
+    @cached_property
+    def part(self) -> "ArraySpec":
+        """What one task has of a row, as if it were an array of its own; compressed whatever its size."""
+        return replace(self, shape=self.shape[1:], dims=self.dims[1:], sharded=True)
+
+    @cached_property
     def raw_bytes(self) -> int:
         """Bytes of one row before compression."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def compressed(self) -> bool:
-        """True if chunks go through blosc."""
-        return COMPRESS_FROM <= self.raw_bytes <= _COMPRESS_TO
+        """True if chunks, or the parts of shards, go through blosc."""
+        return self.sharded or COMPRESS_FROM <= self.raw_bytes <= _COMPRESS_TO
 
     def chunk_key(self, row: int) -> str:
         """Path of a row's chunk below `data.zarr`."""
@@ -73,6 +89,7 @@ class ArraySpec:
     def document(self) -> dict[str, Any]:
         """The content of the array's zarr.json."""
         itemsize = np.dtype(self.dtype).itemsize
+        codecs = [_bytes_codec(itemsize), *([_blosc_codec(itemsize)] if self.compressed else []), _CRC_CODEC]
         return sealed(
             {
                 "attributes": dict(self.attributes),
@@ -81,7 +98,7 @@ class ArraySpec:
                     "configuration": {"chunk_shape": [1, *(max(1, size) for size in self.shape)]},
                 },
                 "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-                "codecs": [_bytes_codec(itemsize), *([_blosc_codec(itemsize)] if self.compressed else []), _CRC_CODEC],
+                "codecs": [_sharding_codec(self.shape, codecs)] if self.sharded else codecs,
                 "data_type": self.dtype,
                 "dimension_names": list(self.dims),
                 "fill_value": _fill_value(self.dtype),
@@ -150,13 +167,26 @@ def _blosc_codec(itemsize: int) -> dict[str, Any]:
     return {"name": "blosc", "configuration": settings}
 
 
+def _sharding_codec(shape: tuple[int, ...], codecs: list[dict[str, Any]]) -> dict[str, Any]:
+    about = {
+        "chunk_shape": [1, 1, *(max(1, size) for size in shape[1:])],
+        "codecs": codecs,
+        "index_codecs": [_bytes_codec(8), _CRC_CODEC],
+        "index_location": "end",
+    }
+    return {"name": "sharding_indexed", "configuration": about}
+
+
 def _parse_spec(document: Mapping[str, Any], path: str) -> ArraySpec | None:
     try:
         rows, *shape = (int(size) for size in document["shape"])
         dtype, dims = str(document["data_type"]), tuple(str(name) for name in document["dimension_names"])
         attributes = {name: value for name, value in document["attributes"].items() if name != "sha256"}
-    except (KeyError, TypeError, ValueError, AttributeError):
+        sharded = document["codecs"][0]["name"] == "sharding_indexed"
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         return None
     if dtype not in DTYPES or min(rows, *shape, 0) < 0 or len(dims) != len(shape) + 1:
         return None
-    return ArraySpec(path, rows, tuple(shape), dtype, dims, attributes)
+    if sharded and not (len(shape) > 1 and shape[0]):
+        return None
+    return ArraySpec(path, rows, tuple(shape), dtype, dims, attributes, sharded)

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from io import FileIO
 from pathlib import Path
 
 from metaloom.storage.errors import StorageFailed, damaged
@@ -19,6 +20,24 @@ def read_file(path: Path, *, limit: int) -> bytes:
         DamagedRun: it is a symbolic link or something else that is no file, or holds more than `limit` bytes.
         StorageFailed: the system does not let us read it.
     """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise damaged(path, f"holds {size} bytes, more than the {limit} that its place allows")
+        try:
+            return file.readall() or b""
+        except OSError as error:
+            raise damaged(path, error.strerror or "cannot be read") from error
+
+
+def open_file(path: Path) -> FileIO:
+    """Open a regular file for reading.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DamagedRun: it is a symbolic link or something else that is no file.
+        StorageFailed: the system does not let us read it.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -33,18 +52,10 @@ def read_file(path: Path, *, limit: int) -> bytes:
             required="a file that can be read",
             action="Check its permissions and its disk",
         ) from error
-    status = os.fstat(descriptor)
-    if stat.S_ISDIR(status.st_mode):  # which Python refuses to make a file object of
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):  # which Python refuses to make a file object of
         os.close(descriptor)
         raise damaged(path, "is a folder, not a file")
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        size = status.st_size
-        if size > limit:
-            raise damaged(path, f"holds {size} bytes, more than the {limit} that its place allows")
-        try:
-            return file.readall() or b""
-        except OSError as error:
-            raise damaged(path, error.strerror or "cannot be read") from error
+    return FileIO(descriptor, "rb")
 
 
 def make_folder(path: Path) -> None:

@@ -26,7 +26,7 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
     if is_url(name_or_path):
         return folder_of(name_or_path)
     if not isinstance(name_or_path, str) or "/" in name_or_path or os.sep in name_or_path:
-        return check_path(os.fspath(name_or_path)).expanduser()
+        return _expanded(check_path(os.fspath(name_or_path)))
     return Path(root) / check_run_name(name_or_path)
 
 
@@ -34,22 +34,34 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     """Return the path itself, if it can be told on one line and typed again.
 
     Raises:
-        InvalidRunName: it holds line breaks or other control characters.
+        InvalidRunName: it holds line breaks, other control characters, or bytes that are no text.
     """
     text = os.fspath(path)
     if not all(map(_is_printed, text)):
         raise InvalidRunName(
             "path of a run",
             found=repr(text),
-            required="no line breaks and no control characters",
+            required="text without line breaks and control characters",
             action="Choose another path; `mv` renames the folder of a run",
         )
     return Path(text)
 
 
 def _is_printed(character: str) -> bool:
-    # Neither a control character nor the break of a line or paragraph.
-    return unicodedata.category(character) not in ("Cc", "Zl", "Zp")
+    # Neither a control character, nor the break of a line or paragraph, nor a byte that is no text.
+    return unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise InvalidRunName(
+            "path of a run",
+            found=repr(str(path)),
+            required="the name of a user of this system behind ~",
+            action="Write the path out",
+        ) from None
 
 
 def check_run_name(name: str) -> str:

@@ -6,10 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import damaged
-from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.canonical import parse_sealed, read_sealed, render, sealed
 from metaloom.storage.format.refs import Span, StageRef
 
 SCHEMA = "metaloom/1"
+"""Of records, markers and sessions, which are the same in all formats of runs."""
+
+FORMATS = ("metaloom/1", "metaloom/2")
+"""Formats of runs, as run.json names them; new runs have the last one. The second one has shards and segments."""
+
+
+def has_shards(info: Mapping[str, Any]) -> bool:
+    """Tell by a run's run.json whether its large arrays have shards. A run goes on in the format it began in."""
+    return info["format"] != FORMATS[0]
 
 
 @dataclass(frozen=True)
@@ -166,14 +175,26 @@ def read_record(path: Path) -> StageRecord:
         FileNotFoundError: there is none.
         DamagedRun: the file is not what was written, or lies where another output's record belongs.
     """
-    document = read_sealed(path)
-    try:
-        record = _parse(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(path, f"is no commit record ({type(error).__name__}: {error})") from None
+    record = _parsed(read_sealed(path), path)
     if record.ref.file_name != path.name:
         raise damaged(path, f"is the record of {record.ref}")
     return record
+
+
+def parse_record(raw: bytes, where: Path) -> StageRecord:
+    """The record that bytes hold; raises DamagedRun, about the file that they are from, if they hold none."""
+    try:
+        document = parse_sealed(raw)
+    except ValueError as error:
+        raise damaged(where, str(error)) from None
+    return _parsed(document, where)
+
+
+def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
+    try:
+        return _parse(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(where, f"is no commit record ({type(error).__name__}: {error})") from None
 
 
 def _parse(document: Mapping[str, Any]) -> StageRecord:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from metaloom.storage.errors import DamagedRun, damaged
 from metaloom.storage.format.canonical import Document, read_sealed
@@ -18,9 +18,31 @@ INFO_COPY = "run.json"
 """Name of the copy of run.json that the session keeps which wrote it."""
 CLOSED = ".closed"
 
-SESSION_NAME = re.compile(r"(\d{6})-([0-9a-f]{16})(\.closed)?")
 PART_NAME = re.compile(r"\d{8}\.part")
 CLAIM_NAME = re.compile(r"(\d{6})\.claim")
+_SESSION_NAME = re.compile(r"(\d{6})-([0-9a-f]{16})(\.closed)?")
+
+
+class SessionName(NamedTuple):
+    """What the name of a session's folder says.
+
+    Attributes:
+        number, token: of the session.
+        closed: whether it has ended.
+    """
+
+    number: int
+    token: str
+    closed: bool = False
+
+    @classmethod
+    def parse(cls, name: str) -> "SessionName | None":
+        """Read the name of a file or folder; None where it is not that of a session's folder."""
+        match = _SESSION_NAME.fullmatch(name)
+        return cls(int(match[1]), match[2], match[3] is not None) if match else None
+
+    def __str__(self) -> str:
+        return f"{self.number:06d}-{self.token}{CLOSED if self.closed else ''}"
 
 
 @dataclass(frozen=True)
@@ -98,13 +120,13 @@ def read_session(folder: Path) -> Document:
 def session_facts(folder: Path) -> SessionFacts:
     """What the session of a folder says about the history; raises as `read_session`."""
     document = read_session(folder)
-    match = SESSION_NAME.fullmatch(folder.name)
-    assert match is not None, f"{folder} is not named like the folder of a session"
+    session = SessionName.parse(folder.name)
+    assert session is not None, f"{folder} is not named like the folder of a session"
     try:
         head = document.get("head")
         return SessionFacts(
-            int(match[1]),
-            match[2],
+            session.number,
+            session.token,
             frozenset(int(sequence) for sequence in document["lost"]),
             int(document["next_sequence"]),
             None if head is None else Head.parse(head),
@@ -123,11 +145,11 @@ def newest_session(root: Path, first: int) -> SessionFacts | None:
         names = os.listdir(root / FOLDER)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    for name in sorted((name for name in names if SESSION_NAME.fullmatch(name)), reverse=True):
-        if int(name[:6]) < first:
+    for session in sorted((session for session in map(SessionName.parse, names) if session), reverse=True):
+        if session.number < first:
             return None
         try:
-            return session_facts(root / FOLDER / name)
+            return session_facts(root / FOLDER / str(session))
         except (FileNotFoundError, DamagedRun):  # killed before it wrote anything, or for `verify` to tell
             continue
     return None

@@ -5,21 +5,25 @@ import os
 import secrets
 import shutil
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaloom.storage.errors import DamagedRun, RunExists, damaged
-from metaloom.storage.format.files import sync_folder
+from metaloom.storage.errors import DamagedRun, RunExists, StoreError, damaged
+from metaloom.storage.format.files import make_folder, sync_folder
 from metaloom.storage.format.paths import check_path
-from metaloom.storage.format.records import StageRecord, StoredFile
-from metaloom.storage.format.refs import StageRef
-from metaloom.storage.format.sessions import SESSION_NAME, Head, read_session
+from metaloom.storage.format.records import StageRecord, StoredFile, has_shards
+from metaloom.storage.format.segments import FOLDER as SEGMENTS
+from metaloom.storage.format.segments import Link, join, segment_name
+from metaloom.storage.format.sessions import Head, SessionName, read_session
 from metaloom.storage.format.settings import changed
-from metaloom.storage.keep.thinning import marker_path
+from metaloom.storage.keep.thinning import FOLDER as THINNED
+from metaloom.storage.keep.thinning import marker_path, packed_marker_path, render_packed_marker
 from metaloom.storage.read.ancestry import as_ancestor
 from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.history import missing_positions, sealed_links
+from metaloom.storage.read.segments import Segment, chunk_row
 from metaloom.storage.remote.log import RemoteLog, follow, log_folder
 from metaloom.storage.remote.places import folder_of, url_of
 from metaloom.storage.remote.session import RemoteSession
@@ -27,6 +31,7 @@ from metaloom.storage.run import Run
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.creation import check_free, creating, new_info, publish_info, write_skeleton
 from metaloom.storage.write.locks import acquire_lock
+from metaloom.storage.write.packer import write_segment
 from metaloom.storage.write.sessions import Session, begin_session
 
 _CANNOT_SHARE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
@@ -86,26 +91,99 @@ def fork_run(
     _require(parent, iteration)
     if capacity < iteration:
         raise ValueError(f"capacity is {capacity}; the fork begins with {iteration} iterations")
-    with creating(path), _workshop(path) as folder:
-        follow(path)
-        check_free(path)
-        records = _shared_records(parent, iteration)
-        links = _Links(parent.path, folder)
-        _share_sessions(parent.path, links)
-        session = begin_session(folder, take_over=False)
-        try:
-            write_skeleton(folder, session, capacity)
-            _share_outputs(parent, records, links, session, capacity)
-            links.sync()
-            origin = {**_origin(parent, iteration, records, config), "first_session": session.number}
-            publish_info(folder, session, new_info(config, config_digest, environment, parent.stages, **origin))
-            session.describe({"lost": _gaps(records), "next_sequence": records[-1].sequence + 1})
-            session.seal(Head.of(records[-1]))
-        finally:
-            session.close()
-        _upload(folder, path)
-        _move(folder, path)
+    with creating(path):
+        while True:
+            known = parent.files.segments.names()
+            try:
+                with _workshop(path) as folder:
+                    follow(path)
+                    check_free(path)
+                    links = _Links(parent.path, folder)
+                    shared = _Shared.of(parent, iteration)
+                    _refuse_packed(shared, path)
+                    about = (config, config_digest, environment)
+                    _build(parent, shared, links, iteration, capacity, about)
+                    _upload(folder, path)
+                    _move(folder, path)
+                    break
+            except (FileNotFoundError, DamagedRun):
+                if parent.files.segments.names() == known:
+                    raise
+                # Packed meanwhile: what was to be linked is elsewhere by now.
+                parent.files.segments.all(refresh=True)
     return Fork(path, iteration, *links.shared, *links.copied)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Outputs of the parent that a fork shares.
+
+    Attributes:
+        records: those that are in no segment, or in one that the fork does not have as a whole.
+        segments: those that it has as a whole.
+        cut: the segment of which it has a part.
+        chain: all of it, in order.
+    """
+
+    records: list[StageRecord]
+    segments: list[Segment]
+    cut: Segment | None
+    chain: list[Link]
+
+    @classmethod
+    def of(cls, parent: Run, iteration: int) -> "_Shared":
+        """What a fork shares that begins at an iteration."""
+        start = parent.learner_ref(0)
+        refs = [ref for ref in parent.files.live_refs() if ref.iteration < iteration or ref == start]
+        segments = parent.files.segments.all(refresh=True)
+        whole = [segment for segment in segments if segment.iterations.stop <= iteration]
+        refs = [ref for ref in refs if not parent.files.segments.holding(ref)]
+        cut = next(
+            (s for s in segments if s not in whole and (s.iterations.start < iteration or s.seal.holds(start))), None
+        )
+        if cut is not None:
+            refs += [ref for ref in cut.seal.refs() if ref.iteration < iteration or ref == start]
+        records = sorted((parent.record(ref) for ref in refs), key=lambda record: record.sequence)
+        return cls(records, whole, cut, [*join(sealed_links(whole, records))])
+
+    @property
+    def newest(self) -> Head:
+        """The newest record."""
+        return self.chain[-1].head
+
+
+def _build(
+    parent: Run,
+    shared: _Shared,
+    links: "_Links",
+    iteration: int,
+    capacity: int,
+    about: tuple[Mapping[str, Any], str, Mapping[str, Any]],
+) -> None:
+    folder, config = links.target, about[0]
+    _share_sessions(parent.path, links)
+    session = begin_session(folder, take_over=False)
+    try:
+        write_skeleton(folder, session, capacity)
+        _share_outputs(parent, shared, links, session, iteration)
+        links.sync()
+        origin = {**_origin(parent, iteration, shared.newest, config), "first_session": session.number}
+        publish_info(folder, session, new_info(*about, parent.stages, **origin))
+        lost = missing_positions(shared.chain, shared.newest.sequence)
+        session.describe({"lost": lost, "next_sequence": shared.newest.sequence + 1})
+        session.seal(shared.newest)
+    finally:
+        session.close()
+
+
+def _refuse_packed(shared: _Shared, path: Path) -> None:
+    if url_of(path) is not None and (shared.segments or shared.cut):
+        raise StoreError(
+            url_of(path),
+            found="a parent whose iterations are packed",
+            required="one without segments, for a fork under object storage",
+            action="Fork it into a folder",
+        )
 
 
 @contextmanager
@@ -134,18 +212,7 @@ def _require(parent: Run, iteration: int) -> None:
     parent.record(parent.learner_ref(iteration))
 
 
-def _shared_records(parent: Run, iteration: int) -> list[StageRecord]:
-    start = parent.learner_ref(0)
-    refs = [ref for ref in parent.refs() if ref.iteration < iteration or ref == start]
-    return sorted((parent.record(ref) for ref in refs), key=lambda record: record.sequence)
-
-
-def _gaps(records: Iterable[StageRecord]) -> list[int]:
-    present = {record.sequence for record in records}
-    return [sequence for sequence in range(max(present)) if sequence not in present]
-
-
-def _origin(parent: Run, iteration: int, records: list[StageRecord], config: Mapping[str, Any]) -> dict[str, Any]:
+def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]) -> dict[str, Any]:
     """Origin of the fork, as its run.json tells it."""
     return {
         "parent": {
@@ -153,42 +220,51 @@ def _origin(parent: Run, iteration: int, records: list[StageRecord], config: Map
             "name": parent.name,
             "iteration": iteration,
             "learner": parent.record(parent.learner_ref(iteration)).digest,
-            "newest_record": records[-1].sha256,
+            "newest_record": newest.sha256,
             "changes": {name: [*values] for name, values in changed(parent.config, config).items()},
         },
         "ancestors": [*parent.info.get("ancestors", []), as_ancestor(parent.info)],
-        "first_sequence": records[-1].sequence + 1,
+        "first_sequence": newest.sequence + 1,
+        # Its arrays are those of the parent, which go on as they began.
+        "format": parent.info["format"],
     }
 
 
 def _share_sessions(root: Path, links: "_Links") -> None:
     """Sessions that wrote the shared records."""
     for folder in sorted((root / "_sessions").iterdir()):
-        match = SESSION_NAME.fullmatch(folder.name)
-        if match is None:
+        session = SessionName.parse(folder.name)
+        if session is None:
             continue
         try:
             read_session(folder)
         except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or for `verify` to tell
             continue
-        name = f"{match[1]}-{match[2]}.closed/session.json"
+        name = f"{session._replace(closed=True)}/session.json"
         try:
             links.share(f"_sessions/{folder.name}/session.json", f"_sessions/{name}")
         except FileNotFoundError:  # it was closed meanwhile
             links.share(f"_sessions/{name}", f"_sessions/{name}")
 
 
-def _share_outputs(parent: Run, records: list[StageRecord], links: "_Links", session: Session, capacity: int) -> None:
-    thinned = _share_markers(
-        parent, {record.ref.iteration for record in records if record.ref != parent.learner_ref(0)}, links
-    )
-    arrays = {chunk.array for record in records for chunk in record.chunks}
-    ArrayStore(CommittedFiles(session.root, parent.stages), session).adopt(
-        [parent.files.spec(path) for path in sorted(arrays)]
-    )
-    for record in records:
+def _share_outputs(parent: Run, shared: _Shared, links: "_Links", session: Session, iteration: int) -> None:
+    live = [record for record in shared.records if not parent.files.segments.holding(record.ref)]
+    own = {r.ref.iteration for r in live if r.ref != parent.learner_ref(0)}
+    held = [*shared.segments, *([shared.cut] if shared.cut else [])]
+    packed = {i for segment in held for i in segment.iterations if i < iteration}
+    _share_markers(parent, own | packed, links)
+    arrays = {chunk.array for record in shared.records for chunk in record.chunks}
+    arrays.update(*(segment.seal.arrays for segment in shared.segments))
+    store = ArrayStore(CommittedFiles(session.root, parent.stages), session, shards=has_shards(parent.info))
+    store.adopt([parent.files.spec(path) for path in sorted(arrays)])
+    for segment in shared.segments:
+        _share_segment(parent, segment, links)
+    if shared.cut is not None:
+        _cut_segment(parent, shared.cut, [r for r in shared.records if r not in live], links, session, iteration)
+    thinned = CommittedFiles(links.target, parent.stages)
+    for record in live:
         links.share(f"_commits/{record.ref.file_name}")
-        for file in _files_of(record, with_arrays=thinned.get(record.ref) != record.sha256):
+        for file in _files_of(record, with_arrays=not thinned.is_thinned(record)):
             if not (parent.path / file.path).exists():
                 parent.files.bring(file.path)
             try:
@@ -196,15 +272,57 @@ def _share_outputs(parent: Run, records: list[StageRecord], links: "_Links", ses
             except FileNotFoundError:
                 if not parent.files.is_thinned(record):
                     raise damaged(parent.path / file.path, "is missing") from None
-                thinned |= _share_markers(parent, {record.ref.iteration}, links)  # thinned since we looked
+                _share_markers(parent, {record.ref.iteration}, links)  # thinned since we looked
 
 
-def _share_markers(parent: Run, iterations: Iterable[int], links: "_Links") -> dict[StageRef, str]:
-    thinned: dict[StageRef, str] = {}
-    for iteration in sorted({*iterations}.intersection(parent.files.thinned_iterations())):
+def _share_segment(parent: Run, segment: Segment, links: "_Links") -> None:
+    for folder, _, names in os.walk(segment.folder):
+        for name in names:
+            links.share((Path(folder) / name).relative_to(parent.path).as_posix())
+    with suppress(FileNotFoundError):
+        links.share(packed_marker_path(Path(), segment.iterations).as_posix())
+    _share_restored(parent, segment, links)
+
+
+def _share_restored(parent: Run, segment: Segment, links: "_Links") -> None:
+    """Share what was thinned, and was computed again when it was packed already."""
+    for array in segment.seal.arrays:
+        for name in os.listdir(parent.files.data / array):
+            row = chunk_row(name)
+            if row is not None and segment.holds_row(array, row):
+                links.share(f"data.zarr/{array}/{name}")
+
+
+def _cut_segment(
+    parent: Run, segment: Segment, records: list[StageRecord], links: "_Links", session: Session, iteration: int
+) -> None:
+    """Write the part of a segment that a fork has; what is not in shards is shared."""
+    iterations = range(segment.iterations.start, max(iteration, segment.iterations.start + 1))
+    part = write_segment(parent.files, session, iterations, parent.stages.sort, records)
+    make_folder(links.target / SEGMENTS)
+    target = links.target / SEGMENTS / segment_name(iterations)
+    session.place_folder(part, target)
+    markers = {i: outputs for i, outputs in parent.files.packed_markers(segment).items() if i < iteration}
+    if markers:
+        make_folder(links.target / THINNED)
+        raw = render_packed_marker(iterations, markers)
+        session.replace(session.write_aside([(raw,)]), [packed_marker_path(links.target, iterations)])
+    new = Segment(target)
+    _share_restored(parent, new, links)
+    for record in records:
+        for chunk in record.chunks:
+            if chunk.size and not new.seal.arrays[chunk.array].sharded and not parent.files.is_thinned(record):
+                spec, row = parent.files.spec(chunk.array), parent.files.row(record.ref, chunk.array)
+                paths = (segment.chunk_path(spec, row), new.chunk_path(spec, row))
+                with suppress(FileNotFoundError):  # it has come back elsewhere
+                    links.share(
+                        paths[0].relative_to(parent.path).as_posix(), paths[1].relative_to(links.target).as_posix()
+                    )
+
+
+def _share_markers(parent: Run, iterations: Iterable[int], links: "_Links") -> None:
+    for iteration in sorted({*iterations}.intersection(parent.files.live_markers())):
         links.share(marker_path(Path(), iteration).as_posix())
-        thinned |= CommittedFiles(links.target, parent.stages).thinned(iteration)
-    return thinned
 
 
 def _files_of(record: StageRecord, *, with_arrays: bool) -> Iterator[StoredFile]:

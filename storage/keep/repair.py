@@ -13,6 +13,7 @@ What each kind of damaged file comes back from:
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,21 @@ from metaloom.storage.format.files import make_folder, read_file, sync_folder
 from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.segments import FOLDER as SEGMENTS
+from metaloom.storage.format.segments import spec_in_segment
 from metaloom.storage.format.sessions import (
     ABOUT,
-    CLOSED,
     FOLDER,
     INFO_COPY,
-    SESSION_NAME,
+    SessionName,
     newest_session,
     session_facts,
 )
 from metaloom.storage.format.stages import LEARNER
-from metaloom.storage.keep.thinning import marker_path
+from metaloom.storage.keep.thinning import marker_path, packed_marker_path
 from metaloom.storage.read.ancestry import first_session
 from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.segments import Segment
 from metaloom.storage.write.sessions import Session
 
 
@@ -79,6 +82,11 @@ def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any])
     return [*_Repair(files, session, info).lines()]
 
 
+def mend_segments(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
+    """Mend segments, or take those apart in which something is damaged; returns what was done, as `repair_run`."""
+    return [*_Repair(files, session, info).mend_segments()]
+
+
 class _Repair:
     def __init__(self, files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> None:
         self._files = files
@@ -105,8 +113,50 @@ class _Repair:
                 _put(self._session, copy, raw)
                 yield f"{self._name(copy)}: written again"
 
+    def mend_segments(self) -> Iterator[str]:
+        """Mend what belongs to segments, and take apart those in which something is damaged."""
+        for segment in self._sound_segments():
+            try:
+                self._files.packed_markers(segment)
+            except DamagedRun as error:
+                marker = packed_marker_path(self._files.root, segment.iterations)
+                self._session.remove([marker])
+                yield f"{self._name(marker)}: {error.found}"
+        yield from self._mend_arrays()
+        # Imported here: a run without segments is mended without pyarrow.
+        from metaloom.storage.keep.unpacking import unpack_damaged
+
+        yield from unpack_damaged(self._files, self._session)
+
+    def _sound_segments(self) -> list[Segment]:
+        """Use the segments that have sound seals, until the others are taken apart."""
+        found: list[Segment] = []
+        for name in self._files.segments.names():
+            with suppress(DamagedRun):
+                found.append(Segment(self._files.root / SEGMENTS / name))
+        self._files.segments.use(found)
+        return self._files.segments.all()
+
+    def _mend_arrays(self) -> Iterator[str]:
+        """Write damaged metadata of arrays again that a segment tells as well."""
+        for segment in self._files.segments.all():
+            for array, packed in segment.seal.arrays.items():
+                if self._has_metadata(array):
+                    continue
+                path = self._files.data / array / "zarr.json"
+                rows = self._capacity({*segment.seal.arrays}) + array.startswith(f"{LEARNER}/")
+                spec = spec_in_segment(segment.folder / "data.zarr" / array / "zarr.json", array, packed, rows)
+                make_folder(path.parent)
+                _put(
+                    self._session,
+                    path,
+                    render_metadata(spec.document()),
+                )
+                self._files.forget_specs()
+                yield f"{self._name(path)}: written again as in {segment.folder.name}"
+
     def _drop_markers(self) -> Iterator[str]:
-        for iteration in self._files.thinned_iterations():
+        for iteration in self._files.live_markers():
             try:
                 self._thinned |= self._files.thinned(iteration)
             except DamagedRun as error:
@@ -116,7 +166,10 @@ class _Repair:
                 yield f"{self._name(marker)}: {error.found}; iteration {iteration} is computed again"
 
     def _read_records(self) -> Iterator[str]:
-        for ref in self._files.stages.sort(self._files.refs()):
+        # What is in segments is sound, or would have been taken out of them.
+        for ref in self._files.stages.sort(
+            ref for ref in self._files.live_refs() if not self._files.segments.holding(ref)
+        ):
             try:
                 self._records[ref] = record = self._files.record(ref)
                 for array in {chunk.array for chunk in record.chunks}:
@@ -134,7 +187,8 @@ class _Repair:
         refs = {item.ref for record in self._records.values() for item in record.inputs}
         if known is not None and known.head is not None and known.head.sequence not in known.lost:
             refs.add(known.head.ref)
-        for ref in self._files.stages.sort(refs - {*self._records} - self._lost):
+        missing = {ref for ref in refs - {*self._records} - self._lost if not self._files.contains(ref)}
+        for ref in self._files.stages.sort(missing):
             self._lost.add(ref)
             yield f"{self._name(self._files.record_path(ref))}: is missing; {ref} is computed again"
 
@@ -143,7 +197,7 @@ class _Repair:
             if not file.size or (file.array and not self._has_metadata(file.array)):
                 continue
             try:
-                self._files.read_bytes(record, file)
+                self._files.check(record, file)
             except DamagedRun as error:
                 if (self._files.root / file.path).is_dir():  # nothing could be put in its place
                     self._session.remove([self._files.root / file.path])
@@ -155,19 +209,29 @@ class _Repair:
         written: dict[tuple[int, str], list[StageRecord]] = {}
         for record in self._records.values():
             written.setdefault((record.session, record.token), []).append(record)
-        matches = ((path, SESSION_NAME.fullmatch(path.name)) for path in root.iterdir())
-        folders = {(int(match[1]), match[2]): path for path, match in matches if match}
+        for segment in self._files.segments.all():
+            written |= {session: written.get(session, []) for session in segment.seal.sessions}
+        names = (SessionName.parse(path.name) for path in root.iterdir())
+        folders = {(name.number, name.token): root / str(name) for name in names if name}
         for number, token in sorted({*written, *folders} - {(self._session.number, self._session.token)}):
-            records = sorted(written.get((number, token), []), key=lambda record: record.sequence)
             folder = folders.get((number, token))
             problem = _session_problem(folder)
-            if problem is None or (problem == "is missing" and not records):  # killed before it could write anything
+            if problem is None or (problem == "is missing" and (number, token) not in written):  # killed at once
                 continue
+            records = sorted(
+                [*written.get((number, token), []), *self._packed_of(number, token)], key=lambda record: record.sequence
+            )
             if folder is None:
-                folder = root / f"{number:06d}-{token}{CLOSED}"
+                folder = root / str(SessionName(number, token, closed=True))
             make_folder(folder)
             _put(self._session, folder / ABOUT, _describe_again(token, records))
             yield f"{self._name(folder / ABOUT)}: {problem}; written again from the {len(records)} records it made"
+
+    def _packed_of(self, number: int, token: str) -> Iterator[StageRecord]:
+        """The records in segments that a session made."""
+        for segment in self._files.segments.all():
+            if (number, token) in segment.seal.sessions:
+                yield from (record for record in segment.records() if record.token == token)
 
     def _drop_arrays(self) -> Iterator[str]:
         """Give up damaged metadata of arrays: whoever puts the output again that is taken out writes it again."""
@@ -185,6 +249,7 @@ class _Repair:
 
     def _mend_groups(self) -> Iterator[str]:
         arrays = {chunk.array for record in self._records.values() for chunk in record.chunks}
+        arrays.update(*(segment.seal.arrays for segment in self._files.segments.all()))
         for group in sorted({array.partition("/")[0] for array in arrays} | {""}):
             path = self._files.data / group / "zarr.json"
             try:
@@ -205,7 +270,8 @@ class _Repair:
             if self._has_metadata(array)
         ]
         configured = self._info["config"].get("iterations", 1)
-        reached = max((ref.iteration + 1 for ref in self._records), default=1)
+        ends = [segment.iterations.stop for segment in self._files.segments.all()]
+        reached = max([ref.iteration + 1 for ref in self._records] + ends, default=1)
         return max([*rows, reached]) if rows else max(int(configured), reached)
 
     def _take_out(self) -> None:

@@ -36,17 +36,17 @@ class Thinner:
         Raises:
             FencedOut: a later session has begun.
         """
-        taken: list[StageRecord] = []
+        taken: list[Thinned] = []
         for iteration, group in groupby(self._files.stages.sort(refs), key=lambda ref: ref.iteration):
             before = self._valid(iteration)
             records = [self._files.record(ref) for ref in group if ref not in before]
             if records:
                 # First the word that they are gone, safe from a power cut: then nobody takes their absence for damage.
                 self._mark(iteration, before | {record.ref: record.sha256 for record in records})
+                taken.append(Thinned.of(records, self._files.files_of))
                 self._remove(records)
                 self._session.share()
-                taken += records
-        return Thinned.of(taken)
+        return Thinned.sum(taken)
 
     def restore(self, values: Mapping[StageRef, Value]) -> None:
         """Put back the arrays of thinned outputs of one iteration.
@@ -70,7 +70,7 @@ class Thinner:
     def _valid(self, iteration: int) -> dict[StageRef, str]:
         """The outputs of an iteration that its marker calls thinned, without those whose record is another by now."""
         stated = self._files.thinned(iteration)
-        kept = {ref for ref in stated if self._files.record_path(ref).exists()}
+        kept = {ref for ref in stated if self._files.contains(ref)}
         return {ref: sha256 for ref, sha256 in stated.items() if ref in kept and self._is(ref, sha256)}
 
     def _is(self, ref: StageRef, sha256: str) -> bool:
@@ -78,7 +78,9 @@ class Thinner:
 
     def _mark(self, iteration: int, outputs: Mapping[StageRef, str]) -> None:
         path = marker_path(self._files.root, iteration)
-        if not outputs:
+        segment = self._files.segments.about(iteration)
+        # Where the marker of a segment has said that they are gone, one has to say that they are back.
+        if not outputs and not (segment and iteration in self._files.packed_markers(segment)):
             self._session.remove([path])
             sync_folder(path.parent)
             return
@@ -86,11 +88,11 @@ class Thinner:
         self._session.replace(self._session.write_aside([(render_marker(iteration, outputs),)]), [path])
 
     def _remove(self, records: Sequence[StageRecord]) -> None:
-        chunks = [chunk for record in records for chunk in record.chunks if chunk.size]
-        self._session.remove(self._files.root / chunk.path for chunk in chunks)
+        found = [path for record in records for chunk in record.chunks for path in self._files.files_of(record, chunk)]
+        self._session.remove(found)
 
     def _check(self, record: StageRecord, value: Value, thinned: bool) -> None:
-        where = self._files.record_path(record.ref)
+        where = self._files.record_place(record.ref)
         if not thinned:
             raise StageExists(
                 where,

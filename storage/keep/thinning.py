@@ -8,20 +8,22 @@ back.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import StageThinned, damaged
 from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.records import SCHEMA, StageRecord
+from metaloom.storage.format.records import SCHEMA, StageRecord, StoredFile
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.segments import segment_name
 from metaloom.storage.format.stages import StageTable
 
 FOLDER = "_thinned"
 
 _MARKER_NAME = re.compile(r"(\d{8})\.json")
+_PACKED_NAME = re.compile(r"\d{8}-\d{8}\.json")
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,32 @@ class Thinned:
     num_bytes: int
 
     @classmethod
-    def of(cls, records: Sequence[StageRecord]) -> "Thinned":
-        """Sum up what goes with the arrays of some records."""
-        sizes = [chunk.size for record in records for chunk in record.chunks if chunk.size]
+    def of(cls, records: Sequence[StageRecord], goes: Callable[[StageRecord, StoredFile], object]) -> "Thinned":
+        """Sum up what goes with the arrays of some records, except chunks that are in a shard with others."""
+        sizes = [chunk.size for record in records for chunk in record.chunks if goes(record, chunk)]
         return cls(tuple(sorted({record.ref.iteration for record in records})), len(sizes), sum(sizes))
+
+    @classmethod
+    def sum(cls, parts: Iterable["Thinned"]) -> "Thinned":
+        """Sum up several accounts."""
+        parts = [*parts]
+        iterations = sorted({i for part in parts for i in part.iterations})
+        return cls(tuple(iterations), sum(part.files for part in parts), sum(part.num_bytes for part in parts))
 
 
 def marker_path(root: Path, iteration: int) -> Path:
     """The file that says what of an iteration was thinned."""
     return root / FOLDER / f"{iteration:08d}.json"
+
+
+def packed_marker_path(root: Path, iterations: range) -> Path:
+    """The file that says what of the iterations of a segment was thinned."""
+    return root / FOLDER / f"{segment_name(iterations)}.json"
+
+
+def is_marker(name: str) -> bool:
+    """Tell whether a file of `_thinned` is a marker by its name."""
+    return _MARKER_NAME.fullmatch(name) is not None or _PACKED_NAME.fullmatch(name) is not None
 
 
 def marked_iteration(name: str) -> int | None:
@@ -94,11 +113,26 @@ def render_marker(iteration: int, outputs: Mapping[StageRef, str]) -> bytes:
         iteration: the iteration it is about.
         outputs: the thinned outputs, with the hash of the record that commits each.
     """
-    entries = [
+    return render(sealed({"schema": SCHEMA, "iteration": iteration, "outputs": _entries(outputs)}))
+
+
+def render_packed_marker(iterations: range, outputs: Mapping[int, Mapping[StageRef, str]]) -> bytes:
+    """The bytes of the marker of a segment.
+
+    Args:
+        iterations: of the segment.
+        outputs: the thinned outputs by iteration, with the hash of the record that commits each.
+    """
+    by_iteration = [{"iteration": i, "outputs": _entries(outputs[i])} for i in sorted(outputs) if outputs[i]]
+    about = {"schema": SCHEMA, "iterations": [iterations.start, iterations.stop], "thinned": by_iteration}
+    return render(sealed(about))
+
+
+def _entries(outputs: Mapping[StageRef, str]) -> list[dict[str, Any]]:
+    return [
         {"stage": ref.stage, "step": ref.step, "record": outputs[ref]}
         for ref in sorted(outputs, key=lambda ref: (ref.step, ref.stage))
     ]
-    return render(sealed({"schema": SCHEMA, "iteration": iteration, "outputs": entries}))
 
 
 def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
@@ -117,6 +151,20 @@ def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
         return _parse(document, marked_iteration(path.name), stages)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"is no marker of a thinned iteration ({type(error).__name__}: {error})") from None
+
+
+def read_packed_marker(path: Path, iterations: range, stages: StageTable) -> dict[int, dict[StageRef, str]]:
+    """The thinned outputs that the marker of a segment names, by iteration; raises as `read_marker`."""
+    document = read_sealed(path)
+    try:
+        if document["schema"] != SCHEMA or document["iterations"] != [iterations.start, iterations.stop]:
+            raise ValueError(f"schema {document['schema']!r}, iterations {document['iterations']!r}")
+        found = {int(item["iteration"]): item["outputs"] for item in document["thinned"]}
+        if any(i not in iterations for i in found):
+            raise ValueError("it is about other iterations")
+        return {i: _outputs(entries, i, stages) for i, entries in found.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(path, f"is no marker of thinned iterations ({type(error).__name__}: {error})") from None
 
 
 def thinnable(refs: Iterable[StageRef], iterations: Collection[int], stages: StageTable) -> list[StageRef]:
@@ -138,10 +186,11 @@ def thinned_error(root: Path, ref: StageRef) -> StageThinned:
 def _parse(document: Mapping[str, Any], iteration: int | None, stages: StageTable) -> dict[StageRef, str]:
     if document["schema"] != SCHEMA or iteration is None or document["iteration"] != iteration:
         raise ValueError(f"schema {document['schema']!r}, iteration {document['iteration']!r}")
-    outputs = {
-        StageRef(iteration, str(entry["stage"]), int(entry["step"])): str(entry["record"])
-        for entry in document["outputs"]
-    }
+    return _outputs(document["outputs"], iteration, stages)
+
+
+def _outputs(entries: Iterable[Mapping[str, Any]], iteration: int, stages: StageTable) -> dict[StageRef, str]:
+    outputs = {StageRef(iteration, str(e["stage"]), int(e["step"])): str(e["record"]) for e in entries}
     if wrong := [str(ref) for ref in outputs if not stages.thinnable(ref)]:
         raise ValueError(f"{', '.join(wrong)} always stays")
     return outputs

@@ -3,10 +3,12 @@
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,13 +17,26 @@ from metaloom.storage.errors import damaged
 from metaloom.storage.format.arrays import ArraySpec, read_metadata, read_spec
 from metaloom.storage.format.chunks import check_chunk, crc32c, decode_chunk, largest_chunk
 from metaloom.storage.format.codec import Stored, Value, decode
-from metaloom.storage.format.files import read_file
+from metaloom.storage.format.files import open_file, read_file
 from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import StageRecord, StoredFile, read_record
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.segments import RECORDS
+from metaloom.storage.format.shards import Part, check_parts, decode_parts, read_parts
 from metaloom.storage.format.stages import METRICS_GROUP, StageTable
-from metaloom.storage.keep.thinning import FOLDER, marked_iteration, marker_path, read_marker, thinned_error
+from metaloom.storage.keep.thinning import (
+    FOLDER,
+    marked_iteration,
+    marker_path,
+    packed_marker_path,
+    read_marker,
+    read_packed_marker,
+    thinned_error,
+)
+from metaloom.storage.read.segments import Segment, Segments
 from metaloom.storage.remote.log import RemoteLog
+
+T = TypeVar("T")
 
 TABLES = ("episodes", "tasks", "metrics", "evaluations")
 """The tables that are derived from iterations."""
@@ -44,7 +59,9 @@ class CommittedFiles:
         self.stages = stages
         self.data = root / "data.zarr"
         self.remote = remote
+        self.segments = Segments(root)
         self._specs: dict[str, ArraySpec] = {}
+        self._markers: dict[Path, tuple[tuple[int, int, int], Mapping[int, dict[StageRef, str]]]] = {}
 
     def table_stages(self, name: str) -> tuple[str, ...]:
         """The stages whose records commit an iteration's part of a table."""
@@ -70,7 +87,7 @@ class CommittedFiles:
     def sizes(self) -> dict[str, int]:
         """The bytes of every file of the run by its path, those included that are only in the object store."""
         sizes = {name: file.size for name, file in self.remote.files.items()} if self.remote else {}
-        return sizes | dict(_sizes(self.root, ""))
+        return sizes | {path: status.st_size for path, status in file_stats(self.root)}
 
     def num_bytes(self) -> int:
         """Sum up the sizes of all files of the run."""
@@ -88,8 +105,16 @@ class CommittedFiles:
         """Every stored output.
 
         Raises:
-            DamagedRun: the folder of records is missing.
+            DamagedRun: the folder of records is missing, or a seal is damaged.
         """
+        # In this order: what is packed meanwhile is then in a segment.
+        refs = self.live_refs()
+        for segment in self.segments.all(refresh=True):
+            refs.update(segment.seal.refs())
+        return refs
+
+    def live_refs(self) -> set[StageRef]:
+        """Every stored output whose record is a file of its own; raises as `refs`."""
         try:
             names = os.listdir(self.root / "_commits")
         except (FileNotFoundError, NotADirectoryError):
@@ -97,9 +122,42 @@ class CommittedFiles:
         refs = (StageRef.from_file_name(name) for name in names)
         return {ref for ref in refs if ref is not None and ref.stage in self.stages}
 
+    def num_iterations(self) -> int:
+        """Count the complete iterations, those from the first on whose last stage is stored; raises as `refs`."""
+        done = {ref.iteration for ref in self.live_refs() if ref.stage == self.stages.last}
+        packed = [
+            part for s in self.segments.all(refresh=True) for part in s.seal.outputs.get((self.stages.last, 0), ())
+        ]
+        count = 0
+        while found := next((part for part in packed if count in part), range(count, count + (count in done))):
+            count = found.stop
+        return count
+
+    def refs_of(self, iterations: Collection[int]) -> set[StageRef]:
+        """Every stored output of some iterations; raises as `refs`."""
+        return {ref for ref in self._refs_about(iterations) if ref.iteration in iterations}
+
+    def _refs_about(self, iterations: Collection[int]) -> Iterator[StageRef]:
+        yield from self.live_refs()
+        for segment in self.segments.all(refresh=True):
+            if any(i in segment.iterations for i in iterations):
+                yield from segment.seal.refs()
+
+    def contains(self, ref: StageRef) -> bool:
+        """Tell whether an output is stored."""
+        if self.segments.holding(ref) or self.record_path(ref).exists():
+            return True
+        self.segments.all(refresh=True)  # it may have been packed since they were listed
+        return self.segments.holding(ref) is not None
+
     def record_path(self, ref: StageRef) -> Path:
-        """The file whose existence makes an output exist."""
+        """The file whose existence makes an output exist, unless a segment holds it."""
         return self.root / "_commits" / ref.file_name
+
+    def record_place(self, ref: StageRef) -> Path:
+        """The file that has the record of an output."""
+        segment = self.segments.holding(ref)
+        return self.record_path(ref) if segment is None else segment.folder / RECORDS
 
     def record(self, ref: StageRef) -> StageRecord:
         """An output's record.
@@ -108,7 +166,15 @@ class CommittedFiles:
             FileNotFoundError: the output is not stored.
             DamagedRun: the record is not what was written.
         """
-        return read_record(self.record_path(ref))
+        try:
+            return self._record(ref)
+        except FileNotFoundError:  # it may have been packed, or unpacked, between the look for its place and this one
+            self.segments.all(refresh=True)
+            return self._record(ref)
+
+    def _record(self, ref: StageRef) -> StageRecord:
+        segment = self.segments.holding(ref)
+        return read_record(self.record_path(ref)) if segment is None else self.segments.record(ref, segment)
 
     def thinned(self, iteration: int) -> dict[StageRef, str]:
         """The outputs of an iteration that a marker calls thinned, with the hash of the record that it means.
@@ -116,18 +182,46 @@ class CommittedFiles:
         Raises:
             DamagedRun: the marker is not what was written.
         """
+        for _ in range(2):  # it may be packed between the two looks
+            try:
+                return read_marker(marker_path(self.root, iteration), self.stages)
+            except FileNotFoundError:
+                segment = self.segments.about(iteration)
+                if segment is None and self.segments.all(refresh=True) and self.segments.about(iteration):
+                    continue
+                return self.packed_markers(segment).get(iteration, {}) if segment else {}
+        return {}
+
+    def packed_markers(self, segment: Segment) -> Mapping[int, dict[StageRef, str]]:
+        """The outputs of a segment that are thinned, by iteration, as far as no marker of the iteration says else.
+
+        Raises:
+            DamagedRun: the marker of the segment is not what was written.
+        """
+        path = packed_marker_path(self.root, segment.iterations)
         try:
-            return read_marker(marker_path(self.root, iteration), self.stages)
+            status = os.stat(path)
+            key = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if self._markers.get(path, (None, {}))[0] != key:
+                self._markers[path] = (key, read_packed_marker(path, segment.iterations, self.stages))
         except FileNotFoundError:
             return {}
+        return self._markers[path][1]
 
-    def thinned_iterations(self) -> list[int]:
-        """The iterations of which something was thinned."""
+    def live_markers(self) -> list[int]:
+        """The iterations that have a marker of their own."""
         try:
             names = os.listdir(self.root / FOLDER)
         except FileNotFoundError:
             return []
         return sorted(i for name in names if (i := marked_iteration(name)) is not None)
+
+    def thinned_iterations(self) -> list[int]:
+        """The iterations of which something was thinned."""
+        packed = {i for segment in self.segments.all(refresh=True) for i in self.packed_markers(segment)}
+        # The marker of an iteration in a segment says last what is thinned, perhaps nothing any more.
+        live = {i for i in self.live_markers() if self.segments.about(i) is None or self.thinned(i)}
+        return sorted(live | {i for i in packed if self.thinned(i)})
 
     def is_thinned(self, record: StageRecord) -> bool:
         """Tell whether the arrays that a record commits were removed on purpose."""
@@ -168,13 +262,13 @@ class CommittedFiles:
         """Read metadata again when it is next needed, because it was rewritten."""
         self._specs.clear()
 
-    def read_value(self, record: StageRecord) -> Value:
-        """The output that a record commits.
+    def read_value(self, record: StageRecord, tasks: Sequence[int] | None = None) -> Value:
+        """The output that a record commits, or what some tasks have of it.
 
         Raises:
             DamagedRun: a file of it is missing or changed, or its arrays do not fit together.
         """
-        return self.decode(record, self.read_arrays(record))
+        return self.decode(record, self.read_arrays(record, tasks=tasks))
 
     def decode(self, record: StageRecord, groups: Mapping[str, Stored]) -> Value:
         """The output that the arrays of a record make up.
@@ -186,16 +280,18 @@ class CommittedFiles:
         try:
             return decode(self.stages[record.ref.stage].output, group, {group: {}, **groups})
         except (KeyError, ValueError, TypeError, IndexError) as error:
-            where = self.record_path(record.ref)
+            where = self.record_place(record.ref)
             raise damaged(where, f"its arrays do not make up {record.ref} ({type(error).__name__}: {error})") from None
 
-    def read_arrays(self, record: StageRecord, names: Collection[str] | None = None) -> dict[str, Stored]:
-        """The arrays of an output by group and name; only the named ones if names are given."""
+    def read_arrays(
+        self, record: StageRecord, names: Collection[str] | None = None, tasks: Sequence[int] | None = None
+    ) -> dict[str, Stored]:
+        """The arrays of an output by group and name; only the named ones if names are given, and of these tasks."""
         groups: dict[str, dict[str, tuple[Array, Mapping[str, Any]]]] = {}
         for chunk in record.chunks:
             group, _, name = chunk.array.partition("/")
             if names is None or name in names:
-                groups.setdefault(group, {})[name] = self.read_row(record, chunk)
+                groups.setdefault(group, {})[name] = self.read_row(record, chunk, tasks)
         return {**groups}
 
     def read_lengths(self, record: StageRecord) -> Array:
@@ -207,11 +303,11 @@ class CommittedFiles:
         group = self.stages.group_of(record.ref)
         arrays = self.read_arrays(record, ("lengths",)).get(group, {})
         if "lengths" not in arrays:
-            raise damaged(self.record_path(record.ref), "commits no episodes")
+            raise damaged(self.record_place(record.ref), "commits no episodes")
         lengths = arrays["lengths"][0]
         T = self.spec(f"{group}/rewards").shape[2]
         if not (lengths.ndim == 2 and lengths.any() and lengths.min() >= 0 and lengths.max() <= T):
-            raise damaged(self.record_path(record.ref), f"its lengths are not those of episodes of at most {T} steps")
+            raise damaged(self.record_place(record.ref), f"its lengths are not those of episodes of at most {T} steps")
         return lengths
 
     def read_experience(self, record: StageRecord) -> EpisodeBatch:
@@ -228,55 +324,136 @@ class CommittedFiles:
             groups = {**groups, group: {**stored, "initial_state": (no_state, {})}}
         value = self.decode(record, groups)
         if not isinstance(value, EpisodeBatch):
-            raise damaged(self.record_path(record.ref), "commits no episodes")
+            raise damaged(self.record_place(record.ref), "commits no episodes")
         return value
 
     def read_bytes(self, record: StageRecord, file: StoredFile) -> bytes:
-        """The bytes of a file that a record commits, checked.
+        """The bytes of a table or chunk that a record commits, checked.
 
         Raises:
             DamagedRun: it is missing or changed, or the record names a file that is not its own.
             StageThinned: it was removed on purpose.
         """
-        if file.path not in self._own_places(record.ref, file):
-            raise damaged(self.record_path(record.ref), f"names {file.path}, which is not its own")
-        path = self.root / file.path
         limit = largest_chunk(self.spec(file.array)) if file.array else _LARGEST_TABLE
-        raw = self._read_unless_thinned(record, path, limit)
+        raw, path = self._unless_thinned(record, file, lambda: self._bytes_at(record, file, limit))
         (check_chunk if file.array else _check_table)(raw, path, size=file.size, crc=file.crc32c)
         return raw
 
-    def read_row(self, record: StageRecord, chunk: StoredFile) -> tuple[Array, Mapping[str, Any]]:
+    def check(self, record: StageRecord, file: StoredFile) -> None:
+        """Compare a file with the record that commits it, without decoding it; raises as `read_bytes`."""
+        if not (file.array and self.spec(file.array).sharded):
+            self.read_bytes(record, file)
+            return
+        with self._shard(record, file) as (descriptor, parts, where):
+            check_parts(descriptor, parts, where)
+
+    def read_row(
+        self, record: StageRecord, chunk: StoredFile, tasks: Sequence[int] | None = None
+    ) -> tuple[Array, Mapping[str, Any]]:
         """The row of an array that a record commits, with the attributes of the array.
+
+        Args:
+            record: the record.
+            chunk: the file of the row.
+            tasks: places of the tasks to give, where the array has a task axis; None for all. Of a shard only their
+                parts are read.
 
         Raises:
             DamagedRun: its file is missing or changed.
         """
-        spec = self.spec(chunk.array)
+        spec, where = self.spec(chunk.array), self.root / chunk.path
+        if tasks is not None and (spec.dims[1:2] != ("task",) or [*tasks] == [*range(spec.shape[0])]):
+            tasks = None
+        if spec.sharded:
+            with self._shard(record, chunk) as (descriptor, parts, where):
+                chosen = parts if tasks is None else [parts[task] for task in tasks]
+                return decode_parts(descriptor, chosen, spec, where), spec.attributes
         if spec.raw_bytes == 0:  # no entries, no file
-            return np.empty(spec.shape, spec.dtype), spec.attributes
-        return decode_chunk(self.read_bytes(record, chunk), spec, self.root / chunk.path), spec.attributes
+            row = np.empty(spec.shape, spec.dtype)
+        else:
+            row = decode_chunk(self.read_bytes(record, chunk), spec, where)
+        return (row if tasks is None else row[[*tasks]]), spec.attributes
 
-    def _read_unless_thinned(self, record: StageRecord, path: Path, limit: int) -> bytes:
-        for _ in range(2):  # it may come back between the look for the file and the look for the marker
-            try:
-                return read_file(path, limit=limit)
-            except FileNotFoundError:
-                if self.is_thinned(record):
-                    raise thinned_error(self.root, record.ref) from None
-                self.bring(path.relative_to(self.root).as_posix())
-        raise damaged(path, "is missing")
+    def files_of(self, record: StageRecord, chunk: StoredFile) -> list[Path]:
+        """The files that hold a chunk and nothing else, whether or not they are there; none if it is in a shard."""
+        if not chunk.size:
+            return []
+        segment, row = self.segments.about(record.ref.iteration), self.row(record.ref, chunk.array)
+        live = self.root / chunk.path
+        if segment is None or not segment.holds_row(chunk.array, row):
+            return [live]
+        if segment.seal.arrays[chunk.array].sharded:
+            return [live] if live.exists() else []
+        return [live, segment.chunk_path(self.spec(chunk.array), row)]
+
+    @contextmanager
+    def _shard(self, record: StageRecord, file: StoredFile) -> Generator[tuple[int, list[Part], Path]]:
+        """A shard, open, where its parts are, and its path."""
+        opened, where = self._unless_thinned(
+            record, file, lambda: [(partial(open_file, path), path) for path in reversed(self.files_of(record, file))]
+        )
+        with opened:
+            descriptor = opened.fileno()
+            parts = read_parts(descriptor, self.spec(file.array), where, size=file.size, crc=file.crc32c)
+            yield descriptor, parts, where
+
+    def _unless_thinned(
+        self, record: StageRecord, file: StoredFile, places: Callable[[], Iterable[tuple[Callable[[], T], Path]]]
+    ) -> tuple[T, Path]:
+        """Read from the first of some places where there is something; returns which it was too."""
+        if file.path not in self._own_places(record.ref, file):
+            raise damaged(self.record_place(record.ref), f"names {file.path}, which is not its own")
+        for _ in range(2):  # it may come back, or be packed, between the look for the file and the look for the marker
+            for read, path in places():
+                try:
+                    return read(), path
+                except FileNotFoundError:
+                    continue
+            if self.is_thinned(record):
+                raise thinned_error(self.root, record.ref) from None
+            self.bring(file.path)
+            self.segments.all(refresh=True)
+        raise damaged(self.root / file.path, "is missing")
+
+    def _bytes_at(
+        self, record: StageRecord, file: StoredFile, limit: int
+    ) -> Iterator[tuple[Callable[[], bytes], Path]]:
+        """Where the bytes of a file may be, the place first that counts: in a segment, or by themselves."""
+        segment = self.segments.about(record.ref.iteration) if file.array else None
+        if segment is not None:
+            spec, row = self.spec(file.array), self.row(record.ref, file.array)
+            if segment.holds_row(file.array, row):
+                yield lambda: segment.read_chunk(spec, row, limit=limit), segment.chunk_path(spec, row)
+        path = self.root / file.path
+        yield lambda: read_file(path, limit=limit), path
+
+    def row(self, ref: StageRef, array: str) -> int:
+        """The row of an array that an output fills."""
+        return ref.iteration if array.startswith(f"{METRICS_GROUP}/") else self.stages.row_of(ref)
 
     def _own_places(self, ref: StageRef, file: StoredFile) -> tuple[str, ...]:
         if not file.array:
             return tuple(table_path(name, ref.iteration) for name in TABLES if ref.stage in self.table_stages(name))
-        row = ref.iteration if file.array.startswith(f"{METRICS_GROUP}/") else self.stages.row_of(ref)
-        return (f"data.zarr/{self.spec(file.array).chunk_key(row)}",)
+        return (f"data.zarr/{self.spec(file.array).chunk_key(self.row(ref, file.array))}",)
 
 
 def bytes_in(folder: Path) -> int:
     """Sum up the sizes of all files in a folder, whether or not it is a run."""
-    return sum(size for _, size in _sizes(folder, ""))
+    return sum(status.st_size for _, status in file_stats(folder))
+
+
+def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """What the system says about every file in a folder, by its path there; links are not followed."""
+    # os.scandir, because a long run has tens of thousands of files; vanishing ones are a writer's temporary files.
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from file_stats(Path(entry.path), f"{prefix}{entry.name}/")
+                else:
+                    yield prefix + entry.name, entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return
 
 
 def table_path(name: str, iteration: int) -> str:
@@ -287,16 +464,3 @@ def table_path(name: str, iteration: int) -> str:
 def _check_table(raw: bytes, where: Path, *, size: int, crc: int) -> None:
     if len(raw) != size or crc32c(raw) != crc:
         raise damaged(where, "its size or CRC-32C is not the committed one")
-
-
-def _sizes(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
-    # os.scandir, because a long run has tens of thousands of files; vanishing ones are a writer's temporary files.
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from _sizes(Path(entry.path), f"{prefix}{entry.name}/")
-                else:
-                    yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
-    except FileNotFoundError:
-        return

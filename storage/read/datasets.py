@@ -1,5 +1,7 @@
 """Stored batches as xarray datasets."""
 
+from collections.abc import Mapping, Sequence
+
 import xarray as xr
 
 from metaloom.pipeline.types import Array
@@ -10,34 +12,53 @@ from metaloom.storage.read.committed import CommittedFiles
 _ATTRIBUTES = {"unit": "units", "description": "description"}
 
 
-def to_xarray(files: CommittedFiles, iteration: int, k: int) -> xr.Dataset:
-    """Episodes of inner step k of an iteration, their samples, and their tasks as coordinates.
+def to_xarray(
+    files: CommittedFiles, iteration: int, k: int, tasks: Sequence[int], components: Mapping[str, Mapping[str, str]]
+) -> xr.Dataset:
+    """Episodes of some tasks of inner step k of an iteration, their samples, and the tasks as coordinates.
+
+    So are the names of components of the axes `observation` and `action`, with their units as `observation_unit` and
+    `action_unit`, where the environment declares them.
 
     Raises:
         DamagedRun: a file is missing or changed.
     """
-    variables = _variables(files, "rollouts", iteration, k) | _variables(files, "samples", iteration, k)
-    return xr.Dataset(variables, _task_coordinates(files, iteration), attrs={"iteration": iteration, "step": k})
+    rollouts, samples = (_variables(files, group, iteration, k, tasks) for group in ("rollouts", "samples"))
+    coordinates = _task_coordinates(files, iteration, tasks) | _component_coordinates(rollouts, components)
+    return xr.Dataset(rollouts | samples, coordinates, attrs={"iteration": iteration, "step": k})
 
 
-def _variables(files: CommittedFiles, group: str, iteration: int, k: int) -> dict[str, xr.Variable]:
+def _variables(
+    files: CommittedFiles, group: str, iteration: int, k: int, tasks: Sequence[int]
+) -> dict[str, xr.Variable]:
     return {
         name: xr.Variable(spec.dims[1:], data, {name: spec.attributes[key] for key, name in _ATTRIBUTES.items()})
-        for name, (spec, data) in sorted(_arrays(files, group, iteration, k).items())
+        for name, (spec, data) in sorted(_arrays(files, group, iteration, k, tasks).items())
     }
 
 
-def _arrays(files: CommittedFiles, group: str, iteration: int, k: int = 0) -> dict[str, tuple[ArraySpec, Array]]:
+def _arrays(
+    files: CommittedFiles, group: str, iteration: int, k: int, tasks: Sequence[int]
+) -> dict[str, tuple[ArraySpec, Array]]:
     ref = files.stages.in_group(group, iteration, k)
-    if ref is None or not files.record_path(ref).exists():
+    if ref is None or not files.contains(ref):
         return {}
     path = files.stages.group_of(ref)
-    arrays: Stored = files.read_arrays(files.record(ref)).get(path, {})
+    arrays: Stored = files.read_arrays(files.record(ref), tasks=tasks).get(path, {})
     return {name: (files.spec(f"{path}/{name}"), data) for name, (data, _) in arrays.items()}
 
 
-def _task_coordinates(files: CommittedFiles, iteration: int) -> dict[str, xr.Variable]:
-    arrays = _arrays(files, "tasks", iteration)
+def _component_coordinates(
+    variables: Mapping[str, xr.Variable], components: Mapping[str, Mapping[str, str]]
+) -> dict[str, xr.Variable]:
+    sizes = {axis: size for variable in variables.values() for axis, size in variable.sizes.items()}
+    named = {axis: units for axis, units in components.items() if units and sizes.get(axis) == len(units)}
+    names = {axis: xr.Variable((axis,), [*units]) for axis, units in named.items()}
+    return names | {f"{axis}_unit": xr.Variable((axis,), [*units.values()]) for axis, units in named.items()}
+
+
+def _task_coordinates(files: CommittedFiles, iteration: int, tasks: Sequence[int]) -> dict[str, xr.Variable]:
+    arrays = _arrays(files, "tasks", iteration, 0, tasks)
     if not arrays:
         return {}
     spec, params = arrays["params"]

@@ -1,27 +1,28 @@
 """Stored batches as Arrow tables: one row per step, per episode, per task, per iteration, per record."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
 from metaloom.pipeline.types import EACH_EPISODE, Array
-from metaloom.storage.errors import StageMissing, damaged
+from metaloom.storage.errors import StageMissing
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.format.records import StageRecord, StoredFile
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.parquet import parse_table
+from metaloom.storage.read.segments import Segment
+from metaloom.storage.read.selection import Places, places, shape_of_rounds
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
 _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantage"}
-_MOST_CELLS = 2**24
-_MOST_TABLE_BYTES = 2**28
 _DICE_SAMPLE_NAMES = {"adjusted_rewards": "adjusted_reward"}
 
 
@@ -33,33 +34,94 @@ class _Source:
         array: of the episodes, or of what was made of them.
         kind: of its numbers.
         at_end: it is a flag of the episode, which its last step has.
+        component: index of the one entry of a vector that it is.
+        about: what the field of the column says about it.
     """
 
     array: str
     kind: pa.DataType
     at_end: bool = False
+    component: int | None = None
+    about: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class StepFilter:
+    """Which rows of steps to read.
+
+    Attributes:
+        iterations: their numbers.
+        steps: inner steps; None for all.
+        stage: group of arrays, such as `rollouts_1` or `memory_fill`; None for the rollouts of all inner steps.
+        task, episode: places in the batch.
+    """
+
+    iterations: Sequence[int]
+    steps: int | Sequence[int] | None = None
+    stage: str | None = None
+    task: Places = None
+    episode: Places = None
 
 
 def scan_steps(
-    files: CommittedFiles, iterations: Sequence[int], columns: Sequence[str] | None, steps: int | Sequence[int] | None
+    files: CommittedFiles,
+    chosen: StepFilter,
+    columns: Sequence[str] | None,
+    components: Mapping[str, Mapping[str, str]],
 ) -> pa.RecordBatchReader:
-    """One row per real step of the given iterations and inner steps, one record batch per inner step of an iteration.
+    """One row per real step of what was chosen, one record batch per inner step of an iteration.
+
+    Args:
+        files: of the run.
+        chosen: which rows.
+        columns: None for all; `observation.*` stands for all components of a vector.
+        components: units of the named components of vectors by name, by the vector's column.
 
     Raises:
         StageMissing: the run has no rollouts yet.
-        ValueError: there is no such column.
+        ValueError: there is no such column, stage, task or episode.
     """
-    name = files.stages.named("rollouts")
-    batches = files.stages.sort(ref for ref in files.refs() if ref.stage == name)
+    batches = _batches(files, chosen.stage)
     sources = _step_sources(files, batches)
     known = (*_POSITION, *sources)
-    names = known if columns is None else tuple(columns)
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"steps have no columns {unknown}; there are {', '.join(known)}")
-    schema = pa.schema([pa.field(name, _kind_of(name, sources)) for name in names])
-    chosen = set(iterations)
-    wanted = [ref for ref in batches if ref.iteration in chosen and _is_wanted(ref.step, steps)]
-    return pa.RecordBatchReader.from_batches(schema, (_step_rows(files, ref, sources, schema) for ref in wanted))
+    single = {vector: _components(vector, sources, units) for vector, units in components.items() if units}
+    names = known if columns is None else tuple(c for column in columns for c in _expanded(column, single))
+    sources |= {name: source for parts in single.values() for name, source in parts.items()}
+    if unknown := [name for name in names if name not in (*_POSITION, *sources)]:
+        more = "".join(f", and {next(iter(parts))} ... {vector}.*" for vector, parts in single.items() if parts)
+        raise ValueError(f"steps have no columns {unknown}; there are {', '.join(known)}{more}")
+    schema = pa.schema([_field(name, sources) for name in names])
+    iterations = set(chosen.iterations)
+    wanted = [_Rows.of_round(files, ref, chosen) for ref in batches if ref.iteration in iterations]
+    rounds = [rows for rows in wanted if is_wanted(rows.ref.step, chosen.steps)]
+    return pa.RecordBatchReader.from_batches(schema, (_step_rows(files, rows, sources, schema) for rows in rounds))
+
+
+def _batches(files: CommittedFiles, stage: str | None) -> list[StageRef]:
+    """The stored batches of episodes of a group; of all rollouts for None."""
+    refs, stages = files.stages.sort(files.refs()), files.stages
+    if stage is None:
+        return [ref for ref in refs if ref.stage == stages.named("rollouts")]
+    groups = [stages.group_of(ref) for ref in refs if stages[ref.stage].output == "EpisodeBatch"]
+    if stage not in groups:
+        raise ValueError(f"found stage {stage!r}; required one of {', '.join(sorted({*groups})) or 'none, so far'}")
+    return [ref for ref in refs if stages.group_of(ref) == stage]
+
+
+def read_episodes(files: CommittedFiles, chosen: StepFilter) -> pa.Table:
+    """Rows of the table of episodes; raises as `read_tables`, and ValueError where there is no such task or episode."""
+    table = read_tables(files, "episodes", chosen.iterations)
+    B, E, _ = shape_of_rounds(files, files.stages.group_of(_batches(files, None)[0]))
+    of_columns = {
+        "step": None if chosen.steps is None else chosen.steps,
+        "task": None if chosen.task is None else places(chosen.task, B, "task"),
+        "episode": None if chosen.episode is None else places(chosen.episode, E, "episode"),
+    }
+    for name, wanted in of_columns.items():
+        if wanted is not None:
+            numbers = [wanted] if isinstance(wanted, int) else [*wanted]
+            table = table.filter(pc.field(name).isin(numbers))
+    return table
 
 
 def num_tabled_steps(files: CommittedFiles, ref: StageRef) -> int:
@@ -76,7 +138,7 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
         StageMissing: the run has no complete iteration, or its iterations have no such table.
         DamagedRun: a file is missing or changed.
     """
-    parts = [part for i in iterations or range(1) for part in _read_parts(files, name, i)]
+    parts = [*_parts(files, name, iterations or range(1))]
     if not parts and iterations and name == "evaluations":
         raise StageMissing(
             files.root,
@@ -99,17 +161,19 @@ def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
         StageMissing: the run has no complete iteration.
         DamagedRun: a file is missing or changed.
     """
-    found: dict[int, Array] = {}
-    names: Sequence[str] = ()
-    for i in iterations or range(1):
-        for chunk, record in _metric_chunks(files, i):
-            found[i], attributes = files.read_row(record, chunk)
-            names = attributes["names"]
-    if not found:
+    # Of segments the tables, which have a row for every iteration.
+    parts: list[pa.Table] = []
+    live: list[int] = []
+    for part, of_part in _by_segment(files, "metrics", iterations or range(1)):
+        if part is None:
+            live += of_part
+        else:
+            parts += [*_live_metrics(files, live), part]
+            live = []
+    parts += _live_metrics(files, live)
+    if not parts:
         raise _nothing(files, "no table of metrics")
-    values = np.stack([*found.values()]).T.copy()
-    numbers = {"iteration": np.array([*found], np.int32), **dict(zip(names, values, strict=True))}
-    table = pa.table({name: column(array) for name, array in numbers.items()})
+    table = pa.concat_tables([part.select(parts[0].column_names) for part in parts]).combine_chunks()
     return table if iterations else table.slice(0, 0)
 
 
@@ -168,22 +232,43 @@ def _kind(dtype: str, shape: tuple[int, ...]) -> pa.DataType:
     return column_type(np.dtype(dtype), int(np.prod(shape[3:])) if len(shape) > 3 else None)
 
 
-def _kind_of(name: str, sources: dict[str, _Source]) -> pa.DataType:
-    return sources[name].kind if name in sources else pa.int32()
+def _components(vector: str, sources: Mapping[str, _Source], units: Mapping[str, str]) -> dict[str, _Source]:
+    """Columns of the single components of a vector, if it is stored with as many."""
+    whole = sources.get(vector)
+    if whole is None or not (pa.types.is_fixed_size_list(whole.kind) and whole.kind.list_size == len(units)):
+        return {}
+    return {
+        f"{vector}.{name}": replace(whole, kind=whole.kind.value_type, component=i, about={"unit": unit})
+        for i, (name, unit) in enumerate(units.items())
+    }
 
 
-def _is_wanted(step: int, steps: int | Sequence[int] | None) -> bool:
+def _expanded(column: str, single: Mapping[str, Mapping[str, _Source]]) -> Iterable[str]:
+    vector, star = column[:-2], column.endswith(".*")
+    return single[vector] if star and single.get(vector) else (column,)
+
+
+def _field(name: str, sources: Mapping[str, _Source]) -> pa.Field:
+    if name not in sources:
+        return pa.field(name, pa.int32())
+    return pa.field(name, sources[name].kind, metadata=dict(sources[name].about) or None)
+
+
+def is_wanted(step: int, steps: int | Sequence[int] | None) -> bool:
+    """Tell whether a selection of inner steps has one."""
     return steps is None or step == steps or (not isinstance(steps, int) and step in steps)
 
 
-def _step_rows(files: CommittedFiles, ref: StageRef, sources: dict[str, _Source], schema: pa.Schema) -> pa.RecordBatch:
+def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source], schema: pa.Schema) -> pa.RecordBatch:
+    ref = round.ref
     wanted = {sources[name].array for name in schema.names if name in sources}
-    arrays = _arrays(files, ref, wanted | {"lengths"})
+    arrays = _arrays(files, ref, wanted | {"lengths"}, round.tasks)
     samples = files.stages.in_group("samples", ref.iteration, ref.step)
-    if samples and wanted & {*_SAMPLE_NAMES, *_DICE_SAMPLE_NAMES} and files.record_path(samples).exists():
-        arrays |= _arrays(files, samples, wanted)
-    T = files.spec(f"{files.stages.group_of(ref)}/rewards").shape[2]
-    rows = _Rows(ref, arrays["lengths"], T)
+    if samples and wanted & {*_SAMPLE_NAMES, *_DICE_SAMPLE_NAMES} and files.contains(samples):
+        arrays |= _arrays(files, samples, wanted, round.tasks)
+    if len(round.episodes) < arrays["lengths"].shape[1]:
+        arrays = {name: array[:, round.episodes] for name, array in arrays.items()}
+    rows = replace(round, lengths=arrays["lengths"])
     return pa.record_batch([_step_column(name, rows, arrays, sources, schema) for name in schema.names], schema=schema)
 
 
@@ -196,16 +281,33 @@ def _step_column(
     if source.array not in arrays:  # episodes that no stage processed
         return pa.nulls(rows.count, schema.field(name).type)
     array = arrays[source.array]
+    if source.component is not None:
+        array = array[..., source.component]
     return column(rows.at_end(array) if source.at_end else rows.of(array))
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The real steps of a batch of episodes, in the order task, episode, t."""
+    """The real steps of some tasks and episodes of a batch, in the order task, episode, t.
+
+    Attributes:
+        ref: the stage that collected it.
+        tasks, episodes: places of those in the batch.
+        T: steps that an episode has at most.
+        lengths: [tasks, episodes], steps of each; empty until it is read.
+    """
 
     ref: StageRef
-    lengths: Array
+    tasks: Sequence[int]
+    episodes: Sequence[int]
     T: int
+    lengths: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+
+    @classmethod
+    def of_round(cls, files: CommittedFiles, ref: StageRef, chosen: StepFilter) -> "_Rows":
+        """What was chosen of a batch."""
+        B, E, T = shape_of_rounds(files, files.stages.group_of(ref))
+        return cls(ref, places(chosen.task, B, "task"), places(chosen.episode, E, "episode"), T)
 
     @property
     def count(self) -> int:
@@ -230,9 +332,9 @@ class _Rows:
             case "step":
                 return np.full(self.count, self.ref.step, np.int32)
             case "task":
-                index = np.arange(B, dtype=np.int32)[:, None, None]
+                index = np.array(self.tasks, np.int32)[:, None, None]
             case "episode":
-                index = np.arange(E, dtype=np.int32)[None, :, None]
+                index = np.array(self.episodes, np.int32)[None, :, None]
             case _:
                 index = np.arange(self.T, dtype=np.int32)[None, None, :]
         return self.of(np.broadcast_to(index, (B, E, self.T)))
@@ -242,42 +344,77 @@ class _Rows:
         return np.arange(self.T) < self.lengths[..., None]
 
 
-def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str]) -> dict[str, Array]:
-    groups = files.read_arrays(files.record(ref), names)
+def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str], tasks: Sequence[int]) -> dict[str, Array]:
+    groups = files.read_arrays(files.record(ref), names, tasks)
     return {name: data for arrays in groups.values() for name, (data, _) in arrays.items()}
+
+
+def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.Table]:
+    found: dict[int, Array] = {}
+    names: Sequence[str] = ()
+    for i in iterations:
+        for chunk, record in _metric_chunks(files, i):
+            found[i], attributes = files.read_row(record, chunk)
+            names = attributes["names"]
+    if not found:
+        return []
+    values = np.stack([*found.values()]).T.copy()
+    numbers = {"iteration": np.array([*found], np.int32), **dict(zip(names, values, strict=True))}
+    return [pa.table({name: column(array) for name, array in numbers.items()})]
 
 
 def _metric_chunks(files: CommittedFiles, iteration: int) -> Iterator[tuple[StoredFile, StageRecord]]:
     ref = files.stages.last_ref(iteration)
-    if files.record_path(ref).exists():
+    if files.contains(ref):
         record = files.record(ref)
         yield from ((chunk, record) for chunk in record.chunks if chunk.array == "metrics/values")
 
 
+def _by_segment(
+    files: CommittedFiles, name: str, iterations: Sequence[int]
+) -> Iterator[tuple[pa.Table | None, Sequence[int]]]:
+    """Cut iterations into parts, each with its rows of a table where a segment has them, else with None."""
+    files.segments.all(refresh=True)
+    stages = files.table_stages(name)
+
+    def holder(iteration: int) -> Segment | None:
+        return next((s for stage in stages if (s := files.segments.holding(StageRef(iteration, stage)))), None)
+
+    for segment, group in groupby(iterations, holder):
+        part = [*group]
+        try:
+            table = segment.table(name) if segment else None
+        except FileNotFoundError:  # taken apart since it was found
+            files.segments.all(refresh=True)
+            table = None
+        yield (None if table is None else _rows_of(table, part)), part
+
+
+def _rows_of(table: pa.Table, iterations: Sequence[int]) -> pa.Table:
+    """The rows of a packed table that belong to some iterations, in their order."""
+    numbers = table.column("iteration").to_numpy()
+    first, last = numbers.searchsorted(iterations), numbers.searchsorted(iterations, side="right")
+    if len(iterations) > 1 and all(np.diff(iterations) == 1):
+        return table.slice(first[0], last[-1] - first[0])
+    return table.take(np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)]))
+
+
+def _parts(files: CommittedFiles, name: str, iterations: Sequence[int]) -> Iterator[pa.Table]:
+    for part, of_part in _by_segment(files, name, iterations):
+        if part is None:
+            for iteration in of_part:
+                yield from _read_parts(files, name, iteration)
+        elif part.num_rows:
+            yield part
+
+
 def _read_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:
     for ref in (StageRef(iteration, stage) for stage in files.table_stages(name)):
-        if files.record_path(ref).exists():
+        if files.contains(ref):
             record = files.record(ref)
             for file in record.tables:
                 if file.path.split("/")[1] == name:
-                    yield _parse_table(files.read_bytes(record, file), files.root / file.path)
-
-
-def _parse_table(raw: bytes, where: Path) -> pa.Table:
-    try:
-        # Not pq.read_table: what it does beyond reading takes longer than a small file.
-        with pq.ParquetFile(pa.BufferReader(raw)) as parquet:
-            _check_size(parquet.metadata, where)
-            return parquet.read(use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise damaged(where, f"is no table ({error})") from None
-
-
-def _check_size(about: pq.FileMetaData, where: Path) -> None:
-    # A few bytes of Parquet can stand for a column of any length.
-    raw_bytes = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-    if about.num_rows * about.num_columns > _MOST_CELLS or raw_bytes > _MOST_TABLE_BYTES:
-        raise damaged(where, f"claims {about.num_rows} rows of {about.num_columns} columns in {raw_bytes} bytes")
+                    yield parse_table(files.read_bytes(record, file), files.root / file.path)
 
 
 def _nothing(files: CommittedFiles, found: str) -> StageMissing:

@@ -1,16 +1,73 @@
 """The chain of commit records: every record names the hash of the one before it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import DamagedRun, damaged
-from metaloom.storage.format.records import StageRecord
+from metaloom.storage.format.records import StageRecord, read_record
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.segments import Link
 from metaloom.storage.format.sessions import Head, SessionFacts, newest_session
 from metaloom.storage.read.ancestry import boundaries, first_sequence, first_session
 from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.segments import Segment, Segments
+
+
+class Digests:
+    """Digests of all stored outputs, of which those in segments are read when they are asked for.
+
+    Args:
+        segments: of the run.
+        live: the others.
+    """
+
+    def __init__(self, segments: Segments, live: Mapping[StageRef, str]) -> None:
+        self._segments = segments
+        self._live: dict[int, dict[StageRef, str]] = {}
+        for ref, digest in live.items():
+            self.add(ref, digest)
+
+    def add(self, ref: StageRef, digest: str) -> None:
+        """Take an output into account."""
+        self._live.setdefault(ref.iteration, {})[ref] = digest
+
+    def packed(self, iterations: Iterable[int]) -> None:
+        """Forget the digests of outputs that a segment holds by now."""
+        for iteration in iterations:
+            self._live.pop(iteration, None)
+
+    def __contains__(self, ref: object) -> bool:
+        if not isinstance(ref, StageRef):
+            return False
+        return ref in self._live.get(ref.iteration, ()) or self._segments.holding(ref) is not None
+
+    def __getitem__(self, ref: StageRef) -> str:
+        found = self._live.get(ref.iteration, {}).get(ref)
+        if found is None:
+            segment = self._segments.holding(ref)
+            if segment is None:
+                raise KeyError(ref)
+            found = self._segments.digest(ref, segment)
+        return found
+
+    def __iter__(self) -> Iterator[StageRef]:
+        for segment in self._segments.all():
+            yield from segment.seal.refs()
+        for refs in [*self._live.values()]:  # copies, because the thread that publishes adds to them
+            yield from [*refs]
+
+    def of(self, iteration: int) -> list[StageRef]:
+        """List the stored outputs of an iteration."""
+        segment = self._segments.about(iteration)
+        outputs = segment.seal.outputs.items() if segment else ()
+        packed = [StageRef(iteration, *output) for output, parts in outputs if any(iteration in p for p in parts)]
+        return [*packed, *self._live.get(iteration, ())]
+
+    def live_iterations(self) -> list[int]:
+        """List the iterations of which an output is in no segment."""
+        return sorted(self._live)
 
 
 @dataclass
@@ -27,7 +84,7 @@ class History:
         leftovers: files of thinned outputs that an interruption left.
     """
 
-    digests: dict[StageRef, str]
+    digests: Digests
     next_sequence: int
     last_hash: str
     head: Head | None
@@ -37,7 +94,7 @@ class History:
 
     def append(self, record: StageRecord) -> None:
         """Take a published record into account."""
-        self.digests[record.ref] = record.digest
+        self.digests.add(record.ref, record.digest)
         self.next_sequence = record.sequence + 1
         self.last_hash = record.sha256
         self.head = Head.of(record)
@@ -46,27 +103,33 @@ class History:
 def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
     """The history of a run, after checking that its chain and its files are whole.
 
+    Of what is in segments the seals are read, and the sizes of their files compared.
+
     Args:
         files: of the run.
         info: content of its run.json.
 
     Raises:
-        DamagedRun: a record is damaged, or a file that one commits is missing or cut short.
+        DamagedRun: a record or seal is damaged, or a file that one commits is missing or cut short.
     """
     known = newest_session(files.root, first_session(info))
-    thinned = _thinned_outputs(files)
+    segments = files.segments.all(refresh=True)
+    thinned = _live_thinned(files)
     records = _sound_records(files, thinned)
+    for segment in segments:
+        _check_files(segment)
+    links = sealed_links(segments, records)
     follows = boundaries(info)
-    for problem in (*chain_problems(files, records, follows), *head_problems(files, records, known)):
+    for problem in (*chain_problems(files, links, follows), *head_problems(files, links, known)):
         raise problem
-    last = records[-1] if records else None
+    last = links[-1].head if links else None
     next_sequence = max(last.sequence + 1 if last else 0, first_sequence(info), known.known if known else 0)
-    lost = missing_positions(records, next_sequence)
+    lost = missing_positions(links, next_sequence)
     return History(
-        digests={record.ref: record.digest for record in records},
+        digests=Digests(files.segments, {record.ref: record.digest for record in records}),
         next_sequence=next_sequence,
         last_hash=follows.get(next_sequence) or (last.sha256 if last else info["sha256"]),
-        head=Head.of(last) if last else None,
+        head=last,
         lost=lost,
         newly_lost=[sequence for sequence in lost if known is not None and sequence not in known.lost],
         leftovers=[
@@ -79,10 +142,20 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
     )
 
 
-def missing_positions(records: Iterable[StageRecord], end: int) -> list[int]:
-    """The positions below `end` that none of some records has."""
-    present = {record.sequence for record in records}
-    return [sequence for sequence in range(end) if sequence not in present]
+def sealed_links(segments: Iterable[Segment], records: Iterable[StageRecord]) -> list[Link]:
+    """The parts of the chain that segments seal, and single records, in order of their positions."""
+    links = [link for segment in segments for link in segment.seal.links]
+    return sorted((*links, *map(Link.of, records)), key=lambda link: link.first)
+
+
+def missing_positions(links: Iterable[Link], end: int) -> list[int]:
+    """The positions below `end` that none of some parts of the chain has, in order."""
+    missing: list[int] = []
+    position = 0
+    for link in links:
+        missing += range(position, min(link.first, end))
+        position = max(position, link.head.sequence + 1)
+    return [*missing, *range(position, end)]
 
 
 def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> str:
@@ -93,53 +166,66 @@ def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> st
     return f"{found}; the newest that session {known.number} knew of was that of {known.head.ref}"
 
 
-def head_problems(
-    files: CommittedFiles, records: Iterable[StageRecord], known: SessionFacts | None
-) -> Iterable[DamagedRun]:
+def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFacts | None) -> Iterable[DamagedRun]:
     """The record that stands where the newest session knew another one to be the newest."""
-    if known is not None and (head := known.head) is not None:
-        for record in records:
-            if record.sequence == head.sequence and record.sha256 != head.sha256:
-                where = files.record_path(record.ref)
-                yield _broken_chain(where, f"is not the record that session {known.number} knew at its position")
+    if known is None or known.head is None:
+        return
+    head = known.head
+    for link in links:
+        found = link.head
+        if link.first <= head.sequence < found.sequence:  # in a segment, and not at the end of a part that it seals
+            found = Head.of(files.record(head.ref)) if files.contains(head.ref) else found
+        if found.sequence == head.sequence and found.sha256 != head.sha256:
+            where = files.record_place(found.ref)
+            yield _broken_chain(where, f"is not the record that session {known.number} knew at its position")
 
 
-def chain_problems(
-    files: CommittedFiles, records: Iterable[StageRecord], follows: Mapping[int, str]
-) -> Iterable[DamagedRun]:
-    """The places where records, in the order of their sequence, do not follow one another.
+def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mapping[int, str]) -> Iterable[DamagedRun]:
+    """The places where parts of the chain, in the order of their positions, do not follow one another.
 
     Gaps are no such place: they are a matter of what is stored, not of what a record says.
 
     Args:
         files: of the run.
-        records: to look at.
+        links: to look at.
         follows: by position, the hash that a record there follows instead of that of the record before it.
     """
     sequence, sha256 = -1, None
-    for record in records:
-        where = files.record_path(record.ref)
-        before = follows.get(record.sequence) or (sha256 if record.sequence == sequence + 1 else None)
-        if record.sequence == sequence:
-            yield _broken_chain(where, f"has the position {sequence} in the history that another record has")
-        elif before is not None and record.previous != before:
+    for link in links:
+        where = files.record_place(link.head.ref)
+        before = follows.get(link.first) or (sha256 if link.first == sequence + 1 else None)
+        if link.first <= sequence:
+            yield _broken_chain(where, f"has the position {link.first} in the history that another record has")
+        elif before is not None and link.previous != before:
             yield _broken_chain(where, "does not follow the record before it")
-        sequence, sha256 = record.sequence, record.sha256
+        sequence, sha256 = link.head.sequence, link.head.sha256
 
 
-def _thinned_outputs(files: CommittedFiles) -> dict[StageRef, str]:
+def _live_thinned(files: CommittedFiles) -> dict[StageRef, str]:
     outputs: dict[StageRef, str] = {}
-    for iteration in files.thinned_iterations():
+    for iteration in files.live_markers():
         outputs |= files.thinned(iteration)
     return outputs
 
 
 def _sound_records(files: CommittedFiles, thinned: Mapping[StageRef, str]) -> list[StageRecord]:
-    records = [files.record(ref) for ref in files.refs()]
+    # Those that a segment holds too are what an interrupted packing has left.
+    records = [read_record(files.record_path(ref)) for ref in files.live_refs() if not files.segments.holding(ref)]
     for record in records:
         if thinned.get(record.ref) != record.sha256:
             _check_sizes(files, record)
     return sorted(records, key=lambda record: record.sequence)
+
+
+def _check_files(segment: Segment) -> None:
+    for name, file in segment.seal.files.items():
+        path = segment.folder / name
+        try:
+            size = path.stat(follow_symlinks=False).st_size
+        except FileNotFoundError as error:
+            raise segment.gone(error, path) from None
+        if size != file.size:
+            raise damaged(path, f"holds {size} bytes, its seal says {file.size}")
 
 
 def _broken_chain(where: Path, found: str) -> DamagedRun:

@@ -1,12 +1,13 @@
 """What the sessions that wrote a run computed with: code, plug-ins, kernel, device, packages."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import DamagedRun
-from metaloom.storage.format.sessions import SESSION_NAME, read_session
+from metaloom.storage.format.sessions import FOLDER, SessionName, read_session
 from metaloom.storage.read.ancestry import contributors
 
 
@@ -39,23 +40,22 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
     environment, packages = mapping(oldest.get("environment")), mapping(oldest.get("versions"))
     first = ComputedWith(0, "", str(oldest.get("created", "")), environment, packages)
     try:
-        folders = [folder for folder in (root / "_sessions").iterdir() if SESSION_NAME.fullmatch(folder.name)]
+        names = os.listdir(root / FOLDER)
     except FileNotFoundError:
-        folders = []
-    later = (_read(folder) for folder in folders)
+        names = []
+    later = (_read(root, session) for session in map(SessionName.parse, names) if session is not None)
     return [first, *sorted((session for session in later if session is not None), key=lambda session: session.number)]
 
 
-def _read(folder: Path) -> ComputedWith | None:
+def _read(root: Path, session: SessionName) -> ComputedWith | None:
     try:
-        document = read_session(folder)
+        document = read_session(root / FOLDER / str(session))
     except (FileNotFoundError, DamagedRun):  # interrupted before it wrote anything, or for `verify` to tell
         return None
     if "environment" not in document:
         return None
-    number, token = folder.name.split(".")[0].split("-")
     environment, packages = mapping(document["environment"]), mapping(document.get("versions"))
-    return ComputedWith(int(number), token, str(document.get("started", "")), environment, packages)
+    return ComputedWith(session.number, session.token, str(document.get("started", "")), environment, packages)
 
 
 def mapping(value: object) -> Mapping[str, Any]:

@@ -14,22 +14,31 @@ from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.digests import array_digests, output_digest
 from metaloom.storage.format.records import SpanInput, StageRecord
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.segments import FOLDER as SEGMENTS
+from metaloom.storage.format.segments import SEAL, segment_iterations
 from metaloom.storage.format.sessions import (
     ABOUT,
     CLAIM_NAME,
     INFO_COPY,
     PART_NAME,
-    SESSION_NAME,
     SessionFacts,
+    SessionName,
     newest_session,
     session_facts,
 )
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.keep.thinning import FOLDER as THINNED
-from metaloom.storage.keep.thinning import marked_iteration, marker_path
+from metaloom.storage.keep.thinning import is_marker, marker_path
 from metaloom.storage.read.ancestry import boundaries, first_session
 from metaloom.storage.read.committed import TABLES, CommittedFiles
-from metaloom.storage.read.history import chain_problems, describe_missing, head_problems, missing_positions
+from metaloom.storage.read.history import (
+    chain_problems,
+    describe_missing,
+    head_problems,
+    missing_positions,
+    sealed_links,
+)
+from metaloom.storage.read.segments import Segment
 from metaloom.storage.read.spans import SpanSums
 from metaloom.storage.remote.checks import problems
 from metaloom.storage.remote.log import RemoteLog, follow
@@ -89,6 +98,10 @@ class _Verification:
         self.unreadable: set[StageRef] = set()
         self.thinned: dict[StageRef, str] = {}
         self.steps: dict[StageRef, int] = {}
+        self.segments: dict[str, Segment] = {}
+        self.sums: SpanSums | None = None
+        self.spans: list[tuple[StageRef, SpanInput]] = []
+        self.uncounted: set[StageRef] = set()
         self.reported: set[str] = set()
 
     def damage(self) -> Iterator[Damage]:
@@ -96,16 +109,20 @@ class _Verification:
         self.files = CommittedFiles(self.root, self._stages(info), self.remote)
         # Before the records are listed, of which a writer may add some meanwhile.
         known = newest_session(self.root, first_session(info) if info else 0)
+        yield from self._read_seals()
         yield from self._read_records()
         yield from self._objects()
         lost = yield from self._sessions(info)
         yield from self._history(info, lost, known)
         yield from self._metadata()
         yield from self._read_markers()
+        packed = self.files.segments.all()
+        if any(r.spans for r in self.records.values()) or any(self._names_spans(segment) for segment in packed[-1:]):
+            self.sums = SpanSums(lambda ref: self.steps.get(ref, 0))
+        for segment in packed:
+            yield from self._segment(segment)
         for record in self.records.values():
-            yield from self._inputs(record)
-            if self.thinned.get(record.ref) != record.sha256:
-                yield from self._output(record)
+            yield from self._checked_record(record, self.thinned.get(record.ref) == record.sha256)
         yield from self._spans()
         yield from self._foreign()
 
@@ -133,10 +150,62 @@ class _Verification:
             yield self._damage(folder, _problem(error))
             return []
 
+    def _read_seals(self) -> Iterator[Damage]:
+        """Find the segments; those whose seals are damaged are left out, and what they hold is missed."""
+        for name in self.files.segments.names():
+            try:
+                self.segments[name] = Segment(self.root / SEGMENTS / name)
+            except (StoreError, OSError) as error:
+                yield self._damage(self.root / SEGMENTS / name / SEAL, _problem(error))
+        yield from (self._damage(*problem) for problem in self.files.segments.use(self.segments.values()))
+
+    def _segment(self, segment: Segment) -> Iterator[Damage]:
+        """Damage of a segment; its records are gone through and not kept, or memory would grow with the run."""
+        for name in segment.seal.files:
+            try:
+                segment.read(name)
+            except (StoreError, OSError) as error:
+                yield self._damage(segment.folder / name, _problem(error))
+        try:
+            thinned = self._thinned_in(segment)
+            for record in segment.records():
+                yield from self._checked_record(record, thinned.get(record.ref) == record.sha256)
+        except (StoreError, OSError) as error:  # told above, unless what it said was agreed on with its hash
+            self.unreadable.update(segment.seal.refs())
+            yield self._damage(Path(getattr(error, "where", segment.folder)), _problem(error))
+        segment.forget()
+
+    def _thinned_in(self, segment: Segment) -> dict[StageRef, str]:
+        packed = self.files.packed_markers(segment)
+        found = {ref: sha256 for outputs in packed.values() for ref, sha256 in outputs.items()}
+        for iteration in (i for i in self.files.live_markers() if i in segment.iterations):
+            found = {ref: sha256 for ref, sha256 in found.items() if ref.iteration != iteration}
+            found |= self.files.thinned(iteration)
+        return found
+
+    def _names_spans(self, segment: Segment) -> bool:
+        try:
+            return any(record.spans for record in segment.records())
+        except (StoreError, OSError):  # told when it is its turn
+            return False
+
+    def _checked_record(self, record: StageRecord, thinned: bool) -> Iterator[Damage]:
+        yield from self._inputs(record)
+        if not thinned:
+            yield from self._output(record)
+        if self.sums is None:
+            return
+        self.sums.add(record.ref, record.digest)
+        self.spans += [(record.ref, item) for item in record.spans]
+        if "lengths" in record.arrays and record.ref not in self.steps:
+            self.uncounted.add(record.ref)
+
     def _read_records(self) -> Iterator[Damage]:
         names = yield from self._names("_commits")
         refs = (ref for name in names if (ref := StageRef.from_file_name(name)) is not None)
         for ref in self.files.stages.sort(ref for ref in refs if ref.stage in self.files.stages):
+            if self.files.segments.holding(ref):  # left by an interrupted packing, and gone with the next session
+                continue
             try:
                 self.records[ref] = self.files.record(ref)
             except (StoreError, OSError) as error:
@@ -154,7 +223,7 @@ class _Verification:
             yield self._damage(path, problem, ref, array or None)
 
     def _read_markers(self) -> Iterator[Damage]:
-        for iteration in self.files.thinned_iterations():
+        for iteration in self.files.live_markers():
             try:
                 self.thinned |= self.files.thinned(iteration)
             except (StoreError, OSError) as error:
@@ -164,13 +233,14 @@ class _Verification:
         """Damage of session files; returns the positions of records that a later session knew to be lost."""
         lost: set[int] = set()
         needed = {(record.session, record.token) for record in self.records.values()}
+        needed.update(*(segment.seal.sessions for segment in self.segments.values()))
         for name in (yield from self._names("_sessions")):
-            match = SESSION_NAME.fullmatch(name)
+            parsed = SessionName.parse(name)
             file = self.root / "_sessions" / name / "session.json"
-            if match is None:
+            if parsed is None:
                 continue
             yield from self._copy_of(info, file.with_name(INFO_COPY))
-            session = (int(match[1]), match[2])
+            session = (parsed.number, parsed.token)
             if session not in needed and not file.exists():
                 continue
             needed.discard(session)
@@ -192,20 +262,21 @@ class _Verification:
             yield self._damage(copy, _problem(error))
 
     def _history(self, info: Mapping[str, Any] | None, lost: set[int], known: SessionFacts | None) -> Iterator[Damage]:
-        records = sorted(self.records.values(), key=lambda record: record.sequence)
+        links = sealed_links(self.segments.values(), self.records.values())
         for error in (
-            *chain_problems(self.files, records, boundaries(info) if info else {}),
-            *head_problems(self.files, records, known),
+            *chain_problems(self.files, links, boundaries(info) if info else {}),
+            *head_problems(self.files, links, known),
         ):
             where = Path(error.where)
             yield self._damage(where, error.found, StageRef.from_file_name(where.name))
-        end = max(records[-1].sequence if records else 0, known.known if known else 0)
-        gaps = [sequence for sequence in missing_positions(records, end) if sequence not in lost]
+        end = max(links[-1].head.sequence if links else 0, known.known if known else 0)
+        gaps = [sequence for sequence in missing_positions(links, end) if sequence not in lost]
         if len(gaps) > len(self.unreadable):
             yield self._damage(self.root / "_commits", describe_missing(gaps, known))
 
     def _metadata(self) -> Iterator[Damage]:
         arrays = {chunk.array for record in self.records.values() for chunk in record.chunks}
+        arrays.update(*(segment.seal.arrays for segment in self.segments.values()))
         groups = {array.partition("/")[0] for array in arrays} | {""}
         for group in sorted(groups):
             yield from self._checked(self.files.data / group / "zarr.json", lambda file: _check_group(file))
@@ -221,33 +292,37 @@ class _Verification:
             yield self._damage(file, _problem(error), array=array)
 
     def _inputs(self, record: StageRecord) -> Iterator[Damage]:
-        file = self.files.record_path(record.ref)
+        file = self.files.record_place(record.ref)
         for item in record.inputs:
-            if item.ref not in self.records:
-                if item.ref not in self.unreadable:
-                    yield self._damage(file, f"its input {item.ref} is not stored", record.ref)
-            elif self.records[item.ref].digest != item.digest:
+            found = self._digest_of(item.ref)
+            if found is None and item.ref not in self.unreadable:
+                yield self._damage(file, f"its input {item.ref} is not stored", record.ref)
+            elif found not in (None, item.digest):
                 yield self._damage(file, f"was computed from another {item.ref} than the one stored", record.ref)
+
+    def _digest_of(self, ref: StageRef) -> str | None:
+        if ref in self.records:
+            return self.records[ref].digest
+        segment = self.files.segments.holding(ref)
+        try:
+            return segment and self.files.segments.digest(ref, segment)
+        except (StoreError, OSError):  # told with its segment
+            self.unreadable.add(ref)
+            return None
 
     def _spans(self) -> Iterator[Damage]:
         """Damage of inputs that records name as a span; after all outputs were read."""
-        sums = SpanSums(lambda ref: self.steps.get(ref, 0))
-        for ref, record in self.records.items():
-            sums.add(ref, record.digest)
-        # Thinned, or damaged, which is told once and not again for what was computed from it.
-        uncounted = [
-            ref for ref, record in self.records.items() if "lengths" in record.arrays and ref not in self.steps
-        ]
-        for record in sorted(self.records.values(), key=lambda record: self.files.stages.position(record.ref)):
-            for item in record.spans:
-                if any(ref in item.span for ref in self.unreadable):
-                    continue
-                found = sums.of(item.span)
-                if found is not None and any(ref in item.span for ref in uncounted):
-                    found = replace(found, steps=item.steps)
-                if found != item:
-                    problem = f"was computed from {_summary(item)}, but stored are {_summary(found)}"
-                    yield self._damage(self.files.record_path(record.ref), problem, record.ref)
+        sums = self.sums or SpanSums(lambda ref: 0)
+        # The others are thinned, or damaged, which is told once and not again for what was computed from it.
+        for ref, item in sorted(self.spans, key=lambda found: self.files.stages.position(found[0])):
+            if any(unreadable in item.span for unreadable in self.unreadable):
+                continue
+            found = sums.of(item.span)
+            if found is not None and any(uncounted in item.span for uncounted in self.uncounted):
+                found = replace(found, steps=item.steps)
+            if found != item:
+                problem = f"was computed from {_summary(item)}, but stored are {_summary(found)}"
+                yield self._damage(self.files.record_place(ref), problem, ref)
 
     def _output(self, record: StageRecord) -> Iterator[Damage]:
         arrays: dict[str, dict[str, Any]] = {}
@@ -262,8 +337,10 @@ class _Verification:
                 whole = False
                 # The metadata is reported once, and so is an object.
                 if not str(getattr(error, "where", "")).endswith("zarr.json") and chunk.path not in self.reported:
-                    yield self._damage(chunk.path, _problem(error), record.ref, chunk.array)
-        for table in record.tables:
+                    where = Path(getattr(error, "where", chunk.path))
+                    file = where if where.is_relative_to(self.root / SEGMENTS) else chunk.path
+                    yield self._damage(file, _problem(error), record.ref, chunk.array)
+        for table in () if self.files.segments.holding(record.ref) else record.tables:
             try:
                 self.files.read_bytes(record, table)
             except (StoreError, OSError) as error:
@@ -273,7 +350,7 @@ class _Verification:
             yield from self._digests(record, arrays)
 
     def _digests(self, record: StageRecord, arrays: Mapping[str, Any]) -> Iterator[Damage]:
-        file = self.files.record_path(record.ref)
+        file = self.files.record_place(record.ref)
         try:
             value = self.files.decode(record, arrays)
         except StoreError as error:
@@ -296,8 +373,15 @@ class _Verification:
                 relative = path.relative_to(self.root).as_posix()
                 if path.is_symlink():
                     yield self._damage(path, "is a symbolic link; a run consists of files")
-                elif relative not in committed and not _belongs(relative, self.files.stages):
+                elif relative not in committed and not self._is_known(relative):
                     yield self._damage(path, "does not belong to the run")
+
+    def _is_known(self, relative: str) -> bool:
+        match relative.split("/", 2):
+            case [folder, name, file] if folder == SEGMENTS and segment_iterations(name):
+                return name not in self.segments or self.segments[name].has_place_for(file)
+            case _:
+                return _belongs(relative, self.files.stages)
 
     def _damage(self, file: Path | str, problem: str, ref: StageRef | None = None, array: str | None = None) -> Damage:
         relative = file if isinstance(file, str) else file.relative_to(self.root).as_posix()
@@ -351,7 +435,7 @@ def _belongs(relative: str, stages: StageTable) -> bool:
             ["run.json"] | ["data.zarr", "zarr.json"] | ["data.zarr", _, "zarr.json"] | ["data.zarr", _, _, "zarr.json"]
         ):
             return True
-        case ["_quarantine", *_]:
+        case ["_quarantine" | "_operator", *_]:
             return True
         case [name]:
             return _LOCK_NAME.fullmatch(name) is not None
@@ -359,12 +443,14 @@ def _belongs(relative: str, stages: StageTable) -> bool:
             ref = StageRef.from_file_name(name)
             return ref is not None and ref.stage in stages
         case [folder, name] if folder == THINNED:
-            return marked_iteration(name) is not None
+            return is_marker(name)
+        case ["_sessions", session, part, _, *_]:
+            return PART_NAME.fullmatch(part) is not None and SessionName.parse(session) is not None
         case ["_sessions", claim]:
             return CLAIM_NAME.fullmatch(claim) is not None
         case ["_sessions", session, name]:
             known = name in (ABOUT, INFO_COPY) or PART_NAME.fullmatch(name) is not None
-            return known and SESSION_NAME.fullmatch(session) is not None
+            return known and SessionName.parse(session) is not None
         case ["data.zarr", _, _, name]:
             return _CHUNK_NAME.fullmatch(name) is not None
         case ["tables", table, name]:

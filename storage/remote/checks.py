@@ -22,7 +22,10 @@ def problems(log: RemoteLog) -> Iterator[tuple[str, str]]:
             if raw != cached[n]:
                 yield entry_key(n), "is missing" if raw is None else "is not the entry that was written"
     for group in _groups(log):
-        for (name, file), raw in zip(group, log.objects.get_all([file.key for _, file in group]), strict=True):
+        keys = [file.key for _, file in group]
+        for (name, file), raw in zip(
+            group, log.objects.get_all(keys, num_bytes=sum(file.size for _, file in group)), strict=True
+        ):
             problem = "is missing" if raw is None else problem_of(file, raw)
             if problem:
                 yield name, f"its object {file.key} {problem}"

@@ -18,7 +18,7 @@ from metaloom.storage.remote.places import url_of
 _BATCHES = (2, 16, 128)
 LARGEST = 2**40
 _EMPTIED = b"emptied"
-_OURS = ("writer.lock", "_quarantine")
+_OURS = ("writer.lock", "_quarantine", "_operator")
 
 
 class RemoteLog:
@@ -78,7 +78,7 @@ class RemoteLog:
         file = self.files.get(path)
         if file is None or file.text is not None:
             return False
-        (raw,) = self.objects.get_all([file.key])
+        (raw,) = self.objects.get_all([file.key], num_bytes=file.size)
         if raw is None:
             self.pull()  # it may have been thinned since
             if self.files.get(path) == file:

@@ -1,43 +1,56 @@
 """The few requests that a run makes of an object store, through fsspec."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from metaloom.storage.errors import StorageFailed, StoreError
+from metaloom.storage.remote.deadlines import Deadlines, may_pass
+
+# Bytes that are allowed for where nobody knows: of an entry of the log, of the answers that list a folder.
+_SMALL_OBJECT = 2**16
+_LISTING = 2**24
 
 
 class ObjectFolder:
     """The objects whose keys begin with a URL. Connects when it is first asked something.
 
-    Every method raises StorageFailed when the store cannot be reached or refuses.
+    Every method raises StorageFailed when the store refuses, or cannot be reached, or does not answer in time, however
+    often it is asked (`deadlines.py`).
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The contents of objects, asked for at once; None for one that is not there."""
+    def get_all(self, keys: Sequence[str], *, num_bytes: int | None = None) -> list[bytes | None]:
+        """The contents of objects, asked for at once; None for one that is not there.
+
+        Args:
+            keys: of the objects.
+            num_bytes: how much it is together, or at most, where it is known: what is more may take longer.
+        """
         with self._failures():
             paths = [self._path(key) for key in keys]
-            found = cast(dict[str, Any], self._fs.cat(paths, on_error="return")) if paths else {}
-            for answer in found.values():
-                if isinstance(answer, Exception) and not isinstance(answer, FileNotFoundError):
-                    raise answer
+            if not keys:
+                return []
+            size = len(keys) * _SMALL_OBJECT if num_bytes is None else num_bytes
+            found = self._ask(size, lambda fs, limit: _contents(fs.cat(paths, on_error="return", **limit)))
             return [found[path] if isinstance(found[path], bytes) else None for path in paths]
 
     def put_all(self, contents: Mapping[str, bytes]) -> None:
         """Store objects, over what may be there."""
         with self._failures():
             if contents:
-                self._fs.pipe({self._path(key): content for key, content in contents.items()})
+                objects = {self._path(key): content for key, content in contents.items()}
+                self._ask(sum(map(len, objects.values())), lambda fs, limit: fs.pipe(objects, **limit))
 
     def put_new(self, key: str, content: bytes) -> bool:
         """Store an object if there is none; return whether it was stored."""
         with self._failures():
             try:
-                self._fs.pipe_file(self._path(key), content, mode="create")
+                path = self._path(key)
+                self._ask(len(content), lambda fs, limit: fs.pipe_file(path, content, mode="create", **limit))
             except FileExistsError:
                 return False
             return True
@@ -46,22 +59,30 @@ class ObjectFolder:
         """Take objects away."""
         with self._failures():
             if keys:
-                self._fs.rm([self._path(key) for key in keys])
+                paths = [self._path(key) for key in keys]
+                self._ask(len(keys) * _SMALL_OBJECT, lambda fs, limit: fs.rm(paths, **limit))
 
     def below(self, key: str) -> list[str]:
         """The keys that begin with a folder's."""
         with self._failures():
             prefix = self._path(key)
-            return [key + path[len(prefix) :] for path in self._fs.find(prefix)]
+            found: list[str] = self._ask(_LISTING, lambda fs, limit: fs.find(prefix, **limit))
+            return [key + path[len(prefix) :] for path in found]
 
     def folders(self) -> list[str]:
         """Names of what looks like a folder directly below."""
         with self._failures():
             try:
-                entries = self._fs.ls(self._root, detail=True)
+                entries = self._ask(_LISTING, lambda fs, limit: fs.ls(self._root, detail=True, **limit))
             except FileNotFoundError:
                 return []
             return [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
+
+    def _ask(self, num_bytes: int, request: Callable[[Any, dict[str, float]], Any]) -> Any:
+        # Back ends that are not asynchronous have no deadline to give; that of Amazon's protocol is.
+        seconds = self._deadlines.of_transfer(num_bytes)
+        limit = {"timeout": seconds} if self._fs.async_impl else {}
+        return self._deadlines.ask(self.url, lambda: request(self._fs, limit))
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
@@ -75,12 +96,27 @@ class ObjectFolder:
         return self._place[0]
 
     @cached_property
+    def _deadlines(self) -> Deadlines:
+        return Deadlines.chosen()
+
+    @cached_property
     def _place(self) -> tuple[Any, str]:
         # It takes as long to import as a run takes to open, and local runs do not need it.
         from fsspec.core import url_to_fs
 
         # What a listing once said would hide what other machines have stored since.
-        return url_to_fs(self.url, use_listings_cache=False)
+        fs, root = url_to_fs(self.url, use_listings_cache=False, **self._options())
+        if hasattr(fs, "retries"):
+            fs.retries = 1
+        return fs, root
+
+    def _options(self) -> dict[str, Any]:
+        """Options of S3's back end, which by itself asks 25 times, 15 seconds each, and says nothing."""
+        if not self.url.startswith(("s3://", "s3a://")):
+            return {}
+        seconds = self._deadlines.seconds
+        once = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
+        return {"config_kwargs": {"connect_timeout": seconds, "read_timeout": seconds, **once}}
 
     @contextmanager
     def _failures(self) -> Generator[None]:
@@ -92,12 +128,21 @@ class ObjectFolder:
             raise self._failed(error, "Install what it names: pip install 'metaloom[s3]' for s3://") from error
         # Each back end has errors of its own, and not all of them are OSErrors.
         except Exception as error:
-            raise self._failed(error, "Check bucket, network and credentials; then run the command again") from error
+            advice = "What was committed is safe. Check bucket, network and credentials; then run the command again"
+            raise self._failed(error, f"{advice}, or `metaloom resume` what was training") from error
 
     def _failed(self, error: Exception, action: str) -> StorageFailed:
+        often = f", {self._deadlines.tries} times" if may_pass(error) else ""
         return StorageFailed(
             self.url,
-            found=f"{type(error).__name__}: {error}",
+            found=f"{self._deadlines.problem(error)}{often}",
             required="an object store that answers, with permission to read and write",
             action=action,
         )
+
+
+def _contents(found: dict[str, Any]) -> dict[str, Any]:
+    for answer in found.values():
+        if isinstance(answer, Exception) and not isinstance(answer, FileNotFoundError):
+            raise answer
+    return found

@@ -4,12 +4,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from metaloom.pipeline.types import Array
 from metaloom.storage.errors import DigestMismatch, LayoutMismatch, StoreError
 from metaloom.storage.format.arrays import ArraySpec, group_document, render_metadata
 from metaloom.storage.format.chunks import crc32c, encode_chunk
 from metaloom.storage.format.codec import Piece
 from metaloom.storage.format.files import Content, make_folder
 from metaloom.storage.format.records import StoredFile
+from metaloom.storage.format.shards import encode_shard
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.write.sessions import Session
 
@@ -20,11 +22,13 @@ class ArrayStore:
     Args:
         files: of the run.
         session: in whose name files are published.
+        shards: large arrays have shards with a part per task, as in runs of all formats but the first.
     """
 
-    def __init__(self, files: CommittedFiles, session: Session) -> None:
+    def __init__(self, files: CommittedFiles, session: Session, *, shards: bool) -> None:
         self._files = files
         self._session = session
+        self._shards = shards
         self.capacity = files.capacity()
 
     def grow(self, capacity: int) -> None:
@@ -62,10 +66,7 @@ class ArrayStore:
         """
         self._create([piece for piece in pieces if not (self._files.data / piece.path / "zarr.json").exists()])
         specs = [self._fitting_spec(piece) for piece in pieces]
-        encoded = [
-            encode_chunk(piece.data, compressed=spec.compressed) if spec.raw_bytes else ((), 0)
-            for piece, spec in zip(pieces, specs, strict=True)
-        ]
+        encoded = [_encoded(piece.data, spec) for piece, spec in zip(pieces, specs, strict=True)]
         keys = [spec.chunk_key(piece.row) for piece, spec in zip(pieces, specs, strict=True)]
         files = tuple(
             StoredFile(f"data.zarr/{key}", sum(map(len, content)), crc, piece.path)
@@ -94,7 +95,7 @@ class ArrayStore:
             group: group_document({}) for group in groups if not (self._files.data / group / "zarr.json").exists()
         }
         _check_cases(pieces, self._files.data)
-        documents |= {piece.path: ArraySpec.of(piece, self._rows(piece.path)).document() for piece in pieces}
+        documents |= {piece.path: self._new_spec(piece, self._rows(piece.path)).document() for piece in pieces}
         self._write_metadata(documents)
 
     def _write_metadata(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
@@ -106,7 +107,7 @@ class ArrayStore:
 
     def _fitting_spec(self, piece: Piece) -> ArraySpec:
         spec = self._files.spec(piece.path)
-        new = ArraySpec.of(piece, spec.rows)
+        new = self._new_spec(piece, spec.rows)
         if (spec.shape, spec.dtype) != (new.shape, new.dtype):
             raise _mismatch(
                 spec, f"an entry of shape {new.shape}, dtype {new.dtype}", f"shape {spec.shape}, dtype {spec.dtype}"
@@ -116,9 +117,18 @@ class ArrayStore:
                 raise _mismatch(spec, f"{name} {value!r}", f"{spec.attributes.get(name)!r}")
         return spec
 
+    def _new_spec(self, piece: Piece, rows: int) -> ArraySpec:
+        return ArraySpec.of(piece, rows, shards=self._shards)
+
     def _rows(self, path: str) -> int:
         # The learner has a row more: what the last iteration leads to.
         return self.capacity + path.startswith("learner/")
+
+
+def _encoded(row: Array, spec: ArraySpec) -> tuple[Content, int]:
+    if not spec.raw_bytes:
+        return (), 0
+    return encode_shard(row) if spec.sharded else encode_chunk(row, compressed=spec.compressed)
 
 
 def _without_order(attribute: object) -> object:

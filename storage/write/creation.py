@@ -13,7 +13,7 @@ from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.files import make_folder, sync_folder
 from metaloom.storage.format.paths import check_path
 from metaloom.storage.format.provenance import system, utc, versions
-from metaloom.storage.format.records import SCHEMA
+from metaloom.storage.format.records import FORMATS
 from metaloom.storage.format.stages import ON_POLICY, StageTable
 from metaloom.storage.keep.repair import keep_copy
 from metaloom.storage.keep.thinning import KEEP_ALL, Retention
@@ -136,7 +136,7 @@ def new_info(
     """The content of a new run's run.json; `origin` says from which run it was forked."""
     return sealed(
         {
-            "format": SCHEMA,
+            "format": FORMATS[-1],
             "id": str(uuid.uuid4()),
             "config": dict(config),
             "config_digest": config_digest,

@@ -7,13 +7,12 @@ process, a host that came back) is the session it publishes from; see `metaloom.
 import fcntl
 import json
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from metaloom.storage.errors import RunLocked
 from metaloom.storage.format.canonical import render
-from metaloom.storage.format.provenance import utc
+from metaloom.storage.write.holder import owner_document
 
 _LARGEST = 4096
 
@@ -49,7 +48,7 @@ def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
     Raises:
         RunLocked: another process holds it.
     """
-    owner = render({"host": socket.gethostname(), "pid": os.getpid(), "since": utc(), "token": token})
+    owner = render(owner_document(token))
     if take_over:
         return _replace_lock(path, token, owner)
     while True:

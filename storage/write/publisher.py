@@ -107,8 +107,8 @@ class Publisher:
     def _summed(self, span: Span) -> SpanInput:
         if self._spans is None:
             self._spans = SpanSums(self._num_steps)
-            for ref, digest in self._history.digests.items():
-                self._spans.add(ref, digest)
+            for ref in self._history.digests:
+                self._spans.add(ref, self._history.digests[ref])
         found = self._spans.of(span)
         assert found is not None, f"{span} was stored when it was put"
         return found
@@ -157,7 +157,7 @@ class Publisher:
     def _rounds_of(self, iteration: int) -> Mapping[int, EpisodeSummary]:
         stages = self._files.stages
         name = stages.named("rollouts")
-        stored = [ref for ref in self._history.digests if ref.iteration == iteration and ref.stage == name]
+        stored = [ref for ref in self._history.digests.of(iteration) if ref.stage == name]
         return {ref.step: self._summary(ref) for ref in stages.sort(stored)}
 
     def _summary(self, ref: StageRef) -> EpisodeSummary:

@@ -22,7 +22,7 @@ from metaloom.storage.errors import FencedOut
 from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.files import Content, make_folder, sync_folder
 from metaloom.storage.format.provenance import utc, versions
-from metaloom.storage.format.sessions import ABOUT, CLAIM_NAME, CLOSED, FOLDER, PART_NAME, SESSION_NAME, Head
+from metaloom.storage.format.sessions import ABOUT, CLAIM_NAME, CLOSED, FOLDER, PART_NAME, Head, SessionName
 from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.remote.session import RemoteSession
 from metaloom.storage.write.direct import FileCreator
@@ -53,7 +53,7 @@ class Session:
     @property
     def folder(self) -> Path:
         """Folder of what the session has not published yet."""
-        return self.root / FOLDER / f"{self.number:06d}-{self.token}"
+        return self.root / FOLDER / str(SessionName(self.number, self.token))
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write down who the session is, and facts about it beside those that it wrote down before."""
@@ -140,6 +140,64 @@ class Session:
                 continue
             _discard(part)
 
+    def write_folder(self, contents: Iterable[tuple[str, Content]]) -> Path:
+        """Write a folder of files into the session's folder, one after the other, safe from a power cut.
+
+        Raises:
+            FencedOut: a later session has begun.
+        """
+        part = self._next_part()
+        folders = [part]
+        try:
+            part.mkdir()
+            for name, content in contents:
+                path = part / name
+                parents = [folder for folder in path.parents if folder.is_relative_to(part)]
+                for folder in (folder for folder in reversed(parents) if folder not in folders):
+                    folder.mkdir()
+                    folders.append(folder)
+                descriptor = self._creator.create(path, content)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            for folder in reversed(folders):
+                sync_folder(folder)
+        except FileNotFoundError as error:
+            raise self.explain(error) from error
+        return part
+
+    def place_folder(self, part: Path, target: Path) -> None:
+        """Move a written folder to its place, where there is nothing.
+
+        Raises:
+            FencedOut: a later session has begun.
+        """
+        try:
+            os.rename(part, target)
+        except FileNotFoundError as error:
+            raise self.explain(error) from error
+        sync_folder(target.parent)
+
+    def link(self, paths: Mapping[Path, Path]) -> None:
+        """Give files another name each, through the session's folder; those that are not there are left out.
+
+        Raises:
+            FencedOut: a later session has begun.
+        """
+        for path, target in paths.items():
+            part = self._next_part()
+            try:
+                os.link(path, part)
+                os.replace(part, target)
+            except FileNotFoundError as error:
+                if not self.folder.is_dir():
+                    raise self.explain(error) from error
+            # POSIX: replacing a name by another one of the same file does nothing, and leaves both.
+            part.unlink(missing_ok=True)
+        for folder in {target.parent for target in paths.values()}:
+            sync_folder(folder)
+
     def share(self) -> None:
         """Send what was published and removed since the last time to the object store, if the run is under one.
 
@@ -218,14 +276,14 @@ def _begin(root: Path, token: str, lock: WriterLock) -> int:
     make_folder(root / FOLDER)
     while True:
         number = _claim(root / FOLDER)
-        own = root / FOLDER / f"{number:06d}-{token}"
+        own = root / FOLDER / str(SessionName(number, token))
         make_folder(own)
         # Only those that are there by now may be closed: one that begins after this look is later than this session.
         names = os.listdir(root / FOLDER)
         latest = max(map(_number, names))
         if latest == number and lock.is_held():
             for name in names:
-                if (match := SESSION_NAME.fullmatch(name)) and match[2] != token and match[3] is None:
+                if (other := SessionName.parse(name)) and other.token != token and not other.closed:
                     _close_folder(root / FOLDER / name)
             return number
         _close_folder(own)
@@ -248,8 +306,10 @@ def _claim(sessions: Path) -> int:
 
 def _number(name: str) -> int:
     """The number of the session that a name in the folder of sessions is about, -1 for any other name."""
-    match = SESSION_NAME.fullmatch(name) or CLAIM_NAME.fullmatch(name)
-    return int(match[1]) if match else -1
+    if (session := SessionName.parse(name)) is not None:
+        return session.number
+    claim = CLAIM_NAME.fullmatch(name)
+    return int(claim[1]) if claim else -1
 
 
 def _follow(session: Session, log: RemoteLog) -> None:

@@ -21,10 +21,17 @@ from metaloom.storage.errors import (
 )
 from metaloom.storage.format.codec import Value, encode, flatten
 from metaloom.storage.format.files import read_file, sync_folder
-from metaloom.storage.format.records import StageRecord
+from metaloom.storage.format.records import StageRecord, has_shards
 from metaloom.storage.format.refs import Span, StageRef
 from metaloom.storage.format.sessions import newest_session
-from metaloom.storage.keep.repair import can_restore_info, info_copies, keep_copy, repair_run, restore_info
+from metaloom.storage.keep.repair import (
+    can_restore_info,
+    info_copies,
+    keep_copy,
+    mend_segments,
+    repair_run,
+    restore_info,
+)
 from metaloom.storage.keep.thinner import Thinner
 from metaloom.storage.keep.thinning import KEEP_ALL, Retention, Thinned, thinnable
 from metaloom.storage.read.ancestry import first_session
@@ -35,6 +42,8 @@ from metaloom.storage.run import Run, read_info, require_own_records
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.background import BackgroundQueue
 from metaloom.storage.write.budget import Budget
+from metaloom.storage.write.holder import is_asked_to_stop
+from metaloom.storage.write.packer import Packer
 from metaloom.storage.write.publisher import Output, Publisher
 from metaloom.storage.write.sessions import Session, begin_session
 
@@ -73,6 +82,8 @@ class RunWriter:
         self._history = history
         self._publisher = Publisher(run.files, session, arrays, history, run.info)
         self._thinner = Thinner(run.files, session, arrays)
+        self._packer = Packer(run.files, session, history.digests, str(run.info["format"]))
+        self._packer.finish()
         self._retention = retention
         self._whole = _whole_iterations(run, history) if retention.thins else set[int]()
         held = run.files.num_bytes() if retention.max_bytes is not None else 0
@@ -92,6 +103,11 @@ class RunWriter:
         """Tell whether an output is stored or on its way to the disk."""
         with self._lock:
             return ref in self._pending or ref in self._history.digests
+
+    def is_whole(self, iteration: int) -> bool:
+        """Tell whether an iteration is known to have all its outputs, without a look at each of them."""
+        # It was complete when it was packed, and no record of the run was ever lost.
+        return not self._history.lost and self.run.files.segments.holding(self.run.last_ref(iteration)) is not None
 
     def put(
         self,
@@ -164,6 +180,15 @@ class RunWriter:
             self.flush()
         return self.run.record(ref)
 
+    @property
+    def session(self) -> int:
+        """Number of the writing session."""
+        return self._session.number
+
+    def is_asked_to_stop(self) -> bool:
+        """Tell whether somebody has asked this writer to stop; see `storage.ask_to_stop`."""
+        return is_asked_to_stop(self.run.path, self._session.token)
+
     def describe(self, environment: Mapping[str, Any]) -> None:
         """Write down what this session computes with, as plain JSON data; see `Run.environment_of`.
 
@@ -184,6 +209,17 @@ class RunWriter:
         chosen = {*self.run.select([*iterations])}
         with self._writing():
             return self._thinner.thin(self._thinnable(chosen))
+
+    def pack(self) -> list[range]:
+        """Pack all complete iterations but the newest into segments; returns the iterations of each new one.
+
+        Raises:
+            StoreError: the run is of a format that knows no segments, or under object storage.
+            DamagedRun: a file that is to be packed is not what was committed; what was packed before it stays packed.
+        """
+        self.flush()
+        with self._writing():
+            return self._packer.pack()
 
     def restore(self, values: Mapping[StageRef, Value]) -> None:
         """Put back the arrays of thinned outputs of one iteration, computed again.
@@ -255,7 +291,10 @@ class RunWriter:
     def _publish(self, output: Output) -> None:
         with self._writing():
             written = self._publisher.publish(output)
-            freed = self._retire(output.ref.iteration) if output.ref.stage == self.run.stages.last else 0
+            freed = 0
+            if output.ref.stage == self.run.stages.last:
+                freed = self._retire(output.ref.iteration)
+                self._packer.pack_old()
         with self._lock:
             self._pending.pop(output.ref, None)
             if self._budget:
@@ -272,7 +311,8 @@ class RunWriter:
         return self._thinner.thin(self._thinnable(done)).num_bytes
 
     def _thinnable(self, iterations: set[int]) -> list[StageRef]:
-        return thinnable(self._history.digests, iterations, self.run.stages)
+        refs = (ref for iteration in iterations for ref in self._history.digests.of(iteration))
+        return thinnable(refs, iterations, self.run.stages)
 
     def _check(self, ref: StageRef, inputs: Sequence[StageRef | Span]) -> None:
         if self._closed:
@@ -376,8 +416,10 @@ def open_writer(
 
 def _refuse_links(path: Path) -> None:
     """Folders of a run that comes from elsewhere may be links, and to write through them would change what is there."""
-    folders = [path / name for name in ("run.json", "_commits", "_sessions", "_thinned", "data.zarr", "tables")]
-    for pattern in ("data.zarr/*", "data.zarr/*/*", "tables/*"):
+    names = ("run.json", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
+    folders = [path / name for name in names]
+    inner = ("data.zarr/*", "data.zarr/*/*", "tables/*")
+    for pattern in (*inner, "_segments/*", *(f"_segments/*/{name}" for name in ("*", *inner))):
         folders += path.glob(pattern)
     for entry in folders:
         if entry.is_symlink():
@@ -390,6 +432,8 @@ def run_writer(path: Path, session: Session, capacity: int | None, *, repair: bo
         session.remote.give_up_damaged()
     repaired = restore_info(session) if repair else []
     run = Run(path, read_info(path), follow(path))
+    if repair and run.files.segments.names():  # a damaged seal would keep everything from being read
+        repaired += mend_segments(run.files, session, run.info)
     require_own_records(run)
     if repair:
         repaired += repair_run(run.files, session, run.info)
@@ -400,7 +444,7 @@ def run_writer(path: Path, session: Session, capacity: int | None, *, repair: bo
     if history.newly_lost and not repair:
         known = newest_session(path, first_session(run.info))
         _LOG.warning("%s: %s; they are computed again", path, describe_missing(history.newly_lost, known))
-    arrays = ArrayStore(run.files, session)
+    arrays = ArrayStore(run.files, session, shards=has_shards(run.info))
     arrays.grow(capacity or 0)
     session.describe(
         {

@@ -121,6 +121,10 @@ class Killer:
         """Resume a run."""
         return self._ask({"path": str(path), "point": point, "torn": False, "config": None})
 
+    def pack(self, path: Path, point: int) -> int:
+        """Pack a run."""
+        return self._ask({"path": str(path), "point": point, "torn": False, "config": None, "pack": True})
+
     def _ask(self, job: dict[str, Any]) -> int:
         assert self._process.stdin
         assert self._process.stdout

@@ -38,12 +38,14 @@ def run(tmp_path_factory, train_tiny):
 @pytest.mark.parametrize("damage", ["each its own", *(pytest.param(name, marks=pytest.mark.sweep) for name in DAMAGES)])
 def test_damage_of_any_one_file_is_detected_by_name_or_changes_nothing_that_is_read(run, damage):
     expected = read_everything(run)
+    own = run / "_operator"  # logs and requests, which are no part of what was computed
     files = [file for file in sorted(run.rglob("*")) if file.is_file() and file.stat().st_size]
+    files = [file for file in files if own not in file.parents]
     assert len(files) > 60
     silent = []
-    for file, own in zip(files, itertools.cycle(DAMAGES)):
+    for file, kind in zip(files, itertools.cycle(DAMAGES)):
         content, name = file.read_bytes(), file.relative_to(run).as_posix()
-        changed = DAMAGES.get(damage, DAMAGES[own])(content)
+        changed = DAMAGES.get(damage, DAMAGES[kind])(content)
         file.write_bytes(changed or b"")
         if changed is None:
             file.unlink()

@@ -26,7 +26,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "independent_reader.md"
 def reader():
     """The functions of the page."""
     namespace = {}
-    exec(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[-1], namespace)
+    exec(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0], namespace)
     return namespace
 
 
@@ -95,7 +95,8 @@ def test_the_independent_reader_agrees_with_the_library_on_every_old_format(old_
 def test_the_independent_reader_agrees_with_the_library_on_a_run_with_lost_and_repeated_outputs(
     reader, tmp_path, train_tiny, finish
 ):
-    path = train_tiny(tmp_path / "run", iterations=3, max_episode_steps=2000)
+    path = train_tiny(tmp_path / "run", iterations=3, max_episode_steps=2100)
+    assert storage.open_run(path).files.spec("rollouts_0/observations").sharded
     (path / "_commits" / storage.StageRef(1, "adapt").file_name).unlink()
     (path / "_commits" / storage.StageRef(2, "meta_optimize").file_name).unlink()
     finish(path)
@@ -122,6 +123,20 @@ def test_the_independent_reader_agrees_with_the_library_on_forks_that_are_evalua
     info.write_bytes(moved.read_bytes())
     with pytest.raises(AssertionError, match="follows another one"):
         reader["history"](tmp_path / "last")
+
+
+def test_the_independent_reader_agrees_with_the_library_on_packed_runs(reader, tmp_path, train_tiny):
+    evaluation = {"every": 2, "num_tasks": 2, "adaptation_steps": 1, "test_episodes": 2}
+    path = train_tiny(tmp_path / "run", iterations=4, evaluation=evaluation, max_episode_steps=2100)
+    thin(path, storage.Retention(keep_every=2))
+    with storage.open_writer(path) as writer:
+        writer.pack()
+    agree(reader, path)
+    fork(path, 2, tmp_path / "fork")
+    thin(path, storage.Retention(keep_last=1))
+    resume(tmp_path / "fork", backend=Backend(workers=0))
+    agree(reader, path)
+    agree(reader, tmp_path / "fork")
 
 
 @pytest.mark.parametrize("name", ["sac", "pearl"])
@@ -179,7 +194,7 @@ def test_the_independent_reader_decompresses_whatever_blosc_compresses(reader, d
 
 
 def test_the_page_uses_nothing_but_numpy_pyarrow_and_the_standard_library(reader):
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[-1]
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
     assert set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)) == {
         *("hashlib", "json", "struct", "math", "pathlib"),
         *("numpy", "pyarrow"),

@@ -125,12 +125,13 @@ def test_a_disk_that_is_read_only_can_be_read_and_refuses_writers_with_advice(sm
 
 
 def test_running_out_of_file_descriptors_stops_the_run_and_loses_nothing(tmp_path, train_tiny, stays_whole):
-    open_now = len(os.listdir("/proc/self/fd"))
+    taken = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = [number for number in range(len(taken) + 30) if number not in taken]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     failed = 0
     for spare in range(0, 24, 3):
         path = tmp_path / f"run-{spare}"
-        resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + spare, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[spare], hard))
         try:
             error = raised_by(train_tiny, path, iterations=ITERATIONS)
         finally:

@@ -213,7 +213,7 @@ def one_may_die(search, **take_over):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("second", [False, True], ids=["refused", "taking over"])
+@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.sweep)], ids=["refused", "taking over"])
 def test_of_two_sessions_one_of_which_may_die_at_any_moment_one_gets_through(search, steered, second):
     one_may_die(search, a=False, b=second)
 

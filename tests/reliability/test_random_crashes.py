@@ -6,6 +6,7 @@ Without crashes, but with growth and damage: tests/storage/test_state_machine.py
 import errno
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,19 @@ class CrashingRun(RuleBasedStateMachine):
         assert run.contains(ref) or not done
         if run.contains(ref):
             self.model[ref] = number
+
+    @precondition(lambda self: self.writer)
+    @rule(point=st.integers(0, 160))
+    def crash_while_packing(self, point):
+        with self.write_points.before_each_write(self.write_points.fail_at(point, errno.EIO, for_ever=True)):
+            try:
+                self.writer.pack()
+                self.writer.close()
+            except storage.StorageFailed:
+                with suppress(storage.StorageFailed):
+                    self.writer.close()
+        self.writer = None
+        self.read()
 
     @precondition(lambda self: not self.writer)
     @rule(point=st.integers(0, 40))

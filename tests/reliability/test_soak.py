@@ -1,4 +1,4 @@
-"""Thousands of tiny commits (T24); `python benchmarks/soak.py` makes a hundred thousand."""
+"""Hundreds of tiny iterations (T24, T31); `python benchmarks/soak.py` makes a hundred thousand."""
 
 import importlib.util
 import sys
@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from metaloom import storage
+from metaloom.storage.write import packer
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +20,16 @@ def soak(pytestconfig):
 
 @pytest.mark.slow
 @pytest.mark.no_cover
-def test_thousands_of_commits_stay_as_cheap_as_the_first_and_leak_nothing(tmp_path, soak):
-    first, *_, last = soak(tmp_path / "run", commits=2500, blocks=5)
-    assert last.commits == 2500
+def test_hundreds_of_iterations_stay_as_cheap_as_the_first_and_leak_nothing(tmp_path, soak, monkeypatch):
+    monkeypatch.setattr(packer, "SIZE", 25)
+    monkeypatch.setattr(packer, "MARGIN", 5)
+    _, first, *_, last = soak(tmp_path / "run", iterations=200, blocks=8)  # the first block imports pyarrow
+    assert last.iterations == 200
     assert last.open_files == first.open_files
-    assert last.memory_mb < first.memory_mb + 8  # the digests of 2,000 outputs take 1
+    assert last.memory_mb < first.memory_mb + 8
     assert last.cpu_ms < 2 * first.cpu_ms
-    assert len(storage.open_run(tmp_path / "run").refs()) == 2500
+    run = storage.open_run(tmp_path / "run")
+    assert len(run.refs()) == 1 + 7 * 200
+    assert len([*run.path.glob("_segments/*")]) == 7
+    assert max(len([*folder.iterdir()]) for folder in run.path.rglob("*") if folder.is_dir()) < 70 * 8
     assert list((tmp_path / "run" / "_sessions").glob("*/*.part")) == []

@@ -24,7 +24,7 @@ def test_a_run_written_under_any_clock_has_its_order_and_is_whole(tmp_path, crea
     original = provenance.utc
     moments = iter(range(10**6))
     monkeypatch.setattr(time, "time", lambda: clock(next(moments)))
-    for module in ("sessions", "creation", "locks"):
+    for module in ("sessions", "creation", "holder"):
         monkeypatch.setattr(f"metaloom.storage.write.{module}.utc", lambda seconds=None: original(time.time()))
     with storage.create_run(tmp_path / "run", capacity=2, **creation) as writer:
         for n, (ref, value, inputs) in enumerate(outputs):

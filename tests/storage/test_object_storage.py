@@ -10,13 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import s3fs
 
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.replay import replay
-from metaloom.flows.commands.train import resume, train
+from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.run_info import list_run_rows
@@ -462,9 +463,27 @@ def test_a_store_that_does_not_answer_ends_a_writer_with_one_message_and_what_it
     assert len(storage.open_run(url)) == 2
 
 
+def test_a_store_that_falls_silent_stops_the_training_in_time_and_it_resumes(bucket, whole, monkeypatch, caplog):
+    monkeypatch.setenv("METALOOM_STORE_TIMEOUT", "2")
+    monkeypatch.setenv("METALOOM_STORE_TRIES", "2")
+    s3fs.S3FileSystem.clear_instance_cache()
+    (moto,) = [child for child in psutil.Process().children() if "moto.server" in child.cmdline()]
+    folder, observer = storage.folder_of(f"{URL}/silent"), Observer(iteration_done=lambda *_: moto.suspend())
+    try:
+        with pytest.raises(storage.StorageFailed, match=r"no (complete )?answer.*, 2 times.*metaloom resume"):
+            train(build_config(SETTINGS), folder, backend=Backend(workers=0), observer=observer)
+    finally:
+        moto.resume()
+    assert "trying again (2 of 2)" in caplog.text
+    monkeypatch.delenv("METALOOM_STORE_TIMEOUT")
+    s3fs.S3FileSystem.clear_instance_cache()
+    resume(folder, backend=Backend(workers=0))
+    assert digests(storage.open_run(folder)) == whole
+
+
 def test_a_store_that_cannot_be_reached_is_named(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("METALOOM_STORE_TRIES", "1")
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(storage.StorageFailed, match=r"first: EndpointConnectionError.*Check bucket, network"):
         storage.open_run(f"{URL}/first")
@@ -570,3 +589,10 @@ def test_another_machine_goes_on_with_a_memory_that_only_the_bucket_has(bucket, 
     assert digests(storage.open_run(f"{URL}/memory")) == digests(storage.open_run(tmp_path / "local"))
     other_machine("third")
     assert all(outcome.identical for outcome in replay(storage.folder_of(f"{URL}/memory"), 2))
+
+
+def test_packing_is_refused_and_says_why(make_remote):
+    url = make_remote("first")
+    with storage.open_writer(url) as writer, pytest.raises(storage.StoreError, match="a run under object storage"):
+        writer.pack()
+    assert storage.verify_run(url) == []

@@ -72,6 +72,12 @@ class StoredRun(RuleBasedStateMachine):
 
     @precondition(lambda self: self.writer)
     @rule()
+    def pack(self):
+        self.writer.pack()
+        self.flushed = True
+
+    @precondition(lambda self: self.writer)
+    @rule()
     def close(self):
         self.writer.close()
         self.writer, self.flushed = None, True
@@ -103,6 +109,8 @@ class StoredRun(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose_a_record(self, data):
         ref = data.draw(st.sampled_from(sorted(self.model, key=str)))
+        if not (self.path / "_commits" / ref.file_name).exists():  # it is in a segment
+            return
         (self.path / "_commits" / ref.file_name).unlink()
         del self.model[ref]
         storage.open_writer(self.path).close()  # takes note of the loss
@@ -111,13 +119,20 @@ class StoredRun(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose_a_chunk(self, data):
         ref = data.draw(st.sampled_from(sorted(self.model, key=str)))
-        chunk = storage.open_run(self.path).record(ref).chunks[0]
-        (self.path / chunk.path).unlink()
+        run = storage.open_run(self.path)
+        record = run.record(ref)
+        path = run.path / record.chunks[0].path
+        if (segment := run.files.segments.holding(ref)) is not None:
+            path = segment.chunk_path(run.files.spec(record.chunks[0].array), run.stages.row_of(ref))
+            lost = {r for r in self.model if record.chunks[0].array in {c.array for c in run.record(r).chunks}}
+            lost = {r for r in lost if run.files.segments.holding(r) is segment}
+        path.unlink()
         with pytest.raises(storage.DamagedRun):
             storage.open_writer(self.path)
         storage.open_writer(self.path, repair=True).close()
-        del self.model[ref]
-        self.model.pop(StageRef(ref.iteration, "meta_optimize"), None)
+        for gone in lost if segment else {ref}:  # a file of a segment has the rows of all its iterations
+            self.model.pop(gone, None)
+            self.model.pop(StageRef(gone.iteration, "meta_optimize"), None)
 
     @precondition(lambda self: self.writer)
     @invariant()

@@ -146,7 +146,9 @@ def test_a_run_without_iterations_says_that_it_has_none(tmp_path, creation):
 def test_only_the_arrays_that_columns_need_are_read(run, monkeypatch):
     read = []
     read_row = type(run.files).read_row
-    monkeypatch.setattr(type(run.files), "read_row", lambda self, r, c: read.append(c.array) or read_row(self, r, c))
+    monkeypatch.setattr(
+        type(run.files), "read_row", lambda self, r, c, *tasks: read.append(c.array) or read_row(self, r, c, *tasks)
+    )
     table = run.steps(0, columns=["task", "reward"], steps=1)
     assert table.column_names == ["task", "reward"]
     assert {array.partition("/")[2] for array in read} == {"rewards", "lengths"}

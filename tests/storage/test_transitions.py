@@ -84,7 +84,7 @@ def test_only_batches_that_hold_a_row_are_read(run, transitions, monkeypatch):
     monkeypatch.setattr(
         type(run.files),
         "read_row",
-        lambda files, record, chunk: (read.append(chunk.array), of(files, record, chunk))[1],
+        lambda files, record, chunk, *tasks: (read.append(chunk.array), of(files, record, chunk, *tasks))[1],
     )
     first = len(rows_of(None, run[0].memory_fill()))
     read.clear()
@@ -143,8 +143,8 @@ def test_rows_behind_a_round_that_was_lost_are_not_counted_wrongly(make_off_poli
 def test_impossible_lengths_are_damage(run, monkeypatch, length):
     of = type(run.files).read_row
 
-    def forged(files, record, chunk):
-        values, attributes = of(files, record, chunk)
+    def forged(files, record, chunk, *tasks):
+        values, attributes = of(files, record, chunk, *tasks)
         return (values * 0 + length, attributes) if chunk.array == "rollouts_0/lengths" else (values, attributes)
 
     monkeypatch.setattr(type(run.files), "read_row", forged)

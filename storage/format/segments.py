@@ -1,0 +1,288 @@
+"""Segments: all outputs of consecutive iterations in a few sealed files, in place of some for each of them.
+
+A segment is a folder `_segments/{first}-{last}` that appears in one step and never changes. Its seal says which outputs
+it holds and how their records continue the chain, so that nobody has to read them to go on behind them.
+"""
+
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metaloom.storage.errors import damaged
+from metaloom.storage.format.arrays import ArraySpec, read_metadata
+from metaloom.storage.format.canonical import Document, read_sealed, render, sealed
+from metaloom.storage.format.chunks import crc32c
+from metaloom.storage.format.records import SCHEMA, StageRecord
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.sessions import Head
+
+FOLDER = "_segments"
+SEAL = "seal.json"
+RECORDS = "records.parquet"
+
+_NAME = re.compile(r"(\d{8})-(\d{8})")
+_INDEX_CODECS: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+_ABSENT = 2**64 - 1
+_CRC_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Link:
+    """Consecutive records, each following the one before it.
+
+    Attributes:
+        first: position of the first in the run's history.
+        previous: hash that the first one follows.
+        head: the last of them.
+    """
+
+    first: int
+    previous: str
+    head: Head
+
+    @classmethod
+    def of(cls, record: StageRecord) -> "Link":
+        """One record."""
+        return cls(record.sequence, record.previous, Head.of(record))
+
+
+@dataclass(frozen=True)
+class PackedArray:
+    """Rows of an array in a segment.
+
+    Attributes:
+        first_row: its number in the whole array.
+        rows: how many.
+        sharded: they are in one file; else each has its own, as before.
+    """
+
+    first_row: int
+    rows: int
+    sharded: bool
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """A file of a segment.
+
+    Attributes:
+        size: bytes.
+        sha256: of all of them.
+    """
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Account of a segment.
+
+    Attributes:
+        iterations: those that it is about.
+        outputs: by stage and inner step, the iterations whose output it holds.
+        links: the records as parts of the chain, in order.
+        sessions: number and token of the sessions that wrote them.
+        arrays: by path below `data.zarr`.
+        files: by path below the segment's folder; all but the seal, and the rows of arrays that are not sharded.
+    """
+
+    iterations: range
+    outputs: Mapping[tuple[str, int], tuple[range, ...]]
+    links: tuple[Link, ...]
+    sessions: frozenset[tuple[int, str]]
+    arrays: Mapping[str, PackedArray]
+    files: Mapping[str, PackedFile]
+
+    @classmethod
+    def of(
+        cls,
+        iterations: range,
+        records: Sequence[StageRecord],
+        arrays: Mapping[str, PackedArray],
+        files: Mapping[str, PackedFile],
+    ) -> "Seal":
+        """The seal of a segment that holds some records."""
+        held: dict[tuple[str, int], list[int]] = {}
+        for record in records:
+            held.setdefault((record.ref.stage, record.ref.step), []).append(record.ref.iteration)
+        outputs = {output: (*_ranges(numbers),) for output, numbers in sorted(held.items())}
+        sessions = frozenset((record.session, record.token) for record in records)
+        return cls(iterations, outputs, (*join(map(Link.of, records)),), sessions, arrays, files)
+
+    def holds(self, ref: StageRef) -> bool:
+        """Tell whether the segment has an output."""
+        return any(ref.iteration in part for part in self.outputs.get((ref.stage, ref.step), ()))
+
+    def refs(self) -> Iterator[StageRef]:
+        """Go through the outputs that it has."""
+        for (stage, step), parts in self.outputs.items():
+            yield from (StageRef(iteration, stage, step) for part in parts for iteration in part)
+
+    def content(self) -> bytes:
+        """The bytes of the seal's file."""
+        document = {
+            "schema": SCHEMA,
+            "iterations": [self.iterations.start, self.iterations.stop],
+            "outputs": [
+                {"stage": stage, "step": step, "iterations": [[part.start, part.stop] for part in parts]}
+                for (stage, step), parts in self.outputs.items()
+            ],
+            "links": [
+                {"first": link.first, "previous": link.previous, "head": link.head.document()} for link in self.links
+            ],
+            "sessions": [[number, token] for number, token in sorted(self.sessions)],
+            "arrays": {
+                path: {"first_row": array.first_row, "rows": array.rows, "sharded": array.sharded}
+                for path, array in self.arrays.items()
+            },
+            "files": {path: {"size": file.size, "sha256": file.sha256} for path, file in self.files.items()},
+        }
+        return render(sealed(document))
+
+
+def read_seal(folder: Path) -> Seal:
+    """Read the seal of a segment's folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedRun: it is not what was written.
+    """
+    document = read_sealed(folder / SEAL)
+    try:
+        seal = _parse(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(folder / SEAL, f"is no seal of a segment ({type(error).__name__}: {error})") from None
+    if segment_name(seal.iterations) != folder.name:
+        raise damaged(folder / SEAL, f"is the seal of {segment_name(seal.iterations)}")
+    return seal
+
+
+def segment_name(iterations: range) -> str:
+    """The name of the folder of a segment of these iterations."""
+    return f"{iterations.start:08d}-{iterations.stop - 1:08d}"
+
+
+def segment_iterations(name: str) -> range | None:
+    """The iterations that the folder of a segment is about, None for a name that none has."""
+    match = _NAME.fullmatch(name)
+    found = range(int(match[1]), int(match[2]) + 1) if match else None
+    return found or None
+
+
+def join(links: Iterable[Link]) -> Iterator[Link]:
+    """Join links that follow one another, in order of their positions."""
+    last: Link | None = None
+    for link in sorted(links, key=lambda link: link.first):
+        if last is not None and (link.first, link.previous) == (last.head.sequence + 1, last.head.sha256):
+            last = Link(last.first, last.previous, link.head)
+            continue
+        if last is not None:
+            yield last
+        last = link
+    if last is not None:
+        yield last
+
+
+def array_document(spec: ArraySpec, array: PackedArray) -> Document:
+    """The content of the zarr.json of an array in a segment, which plain zarr reads."""
+    whole = spec.with_rows(array.rows).document()
+    document = {**whole, "attributes": {**whole["attributes"], "first_row": array.first_row}}
+    if array.sharded:
+        row = whole["chunk_grid"]["configuration"]["chunk_shape"]
+        document["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [array.rows, *row[1:]]}}
+        sharding = {
+            "chunk_shape": row,
+            "codecs": whole["codecs"],
+            "index_codecs": _INDEX_CODECS,
+            "index_location": "end",
+        }
+        document["codecs"] = [{"name": "sharding_indexed", "configuration": sharding}]
+    return sealed(document, holder="attributes")
+
+
+def spec_in_segment(file: Path, path: str, array: PackedArray, rows: int) -> ArraySpec:
+    """The array with so many rows as it is outside of segments, by its zarr.json in one.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedRun: it is not what was written.
+    """
+    document = read_metadata(file)
+    attributes = {name: value for name, value in document["attributes"].items() if name not in ("sha256", "first_row")}
+    shape, dims = document["shape"][1:], document["dimension_names"]
+    sharded = not array.sharded and document["codecs"][0]["name"] == "sharding_indexed"
+    return ArraySpec(path, rows, tuple(shape), document["data_type"], tuple(dims), attributes, sharded)
+
+
+def shard_index(sizes: Sequence[int | None]) -> bytes:
+    """The end of a shard, behind chunks of some sizes; None: there is no such chunk."""
+    places: list[int] = []
+    offset = 0
+    for size in sizes:
+        places += (_ABSENT, _ABSENT) if size is None else (offset, size)
+        offset += size or 0
+    index = struct.pack(f"<{len(places)}Q", *places)
+    return index + crc32c(index).to_bytes(_CRC_BYTES, "little")
+
+
+def index_size(rows: int) -> int:
+    """Bytes of the end of a shard."""
+    return 16 * rows + _CRC_BYTES
+
+
+def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | None:
+    """Offset and size of a chunk, by the end of its shard; None if it is not there.
+
+    Raises:
+        DamagedRun: the index is not what was written.
+    """
+    if crc32c(index[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "little") != index[-_CRC_BYTES:]:
+        raise damaged(where, "its index does not have its own CRC-32C")
+    offset, size = struct.unpack_from("<2Q", index, 16 * row)
+    return None if offset == _ABSENT else (offset, size)
+
+
+def _ranges(numbers: Iterable[int]) -> Iterator[range]:
+    first = last = None
+    for number in sorted(numbers):
+        if first is None or last is None or number != last + 1:
+            if first is not None and last is not None:
+                yield range(first, last + 1)
+            first = number
+        last = number
+    if first is not None and last is not None:
+        yield range(first, last + 1)
+
+
+def _parse(document: Mapping[str, Any]) -> Seal:
+    if document["schema"] != SCHEMA:
+        raise ValueError(f"schema {document['schema']!r}")
+    return Seal(
+        iterations=_parse_range(document["iterations"]),
+        outputs={
+            (str(item["stage"]), int(item["step"])): tuple(_parse_range(part) for part in item["iterations"])
+            for item in document["outputs"]
+        },
+        links=tuple(
+            Link(int(link["first"]), str(link["previous"]), Head.parse(link["head"])) for link in document["links"]
+        ),
+        sessions=frozenset((int(number), str(token)) for number, token in document["sessions"]),
+        arrays={
+            str(path): PackedArray(int(array["first_row"]), int(array["rows"]), bool(array["sharded"]))
+            for path, array in document["arrays"].items()
+        },
+        files={
+            str(path): PackedFile(int(file["size"]), str(file["sha256"])) for path, file in document["files"].items()
+        },
+    )
+
+
+def _parse_range(ends: Sequence[Any]) -> range:
+    first, stop = (int(end) for end in ends)
+    if not 0 <= first < stop <= 10**8:
+        raise ValueError(f"iterations from {first} to before {stop}")
+    return range(first, stop)

@@ -1,0 +1,110 @@
+"""Remove whole runs: out of sight by one rename, then file by file, so that a kill leaves no half of a run."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from metaloom.storage.errors import NotARun, RunLocked, RunNotFound, StoreError, damaged, system_errors
+from metaloom.storage.format.files import make_folder, sync_folder
+from metaloom.storage.run import read_info
+from metaloom.storage.write.holder import FOLDER, LOCK_NAME, current_writer
+from metaloom.storage.write.locks import acquire_lock
+
+REMOVED = ".metaloom-removed"
+"""Folder, beside the runs, of what is being removed."""
+
+_OWN = {"run.json", "_commits", "_sessions", "_segments", "_thinned", "_quarantine", FOLDER, "data.zarr", "tables"}
+_ACTION = "Mend that; `metaloom rm` goes on with what was begun"
+
+
+def check_removable(path: Path) -> Path:
+    """Return the folder of a run, damaged or not, that nobody writes and that holds nothing else.
+
+    Raises:
+        RunNotFound, NotARun: it is no folder of a run, but perhaps a link to one.
+        RunLocked: a process is writing it, here or elsewhere.
+    """
+    path = path.absolute()
+    if path.is_symlink():
+        raise NotARun(
+            path,
+            found=f"a symbolic link to {os.readlink(path)}",
+            required="the folder of a run itself",
+            action="Name that folder; `rm` removes a link",
+        )
+    try:
+        read_info(path)
+    except (RunNotFound, NotARun):
+        if not path.is_dir() or not (path / "_commits").is_dir():
+            raise
+    except StoreError:  # of a damaged run, which one may want to remove
+        pass
+    foreign = sorted(name for name in os.listdir(path) if name not in _OWN and not name.startswith(LOCK_NAME))
+    if foreign:
+        raise NotARun(
+            path,
+            found=f"{', '.join(foreign[:3])} in it",
+            required="a folder with nothing but a run's own files",
+            action="Move that out of the way first",
+        )
+    if (writer := current_writer(path)) is not None:
+        raise RunLocked(
+            path,
+            found=f"{writer} is writing it",
+            required="a run that nobody writes",
+            action=f"`metaloom cancel {path.name}` stops it. If its host is dead, remove the folder with `rm -r`",
+        )
+    return path
+
+
+def remove_run(path: Path) -> None:
+    """Remove the folder of a run. Forks keep what they share with it. Links in it are removed, not followed.
+
+    Raises:
+        RunNotFound, NotARun, RunLocked: see `check_removable`.
+        StorageFailed: the system does not let us.
+    """
+    path = check_removable(path)
+    token = secrets.token_hex(8)
+    aside = path.parent / REMOVED / f"{path.name}-{token}"
+    with system_errors(path, required="permission to remove the run", action=_ACTION):
+        lock = acquire_lock(path / LOCK_NAME, token, take_over=False)
+        try:
+            if aside.parent.is_symlink():
+                raise damaged(aside.parent, "is a symbolic link")
+            make_folder(aside.parent)
+            path.rename(aside)
+            sync_folder(path.parent)
+            sync_folder(aside.parent)
+        finally:
+            lock.release()
+    _remove(aside)
+
+
+def unfinished_removals(root: Path) -> list[Path]:
+    """What is left of removed runs in a folder of runs."""
+    folder = root / REMOVED
+    return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+
+
+def finish_removals(root: Path) -> Iterator[Path]:
+    """Remove, one by one, what an interruption has left of removed runs.
+
+    Raises:
+        StorageFailed: the system does not let us.
+    """
+    for path in unfinished_removals(root):
+        _remove(path)
+        yield path
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)  # another command may be at it too
+    with system_errors(path, required="permission to remove what is there", action=_ACTION):
+        if path.exists():
+            shutil.rmtree(path)
+    with suppress(OSError):  # while something else is being removed
+        path.parent.rmdir()

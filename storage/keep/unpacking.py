@@ -1,0 +1,200 @@
+"""Take damaged segments apart, so that what is left of them can be repaired like the rest of the run."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from metaloom.storage.errors import DamagedRun, StorageFailed, StoreError
+from metaloom.storage.format.chunks import check_chunk, crc32c, largest_chunk
+from metaloom.storage.format.files import make_folder, read_file, sync_folder
+from metaloom.storage.format.records import StageRecord, StoredFile, parse_record
+from metaloom.storage.format.segments import FOLDER, RECORDS, SEAL, Seal, segment_iterations
+from metaloom.storage.keep.thinning import FOLDER as THINNED
+from metaloom.storage.keep.thinning import marker_path, packed_marker_path, render_marker
+from metaloom.storage.read.committed import TABLES, CommittedFiles
+from metaloom.storage.read.segments import LARGEST_FILE, Segment
+from metaloom.storage.write.packed_tables import iteration_file
+from metaloom.storage.write.packer import packed_arrays
+from metaloom.storage.write.sessions import Session
+
+_AT_ONCE = 256
+
+
+def unpack_damaged(files: CommittedFiles, session: Session) -> Iterator[str]:
+    """Take apart the segments in which something is damaged; yields what was done, a line for each damaged file.
+
+    What is damaged of them is missing afterwards.
+
+    Raises:
+        FencedOut: a later session has begun.
+    """
+    for name in files.segments.names():
+        folder = files.root / FOLDER / name
+        lines = [*_problems(files, folder)]
+        if lines:
+            _Unpacking(files, session, folder).run()
+            yield from (f"{line}; the segment was taken apart" for line in lines)
+    files.segments.all(refresh=True)
+
+
+def _problems(files: CommittedFiles, folder: Path) -> Iterator[str]:
+    """The damage of a segment."""
+    try:
+        segment = Segment(folder)
+    except (DamagedRun, NotADirectoryError) as error:
+        yield _line(files, folder / SEAL, error)
+        return
+    files.segments.use([segment])  # the others may be damaged too
+    unsound = False
+    for name in segment.seal.files:
+        try:
+            segment.read(name)
+        except DamagedRun as error:
+            unsound = True
+            yield _line(files, folder / name, error)
+    if unsound:
+        return
+    for record in segment.records():
+        if files.is_thinned(record):
+            continue
+        for chunk in (chunk for chunk in record.chunks if chunk.size):
+            try:
+                files.check(record, chunk)
+            except DamagedRun as error:
+                yield _line(files, folder, error)
+
+
+def _line(files: CommittedFiles, path: Path, error: Exception) -> str:
+    where = Path(getattr(error, "where", path))
+    where = where if where.is_relative_to(files.root) else path
+    found = error.found if isinstance(error, StoreError) else "is no folder"
+    return f"{where.relative_to(files.root).as_posix()}: {found}"
+
+
+class _Unpacking:
+    """Puts back the files that a segment has replaced, as far as they can be had from it."""
+
+    def __init__(self, files: CommittedFiles, session: Session, folder: Path) -> None:
+        iterations = segment_iterations(folder.name)
+        assert iterations is not None, f"{folder} is not named like a segment"
+        self._files = files
+        self._session = session
+        self._folder = folder
+        self._iterations = iterations
+        self._records: list[StageRecord] = []
+        self._segment: Segment | None = None
+
+    def run(self) -> None:
+        if self._folder.is_dir():
+            self._records = [*_sound_records(self._folder / RECORDS)]
+            self._segment = self._open()
+            self._put(self._tables())
+            self._put(self._chunks())
+            self._put(self._markers())
+            self._put(
+                (self._files.root / "_commits" / record.ref.file_name, record.content()) for record in self._records
+            )
+        # From here on the files that were put back count.
+        self._session.remove([self._folder])
+        sync_folder(self._folder.parent)
+        self._session.remove([packed_marker_path(self._files.root, self._iterations)])
+
+    def _open(self) -> Segment:
+        try:
+            return Segment(self._folder)
+        except DamagedRun:  # nothing else is then, and the records tell what it said
+            arrays = packed_arrays(self._files, self._records)
+            return Segment(self._folder, Seal.of(self._iterations, self._records, arrays, {}))
+
+    def _put(self, contents: Iterable[tuple[Path, bytes]]) -> None:
+        batch: dict[Path, bytes] = {}
+
+        def write() -> None:
+            self._session.replace(self._session.write_aside((raw,) for raw in batch.values()), [*batch])
+            batch.clear()
+
+        for path, raw in contents:
+            if not path.parent.is_dir():
+                make_folder(path.parent.parent)
+                make_folder(path.parent)
+            if path.is_dir():
+                self._session.remove([path])
+            batch[path] = raw
+            if len(batch) == _AT_ONCE:
+                write()
+        write()
+
+    def _chunks(self) -> Iterator[tuple[Path, bytes]]:
+        assert self._segment is not None
+        moved: dict[Path, Path] = {}
+        for record in self._records:
+            for chunk in (chunk for chunk in record.chunks if chunk.size and chunk.array in self._segment.seal.arrays):
+                path, row = self._files.root / chunk.path, self._files.row(record.ref, chunk.array)
+                if not self._segment.seal.arrays[chunk.array].sharded:
+                    moved[self._segment.chunk_path(self._files.spec(chunk.array), row)] = path
+                elif (raw := self._sound_chunk(chunk, row)) is not None:
+                    yield path, raw
+        self._session.link(moved)
+
+    def _sound_chunk(self, chunk: StoredFile, row: int) -> bytes | None:
+        assert self._segment is not None
+        try:
+            spec = self._files.spec(chunk.array)
+            raw = self._segment.read_chunk(spec, row, limit=largest_chunk(spec))
+            check_chunk(raw, self._segment.chunk_path(spec, row), size=chunk.size, crc=chunk.crc32c)
+        except (DamagedRun, FileNotFoundError):  # missing from now on, or thinned
+            return None
+        return raw
+
+    def _tables(self) -> Iterator[tuple[Path, bytes]]:
+        for name in TABLES:
+            table = _sound_table(self._folder / "tables" / f"{name}.parquet")
+            for record in self._records if table is not None else ():
+                for file in (file for file in record.tables if file.path.split("/")[1] == name):
+                    raw = iteration_file(table, record.ref.iteration)
+                    if (len(raw), crc32c(raw)) == (file.size, file.crc32c):
+                        yield self._files.root / file.path, raw
+
+    def _markers(self) -> Iterator[tuple[Path, bytes]]:
+        segment = self._segment
+        assert segment is not None
+        try:
+            packed = self._files.packed_markers(segment)
+        except DamagedRun:
+            return
+        live = {*self._files.live_markers()}
+        for iteration, outputs in packed.items():
+            if iteration not in live and outputs:
+                make_folder(self._files.root / THINNED)
+                yield marker_path(self._files.root, iteration), render_marker(iteration, outputs)
+
+
+def _sound_records(path: Path) -> Iterator[StageRecord]:
+    """The records that can still be read from a file of them: each has a hash of its own."""
+    try:
+        parquet = pq.ParquetFile(pa.BufferReader(read_file(path, limit=LARGEST_FILE)))
+    except (pa.ArrowException, OSError, DamagedRun) as error:
+        if isinstance(error, StorageFailed):
+            raise
+        return
+    for group in range(parquet.num_row_groups):
+        try:
+            documents = parquet.read_row_group(group, ["document"], use_threads=False).column("document").to_pylist()
+        except (pa.ArrowException, OSError, KeyError):
+            continue
+        for document in documents:
+            try:
+                yield parse_record(str(document).encode(), path)
+            except DamagedRun:
+                continue
+
+
+def _sound_table(path: Path) -> pa.Table | None:
+    try:
+        return pq.read_table(pa.BufferReader(read_file(path, limit=LARGEST_FILE)))
+    except (pa.ArrowException, OSError, DamagedRun) as error:
+        if isinstance(error, StorageFailed):
+            raise
+        return None

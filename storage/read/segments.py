@@ -1,0 +1,338 @@
+"""Read the segments of a run: what they hold, their records, and the rows of their arrays."""
+
+import hashlib
+import os
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from metaloom.storage.errors import DamagedRun, StorageFailed, damaged
+from metaloom.storage.format.arrays import ArraySpec
+from metaloom.storage.format.files import open_file, read_file
+from metaloom.storage.format.records import StageRecord, parse_record
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.segments import (
+    FOLDER,
+    RECORDS,
+    SEAL,
+    Seal,
+    index_size,
+    place_in_shard,
+    read_seal,
+    segment_iterations,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+LARGEST_FILE = 2**33
+_CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
+_MOST_RECORDS = 2**22
+_LARGEST_GROUP = 2**28
+_IN_MEMORY = 2
+_TABLE_SCALE = 8
+
+
+class Segment:
+    """One segment of a run.
+
+    Args:
+        folder: that it is in.
+        seal: what it says, where that is known; else it is read.
+
+    Raises:
+        DamagedRun: its seal is missing or not what was written.
+    """
+
+    def __init__(self, folder: Path, seal: Seal | None = None) -> None:
+        self.folder = folder
+        self._group: tuple[int, list[str]] = (-1, [])
+        try:
+            self.seal = seal or read_seal(folder)
+        except FileNotFoundError as error:
+            raise self.gone(error, folder) from None
+
+    @property
+    def iterations(self) -> range:
+        """The iterations that it is about."""
+        return self.seal.iterations
+
+    def record(self, ref: StageRef) -> StageRecord:
+        """The record of an output that the segment holds.
+
+        Raises:
+            FileNotFoundError: the segment was taken apart meanwhile.
+            DamagedRun: the record is not what was written.
+        """
+        return self._record_at(self._rows[ref], ref)
+
+    def digest(self, ref: StageRef) -> str:
+        """The digest of an output that the segment holds; raises as `record`."""
+        return self._digests[self._rows[ref]]
+
+    def records(self) -> Iterator[StageRecord]:
+        """Go through all records, in order of iterations; raises as `record`."""
+        for ref, row in self._rows.items():
+            yield self._record_at(row, ref)
+
+    def holds_row(self, path: str, row: int) -> bool:
+        """Tell whether rows of an array up to this one were packed."""
+        array = self.seal.arrays.get(path)
+        return array is not None and 0 <= row - array.first_row < array.rows
+
+    def chunk_path(self, spec: ArraySpec, row: int) -> Path:
+        """The file that has the chunk of a row."""
+        array = self.seal.arrays[spec.path]
+        return self.folder / "data.zarr" / spec.chunk_key(0 if array.sharded else row - array.first_row)
+
+    def read_chunk(self, spec: ArraySpec, row: int, *, limit: int) -> bytes:
+        """The bytes of the chunk of a row, which nothing is checked of.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DamagedRun: the file that has it is missing, or does not say where it is.
+        """
+        array, path = self.seal.arrays[spec.path], self.chunk_path(spec, row)
+        if not array.sharded:
+            return read_file(path, limit=limit)
+        try:
+            file = open_file(path)
+        except FileNotFoundError as error:
+            raise self.gone(error, path) from None
+        try:
+            descriptor = file.fileno()
+            size = os.fstat(descriptor).st_size
+            begin = size - index_size(array.rows)
+            if begin < 0:
+                raise damaged(path, f"holds {size} bytes, fewer than its index has")
+            index = os.pread(descriptor, size - begin, begin)
+            place = place_in_shard(index, row - array.first_row, path)
+            if place is None:
+                raise FileNotFoundError(path)
+            if place[1] > limit or sum(place) > begin:
+                raise damaged(path, "its index names bytes that are not in it")
+            return os.pread(descriptor, place[1], place[0])
+        except OSError as error:
+            if isinstance(error, FileNotFoundError | StorageFailed):
+                raise
+            raise damaged(path, error.strerror or "cannot be read") from error
+        finally:
+            file.close()
+
+    def table(self, name: str) -> "pa.Table | None":
+        """The rows of a derived table, None if there are none.
+
+        Raises:
+            DamagedRun: they are not what was packed.
+        """
+        from metaloom.storage.read.parquet import parse_table
+
+        path = f"tables/{name}.parquet"
+        found = path in self.seal.files
+        return parse_table(self.read(path), self.folder / path, scale=_TABLE_SCALE) if found else None
+
+    def read(self, path: str) -> bytes:
+        """The bytes of a file that the seal names.
+
+        Raises:
+            FileNotFoundError: the segment was taken apart meanwhile.
+            DamagedRun: they are not what was packed.
+        """
+        expected = self.seal.files[path]
+        try:
+            raw = read_file(self.folder / path, limit=min(LARGEST_FILE, expected.size))
+        except FileNotFoundError as error:
+            raise self.gone(error, self.folder / path) from None
+        if len(raw) != expected.size or hashlib.sha256(raw).hexdigest() != expected.sha256:
+            raise damaged(self.folder / path, "its size or SHA-256 is not what the seal says")
+        return raw
+
+    def has_place_for(self, path: str) -> bool:
+        """Tell whether a file may lie at a path below the segment's folder."""
+        array, _, name = path.removeprefix("data.zarr/").rpartition("/")
+        about = self.seal.arrays.get(array)
+        own_chunk = about is not None and not about.sharded and chunk_row(name) is not None
+        return path == SEAL or path in self.seal.files or own_chunk
+
+    def forget(self) -> None:
+        """Free the memory that reading has taken."""
+        for name in ("_parquet", "_rows", "_digests"):
+            self.__dict__.pop(name, None)
+        self._group = (-1, [])
+
+    def gone(self, error: FileNotFoundError, path: Path) -> Exception:
+        """Tell why a file of the segment was not there: it is damaged, or the segment itself is gone."""
+        return damaged(path, "is missing") if self.folder.is_dir() else error
+
+    @cached_property
+    def _parquet(self) -> "pq.ParquetFile":
+        # Imported here: a run without segments is opened without it.
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            parquet = pq.ParquetFile(pa.BufferReader(self.read(RECORDS)))
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, FileNotFoundError | StorageFailed):
+                raise
+            raise damaged(self.folder / RECORDS, f"is no table ({error})") from None
+        about = parquet.metadata
+        sizes = [about.row_group(n).total_byte_size for n in range(about.num_row_groups)]
+        if about.num_rows > _MOST_RECORDS or max(sizes, default=0) > _LARGEST_GROUP:
+            raise damaged(self.folder / RECORDS, f"claims {about.num_rows} rows, and up to {max(sizes)} bytes at once")
+        return parquet
+
+    def _columns(self, *names: str) -> list[list[object]]:
+        import pyarrow as pa
+
+        try:
+            table = self._parquet.read([*names], use_threads=False)
+            return [table.column(name).to_pylist() for name in names]
+        except (pa.ArrowException, KeyError, OSError) as error:
+            raise damaged(self.folder / RECORDS, f"is no table of records ({error})") from None
+
+    @cached_property
+    def _rows(self) -> dict[StageRef, int]:
+        columns = self._columns("iteration", "stage", "step")
+        try:
+            refs = [StageRef(int(str(i)), str(stage), int(str(step))) for i, stage, step in zip(*columns, strict=True)]
+        except ValueError as error:
+            raise damaged(self.folder / RECORDS, f"names no outputs ({error})") from None
+        rows = {ref: row for row, ref in enumerate(refs)}
+        if {*rows} != {*self.seal.refs()}:
+            raise damaged(self.folder / RECORDS, "does not hold the records that the seal says")
+        return rows
+
+    @cached_property
+    def _digests(self) -> list[str]:
+        return [str(digest) for digest in self._columns("digest")[0]]
+
+    def _record_at(self, row: int, ref: StageRef) -> StageRecord:
+        size = self._parquet.metadata.row_group(0).num_rows
+        if self._group[0] != row // size:
+            import pyarrow as pa
+
+            try:
+                group = self._parquet.read_row_group(row // size, ["document"], use_threads=False)
+                self._group = (row // size, group.column("document").to_pylist())
+            except (pa.ArrowException, KeyError, OSError) as error:
+                raise damaged(self.folder / RECORDS, f"is no table of records ({error})") from None
+        record = parse_record(self._group[1][row % size].encode(), self.folder / RECORDS)
+        if record.ref != ref:
+            raise damaged(self.folder / RECORDS, f"has the record of {record.ref} in place of that of {ref}")
+        return record
+
+
+class Segments:
+    """The segments of a run, as they were when the folder was last looked at. May be used by several threads.
+
+    Args:
+        root: folder of the run.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.RLock()
+        self._found: dict[tuple[str, int], Segment] | None = None
+        self._order = _in_order([])
+        self._used: list[Segment] = []
+
+    def all(self, *, refresh: bool = False) -> list[Segment]:
+        """The segments in order of their iterations.
+
+        Raises:
+            DamagedRun: a seal is missing or not what was written, or two segments hold the same iteration.
+        """
+        with self._lock:
+            if refresh or self._found is None:
+                known = self._found or {}
+                opened = {place: known.get(place) or self._open(place) for place in self._list()}
+                self._found = {place: segment for place, segment in opened.items() if segment is not None}
+                self._order = _in_order([*self._found.values()])
+                _refuse_overlaps([*self._found.values()])
+            return [*self._found.values()]
+
+    def use(self, segments: Iterable[Segment]) -> list[tuple[Path, str]]:
+        """Take these for the run's segments until they are asked for anew; returns what is wrong with them together."""
+        with self._lock:
+            ordered = sorted(segments, key=lambda segment: segment.iterations.start)
+            self._found = {(segment.folder.name, 0): segment for segment in ordered}
+            self._order = _in_order(ordered)
+            try:
+                _refuse_overlaps(ordered)
+            except DamagedRun as error:
+                return [(Path(error.where), error.found)]
+            return []
+
+    def names(self) -> list[str]:
+        """The names of the folders of segments."""
+        return [name for name, _ in self._list()]
+
+    def holding(self, ref: StageRef) -> Segment | None:
+        """The segment that holds an output."""
+        segment = self.about(ref.iteration)
+        return segment if segment is not None and segment.seal.holds(ref) else None
+
+    def about(self, iteration: int) -> Segment | None:
+        """The segment that is about an iteration."""
+        if self._found is None:
+            self.all()
+        ends, segments = self._order  # in one step, because another thread may refresh them
+        place = bisect_right(ends, iteration)
+        return segments[place] if place < len(ends) and iteration in segments[place].iterations else None
+
+    def record(self, ref: StageRef, segment: Segment) -> StageRecord:
+        """The record of an output that a segment holds; see `Segment.record`."""
+        with self._lock:
+            self._keep(segment)
+            return segment.record(ref)
+
+    def digest(self, ref: StageRef, segment: Segment) -> str:
+        """The digest of an output that a segment holds; see `Segment.digest`."""
+        with self._lock:
+            self._keep(segment)
+            return segment.digest(ref)
+
+    def _keep(self, segment: Segment) -> None:
+        """Keep few segments in memory: those used last."""
+        if segment in self._used:
+            self._used.remove(segment)
+        self._used.append(segment)
+        while len(self._used) > _IN_MEMORY:
+            self._used.pop(0).forget()
+
+    def _list(self) -> list[tuple[str, int]]:
+        try:
+            with os.scandir(self._root / FOLDER) as entries:
+                return sorted((e.name, e.inode()) for e in entries if segment_iterations(e.name) is not None)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _open(self, place: tuple[str, int]) -> Segment | None:
+        try:
+            return Segment(self._root / FOLDER / place[0])
+        except FileNotFoundError:  # taken apart since it was listed
+            return None
+
+
+def _in_order(segments: list[Segment]) -> tuple[list[int], list[Segment]]:
+    """Segments with where each ends."""
+    return [segment.iterations.stop for segment in segments], segments
+
+
+def chunk_row(name: str) -> int | None:
+    """The row that a file of an array's folder is the chunk of, None for any other name."""
+    match = _CHUNK_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _refuse_overlaps(segments: list[Segment]) -> None:
+    for before, after in pairwise(segments):
+        if after.iterations.start < before.iterations.stop:
+            raise damaged(after.folder, f"is about iterations that {before.folder.name} has too")

@@ -1,0 +1,58 @@
+"""Folders of work that is not finished, which go with the process that works in them, even if it is killed."""
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".unfinished"
+
+
+@contextmanager
+def unfinished_folder(parent: Path, name: str) -> Generator[Path, None, None]:
+    """Make a hidden folder for as long as the block lasts, and remove those in `parent` whose process was killed.
+
+    What is to be kept is renamed away; the folder itself may be.
+
+    Args:
+        parent: where the folder is made.
+        name: what it is for; part of its name.
+    """
+    _remove_dead(parent)
+    folder, descriptor = _lock_new(parent, name)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _lock_new(parent: Path, name: str) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=SUFFIX, dir=parent))
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        # Another process may have taken the new folder for that of a dead one before it was locked.
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if folder.is_dir():
+                return folder, descriptor
+        os.close(descriptor)
+
+
+def _remove_dead(parent: Path) -> None:
+    """Remove folders that no process has locked: the lock goes with the process that made them."""
+    for folder in parent.glob(f".*{SUFFIX}"):
+        with suppress(OSError):  # it lives, it is another user's, or somebody else is removing it
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+                log.warning("removed %s, which a process that was killed had left", folder)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,163 @@
+"""Process that writes a run, as others see it, and how they ask it to stop."""
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from metaloom.storage.errors import damaged
+from metaloom.storage.format.files import read_file
+from metaloom.storage.format.provenance import utc
+from metaloom.storage.remote.log import RemoteLog
+
+FOLDER = "_operator"
+"""Folder of what is no part of a run's content: its log, and what its writer is asked."""
+
+LOCK_NAME = "writer.lock"
+_LARGEST = 4096
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Holder of a run's lock.
+
+    Attributes:
+        host, pid: the process.
+        since: when its session began; UTC, ISO 8601.
+        token: identifies its session for ever.
+        process_started: when the process began, in clock ticks since its machine did; None where that is not known.
+        listens: it looks for requests to stop, which those of earlier versions do not.
+    """
+
+    host: str
+    pid: int
+    since: str
+    token: str
+    process_started: int | None = None
+    listens: bool = True
+
+    @classmethod
+    def parse(cls, owner: Mapping[str, Any], token: object) -> Self:
+        """Read what a lock or the log of a session says."""
+        started = owner.get("process_started")
+        known = started if isinstance(started, int) else None
+        who = str(owner["host"]), int(owner["pid"]), str(owner["since"])
+        return cls(*who, str(token), known, "process_started" in owner)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since[:19]}"
+
+    @property
+    def is_here(self) -> bool:
+        """True if it is a process of this machine."""
+        return self.host == socket.gethostname()
+
+    @property
+    def is_alive(self) -> bool:
+        """False if it is known to be gone: no such process here, or another one that has got its number since."""
+        if not self.is_here:
+            return True  # nobody can tell from here
+        state, started = _process(self.pid)
+        if state in ("Z", "X") or not _exists(self.pid):  # a zombie has let go of all its files
+            return False
+        return self.process_started is None or started in (None, self.process_started)
+
+
+def owner_document(token: str) -> dict[str, Any]:
+    """Describe this process as the holder of a lock."""
+    who = {"host": socket.gethostname(), "pid": os.getpid(), "since": utc(), "token": token}
+    return who | {"process_started": _process(os.getpid())[1]}
+
+
+def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None:
+    """Find the process that is writing a run, as far as its lock tells; None when there is none.
+
+    Looks without touching the lock, which a writer that starts at this moment must find free. A lock left behind by a
+    killed process of this host is told by the process being gone.
+
+    Args:
+        root: the run's folder.
+        remote: the log of the run that the folder caches; tells of a writer on another machine.
+    """
+    try:
+        owner = json.loads(read_file(root / LOCK_NAME, limit=_LARGEST))
+        writer = Writer.parse(owner, owner["token"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        writer = None
+    if writer is not None and writer.is_alive:
+        return writer
+    elsewhere = remote.owner if remote is not None else None
+    if remote is None or elsewhere is None or remote.is_own(elsewhere.session):
+        return None
+    try:
+        return Writer.parse(elsewhere.about, elsewhere.session)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def operator_folder(root: Path) -> Path:
+    """Make the folder of what is no part of a run's content.
+
+    Raises:
+        DamagedRun: it is a symbolic link.
+        OSError: the system does not let us make it.
+    """
+    folder = root / FOLDER
+    if folder.is_symlink():
+        raise damaged(folder, "is a symbolic link; a run consists of files and folders of its own")
+    folder.mkdir(exist_ok=True)  # need not survive a power cut
+    return folder
+
+
+def ask_to_stop(root: Path, token: str) -> None:
+    """Ask the writer whose session has this token to stop; what others were asked, who did not live to hear it, goes.
+
+    Raises:
+        DamagedRun: the folder for it is a symbolic link.
+        OSError: the system does not let us write there.
+    """
+    folder, request = operator_folder(root), _request(root, token)
+    for old in folder.glob("stop-*"):
+        if old != request:
+            old.unlink(missing_ok=True)
+    part = folder / f"{secrets.token_hex(8)}.part"
+    part.touch(exist_ok=False)
+    os.replace(part, request)
+
+
+def is_asked_to_stop(root: Path, token: str) -> bool:
+    """Tell whether somebody has asked the session of this token to stop."""
+    return _request(root, token).exists()
+
+
+def withdraw(root: Path, token: str) -> None:
+    """Take back what a writer was asked."""
+    _request(root, token).unlink(missing_ok=True)
+
+
+def _request(root: Path, token: str) -> Path:
+    return root / FOLDER / f"stop-{token}"
+
+
+def _process(pid: int) -> tuple[str, int | None]:
+    """State of a process of this machine, and when it began, in clock ticks; "" and None where nobody can say."""
+    try:
+        # Fields 3 and 22; the name of the program, in brackets, may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return fields[0], int(fields[19])
+    except (OSError, IndexError, ValueError):  # no such process, or a system without /proc
+        return "", None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's process
+        return True
+    return True

@@ -1,0 +1,292 @@
+"""Put the outputs of many iterations into a segment, and take it apart again.
+
+In this order, so that a kill or a power cut at any moment leaves nothing in doubt:
+
+1. The segment is written in the session's folder, synced, and read back.
+2. It appears in `_segments` in one step. From here on it counts, and the files that it replaces do not.
+3. Chunks of large arrays, which are not copied, are linked into it. Markers of thinned iterations are joined.
+4. The replaced files go; records last, because by them the next writer knows that there is something to finish.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from metaloom.storage.errors import DamagedRun, StorageFailed, StoreError
+from metaloom.storage.format.arrays import COMPRESS_FROM, ArraySpec, group_document, render_metadata
+from metaloom.storage.format.files import Content, make_folder, read_file, sync_folder
+from metaloom.storage.format.records import FORMATS, StageRecord, StoredFile
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.format.segments import (
+    FOLDER,
+    RECORDS,
+    SEAL,
+    PackedArray,
+    PackedFile,
+    Seal,
+    array_document,
+    segment_name,
+    shard_index,
+)
+from metaloom.storage.keep.thinning import FOLDER as THINNED
+from metaloom.storage.keep.thinning import marker_path, packed_marker_path, render_packed_marker
+from metaloom.storage.read.committed import TABLES, CommittedFiles
+from metaloom.storage.read.history import Digests
+from metaloom.storage.read.segments import LARGEST_FILE, Segment
+from metaloom.storage.write.sessions import Session
+
+SIZE = 500
+"""Iterations in a segment."""
+MARGIN = 100
+"""While a run is trained, so many of its newest iterations are not packed."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class Packer:
+    """Packs a run on behalf of a session.
+
+    Args:
+        files: of the run.
+        session: in whose name files come and go.
+        digests: of the run's outputs, which are told what is packed.
+        format: of the run.
+    """
+
+    def __init__(self, files: CommittedFiles, session: Session, digests: Digests, format: str) -> None:
+        self._files = files
+        self._session = session
+        self._digests = digests
+        self._format = format
+        self._given_up = False
+
+    def pack(self) -> list[range]:
+        """Pack all complete iterations but the newest; returns those of each new segment.
+
+        Raises:
+            StoreError: the run is of the first format, or under object storage.
+            DamagedRun: a file that is to be packed is not what was committed.
+            FencedOut: a later session has begun.
+        """
+        self._require_packable()
+        packed = [*self._packable(keep=1)]
+        for iterations in packed:
+            self._pack(iterations)
+        self._join_markers()
+        return packed
+
+    def pack_old(self) -> None:
+        """Pack the oldest iterations if so many are complete that a segment and the margin are full."""
+        if self._given_up or self._session.remote is not None or self._format == FORMATS[0]:
+            return
+        if len(self._digests.live_iterations()) < SIZE + MARGIN:
+            return
+        try:
+            for iterations in self._packable(keep=MARGIN):
+                if len(iterations) == SIZE:
+                    self._pack(iterations)
+                    self._join_markers()
+        except DamagedRun as error:
+            # What is wrong with old iterations is no reason to stop, and trying again would not help.
+            self._given_up = True
+            _LOG.warning("old iterations are not packed: %s", error)
+
+    def finish(self) -> None:
+        """Finish packings that an earlier session was interrupted in."""
+        unfinished = {segment for ref in self._files.live_refs() if (segment := self._files.segments.holding(ref))}
+        for segment in unfinished:
+            self._clear(segment)
+
+    def _require_packable(self) -> None:
+        if self._session.remote is not None:
+            raise StoreError(
+                self._files.root,
+                found="a run under object storage",
+                required="a run in a folder",
+                action="There every output has its objects; nothing has to be packed",
+            )
+        if self._format == FORMATS[0]:
+            raise StoreError(
+                self._files.root,
+                found=f"a run of format {self._format}, which versions read that know no segments",
+                required="a run of a later format",
+                action="Leave it as it is: it needs no packing to be read or gone on with",
+            )
+
+    def _packable(self, *, keep: int) -> Iterator[range]:
+        """Find consecutive complete iterations that are in no segment, and none of which is among the newest."""
+        last = self._files.stages.last_ref
+        live = self._digests.live_iterations()
+        newest = max((i for i in live if last(i) in self._digests), default=0)
+        done = [
+            i for i in live if i + keep <= newest and last(i) in self._digests and not self._files.segments.about(i)
+        ]
+        while done:
+            first = done[0]
+            count = next((n for n, i in enumerate(done) if i != first + n), len(done))
+            count = min(count, SIZE)
+            yield range(first, first + count)
+            done = done[count:]
+
+    def _pack(self, iterations: range) -> None:
+        root = self._files.root
+        records = [self._files.record(ref) for i in iterations for ref in self._digests.of(i)]
+        part = write_segment(self._files, self._session, iterations, self._files.stages.sort, records)
+        make_folder(root / FOLDER)
+        target = root / FOLDER / segment_name(iterations)
+        marker = packed_marker_path(root, iterations)
+        if marker.exists():  # of a segment that was taken apart
+            self._session.remove([marker])
+            sync_folder(marker.parent)
+        self._session.place_folder(part, target)
+        self._files.segments.all(refresh=True)
+        self._digests.packed(iterations)
+        self._clear(Segment(target), records)
+
+    def _join_markers(self) -> None:
+        """Join the markers of iterations that were thinned when they were packed already."""
+        about = (self._files.segments.about(i) for i in self._files.live_markers())
+        for segment in {segment for segment in about if segment is not None}:
+            _join_markers(self._files, self._session, segment)
+
+    def _clear(self, segment: Segment, records: Sequence[StageRecord] | None = None) -> None:
+        """Take away the files that a segment replaces."""
+        files, root = self._files, self._files.root
+        records = [*segment.records()] if records is None else records
+        thinned = _join_markers(files, self._session, segment)
+        chunks = [
+            (record, chunk)
+            for record in records
+            if thinned.get(record.ref) != record.sha256
+            for chunk in record.chunks
+            if chunk.size
+        ]
+        moved = [files.files_of(record, chunk) for record, chunk in chunks]
+        self._session.link({paths[0]: paths[1] for paths in moved if len(paths) == 2})
+        tables = [root / table.path for record in records for table in record.tables]
+        replaced = [*(root / chunk.path for _, chunk in chunks), *tables]
+        self._session.remove(replaced)
+        for folder in {path.parent for path in replaced}:
+            sync_folder(folder)
+        self._session.remove(files.record_path(record.ref) for record in records)
+        sync_folder(root / "_commits")
+
+
+def write_segment(
+    files: CommittedFiles,
+    session: Session,
+    iterations: range,
+    sort: Callable[[Iterable[StageRef]], list[StageRef]],
+    records: Sequence[StageRecord],
+) -> Path:
+    """Write a segment of some outputs into a session's folder, sync it and read it back; returns its folder.
+
+    Args:
+        files: of the run that has the outputs, packed or not.
+        session: which writes.
+        iterations: that the segment is about.
+        sort: puts outputs in order.
+        records: of the outputs.
+
+    Raises:
+        DamagedRun: an output is not what was committed.
+        FencedOut: a later session has begun.
+    """
+    by_ref = {record.ref: record for record in records}
+    writing = _Writing(files, iterations, [by_ref[ref] for ref in sort(by_ref)])
+    part = session.write_folder(writing.contents())
+    for name, file in writing.written.items():
+        raw = read_file(part / name, limit=LARGEST_FILE)
+        if (len(raw), hashlib.sha256(raw).hexdigest()) != (file.size, file.sha256):
+            raise StorageFailed(
+                part / name,
+                found="other bytes than were written",
+                required="a disk that keeps what is written",
+                action="Check the disk. Nothing was lost: what was to be packed is as it was",
+            )
+    return part
+
+
+class _Writing:
+    """The files of a segment that is being written."""
+
+    def __init__(self, files: CommittedFiles, iterations: range, records: Sequence[StageRecord]) -> None:
+        self._files = files
+        self._iterations = iterations
+        self._records = records
+        self._arrays: dict[str, PackedArray] = {}
+        self.written: dict[str, PackedFile] = {}
+
+    def contents(self) -> Iterator[tuple[str, Content]]:
+        """Go through the files, the seal last."""
+        for name, content in self._payload():
+            digest = hashlib.sha256()
+            for piece in content:
+                digest.update(piece)
+            self.written[name] = PackedFile(sum(map(len, content)), digest.hexdigest())
+            yield name, content
+        yield SEAL, (Seal.of(self._iterations, self._records, self._arrays, self.written).content(),)
+
+    def _payload(self) -> Iterator[tuple[str, Content]]:
+        from metaloom.storage.write.packed_tables import records_file, table_file
+
+        yield RECORDS, (records_file(self._records),)
+        for name in TABLES:
+            if raw := table_file(self._files, name, self._records):
+                yield f"tables/{name}.parquet", (raw,)
+        by_array: dict[str, list[tuple[StageRecord, StoredFile]]] = {}
+        for record in self._records:
+            for chunk in record.chunks:
+                by_array.setdefault(chunk.array, []).append((record, chunk))
+        for group in sorted({path.partition("/")[0] for path in by_array} | {""}):
+            name = f"data.zarr/{group}/zarr.json" if group else "data.zarr/zarr.json"
+            yield name, (render_metadata(group_document({})),)
+        self._arrays = packed_arrays(self._files, self._records)
+        for path, chunks in sorted(by_array.items()):
+            yield from self._array(self._files.spec(path), self._arrays[path], chunks)
+
+    def _array(
+        self, spec: ArraySpec, array: PackedArray, chunks: list[tuple[StageRecord, StoredFile]]
+    ) -> Iterator[tuple[str, Content]]:
+        yield f"data.zarr/{spec.path}/zarr.json", (render_metadata(array_document(spec, array)),)
+        if array.sharded:
+            found = {self._files.row(record.ref, spec.path): self._chunk(record, chunk) for record, chunk in chunks}
+            raw = [found.get(array.first_row + n) for n in range(array.rows)]
+            index = shard_index([None if chunk is None else len(chunk) for chunk in raw])
+            yield f"data.zarr/{spec.chunk_key(0)}", (*(chunk for chunk in raw if chunk is not None), index)
+
+    def _chunk(self, record: StageRecord, chunk: StoredFile) -> bytes | None:
+        if self._files.is_thinned(record):
+            return None
+        return self._files.read_bytes(record, chunk)
+
+
+def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict[str, PackedArray]:
+    """Where the arrays of some outputs are in a segment of them: small ones in one file each."""
+    rows: dict[str, list[int]] = {}
+    for record in records:
+        for chunk in record.chunks:
+            rows.setdefault(chunk.array, []).append(files.row(record.ref, chunk.array))
+    return {
+        path: PackedArray(min(found), max(found) + 1 - min(found), _is_small(files.spec(path)))
+        for path, found in rows.items()
+    }
+
+
+def _is_small(spec: ArraySpec) -> bool:
+    """Tell whether the rows of an array are copied into one file. Those with parts are not: they are large."""
+    return 0 < spec.raw_bytes < COMPRESS_FROM and not spec.sharded
+
+
+def _join_markers(files: CommittedFiles, session: Session, segment: Segment) -> Mapping[StageRef, str]:
+    """Put what the markers of single iterations say into that of their segment; returns what is thinned of it."""
+    live = [i for i in files.live_markers() if i in segment.iterations]
+    thinned = {**files.packed_markers(segment), **{i: files.thinned(i) for i in live}}
+    if live:
+        path = packed_marker_path(files.root, segment.iterations)
+        raw = render_packed_marker(segment.iterations, thinned)
+        session.replace(session.write_aside([(raw,)]), [path])
+        session.remove(marker_path(files.root, i) for i in live)
+        sync_folder(files.root / THINNED)
+    return {ref: sha256 for outputs in thinned.values() for ref, sha256 in outputs.items()}

@@ -1,0 +1,125 @@
+"""The readers of what others may have written, each as a function of bytes, and the errors that it documents.
+
+Fuzzers give them any bytes. A sealed document is also sealed again, so that what lies behind its checksum is reached.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from metaloom.flows.commands.task_files import load_tasks
+from metaloom.flows.errors import exit_code
+from metaloom.flows.runs import RunAt, parse_span
+from metaloom.flows.trained.files import PolicyFile
+from metaloom.flows.trust import Settings
+from metaloom.pipeline.config.input import load_config, override
+from metaloom.pipeline.envs.contract import TaskField
+from metaloom.pipeline.schema import ConfigError
+from metaloom.storage import Run, open_run
+from metaloom.storage.errors import StoreError
+from metaloom.storage.format.arrays import ArraySpec, read_spec
+from metaloom.storage.format.canonical import render, sealed
+from metaloom.storage.format.chunks import decode_chunk
+from metaloom.storage.format.records import read_record
+from metaloom.storage.format.sessions import SessionName, session_facts
+from metaloom.storage.read.parquet import parse_table
+
+CORPUS = Path(__file__).with_name("corpus")
+FOLDER = Path(tempfile.mkdtemp(prefix="metaloom-fuzz-"))
+_FIELDS = (TaskField("x", "m", "place"), TaskField("y", "m", "place"))
+_SPEC = ArraySpec("rollouts_0/rewards", 4, (20, 20, 100), "float32", ("iteration", "task", "episode", "t"), {})
+
+
+def _file(name: str, raw: bytes) -> Path:
+    path = FOLDER / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(raw)
+    return path
+
+
+def _resealed(raw: bytes, *, indented: bool = False, holder: str | None = None) -> Iterator[bytes]:
+    """The bytes, and the document that they stand for under a checksum that agrees with it."""
+    yield raw
+    try:
+        yield render(sealed(json.loads(raw), holder=holder), indented=indented)
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
+        return
+
+
+def _record(raw: bytes) -> None:
+    for content in _resealed(raw):
+        refused(read_record, _file("records/00000000.adapt.0.json", content))
+
+
+def _session(raw: bytes) -> None:
+    name = f"sessions/{SessionName(1, '0123456789abcdef')}"
+    for content in _resealed(raw):
+        refused(session_facts, _file(f"{name}/session.json", content).parent)
+
+
+def _info(raw: bytes) -> None:
+    for content in _resealed(raw, indented=True):
+        refused(_questioned, _file("run/run.json", content).parent)
+
+
+def _questioned(path: Path) -> None:
+    """What listing and showing a run asks of its run.json."""
+    run: Run = open_run(path)
+    _ = run.config, run.stages, run.iterations, run.refs()
+    Settings.of_run(run)
+
+
+def _spec(raw: bytes) -> None:
+    for content in _resealed(raw, indented=True, holder="attributes"):
+        refused(lambda path: read_spec(path, "group/array"), _file("data/group/array/zarr.json", content).parents[2])
+
+
+def refused(read: Callable[[Path], object], path: Path) -> None:
+    """Read a file, which may be refused by a documented error and by no other."""
+    try:
+        read(path)
+    except Exception as error:
+        if exit_code(error) is None:
+            raise
+
+
+def _chunk(raw: bytes) -> None:
+    try:
+        row = decode_chunk(raw, _SPEC, FOLDER / "chunk")
+    except StoreError:
+        return
+    assert row.shape == _SPEC.shape
+
+
+def _setting(raw: bytes) -> None:
+    with suppress(ConfigError):
+        override({"env": {"name": "point-corner"}, "iterations": 3}, [raw.decode(errors="surrogateescape")])
+
+
+def _words(raw: bytes) -> None:
+    text = raw.decode(errors="surrogateescape")
+    for read in (lambda: parse_span("--iterations", text), lambda: RunAt.parse(text.replace("@best", "@latest"))):
+        try:
+            read()
+        except Exception as error:
+            if exit_code(error) is None:
+                raise
+
+
+READERS: dict[str, Callable[[bytes], object]] = {
+    "record.json": _record,
+    "session.json": _session,
+    "run.json": _info,
+    "zarr.json": _spec,
+    "chunk.bin": _chunk,
+    "table.parquet": lambda raw: refused(lambda path: parse_table(raw, path), _file("table.parquet", b"")),
+    "tasks.parquet": lambda raw: refused(lambda path: load_tasks(path, _FIELDS), _file("tasks.parquet", raw)),
+    "tasks.yaml": lambda raw: refused(lambda path: load_tasks(path, _FIELDS), _file("tasks.yaml", raw)),
+    "settings.yaml": lambda raw: refused(load_config, _file("settings.yaml", raw)),
+    "policy.safetensors": lambda raw: refused(PolicyFile.read, _file("policy.safetensors", raw)),
+    "setting.txt": _setting,
+    "words.txt": _words,
+}
+"""Name of a kind of file -> its reader; `corpus` holds examples of each in a folder of this name."""

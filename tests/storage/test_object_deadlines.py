@@ -1,0 +1,125 @@
+"""Object stores that do not answer: every request has a deadline, and whoever waits is told. Real sockets."""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+import s3fs
+
+from metaloom.storage.errors import StorageFailed
+from metaloom.storage.remote.deadlines import TIMEOUT, TRIES
+from metaloom.storage.remote.objects import ObjectFolder
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:botocore", "ignore::DeprecationWarning:aiobotocore"),
+]
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\nETag: x\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch):
+    s3fs.S3FileSystem.clear_instance_cache()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv(TIMEOUT, "0.4")
+    monkeypatch.setenv(TRIES, "2")
+
+
+def silent(connection: socket.socket, over: threading.Event) -> None:
+    over.wait()
+
+
+def byte_by_byte(connection: socket.socket, over: threading.Event) -> None:
+    connection.sendall(HEAD)
+    while not over.wait(0.1):
+        connection.sendall(b"x")
+
+
+def dies_in_mid_body(connection: socket.socket, over: threading.Event) -> None:
+    connection.sendall(HEAD + b"x" * 1000)
+
+
+def overloaded(connection: socket.socket, over: threading.Event) -> None:
+    connection.sendall(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n")
+
+
+@contextmanager
+def server(answer: Callable[[socket.socket, threading.Event], None]) -> Iterator[tuple[str, list[int]]]:
+    """The address of a server that answers every request in a way, and a list that grows with each."""
+    asked: list[int] = []
+    over = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):  # the client gives up
+            request = connection.recv(65536)
+            if request.startswith(b"HEAD") and answer in (byte_by_byte, dies_in_mid_body):
+                connection.sendall(HEAD)
+                request = connection.recv(65536)
+            if request:
+                asked.append(1)
+                answer(connection, over)
+
+    def accept(listener: socket.socket) -> None:
+        while not over.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,)).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept, args=(listener,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+        finally:
+            over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (silent, r"no answer for 0.4 s"),
+        (byte_by_byte, r"no complete answer in time"),
+        (dies_in_mid_body, r"ClientPayloadError|IncompleteRead|ResponseStreamingError"),
+        (overloaded, r"Service Unavailable"),
+    ],
+)
+def test_a_request_that_gets_no_answer_is_made_again_with_a_word_and_then_fails(answer, found, monkeypatch, caplog):
+    with server(answer) as (address, asked), caplog.at_level(logging.WARNING):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        url = f"s3://bucket/{answer.__name__}"
+        with pytest.raises(StorageFailed, match=f"({found}).*, 2 times; .*metaloom resume"):
+            ObjectFolder(url).get_all(["a"], num_bytes=1)
+        (warning,) = caplog.messages
+        assert warning.startswith(f"{url}: ")
+        assert warning.endswith("trying again (2 of 2)")
+        assert len(asked) == 2
+        if answer is silent:
+            with pytest.raises(StorageFailed, match="no complete answer in time, 2 times"):
+                ObjectFolder(url).put_new("a", b"content")
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [("http://127.0.0.1:1", "Could not connect"), ("http://no-such-host.invalid", "Could not connect")],
+)
+def test_a_store_that_is_not_there_is_asked_again_and_then_named(address, found, monkeypatch, caplog):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    with pytest.raises(StorageFailed, match=f"{found}.*, 2 times"):
+        ObjectFolder(f"s3://bucket/{address[7:]}").put_all({"a": b"content"})
+    assert "trying again (2 of 2)" in caplog.text
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "1e9"])
+def test_a_deadline_that_is_none_is_refused(seconds, monkeypatch):
+    monkeypatch.setenv(TIMEOUT, seconds)
+    with pytest.raises(StorageFailed, match=f"METALOOM_STORE_TIMEOUT: '{seconds}'; required: a number"):
+        ObjectFolder("s3://bucket/none").get_all(["a"])
