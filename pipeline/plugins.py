@@ -65,7 +65,8 @@ class Plugins:
         names = self.names()
         known = f"one of {', '.join(names)}; or " if names else ""
         raise ConfigError(
-            f"found {name!r}; required {known}module:Class for {_a(self.kind)} of your own{suggestion(name, names)}"
+            f"found {name!r}; required {known}module:Class for {_a(self.kind)} of your own, or a name "
+            f"among the entry points {self.group} of an installed package{suggestion(name, names)}"
         )
 
     def find(self, name: str, base: type[T]) -> type[T]:
@@ -156,8 +157,8 @@ def is_installed(file: str) -> bool:
 
 def _not_found(path: str, problem: BaseException) -> str:
     return (
-        f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class, with the module in {os.getcwd()} "
-        "or installed"
+        f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class or module:function, with the "
+        f"module in {os.getcwd()} or installed"
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from metaloom.pipeline.shown import Shown
+
 Array = NDArray[Any]
 Params = dict[str, Array]
 Metrics = dict[str, float]
@@ -31,8 +33,8 @@ class BatchError(ValueError):
     """A batch does not have the shape or dtype that its type requires."""
 
 
-@dataclass(frozen=True)
-class TaskBatch:
+@dataclass(frozen=True, repr=False)
+class TaskBatch(Shown):
     """The tasks of one iteration.
 
     Attributes:
@@ -64,8 +66,8 @@ class TaskBatch:
         return TaskBatch(self.params[start:stop], self.ids[start:stop], self.names, self.units)
 
 
-@dataclass(frozen=True)
-class EpisodeBatch:
+@dataclass(frozen=True, repr=False)
+class EpisodeBatch(Shown):
     """At most E complete episodes of each of B tasks.
 
     A task may have fewer than E where sampling ends at a number of steps or episodes; the rest of its places, always
@@ -187,8 +189,8 @@ EACH_EPISODE: Mapping[str, type[np.generic]] = {
 """Fields [B, E] of EpisodeBatch, with their dtypes."""
 
 
-@dataclass(frozen=True)
-class Samples:
+@dataclass(frozen=True, repr=False)
+class Samples(Shown):
     """Quantities that processing adds to a batch of episodes; zero on padding.
 
     Attributes:
@@ -214,8 +216,8 @@ class Samples:
             raise BatchError(f"Samples.returns has shape {self.returns.shape}; required [B, E, T]")
 
 
-@dataclass(frozen=True)
-class Step:
+@dataclass(frozen=True, repr=False)
+class Step(Shown):
     """Episodes and samples of one inner step k: 0 is pre-update, K is post-update."""
 
     episodes: EpisodeBatch
@@ -223,8 +225,8 @@ class Step:
     k: int
 
 
-@dataclass(frozen=True)
-class TaskParams:
+@dataclass(frozen=True, repr=False)
+class TaskParams(Shown):
     """Policy parameters of every task: name -> [B, ...] float32."""
 
     params: Params
@@ -246,8 +248,8 @@ class TaskParams:
         return cls({name: np.broadcast_to(value, (num_tasks, *value.shape)) for name, value in params.items()})
 
 
-@dataclass(frozen=True)
-class LearnerState:
+@dataclass(frozen=True, repr=False)
+class LearnerState(Shown):
     """All that an update carries over to the next iteration.
 
     Attributes:
@@ -261,16 +263,16 @@ class LearnerState:
     extra: Params = field(default_factory=dict[str, Array])
 
 
-@dataclass(frozen=True)
-class Update:
+@dataclass(frozen=True, repr=False)
+class Update(Shown):
     """A finished iteration: the learner for the next one, and the numbers that describe this one."""
 
     learner: LearnerState
     metrics: Metrics
 
 
-@dataclass(frozen=True)
-class Transitions:
+@dataclass(frozen=True, repr=False)
+class Transitions(Shown):
     """Single steps to learn from off policy, in any leading shape [...]: [N], or [K, N] for N of each of K tasks.
 
     Attributes:
@@ -299,8 +301,8 @@ class Transitions:
         _require(self, "terminated", self.terminated, np.bool_, leading)
 
 
-@dataclass(frozen=True)
-class Minibatch:
+@dataclass(frozen=True, repr=False)
+class Minibatch(Shown):
     """Transitions that one gradient step learns from.
 
     Attributes:
@@ -312,8 +314,8 @@ class Minibatch:
     context: Transitions | None = None
 
 
-@dataclass(frozen=True)
-class Minibatches:
+@dataclass(frozen=True, repr=False)
+class Minibatches(Shown):
     """The stored transitions that an iteration's gradient steps learn from: numbers of rows, not copies.
 
     Rows are numbered from 0 in the order in which a run collects its real steps: by iteration, round, task, episode
@@ -344,8 +346,8 @@ class Minibatches:
         return int(np.count_nonzero(self.task_ids[:, 0] >= 0))
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Shown):
     """Evaluation on B tasks: test episodes after 0 ... K adaptation steps, and the episodes that were adapted to.
 
     No episode is in both: what a policy adapted to never judges it.

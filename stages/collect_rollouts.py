@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError
+from metaloom.pipeline.envs.finite_checks import is_ctrl_c
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.seeding import generator
@@ -98,7 +99,9 @@ class _Rollout:
         try:
             initial_state = self._act_in_all()
         # Also an environment that calls sys.exit: it must not take the worker with it.
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
             raise self.circumstances.fault_of(error, env_step=self.env_step, actions=self.taken) from error
         self._check_finite()
         return self._episodes(initial_state)

@@ -1,10 +1,11 @@
 """Counters that a learner keeps over a whole run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from metaloom.pipeline.types import EpisodeBatch, LearnerState, Params, Update
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Params, Update
+from metaloom.stages.faults import StageFault
 
 ENV_STEPS = "env_steps"
 """Environment steps made so far."""
@@ -19,12 +20,30 @@ def no_steps() -> Params:
 
 
 def finished(
-    state: LearnerState, updated: LearnerState, rounds: Sequence[EpisodeBatch], metrics: Mapping[str, float]
+    state: LearnerState, updated: LearnerState, rounds: Sequence[EpisodeBatch], metrics: Metrics, of_update: Metrics
 ) -> Update:
-    """An update with the counters of its learner after the episodes of some rounds, which are metrics too."""
+    """An update with the counters of its learner after the episodes of some rounds, which are metrics too.
+
+    Raises:
+        StageFault: the learner gave parameters of another form, with which no iteration could begin, or metrics under
+            names that the run always has.
+    """
+    before, after = (_forms(learner.params) for learner in (state, updated))
+    if other := sorted(name for name in before | after if before.get(name) != after.get(name)):
+        found, required = (form.get(other[0], "absent") for form in (after, before))
+        raise StageFault(f"the update gave params[{other[0]!r}] as {found}; required {required}, as it was before")
     counters = counted(state, rounds)
     numbers = {name: float(count) for name, count in counters.items()}
-    return Update(LearnerState(updated.params, updated.optimizer, updated.extra | counters), {**metrics, **numbers})
+    if taken := sorted((metrics | numbers).keys() & of_update.keys()):
+        raise StageFault(
+            f"the update gave the metrics {', '.join(taken)}, which every run has; return them under other names"
+        )
+    learner = LearnerState(updated.params, updated.optimizer, updated.extra | counters)
+    return Update(learner, {**metrics, **of_update, **numbers})
+
+
+def _forms(params: Params) -> dict[str, str]:
+    return {name: f"{value.dtype}{list(value.shape)}" for name, value in params.items()}
 
 
 def counted(learner: LearnerState, rounds: Sequence[EpisodeBatch]) -> Params:

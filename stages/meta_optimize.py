@@ -35,4 +35,4 @@ def meta_optimize(
     metrics: Metrics = {}
     for step in steps:
         metrics |= with_own(step_metrics(step), measures.of_step(step))
-    return finished(state, updated, [step.episodes for step in steps], metrics | update_metrics)
+    return finished(state, updated, [step.episodes for step in steps], metrics, update_metrics)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
-from metaloom.pipeline.envs.finite_checks import last_line, own_traceback
+from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, own_traceback
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, TaskBatch
 
@@ -16,7 +16,9 @@ def sample_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int)
     """
     try:
         params = np.asarray(env.sample_tasks(num_tasks, generator(run_seed, "tasks", iteration)), np.float64)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         raise EnvError(
             f"iteration {iteration}: {type(env.unwrapped).__name__}.sample_tasks raised {last_line(error)}\n"
             f"Its own traceback:\n{own_traceback(error).rstrip()}"

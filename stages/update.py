@@ -47,4 +47,4 @@ def update(
     for k, episodes in rounds.items():
         metrics |= with_own(episode_metrics(episodes, k), measures.of_round(episodes, k))
     collected = [*fill, *(episodes for k in rounds for episodes in rounds[k])]
-    return finished(state, updated, collected, metrics | update_metrics)
+    return finished(state, updated, collected, metrics, update_metrics)

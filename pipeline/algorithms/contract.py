@@ -221,6 +221,10 @@ class AlgorithmSettings(PluginSettings):
         del run
         yield from ()
 
+    def warnings(self) -> Iterator[str]:
+        """Tell what is allowed and known to go wrong, in words that say what to do."""
+        yield from ()
+
     def build(self, setup: Setup) -> Learner[Any, Any]:
         """Build the learner of a run.
 

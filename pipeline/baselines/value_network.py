@@ -14,6 +14,7 @@ import numpy as np
 
 from metaloom.pipeline.baselines.contract import BaselineError, require_finite
 from metaloom.pipeline.baselines.linear import TIME_SCALE
+from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.linearization import LinearizedMLP
 from metaloom.pipeline.nn.optimizers import Adam
 from metaloom.pipeline.nn.spec import layer_names
@@ -147,7 +148,8 @@ def _shuffled(weights: Array, rngs: Sequence[np.random.Generator]) -> Array:
 def _initial(num_inputs: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
     """Glorot-uniform kernels and zero biases by layer; the output starts at zero, the mean of the targets."""
     params: Params = {}
-    sizes = pairwise([num_inputs, *hidden_sizes, 1])
+    sizes = [*pairwise([num_inputs, *hidden_sizes, 1])]
+    require_room({f"layer {n}": shape for n, shape in enumerate(sizes)}, setting="baseline.hidden_sizes")
     for name, (fan_in, fan_out) in zip(layer_names(len(hidden_sizes)), sizes, strict=True):
         limit = 0.0 if name == "output" else np.sqrt(6 / (fan_in + fan_out))
         params[f"{PREFIX}.{name}.kernel"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,15 +17,17 @@ _NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy")
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """The settings in a YAML or JSON file, not yet validated (JSON is a subset of YAML).
+    """The settings in a YAML, JSON or TOML file, not yet validated (JSON is a subset of YAML).
 
     Raises:
         ConfigError: the file is missing, does not parse, or is not a mapping.
     """
     try:
-        settings = parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        settings = tomllib.loads(text) if path.suffix == ".toml" else parse(text)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML or JSON: {error}") from None
+        kind = "TOML" if path.suffix == ".toml" else "YAML or JSON"
+        raise ConfigError(f"{path}: cannot be read as {kind}: {error}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: found {type(settings).__name__} at the top; required a mapping of RunConfig fields")
     return settings
@@ -34,13 +37,20 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
     """Settings with `a.b=value` assignments applied; values are read as YAML (numbers, lists, true, null, text).
 
     Raises:
-        ConfigError: an assignment has no "=", an empty key, or reaches into something that is not a section.
+        ConfigError: an assignment has no "=", an empty key, reaches into something that is not a section, or would undo
+            an earlier one of a part of the same section.
     """
     merged: dict[str, Any] = json.loads(json.dumps(settings))
+    done: list[str] = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not all(key.split(".")):
             raise ConfigError(f"--set {assignment}: required KEY=VALUE, for example algorithm.inner_lr=0.05")
+        if lost := [earlier for earlier in done if earlier.startswith(f"{key}.")]:
+            raise ConfigError(
+                f"--set {assignment}: replaces all of {key}, and so undoes {lost[0]}; put it before that one"
+            )
+        done.append(key)
         *sections, last = key.split(".")
         target = merged
         for section in sections:
@@ -53,7 +63,9 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
         try:
             target[last] = parse(text)
         except ValueError:
-            raise ConfigError(f"--set {assignment}: the value is not valid YAML; quote it") from None
+            raise ConfigError(
+                f"--set {assignment}: the value is not valid YAML, in which every key stands once; quote it"
+            ) from None
     return merged
 
 

@@ -22,6 +22,9 @@ from metaloom.pipeline.plugins import ByName
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.schema import Settings, later
 
+MOST_ITERATIONS, MOST_STEPS = 10**8, 10**4
+"""Numbers of outputs for which the store has names; of the inner steps of an iteration, its rounds are one more."""
+
 
 class RunConfig(Settings):
     """Everything that decides the numbers of a run, and what is kept of them. Where it runs is not part of it."""
@@ -90,6 +93,9 @@ class RunConfig(Settings):
                 f"evaluation.adaptation_steps is {self.evaluation.adaptation_steps} but {self.algorithm.name} does not "
                 "adapt (inner_steps is 0); leave it out or set it to 0"
             )
+        for name, found in (("iterations", self.iterations), ("inner steps", self.algorithm.adaptation_steps + 1)):
+            if found > (most := MOST_ITERATIONS if name == "iterations" else MOST_STEPS):
+                yield f"{name}: found {found}, but a run has room for {most}; use at most that many"
         yield from self._idle_sizes()
         if self.min_rollouts is not None and self.min_rollouts > self.episodes_per_task:
             yield (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.config import is_gymnasium_id
 from metaloom.pipeline.envs.facts import class_path
 from metaloom.pipeline.estimation.measures import METRICS
 from metaloom.pipeline.nn.spec import NETWORKS
@@ -22,16 +23,18 @@ def plugin_sources(config: RunConfig) -> dict[str, str]:
     """SHA-256 of the file of every plug-in of a run, by module:Class, and of modules beside it, by module.
 
     Modules count that the plug-in's file imports, or those import, and that lie in the same folder or below it; of an
-    installed plug-in, in the same package.
+    installed plug-in, in the same package. An environment by a gymnasium id counts with the module that registers it,
+    which may be all that tells its class and its options.
     """
     named = [
+        config.env.name,
         class_path(config.env),
         NETWORKS.path(config.policy.network),
         *([POLICIES.path(config.policy.name)] if config.policy.name else []),
         *(METRICS.path(name) for name in config.metrics),
         *_classes(config),
     ]
-    own = {path for path in named if ":" in path and not path.startswith(_KNOWN_BY_VERSION)}
+    own = {path for path in named if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
     files: dict[str, Path] = {}
     helpers: dict[str, Path] = {}
     for path in sorted(own):
@@ -55,7 +58,7 @@ def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[
 
 def _written_in(path: str) -> tuple[str, Path | None]:
     """The module and the file that module:Class is written in; None for what is not written in Python."""
-    found = load(path)
+    found = import_module(path) if is_gymnasium_id(path) else load(path)
     # An object, such as a Graph, does not tell where it was made.
     tells = inspect.isclass(found) or inspect.isfunction(found)
     module = found.__module__ if tells else path.partition(":")[0]

@@ -17,10 +17,11 @@ def parse(text: str) -> JsonValue:
     """The value that a JSON or YAML text describes.
 
     Raises:
-        ValueError: it is neither, or holds a tag, a date, or itself, or aliases multiply it beyond all measure.
+        ValueError: it is neither, or holds a tag, a date, a key twice, or itself, or aliases multiply it beyond all
+            measure.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_mapping)
     except (ValueError, RecursionError):
         pass
     try:
@@ -28,6 +29,17 @@ def parse(text: str) -> JsonValue:
         return json.loads(json.dumps(_load(text)))
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from None
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _refuse_repeated([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _refuse_repeated(keys: list[str]) -> None:
+    if len(set(keys)) < len(keys):
+        repeated = max(keys, key=keys.count)
+        raise ValueError(f"found the key {repeated!r} twice in one mapping; required each once")
 
 
 _MOST_VALUES = 100_000
@@ -80,6 +92,8 @@ def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
     """Count the values that a node stands for once every alias is replaced; infinite for one that holds itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
+        if isinstance(node, yaml.MappingNode):
+            _refuse_repeated([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
         inside: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
         children = [child for item in inside for child in (item if isinstance(item, tuple) else (item,))]
         known[id(node)] = 1 + sum(_num_values(child, known) for child in children)

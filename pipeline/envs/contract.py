@@ -1,7 +1,7 @@
 """The contract of environments for meta-training, one at a time and in batches."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -28,6 +28,18 @@ class TaskField:
     name: str
     unit: str
     description: str
+
+
+class Component(NamedTuple):
+    """One number of an observation or action.
+
+    Attributes:
+        name: short, unique in its vector; a column of tables.
+        unit: "m", "rad/s"; "1" for a number without a unit.
+    """
+
+    name: str
+    unit: str = "1"
 
 
 class BatchStep(NamedTuple):
@@ -97,6 +109,12 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
     test_task_set: tuple[tuple[float, ...], ...] | None = None
     """Held-out tasks, where training has a fixed set of its own (`task_set`); None: a fresh draw is a held-out task."""
+
+    observation_components: Sequence[tuple[str, str]] | None = None
+    """Names and units of an observation's entries, flattened in C order, see Component; None: they have none."""
+
+    action_components: Sequence[tuple[str, str]] | None = None
+    """Names and units of an action's entries, as the environment takes it."""
 
     _task: Array | None = None
 

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.spaces import Discrete
 
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.envs.contract import Component, EnvError, MetaEnv
 from metaloom.pipeline.envs.registry import find_env, require_env
+
+_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
@@ -39,6 +42,40 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
         **several_axes,
         **sizes,
     }
+
+
+def component_facts(env: MetaEnv) -> dict[str, Any]:
+    """Return what an environment declares of its components: `observation` and `action`, each `names` and `units`.
+
+    Raises:
+        EnvError: it declares more or fewer than there are, or a name twice.
+    """
+    kinds = {
+        "observation": (env.observation_components, env.observation_space),
+        "action": (env.action_components, env.action_space),
+    }
+    facts: dict[str, Any] = {}
+    for kind, (declared, space) in kinds.items():
+        if declared is not None:
+            parts = [Component(*part) for part in declared]
+            names = [part.name for part in parts]
+            _check_components(type(env.unwrapped).__name__, kind, names, space)
+            facts[kind] = {"names": names, "units": [part.unit for part in parts]}
+    return facts
+
+
+def _check_components(env: str, kind: str, names: Sequence[str], space: gymnasium.Space[Any]) -> None:
+    size = 0 if isinstance(space, Discrete) else _size(space)
+    if len(names) != size:
+        raise EnvError(
+            f"{env}.{kind}_components: found {len(names)} components; required {size}, one for each number of the "
+            f"{kind} space {space}. Declare them all, or None, also on a wrapper that changes the {kind}s"
+        )
+    if wrong := [name for name in names if not _COMPONENT.fullmatch(name) or names.count(name) > 1]:
+        raise EnvError(
+            f"{env}.{kind}_components: found the name {wrong[0]!r}; required letters, digits, '_', '-' and '.', and "
+            "every name once"
+        )
 
 
 def class_path(config: EnvConfig) -> str:

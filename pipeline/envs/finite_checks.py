@@ -1,5 +1,6 @@
 """Checked copies of an environment's answers: nothing else of it enters a rollout."""
 
+import threading
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -97,6 +98,11 @@ def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
             f'info["reward_terms"] sums to {total}, the reward is {reward}; required that the terms sum to the reward'
         )
     return terms
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Tell if the user wants to stop: Python tells the main thread alone, so in others an environment has raised it."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def last_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv
 from metaloom.pipeline.envs.finite_checks import (
     RowFault,
     flag_of,
+    is_ctrl_c,
     last_line,
     number_of,
     observation_of,
@@ -88,7 +89,9 @@ class LoopBatch:
         except EnvError as error:
             raise RowFault(f"{self._name}.{call}: {error}", row, call) from error
         # Also an environment that calls sys.exit: it must not take the worker with it.
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
             raise RowFault(f"{self._name}.{call} raised {last_line(error)}", row, call) from error
 
     def _read_reset(self, env: MetaEnv, answer: Any) -> Array:

@@ -7,6 +7,7 @@ import ctypes
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -24,6 +25,7 @@ from metaloom.pipeline.envs.contact_batch import (
     mujoco_library,
 )
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv
+from metaloom.pipeline.envs.mujoco_components import action_components, observed_components
 from metaloom.pipeline.types import Array
 
 ObsStyle = Literal["promp", "pearl", "v5"]
@@ -89,7 +91,14 @@ class MujocoRobot(MetaEnv):
         self.observation_space = Box(-np.inf, np.inf, self._observation().shape, np.float64)
         low, high = model.actuator_ctrlrange.T
         self.action_space = Box(low, high, dtype=np.float64)
+        self.action_components = action_components(model)
         self._renderer: mujoco.Renderer | None = None
+
+    @cached_property
+    def observation_components(self) -> Sequence[tuple[str, str]] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Read off the model and the rules; None where an observation is more than a choice of its entries."""
+        found = observed_components(self.model, self.observations, self._read(self.derived))
+        return found if found is not None and self.observation_space.shape == (len(found),) else None
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """The first joint positions [nq] and velocities [nv] of an episode: uniform around rest unless said."""

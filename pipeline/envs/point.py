@@ -1,12 +1,14 @@
 """Point robots in the plane, and those that go to a goal: cheap tasks on which adaptation can be seen."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.spaces import Box
 
-from metaloom.pipeline.envs.contract import BatchStep, MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import BatchStep, Component, MetaEnv, TaskField
+from metaloom.pipeline.envs.point_picture import PointPicture
 from metaloom.pipeline.types import Array
 
 GOAL = (
@@ -22,14 +24,22 @@ class PointRobot(MetaEnv):
     itself, so both give the same bits.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    render_mode = "rgb_array"
+    reach: ClassVar[float] = 2.5
+    """How far from the origin a picture reaches, in m."""
     max_action: ClassVar[float]
     state_size: ClassVar[int] = 2
+    observation_components: Sequence[tuple[str, str]] | None = (Component("x", "m"), Component("y", "m"))
+    action_components = (Component("dx", "m"), Component("dy", "m"))
 
     def __init__(self) -> None:
         self.observation_space = Box(-np.inf, np.inf, (self.state_size,), np.float64)
         self.action_space = Box(-self.max_action, self.max_action, (2,), np.float64)
         self._state = np.zeros(self.state_size)
+        self._path = [self._state]
+        if self.state_size != len(self.observation_components or ()):  # a subclass that does not name its own
+            self.observation_components = None
 
     @abstractmethod
     def start(self, rng: np.random.Generator) -> Array:
@@ -52,6 +62,7 @@ class PointRobot(MetaEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         self._state = self.start(self.np_random)
+        self._path = [self._state]
         return self._state.copy(), {}
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
@@ -60,7 +71,22 @@ class PointRobot(MetaEnv):
         terms = {name: float(term[0]) for name, term in self.reward_terms(states, next_states, tasks).items()}
         terminated = bool(self.terminal(next_states, tasks)[0])
         self._state = next_states[0]
+        self._path.append(self._state)
         return self._state.copy(), sum(terms.values()), terminated, False, {"reward_terms": terms}
+
+    def render(self) -> Any:
+        """[height, width, 3] uint8: the way since the last reset, the task's goal, and those of other tasks."""
+        picture = PointPicture(self.reach)
+        if self.task_fields[:2] == GOAL:
+            picture.tasks(np.array(self.task_set or ()).reshape(-1, len(self.task_fields)))
+            picture.goal(self.task[:2])
+        self.draw_scene(picture)
+        picture.path(np.array(self._path)[:, :2])
+        return picture.pixels()
+
+    def draw_scene(self, picture: PointPicture) -> None:
+        """Draw what else there is, below the point's way; the default is nothing."""
+        del picture
 
     def batch(self, num_rows: int, num_threads: int) -> "PointBatch | None":
         del num_threads
@@ -189,6 +215,7 @@ class Navigation2D(_GoalPoint):
     """
 
     goal_range = 0.5
+    reach = 0.8
 
 
 def norm(vectors: Array) -> Array:

@@ -4,8 +4,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import EnvError, TaskField
+from metaloom.pipeline.envs.contract import Component, EnvError, TaskField
 from metaloom.pipeline.envs.point import GOAL, PointRobot, norm
+from metaloom.pipeline.envs.point_picture import PointPicture
 from metaloom.pipeline.types import Array
 
 RewardName = Literal["dense", "dense_squared", "sparse"]
@@ -112,6 +113,10 @@ class PointWalls(PointCorner):
         inner, outer = (r * np.stack([np.cos(a), np.sin(a)], axis=1) for r, a in zip((1, 2), angles.T, strict=True))
         return np.concatenate([goals, inner, outer], axis=1)
 
+    def draw_scene(self, picture: PointPicture) -> None:
+        for radius, gap in ((1.0, self.task[2:4]), (2.0, self.task[4:6])):
+            picture.wall(radius, gap, self.gap_reach)
+
     def advance(self, states: Array, actions: Array, tasks: Array) -> Array:
         moved = super().advance(states, actions, tasks)
         radius, next_radius = norm(states), norm(moved)
@@ -151,6 +156,10 @@ class PointMomentum(PointCorner):
 
     max_action = 0.1
     state_size = 4
+    observation_components = tuple(
+        Component(name, unit) for name, unit in (("x", "m"), ("y", "m"), ("vx", "m/step"), ("vy", "m/step"))
+    )
+    action_components = (Component("dvx", "m/step"), Component("dvy", "m/step"))
     sparse_radius = 2.0
 
     def start(self, rng: np.random.Generator) -> Array:

@@ -30,6 +30,7 @@ class PearlPointRobot(FixedTasks, PointRobot):
     """
 
     task_fields = GOAL
+    reach = 1.5
     max_action = 0.1
 
     def __init__(self, *, num_train_tasks: int = NUM_TRAIN_TASKS, num_test_tasks: int = NUM_TEST_TASKS) -> None:

@@ -1,15 +1,16 @@
 """Environments by name: robots with a distribution of tasks, and any gymnasium env as one with a single task."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from metaloom.pipeline.envs import ENVS, PLUGINS
 from metaloom.pipeline.envs.config import EnvConfig, is_gymnasium_id
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError, MetaEnv
-from metaloom.pipeline.envs.finite_checks import last_line, own_traceback
+from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, own_traceback
 from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import ConfigError, suggestion
 
@@ -90,7 +91,26 @@ def _make_unscaled(config: EnvConfig) -> MetaEnv:
 
     path = require_env(config.name)
     env = _make_from_gymnasium(path, config) if path in gymnasium.registry else _make_from_class(config)
-    return env if isinstance(env, MetaEnv) else SingleTask(env)
+    return _with_sound_task_sets(env) if isinstance(env, MetaEnv) else SingleTask(env)
+
+
+def _with_sound_task_sets(env: MetaEnv) -> MetaEnv:
+    width = len(env.task_fields)
+    for name, tasks in (("task_set", env.task_set), ("test_task_set", env.test_task_set)):
+        if tasks is not None and not _is_task_set(tasks, width):
+            raise EnvError(
+                f"{type(env.unwrapped).__name__}.{name}: found {tasks!r:.100}; required a tuple with a tuple of "
+                f"{width} numbers for every task, one per task field; of an array: tuple(map(tuple, array.tolist()))"
+            )
+    return env
+
+
+def _is_task_set(tasks: Sequence[Sequence[float]], width: int) -> bool:
+    try:
+        hash(tasks)  # tuples through and through: tasks are looked up in it
+        return np.shape(np.asarray(tasks, np.float64)) == (len(tasks), width)
+    except (TypeError, ValueError):
+        return False
 
 
 def _make_from_class(config: EnvConfig) -> gymnasium.Env[Any, Any]:
@@ -106,7 +126,9 @@ def _make_from_class(config: EnvConfig) -> gymnasium.Env[Any, Any]:
         return cls(**config.options)
     except EnvError:
         raise
-    except (Exception, SystemExit) as problem:
+    except BaseException as problem:
+        if is_ctrl_c(problem):
+            raise
         raise EnvError(
             f"env.name is {config.name!r}: making it with options {config.options} raised {last_line(problem)}\n"
             f"Its own traceback:\n{own_traceback(problem).rstrip()}"

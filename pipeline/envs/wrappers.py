@@ -1,6 +1,6 @@
 """Between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -63,6 +63,8 @@ class Wrapped(MetaEnv):
         self.env: Any = env
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.metadata, self.render_mode, self.spec = env.metadata, env.render_mode, env.spec
+        self.observation_components = declared_components(env, "observation_components")
+        self.action_components = declared_components(env, "action_components")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
@@ -155,6 +157,14 @@ class SingleTask(Wrapped):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         # Arrays of any shape stay as they are: whether they are images, a network has to know.
         super().__init__(env if isinstance(env.observation_space, Box) else UnitVectorObservations(env))
+        robot = env.unwrapped
+        if hasattr(robot, "observation_structure") and self.observation_space.shape == robot.observation_space.shape:
+            # Here, because other environments do without MuJoCo.
+            from metaloom.pipeline.envs.mujoco_components import gymnasium_components
+
+            observation, action = gymnasium_components(robot)
+            self.observation_components = self.observation_components or observation
+            self.action_components = self.action_components or action
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         del rng
@@ -185,6 +195,11 @@ class UnitVectorObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     def observation(self, observation: Any) -> Array:
         return np.asarray(flatten(self._space, observation))
+
+
+def declared_components(env: gymnasium.Env[Any, Any], name: str) -> Sequence[tuple[str, str]] | None:
+    """Return what an environment, or the outermost wrapper that says so, declares of its components."""
+    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
 
 def _action_space(env: MetaEnv) -> Box | Discrete:

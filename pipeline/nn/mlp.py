@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.spec import NetworkSpec, Shapes, layer_names
 from metaloom.pipeline.types import Params
 
@@ -19,7 +20,11 @@ def initialize_shapes(shapes: Shapes, rng: np.random.Generator) -> Params:
     """Draw float32 kernels from U(±√(6 / (in + out))) (Glorot and Bengio 2010) and zero biases, in order.
 
     A convolution's kernel (out, in, k, k) counts k² inputs and outputs per channel.
+
+    Raises:
+        ConfigError: training them would take more memory than this machine has.
     """
+    require_room(shapes, setting="policy or critic, hidden_sizes")
     params: Params = {}
     for name, shape in shapes.items():
         if len(shape) == 1:

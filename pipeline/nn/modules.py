@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.mlp import scaled
 from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, Shapes
 from metaloom.pipeline.schema import ConfigError
@@ -103,6 +104,17 @@ def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: 
         return factory(shape, output_size, **options)
 
 
+def _require_room(factory: Any, shape: tuple[int, ...], output_size: int, options: Mapping[str, Any]) -> None:
+    """Refuse a module that is too large, by what it would be: made on torch's meta device, it takes no memory."""
+    try:
+        with torch.device("meta"):
+            module = _construct(factory, shape, output_size, options, seed=0)
+        shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
+    except Exception:  # it does what can only be done with numbers, or is refused with its reason below
+        return
+    require_room(shapes, setting="policy.network")
+
+
 @lru_cache(maxsize=16)
 def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, options: str) -> nn.Module:
     """Construct the module, with the same buffers in any process, and check it.
@@ -110,6 +122,7 @@ def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, 
     Raises:
         ConfigError: it cannot be constructed, or is no function of its parameters and single inputs.
     """
+    _require_room(factory, shape, output_size, json.loads(options))
     arguments = ", ".join([str(shape), str(output_size), *(f"{k}={v!r}" for k, v in json.loads(options).items())])
     try:
         module = _construct(factory, shape, output_size, json.loads(options), seed=0)

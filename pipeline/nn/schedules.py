@@ -16,6 +16,8 @@ from metaloom.pipeline.nn.optimization import (
 )
 from metaloom.pipeline.schema import ConfigError, suggestion
 
+_REFUSALS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+"""What schedulers of torch raise where options are none for them."""
 LrFactor = Callable[[int], float]
 """Factor of the step sizes after so many updates."""
 
@@ -34,7 +36,8 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
         learning_rate: the step size that counts where a scheduler of torch speaks of absolute ones, as OneCycleLR does.
 
     Raises:
-        ConfigError: torch has no such scheduler, it refuses its options, or it needs more than the count of updates.
+        ConfigError: torch has no such scheduler, it refuses its options, or it needs more than the count of updates;
+            the schedule raises it for an update behind its end.
     """
     schedule = settings.lr_schedule
     if not isinstance(schedule, TorchScheduler):
@@ -44,15 +47,26 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
             f"algorithm.lr_schedule: torch {torch.__version__} has no torch.optim.lr_scheduler.{schedule.name}; "
             f"required one such as {', '.join(FROM_A_COUNT)}{suggestion(schedule.name, _SCHEDULERS)}"
         )
+
+    def told(num_updates: int) -> float:
+        try:
+            return factor(num_updates)
+        except _REFUSALS as error:  # as of a schedule that ends
+            raise _refused(schedule, f"after {num_updates} updates: {error}") from None
+
     try:
         factor = _TorchFactor(scheduler, schedule.options, learning_rate)
         # What is wrong with the options may show only in the first step.
         factor(1)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"algorithm.lr_schedule: torch.optim.lr_scheduler.{schedule.name} with options {schedule.options}: {error}"
-        ) from None
-    return factor
+    except _REFUSALS as error:
+        raise _refused(schedule, str(error)) from None
+    return told
+
+
+def _refused(schedule: TorchScheduler, problem: str) -> ConfigError:
+    return ConfigError(
+        f"algorithm.lr_schedule: torch.optim.lr_scheduler.{schedule.name} with options {schedule.options}: {problem}"
+    )
 
 
 class _TorchFactor:

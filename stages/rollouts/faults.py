@@ -156,7 +156,7 @@ def describe(about: Mapping[str, Any]) -> str:
 def _stage(about: Mapping[str, Any]) -> str:
     if "evaluation" in about:
         return f"evaluate, {about['evaluation']}"
-    return f"collect_rollouts, iteration {about['iteration']}, step {about['step']}"
+    return f"iteration {about['iteration']}, collect_rollouts k={about['step']}"
 
 
 def _whose(about: Mapping[str, Any]) -> str:

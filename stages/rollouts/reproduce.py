@@ -8,7 +8,7 @@ from gymnasium.spaces import Discrete
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv
-from metaloom.pipeline.envs.finite_checks import RowFault
+from metaloom.pipeline.envs.finite_checks import RowFault, is_ctrl_c
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.types import Array
 from metaloom.stages.rollouts.faults import RolloutError, describe, not_finite, problem_of
@@ -43,7 +43,9 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
             for t, action in enumerate(actions):
                 env_step = t
                 rows = _step(batch, action, rows)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         problem, call, trace, _ = problem_of(error, env_step)
         told = {**about, "env_step": env_step, "problem": problem, "call": call, "traceback": trace}
         raise RolloutError(describe(told), told, arrays) from error

@@ -141,11 +141,23 @@ def test_every_wrong_setting_is_reported_at_once():
 
 
 @pytest.mark.parametrize(
-    "assignment", ["iterations", "=3", "a..b=1", "iterations.x=1", "a=[", "a=!!timestamp 2024-01-01", f"a={'9' * 5000}"]
-)
+    "assignment", ["iterations", "=3", "a..b=1", "iterations.x=1", "a=[", "a=!!timestamp 2024-01-01", f"a={'9' * 5000}",
+     'a={"b": 1, "b": 2}', "a={b: {c: 1, c: 2}}"],
+)  # fmt: skip
 def test_an_assignment_that_makes_no_sense_is_refused(assignment):
     with pytest.raises(ConfigError, match="--set"):
         override({"iterations": 3}, [assignment])
+
+
+def test_an_assignment_that_would_undo_an_earlier_one_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"replaces all of algorithm, and so undoes algorithm\.inner_lr; put it before"
+    ):
+        override({"algorithm": "promp"}, ["algorithm.inner_lr=0.5", "algorithm=maml-vpg"])
+    merged = override(
+        {"algorithm": "promp"}, ["algorithm=maml-vpg", "algorithm.inner_lr=0.5", "algorithm.inner_lr=0.6"]
+    )
+    assert merged == {"algorithm": {"name": "maml-vpg", "inner_lr": 0.6}}
 
 
 def test_overrides_reach_into_sections_and_leave_the_original_alone():

@@ -248,7 +248,7 @@ def test_numbers_that_are_not_finite_stop_the_rollout_and_are_named() -> None:
     tasks = TaskBatch(goals, np.array([-1, -1]), ("goal_x", "goal_y"), ("m", "m"))
     with pytest.raises(
         RolloutError,
-        match=r"iteration 5, step 1: rollout_envs:Breaking, task 9 \(goal_x=3, goal_y=1\), episode 0 "
+        match=r"iteration 5, collect_rollouts k=1: rollout_envs:Breaking, task 9 \(goal_x=3, goal_y=1\), episode 0 "
         r"\(reset seed \d+\), step 2: rewards are not finite",
     ):
         collect_rollouts(sampler, task_params(env, 2), tasks, position=RolloutPosition(1, 5, 1, first_task=8))

@@ -94,7 +94,7 @@ BEFORE_A_STEP = {
 def test_a_step_that_goes_wrong_is_an_error_with_its_place_and_the_actions_that_led_there(name, problem):
     error = fault(config(name))
     assert problem in str(error)
-    words = "collect_rollouts, iteration 4, step 1: hostile_envs:Hostile, task 7 (gain="
+    words = "iteration 4, collect_rollouts k=1: hostile_envs:Hostile, task 7 (gain="
     assert str(error).startswith(words)
     seed = seed_for(1, "resets", 4, 1, FIRST_TASK, 0)
     assert f"episode 0 (reset seed {seed}), step 2: " in str(error)

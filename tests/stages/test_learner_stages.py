@@ -7,6 +7,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step
 from metaloom.stages.counters import ENV_STEPS, ENV_STEPS_NOMINAL
+from metaloom.stages.faults import StageFault
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize
 from metaloom.stages.update import update as update_stage
@@ -98,3 +99,31 @@ def test_update_counts_what_filled_the_buffer_and_describes_episodes_by_posterio
     assert update.metrics[ENV_STEPS] == 3 * LENGTHS.sum()
     assert update.metrics["step_1.average_return"] == pytest.approx(second.episode_returns.mean())
     assert update.learner.params["weight"].tolist() == [4, 4]
+
+
+class Odd(Counting):
+    """Returns what it is told to."""
+
+    def __init__(self, params, metrics):
+        self.returned = LearnerState(params, {}, {}), metrics
+
+    def update(self, state, experience, *, run_seed, iteration, parallel=map):
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("params", "metrics", "told"),
+    [
+        ({"weight": np.zeros(2)}, {}, r"params\['weight'\] as float64\[2\]; required float32\[2\]"),
+        ({"weight": np.zeros(3, np.float32)}, {}, r"as float32\[3\]; required float32\[2\]"),
+        ({}, {}, r"as absent; required float32\[2\]"),
+        ({"weight": np.zeros(2, np.float32)}, {ENV_STEPS: -1.0}, "the metrics env_steps, which every run has"),
+        ({"weight": np.zeros(2, np.float32)}, {"step_0.average_return": 9.0}, "metrics step_0.average_return"),
+    ],
+)
+def test_an_update_that_no_run_could_go_on_with_or_that_hides_metrics_is_refused(steps, params, metrics, told):
+    state = initialize(LEARNER, run_seed=3).learner
+    with pytest.raises(StageFault, match=told):
+        meta_optimize(Odd(params, metrics), state, steps, run_seed=3, iteration=0)
+    with pytest.raises(StageFault, match=told):
+        update_stage(Odd(params, metrics), state, [], {0: [steps[0].episodes]}, run_seed=3, iteration=0)

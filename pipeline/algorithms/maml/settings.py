@@ -271,6 +271,14 @@ class MAMLPPO(MetaAdam, GradientBased):
     num_epochs: int = Field(default=5, ge=1)
     """Passes over the samples of an iteration; in the first step nothing is clipped yet."""
 
+    def warnings(self) -> Iterator[str]:
+        """Warn of a clipped inner loss that takes part in several meta-steps."""
+        if self.inner_loss == "clipped" and self.num_epochs > 1:
+            yield (
+                f"algorithm.inner_loss is clipped with {self.num_epochs} epochs: where the inner loss is flat, the "
+                "policy before adaptation drifts without bound; prefer inner_loss=likelihood_ratio or num_epochs=1"
+            )
+
 
 class MAMLTRPO(TrustRegion):
     """Policy-gradient inner steps, and a meta-update that bounds the KL after adaptation.

@@ -33,7 +33,11 @@ def sample(outputs: Tensor, noise: Tensor) -> TanhGaussianSample:
     mean, raw = outputs.chunk(2, -1)
     log_std = raw.clamp(MIN_LOG_STD, MAX_LOG_STD)
     u = mean + log_std.exp() * noise
-    # Differs from the paper's code: log(1 - tanh² u) exactly, where log(1 - a² + 1e-6) is off for |u| > 6.
-    log_slope = 2 * (math.log(2) - u - softplus(-2 * u, threshold=50))
-    log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi) - log_slope
+    log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi) - log_slope(u)
     return TanhGaussianSample(u.tanh(), log_prob.sum(-1), mean, log_std, u)
+
+
+def log_slope(u: Tensor) -> Tensor:
+    """Return log(1 - tanh² u), by which densities of u and of tanh(u) differ."""
+    # Differs from the paper's code: exactly, where log(1 - a² + 1e-6) is off for |u| > 6.
+    return 2 * (math.log(2) - u - softplus(-2 * u, threshold=50))

@@ -9,6 +9,7 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
+from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK
@@ -64,6 +65,7 @@ def initialize(network: Network, rng: np.random.Generator, *, output_limit: floa
     """
     if network.spec.name not in BUILT_IN_NETWORKS:
         return network.initialize(rng)
+    require_room(network.shapes, setting=f"algorithm, network {network.prefix}")
     params: Params = {}
     for name, shape in network.shapes.items():
         layer, _, part = name.rpartition(".")

@@ -21,6 +21,7 @@ from metaloom.pipeline.schema import later
 
 ROUNDS = ("num_steps_prior", "num_steps_posterior", "num_extra_rl_steps_posterior", "update_post_train")
 """Settings that decide the rounds of an iteration."""
+_MOST_ROUNDS = 1000
 
 
 class PEARL(ScheduledSteps, OffPolicySettings):
@@ -160,6 +161,13 @@ class PEARL(ScheduledSteps, OffPolicySettings):
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Tell what does not fit an algorithm that collects by steps; see AlgorithmSettings."""
         yield from super().problems(run)
+        for name in ("num_steps_posterior", "num_extra_rl_steps_posterior"):
+            rounds = _episodes(getattr(self, name), run.max_episode_steps) // self.update_post_train
+            if rounds > _MOST_ROUNDS:
+                yield (
+                    f"algorithm.{name} is {getattr(self, name)}, which makes {rounds} rounds of an iteration; use "
+                    f"fewer, or a larger update_post_train: at most {_MOST_ROUNDS} rounds"
+                )
         if run.episodes_per_task != 1:
             yield (
                 f"episodes_per_task is {run.episodes_per_task} but {self.name} collects by steps; leave it out and set "

@@ -85,6 +85,14 @@ class Shown(Plain):
         return np.array([self.offset])
 
 
+class TasksInAnArray(Meta):
+    task_set = np.array([[1.0], [2.0]])
+
+
+class TasksOfTwo(Meta):
+    task_set, test_task_set = ((1.0,), (2.0,)), ((1.0, 2.0),)
+
+
 class NotAnEnv:
     pass
 '''
@@ -149,8 +157,13 @@ def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> 
         ("half-cheeta-dir", r"env.name is 'half-cheeta-dir'; .*point-corner.*; did you mean half-cheetah-dir\?$"),
         ("no-such-thing-at-all", r"required one of ant-dir, .*Hopper-v5; or module:Class"),
         ("own_envs:Missing", r"env.name: found 'own_envs:Missing': .*no attribute 'Missing'; required module:Class"),
-        ("nowhere:Env", r"No module named 'nowhere'; required module:Class, with the module in "),
+        ("nowhere:Env", r"No module named 'nowhere'; required module:Class or module:function, with the module in "),
         (":Env", r"required module:Class"),
+        (
+            "own_envs:TasksInAnArray",
+            r"(?s)TasksInAnArray.task_set: found array.*a tuple of 1 numbers.*tuple\(map\(tuple",
+        ),
+        ("own_envs:TasksOfTwo", r"TasksOfTwo.test_task_set: found \(\(1.0, 2.0\),\); required"),
         ("own_envs:NotAnEnv", r"the class own_envs:NotAnEnv; required a subclass of gymnasium"),
         (
             "own_envs:Choices",

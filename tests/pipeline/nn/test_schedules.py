@@ -73,6 +73,14 @@ def test_what_torch_refuses_is_refused_before_the_first_update(schedule, message
         lr_factor(ScheduledSteps(lr_schedule=schedule), 1e-3)
 
 
+def test_a_schedule_that_ends_says_so():
+    options = {"max_lr": 0.1, "total_steps": 3, "cycle_momentum": False}
+    factor = lr_factor(ScheduledSteps(lr_schedule={"name": "OneCycleLR", "options": options}), 1e-3)
+    assert factor(3) > 0
+    with pytest.raises(ConfigError, match=r"OneCycleLR with options .* after 4 updates: Tried to step"):
+        factor(4)
+
+
 def test_a_schedule_left_out_does_not_count_where_version_0_1_had_none():
     assert ScheduledSteps().decisive() == {}
     assert ScheduledSteps(lr_schedule="LinearLR").decisive() == {"lr_schedule": {"name": "LinearLR", "options": {}}}

@@ -1,0 +1,44 @@
+"""Memory of this machine, and the refusal of networks that are larger than it."""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from metaloom.pipeline.schema import ConfigError
+
+LEARNER_COPIES = 6
+"""Learners in memory during an update: the old and the new one, stored ones, gradients; measured."""
+
+_PARAMETER_BYTES = 4 * 4  # of each its gradient and two moments, at the least
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory that this process can have: the machine's, or its control group's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *(limit for file in _CGROUP_LIMITS if (limit := _limit(Path(file))) is not None)])
+
+
+def require_room(shapes: Mapping[str, tuple[int, ...]], *, setting: str) -> None:
+    """Refuse a network that could not be trained in this machine's memory, before any of it is made.
+
+    Raises:
+        ConfigError: naming its largest parameter.
+    """
+    needed = _PARAMETER_BYTES * sum(map(math.prod, shapes.values()))
+    if needed > (memory := machine_memory()):
+        largest = max(shapes, key=lambda name: math.prod(shapes[name]))
+        raise ConfigError(
+            f"{setting}: found a network whose training takes at least {needed / 1e9:,.1f} GB of memory ({largest} has "
+            f"the shape {shapes[largest]}); required what fits into this machine's {memory / 1e9:,.1f} GB: make its "
+            "layers smaller"
+        )
+
+
+def _limit(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:  # not in a control group of this kind
+        return None
+    return int(text) if text.isdecimal() else None

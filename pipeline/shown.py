@@ -1,0 +1,83 @@
+"""How values show themselves in a terminal and in a notebook: by shapes, dtypes and sizes, never by their numbers."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from html import escape
+
+import numpy as np
+
+MOST_ROWS = 40
+Row = tuple[str, ...]
+
+
+def printable(text: object) -> str:
+    """Text from a stored file or a user's code, without control characters that would reach the terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
+
+
+class Shown:
+    """A base of what shows itself as a title and a table. Dataclasses keep it with `repr=False`."""
+
+    def shown(self) -> tuple[str, Sequence[Row]]:
+        """Return the title, and rows of equal length; here one for every array in a dataclass."""
+        return type(self).__name__, [*arrays_in(self)]
+
+    def __repr__(self) -> str:
+        title, rows = self.shown()
+        return as_text(title, rows)
+
+    def _repr_html_(self) -> str:
+        title, rows = self.shown()
+        return as_html(title, rows)
+
+
+def as_text(title: str, rows: Sequence[Row]) -> str:
+    """A title, and a line for every row in aligned columns."""
+    cells = [[printable(cell).replace("\n", " ") for cell in row] for row in _few(rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    return "\n".join([printable(title), *lines])
+
+
+def as_html(title: str, rows: Sequence[Row]) -> str:
+    """A small table in the colours of the page around it; whatever is stored is text, not markup."""
+    cell = '<td style="text-align:left;padding:1px 12px 1px 0">'
+    lines = ("<tr>" + "".join(f"{cell}{escape(printable(text))}</td>" for text in row) + "</tr>" for row in _few(rows))
+    return f'<div><b>{escape(printable(title))}</b><table style="margin:0;color:inherit">{"".join(lines)}</table></div>'
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in powers of 1000: 950 B, 28.3 MB."""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _few(rows: Sequence[Row]) -> Sequence[Row]:
+    if len(rows) <= MOST_ROWS:
+        return rows
+    rest = f"and {len(rows) - MOST_ROWS + 1} more"
+    return [*rows[: MOST_ROWS - 1], (rest, *[""] * (len(rows[0]) - 1))]
+
+
+def arrays_in(value: object, name: str = "") -> Iterator[Row]:
+    """Name, shape, dtype and size of every array; of what else a dataclass holds, the text."""
+    if isinstance(value, np.ndarray):
+        yield name, str(list(value.shape)), str(value.dtype), size(value.nbytes)
+    elif is_dataclass(value) or isinstance(value, Mapping):
+        for key, member in _members(value):
+            yield from arrays_in(member, f"{name}.{key}" if name else key)
+    elif isinstance(value, tuple) and any(map(is_dataclass, value)):
+        for place, member in enumerate(value):
+            yield from arrays_in(member, f"{name}[{place}]")
+    elif value is not None and value != ():
+        text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        yield name, text if len(text) <= 60 else f"{text[:57]}...", "", ""
+
+
+def _members(value: object) -> Iterable[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        return ((str(key), member) for key, member in value.items())
+    assert is_dataclass(value)
+    return ((each.name, getattr(value, each.name)) for each in fields(value))
