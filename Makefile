@@ -2,6 +2,7 @@
 
 RECIPE ?= promp-half-cheetah-dir
 ITERATIONS ?= 20
+SECONDS ?= 60
 ARGS ?=
 
 BIN := .venv/bin
@@ -20,7 +21,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED = false
 # Two processes, each with whole files of tests, in order: what the tests of a file share is made once.
 IN_TWO = -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup train test lint serve learning sweep bench dist lock
+.PHONY: help setup train test lint serve learning sweep fuzz bench dist lock
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -47,6 +48,11 @@ learning: $(READY)  ## the tests that train for minutes
 
 sweep: $(READY)  ## the faults of which the tests try a sample, all of them: about an hour
 	$(BIN)/pytest -m sweep $(ARGS)
+
+# Beside .venv, because it has wheels for Linux alone.
+fuzz: $(READY)  ## fuzz every reader for SECONDS each, guided by what of its code an input reaches
+	test -d build/fuzz/atheris || $(BIN)/python -m pip install --quiet --only-binary :all: --target build/fuzz 'atheris>=3,<4'
+	cd build/fuzz && PYTHONPATH=. ../../$(BIN)/python ../../tests/fuzz/fuzz.py $(SECONDS)
 
 bench: $(READY)  ## every benchmark, one after the other
 	@for name in startup sampling meta_optimize store iteration replay_buffer pearl_update; do \

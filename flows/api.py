@@ -15,6 +15,7 @@ from metaloom.flows.commands import fork as forks
 from metaloom.flows.commands import optimize as counterfactuals
 from metaloom.flows.commands import replay as replays
 from metaloom.flows.commands import train as training
+from metaloom.flows.commands import video as films
 from metaloom.flows.opened import Run, RunLike, folder_of, open_run
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts.workers import Backend
@@ -137,8 +138,6 @@ def optimize(
     run: RunLike, iteration: int, *, stage: str | None = None, step: int = 0, **settings: Any
 ) -> counterfactuals.Counterfactual:
     """Compute a stage of a stored iteration again under changed settings, without sampling; see train for settings."""
-    if iteration < 0:
-        (iteration,) = open_run(run).select(iteration)
     return counterfactuals.optimize(folder_of(run), iteration, assignments(settings), stage=stage, step=step)
 
 
@@ -166,3 +165,23 @@ def _fields(settings: Mapping[str, Any], *sections: str) -> Iterator[tuple[str, 
 
 def _observer(progress: bool) -> AbstractContextManager[training.Observer]:
     return shown_progress() if progress else nullcontext(training.Observer())
+
+
+def video(run: RunLike, out: str | Path, iteration: int = -1, **options: Any) -> films.Film:
+    """Film a stored episode, before and after adaptation side by side.
+
+        metaloom.video("first", "best.gif", task="best")
+
+    Args:
+        run: the run.
+        out: .gif, .webp, .mp4, or .png for the last picture alone.
+        iteration: -1 is the newest.
+        **options: of `metaloom.flows.commands.video.video`: task, episode, steps, size, every, renderer.
+
+    Raises:
+        UsageError: there is no such episode, or it cannot be drawn or written so.
+        storage.StageMissing: the iteration's episodes are not stored.
+    """
+    opened = open_run(run)
+    (iteration,) = opened.select(iteration)
+    return films.video(opened.path, iteration, Path(out), **options)

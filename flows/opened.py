@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -15,9 +15,13 @@ import pyarrow as pa
 from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import run_folder, runs_root
-from metaloom.storage.run import Iterations
+from metaloom.flows.views import formatting
+from metaloom.flows.views.formatting import plural
+from metaloom.pipeline.shown import as_html
+from metaloom.storage.run import Iterations, Steps
 
 if TYPE_CHECKING:
+    from metaloom.flows.datasets import RunDataset, Unit
     from metaloom.flows.trained.policy import TrainedPolicy
 
 
@@ -40,6 +44,22 @@ class Run(storage.Run):
 
         return policy_of(self, iteration, seed=seed)
 
+    def dataset(self, unit: Unit, iterations: Iterations = None, steps: Steps = None) -> RunDataset:
+        """Give the stored episodes as a torch Dataset; see RunDataset.
+
+        Args:
+            unit: what an item is: one of the "transitions", "episodes" or "trials".
+            iterations: None for all complete ones.
+            steps: inner steps k to include; None for all.
+        """
+        from metaloom.flows.datasets import RunDataset
+
+        return RunDataset(self, unit, iterations, steps)
+
+    def _repr_html_(self) -> str:
+        facts = _facts(self)
+        return as_html(f"Run {self.location}", [*facts.items(), ("created", self.info["created"])])
+
 
 RunLike = str | Path | storage.Run
 """A run, its path or URL, or its name in the runs folder."""
@@ -56,6 +76,10 @@ class Runs(Sequence[Run]):
 
     def __repr__(self) -> str:
         return f"Runs({', '.join(run.name for run in self._runs)})"
+
+    def _repr_html_(self) -> str:
+        header = ("run", *_facts(self._runs[0])) if self._runs else ()
+        return as_html(plural(len(self), "run"), [header, *((run.name, *_facts(run).values()) for run in self._runs)])
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -122,6 +146,16 @@ def open_runs(pattern: str | Path) -> Runs:
     if not found:
         raise UsageError(f"found no run {str(root / pattern)!r}; required a pattern that the path of a run matches")
     return Runs([Run.open(path) for path in found])
+
+
+def _facts(run: storage.Run) -> dict[str, str]:
+    """What a run is, and how far and how well it got; settings of a run of somebody else may be anything."""
+    done = len(run.iterations)
+    metrics = run.metrics(-1).to_pylist()[0] if done else {}
+    returns = " → ".join(formatting.number(value) for value in formatting.adaptation_returns(metrics))
+    settings = {name: run.config.get(name) for name in ("algorithm", "env")}
+    names = {name: str(part.get("name") if isinstance(part, Mapping) else part) for name, part in settings.items()}
+    return {**names, "iterations": f"{done} of {run.capacity}", "last returns, by inner step": returns}
 
 
 def _is_within_a_run(folder: Path) -> bool:

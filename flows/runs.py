@@ -86,6 +86,17 @@ def updates_at(run: storage.Run, iteration: int | None) -> int:
     return updates
 
 
+def check_seed(seed: int) -> int:
+    """Return a seed itself, if it can be one.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"found seed {seed}; required one from 0 to 2**63 - 1")
+    return seed
+
+
 def parse_span(option: str, text: str) -> slice | int:
     """Parse an option that is `7` or `A:B`, as Python slices count.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from metaloom.flows.api import replay as replay
     from metaloom.flows.api import resume as resume
     from metaloom.flows.api import train as train
+    from metaloom.flows.api import video as video
     from metaloom.flows.commands.baselines import fitted_baselines as fitted_baselines
     from metaloom.flows.opened import Run as Run
     from metaloom.flows.opened import Runs as Runs
@@ -57,6 +58,7 @@ _PLACES = {
     "resume": "flows.api",
     "train": "flows.api",
     "trust_run": "flows.trust",
+    "video": "flows.api",
 }
 
 

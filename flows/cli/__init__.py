@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError
 import metaloom
 from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED, OutputClosed, PipeConsole, PrintableLines, discard_output
 from metaloom.flows.errors import USAGE, exit_code
-from metaloom.flows.printable import printable
+from metaloom.pipeline.shown import printable
 
 COMMANDS = {
     "train": "train:train",
@@ -25,11 +25,18 @@ COMMANDS = {
     "evaluate": "evaluate:evaluate",
     "fork": "fork:fork",
     "thin": "thin:thin",
+    "pack": "pack:pack",
     "diff": "diff:diff",
     "ls": "ls:list_runs",
     "show": "show:show",
+    "watch": "watch:watch",
+    "cancel": "cancel:cancel",
+    "logs": "logs:logs",
+    "du": "du:du",
+    "rm": "rm:rm",
     "verify": "verify:verify",
     "report": "report:report",
+    "video": "video:video",
     "export": "export:export",
     "policy": "policy:policy",
     "recipes": "recipes:recipes",
@@ -41,6 +48,7 @@ COMMANDS = {
 
 app = App(
     console=PipeConsole(),
+    error_console=PipeConsole(stderr=True),
     name="metaloom",
     help=(metaloom.__doc__ or "").partition("\n")[0],
     help_format="markdown",
@@ -49,6 +57,11 @@ app = App(
 )
 for _name, _place in COMMANDS.items():
     app.command(f"{__name__}.{_place}", name=_name)
+
+
+app.register_install_completion_command(
+    help="Install completion for the shell in use (bash, zsh, fish): commands, options, names of runs and recipes."
+)
 
 
 def main() -> None:

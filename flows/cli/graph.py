@@ -8,7 +8,7 @@ from metaloom.flows.cli.options import Overrides, Trust, agree
 
 
 def graph(
-    recipe: Annotated[str, Parameter(help="A recipe, a .yaml or .json file of settings, or a stored run.")],
+    recipe: Annotated[str, Parameter(help="A recipe, a .yaml, .json or .toml file of settings, or a stored run.")],
     *,
     form: Annotated[Literal["text", "mermaid", "svg"], Parameter(name="--format")] = "text",
     overrides: Overrides = (),

@@ -1,20 +1,106 @@
 """`metaloom ls`."""
 
-from metaloom.flows.cli.options import AsJson
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from metaloom.flows.cli.options import AsJson, Flag
 from metaloom.flows.cli.output import answer
+from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import runs_root
 from metaloom.storage import location
 
+Row = Mapping[str, Any]
+Status = Literal["complete", "training", "stopped", "damaged"]
+Order = Literal["started", "return", "size", "name"]
 
-def list_runs(*, as_json: AsJson = False) -> int:
-    """List the runs in the runs folder.
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
-    Example: `METALOOM_RUNS=/data/runs metaloom ls`
+# A run that cannot be read has neither start nor return: it comes last.
+_ORDERS: Mapping[Order, Callable[[Row], Any]] = {
+    "started": lambda row: -_started(row),
+    "return": lambda row: -value if (value := row.get("last_return")) is not None else math.inf,
+    "size": lambda row: -row["bytes"],
+    "name": lambda row: row["name"],
+}
+
+
+def list_runs(
+    *,
+    algorithm: str | None = None,
+    env: str | None = None,
+    status: Status | None = None,
+    since: str | None = None,
+    sort: Order = "started",
+    reverse: Flag = False,
+    limit: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    as_json: AsJson = False,
+) -> int:
+    """List the runs in the runs folder, the newest first.
+
+    Columns: when it started (UTC), its environment and algorithm; iterations that are complete, of how many; average
+    return of the last one, after adaptation where there is any; bytes on disk, with what it shares with forks; state.
+
+    Example: `METALOOM_RUNS=/data/runs metaloom ls --algorithm promp --since 2d --sort return`
+
+    Args:
+        algorithm: Only runs of this algorithm.
+        env: Only runs in this environment.
+        status: Only runs in this state; stopped are those that are neither complete nor written by anybody.
+        since: Only runs that started in the last 30m, 12h, 2d or 1w, or since a date such as 2026-11-22 or
+            2026-11-22T08:30 in local time.
+        sort: Newest first, highest return first, largest first, or by name.
+        reverse: The other way round.
+        limit: At most so many runs.
     """
     from metaloom.flows.views.run_info import list_run_rows
     from metaloom.flows.views.tables import runs_table
 
-    rows = list_run_rows(runs_root())
-    nothing = f"no runs in {location(runs_root())}; `metaloom train promp-point-corner` makes one"
+    earliest = None if since is None else _moment(since)
+    found = list_run_rows(runs_root())
+    wanted = {"algorithm": algorithm, "env": env, "state": status}
+    rows: Sequence[Row] = [row for row in found if _has(row, wanted) and _is_since(row, earliest)]
+    rows = sorted(rows, key=_ORDERS[sort])[:: -1 if reverse else 1][:limit]
+    if found:
+        nothing = f"none of {len(found)} runs in {location(runs_root())} is like that"
+    else:
+        nothing = f"no runs in {location(runs_root())}; `metaloom train promp-point-corner` makes one"
     answer(as_json, lambda: rows, lambda: runs_table(rows) if rows else nothing)
     return 0
+
+
+def _has(row: Row, wanted: Mapping[str, str | None]) -> bool:
+    return all(value is None or row.get(name) == value for name, value in wanted.items())
+
+
+def _is_since(row: Row, earliest: datetime | None) -> bool:
+    return earliest is None or _started(row) >= earliest.timestamp()
+
+
+def _started(row: Row) -> float:
+    """Seconds since 1970; minus infinity where a run does not say, or says no time."""
+    try:
+        return datetime.fromisoformat(row["started"]).timestamp()
+    except (KeyError, ValueError, OverflowError):
+        return -math.inf
+
+
+def _moment(text: str) -> datetime:
+    """The moment that --since names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    if match := re.fullmatch(r"(\d{1,4})([mhdw])", text):
+        return datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        raise UsageError(
+            f"found --since {text}; required a span such as 30m, 12h, 2d or 1w, or a date such as 2026-11-22"
+        ) from None

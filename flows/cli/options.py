@@ -11,14 +11,42 @@ from metaloom.flows.errors import UsageError
 if TYPE_CHECKING:
     from metaloom.flows.rollouts.workers import Backend
 
-_A_RUN = "A name under the runs folder, a path, or a URL such as s3://bucket/runs/first."
-RunArgument = Annotated[str, Parameter(help=_A_RUN)]
-RunAtArgument = Annotated[str, Parameter(help=f"RUN, or RUN@ITERATION for one iteration. {_A_RUN}")]
+
+def complete_runs(context: object) -> list[str]:
+    """Names for the shell to complete: those of the runs in the runs folder; of runs under a URL, none."""
+    del context
+    # Not above, because a refused recipe need not wait for NumPy, which the store imports.
+    from metaloom.flows.runs import runs_root
+    from metaloom.storage import find_runs, url_of
+
+    root = runs_root()
+    if url_of(root) is not None:  # to list them takes requests
+        return []
+    return sorted(folder.name for folder in find_runs(root))
+
+
+def complete_recipes(context: object) -> list[str]:
+    """Names for the shell to complete: those of all recipes."""
+    del context
+    from metaloom.flows.recipes import RECIPES
+
+    return [*RECIPES]
+
+
+RUN_HELP = "A name under the runs folder, a path, or a URL such as s3://bucket/runs/first."
+RunArgument = Annotated[str, Parameter(help=RUN_HELP, completer=complete_runs)]
+RunAtArgument = Annotated[
+    str, Parameter(help=f"RUN, or RUN@ITERATION for one iteration. {RUN_HELP}", completer=complete_runs)
+]
 LearnerArgument = Annotated[
-    str, Parameter(help=f"RUN for its latest learner, RUN@N for that after N updates. {_A_RUN}")
+    str,
+    Parameter(help=f"RUN for its latest learner, RUN@N for that after N updates. {RUN_HELP}", completer=complete_runs),
 ]
 ParentArgument = Annotated[
-    str, Parameter(help=f"RUN@N to begin with its first N iterations, RUN for all of them. {_A_RUN}")
+    str,
+    Parameter(
+        help=f"RUN@N to begin with its first N iterations, RUN for all of them. {RUN_HELP}", completer=complete_runs
+    ),
 ]
 Overrides = Annotated[
     tuple[str, ...],
@@ -51,7 +79,7 @@ class BackendOptions:
         workers: Dask worker processes on this machine; 0 samples in this process. By default none for a replay or a
             run of one task, otherwise two.
         threads: Physics threads when sampling in this process (`--workers 0`).
-        scheduler: Address of a running Dask scheduler, `tcp://host:port`.
+        scheduler: Address of a running Dask scheduler, `tcp://host:port` or `tls://host:port`.
         step_timeout: Seconds that one call of an environment may take before its worker gives up; 60 by default.
         retries: How many times to redo work whose worker process died; 3 by default.
     """

@@ -1,16 +1,17 @@
 """Standard output of the commands, which a reader may close at any time."""
 
+import io
 import json
 import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec, TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from metaloom.flows.printable import printable
+from metaloom.pipeline.shown import printable
 
 EXIT_OUTPUT_CLOSED = 128 + 13  # as of a process that SIGPIPE ended
 
@@ -23,6 +24,11 @@ class OutputClosed(Exception):
 
 class PipeConsole(Console):
     """A console that raises `OutputClosed` instead of ending the process, and writes no others' control codes."""
+
+    @property
+    def encoding(self) -> str:
+        """What output may hold: rich draws its frames of other than ASCII characters in a terminal only."""
+        return super().encoding if self.is_terminal else "ascii"
 
     def on_broken_pipe(self) -> NoReturn:
         raise OutputClosed
@@ -44,10 +50,27 @@ class PrintableLines(logging.Formatter):
         return printable(super().format(record))
 
 
+class PlainMinus(io.TextIOBase):
+    """A stream in which a minus sign is the one that other programs read as one."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write to the stream."""
+        return self._stream.write(text.replace("\N{MINUS SIGN}", "-"))
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._stream.flush()
+
+
 def console() -> Console:
     """Return a console on the current standard output, wide enough that pipes do not wrap."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
-    return PipeConsole(file=sys.stdout, width=width, soft_wrap=not sys.stdout.isatty(), highlight=False)
+    if sys.stdout.isatty():
+        return PipeConsole(file=sys.stdout, highlight=False)
+    width = None if "COLUMNS" in os.environ else 160
+    return PipeConsole(file=cast(TextIO, PlainMinus(sys.stdout)), width=width, soft_wrap=True, highlight=False)
 
 
 def print_json(value: object) -> None:

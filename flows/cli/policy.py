@@ -1,20 +1,12 @@
 """`metaloom policy`."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from metaloom.flows.cli.options import Trust, agree
+from metaloom.flows.cli.options import LearnerArgument, Trust, agree
 from metaloom.flows.cli.output import console
 
 
-def policy(
-    run: Annotated[str, Parameter(help="RUN for the newest policy, RUN@N for the one after N updates, or RUN@best.")],
-    *,
-    out: Path,
-    trust: Trust = False,
-) -> int:
+def policy(run: LearnerArgument, *, out: Path, trust: Trust = False) -> int:
     """Write a trained policy to a file of its own, to use without the run.
 
     The policy of RUN@ITERATION is the one that this iteration starts from, after as many updates; of RUN, the newest.

@@ -1,17 +1,40 @@
 """`metaloom recipes`."""
 
-from metaloom.flows.cli.options import AsJson, Flag
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from metaloom.flows.cli.options import AsJson, Flag, Overrides, complete_recipes, refuse_with, refuse_without
 from metaloom.flows.cli.output import answer, print_json
 
 
-def recipes(*, schema: Flag = False, as_json: AsJson = False) -> int:
-    """List the recipes, or print the schema of all settings.
+def recipes(
+    recipe: Annotated[
+        str | None,
+        Parameter(help="Print all settings of this recipe, or of this file of settings.", completer=complete_recipes),
+    ] = None,
+    *,
+    form: Annotated[Literal["yaml", "toml", "json"] | None, Parameter(name="--format")] = None,
+    overrides: Overrides = (),
+    schema: Flag = False,
+    as_json: AsJson = False,
+) -> int:
+    """List the recipes, print one as a file of settings to train with, or the schema of all settings.
 
-    Example: `metaloom recipes --schema`
+    Example: `metaloom recipes promp-half-cheetah-dir --format toml`
 
     Args:
+        form: Kind of file; yaml by default.
         schema: Print the JSON schema of every setting instead.
     """
+    if recipe is not None:
+        refuse_with("a recipe", schema=schema, json=as_json)
+        from metaloom.flows.recipes import new_config
+        from metaloom.flows.views.settings_files import settings_file
+
+        print(settings_file(new_config(recipe, overrides), form or "yaml"), end="")
+        return 0
+    refuse_without("a recipe", format=form, set=overrides or None)
     from metaloom.flows.views.tables import recipe_rows, recipes_table
     from metaloom.pipeline.config.run import RunConfig
 

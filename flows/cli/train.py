@@ -9,20 +9,34 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, RunArgument, Trust, agree
-from metaloom.flows.cli.output import say, unless_closed
+from metaloom.flows.cli.options import (
+    ANYWHERE,
+    AsJson,
+    BackendOptions,
+    Flag,
+    Overrides,
+    RunArgument,
+    Trust,
+    agree,
+    complete_recipes,
+    refuse_without,
+)
+from metaloom.flows.cli.output import answer, say, unless_closed
 from metaloom.pipeline.device import DeviceName
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.train import Observer, TrainResult
+    from metaloom.flows.rollouts.workers import Backend
+    from metaloom.pipeline.config.run import RunConfig
 
 
 _ADDED = [point.name for point in entry_points(group="metaloom.recipes")]
 Recipe = Annotated[
     str,
     Parameter(
-        help="A recipe (`metaloom recipes` lists them), or a YAML or JSON file of settings."
-        + (f" Installed packages add {', '.join(_ADDED)}." if _ADDED else "")
+        completer=complete_recipes,
+        help="A recipe (`metaloom recipes` lists them), or a YAML, JSON or TOML file of settings."
+        + (f" Installed packages add {', '.join(_ADDED)}." if _ADDED else ""),
     ),
 ]
 
@@ -33,6 +47,8 @@ def train(
     run: str | None = None,
     overrides: Overrides = (),
     device: DeviceName | None = None,
+    dry_run: Flag = False,
+    probe: Flag = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
@@ -43,7 +59,11 @@ def train(
     Args:
         run: Name of the run under the runs folder, or a path; made from recipe and time by default.
         device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
+        dry_run: Create nothing: print the memory, the disk and the environment steps that the run would take.
+        probe: With --dry-run, measure the time too: train two iterations in a temporary folder.
     """
+    if not dry_run:
+        refuse_without("--dry-run", probe=probe)
     from metaloom.flows.recipes import new_config
 
     # Settings are refused before numerics are imported, which takes seconds.
@@ -52,6 +72,8 @@ def train(
     from metaloom.flows.runs import new_run_name, run_folder
 
     folder = run_folder(run if run is not None else new_run_name(Path(recipe).stem))
+    if dry_run:
+        return _dry_run(config, folder, backend, probe=probe, as_json=as_json)
     from metaloom.flows.commands.train import train as train_run
 
     return _train(lambda observer: train_run(config, folder, backend=backend, observer=observer), folder, as_json)
@@ -104,6 +126,14 @@ def resume(
         )
 
     return _train(start, folder, as_json)
+
+
+def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bool, as_json: bool) -> int:
+    from metaloom.flows.commands.dry_run import dry_run
+
+    found = dry_run(config, folder, backend, probe=probe)
+    answer(as_json, found.document, found.table)
+    return 0
 
 
 def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bool) -> int:

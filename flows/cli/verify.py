@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
 from metaloom.flows.cli.options import AsJson, RunArgument
 from metaloom.flows.cli.output import answer
@@ -18,7 +18,8 @@ _UNSEALED = (
 def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     """Check every stored file of a run against its records.
 
-    Exit code 0 when all are intact, 1 when one is damaged, missing or foreign.
+    Exit code 0 when all are intact, 1 when one is damaged, missing or foreign. `metaloom resume RUN --repair` mends
+    them or computes them again.
 
     Example: `metaloom verify first`
     """
@@ -29,7 +30,7 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
 
     def table() -> RenderableType:
         if damages:
-            return damage_table(damages)
+            return Group(damage_table(damages), f"mend it with: metaloom resume {location(folder)} --repair")
         return f"{location(folder)}: every file is intact{'' if open_run(folder).is_sealed else _UNSEALED}"
 
     answer(as_json, lambda: [asdict(damage) for damage in damages], table)

@@ -137,10 +137,10 @@ def _kept(path: Path, iteration: int, stage: str | None, step: int | None) -> Qu
     entries = [entry for entry in storage.read_quarantine(path) if entry.ref.iteration == iteration]
     found = [e for e in entries if stage in (None, e.ref.stage) and step in (None, e.ref.step)]
     if len(found) != 1:
-        names = ", ".join(f"--stage {e.ref.stage} --step {e.ref.step}" for e in entries) or "nothing"
+        kept = ", ".join(f"--stage {e.ref.stage} --step {e.ref.step}" for e in entries) or "nothing"
         raise UsageError(
-            f"{path}: found {len(found)} things kept of iteration {iteration}{' there' if stage else ''}; "
-            f"required one. The quarantine has {names}"
+            f"{path}: found {len(found)} failures of iteration {iteration} in the quarantine that match; required one. "
+            f"Of this iteration it holds {kept}"
         )
     return found[0]
 

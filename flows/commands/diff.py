@@ -100,7 +100,8 @@ def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
 
 def _settings(run: Run) -> dict[str, str]:
     """The settings of a run; those that its version did not have stand for what it did."""
-    config = run.config
+    # As many iterations as it is to have by now: `resume --iterations` does not change what it was created with.
+    config = {**run.config, "iterations": run.capacity}
     # To look at a run, nothing that it names is imported, whoever made it.
     if names_of_run(run):
         return dict(dotted(config))

@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pyarrow as pa
 from metaloom import storage
 from metaloom.flows.commands.task_files import load_tasks
 from metaloom.flows.errors import UsageError
+from metaloom.flows.estimate.limits import check_evaluation
 from metaloom.flows.graph.run_stages import config_of, stages_of
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.runs import updates_at
+from metaloom.flows.runs import check_seed, updates_at
 from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_steps, summarize_tasks
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import make_env
@@ -95,8 +97,8 @@ def evaluate(
     Raises:
         UsageError, ConfigError, EnvError: what no evaluation of this run can be.
     """
-    if seed is not None and not 0 <= seed < 2**63:
-        raise UsageError(f"found seed {seed}; required one from 0 to 2**63 - 1")
+    if seed is not None:
+        check_seed(seed)
     run = storage.open_run(path)
     updates = updates_at(run, iteration)
     learner = learner_after(run, updates)
@@ -112,7 +114,7 @@ def evaluate(
     }
     trained = config_of(run, run.learner_ref(updates))
     config = _with_evaluation(trained, {name: value for name, value in asked.items() if value is not None})
-    with stages_of(config, backend) as stages:
+    with stages_of(config, backend, partial(check_evaluation, config)) as stages:
         outcome = stages.evaluate(learner, updates, tested)
         return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, stages.context.env))
 

@@ -1,6 +1,7 @@
 """Begin a new run with the iterations of a stored one and go on under other settings."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from metaloom import storage
 from metaloom.flows.commands.train import environment
+from metaloom.flows.estimate.limits import check_sizes
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run, tell_changed_sources
 from metaloom.flows.graph.runner import Runner
@@ -47,7 +49,8 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
     new = build_config(override(old.model_dump(mode="json"), overrides))
     if new.iterations < iteration:
         raise ConfigError(f"iterations: found {new.iterations}, but the fork begins with {iteration}; use more")
-    with stages_of(new, Backend(workers=0)) as stages:
+    check = partial(check_sizes, new, new_path, Backend(), stored=iteration)
+    with stages_of(new, Backend(workers=0), check) as stages:
         problem = next(_misfits(run, iteration, old, stages), None)
         facts = environment(stages)
     if problem:

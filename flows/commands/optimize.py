@@ -167,6 +167,8 @@ def sweep(
     All settings are checked before the first is computed.
     """
     run = storage.open_run(path)
+    if iteration < 0:
+        (iteration,) = run.select(iteration)
     config = config_at(run, iteration)
     settings = tuple(settings)
     points = [tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True)) for point in _product(grid)]

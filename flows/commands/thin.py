@@ -31,7 +31,7 @@ def thin(path: Path, retention: Retention, *, dry_run: bool = False) -> Thinned:
     chosen = [i for i in run.iterations if not retention.keeps(i, len(run.iterations))]
     if dry_run:
         refs = [ref for ref in run.thinnable({*chosen}) if not run.is_thinned(ref)]
-        return Thinned.of([run.record(ref) for ref in refs])
+        return Thinned.of([run.record(ref) for ref in refs], run.files.files_of)
     with storage.open_writer(path) as writer:
         return writer.thin(chosen)
 

@@ -1,30 +1,38 @@
 """Train a run from its first missing stage to its last: a fresh run and a resumed one are the same loop."""
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from metaloom import storage
+from metaloom.flows.estimate.limits import check_sizes
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine
 from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run, tell_changed_sources
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.warm_start import pinned
+from metaloom.flows.observer import IterationReport as IterationReport
+from metaloom.flows.observer import Observer as Observer
+from metaloom.flows.observer import mean_test_returns
 from metaloom.flows.rollouts.workers import Backend, code_digest
+from metaloom.flows.run_log import kept_log
 from metaloom.flows.trust import require_trust, trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
-from metaloom.pipeline.envs.facts import env_facts
+from metaloom.pipeline.envs.facts import component_facts, env_facts
 from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.diagnostics import refuse_taken_names
 from metaloom.pipeline.nn.device import device_facts
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, Update
 from metaloom.storage import Retention, RunWriter, StageRef
+
+log = logging.getLogger(__name__)
 
 
 class StageCall(Protocol):
@@ -33,39 +41,6 @@ class StageCall(Protocol):
     def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
         """Call `compute` and return what it returns; `inputs` are the stages whose outputs it reads."""
         ...
-
-
-@dataclass(frozen=True)
-class IterationReport:
-    """Report of a completed iteration, for progress displays.
-
-    Attributes:
-        iteration: the iteration that was completed, counted from 0.
-        iterations: how many the run will have.
-        metrics: the iteration's metrics, as stored.
-        stage_seconds: wall seconds by stage, for example collect_rollouts.1; empty stages were already stored.
-        elapsed_seconds: wall seconds since this process began to train.
-        steps_per_second: environment steps sampled for the iteration over the wall seconds since the one before; None
-            when its rollouts were stored already.
-        evaluation_returns: mean test return after every number of adaptation steps, if an evaluation was made now.
-    """
-
-    iteration: int
-    iterations: int
-    metrics: Mapping[str, float]
-    stage_seconds: Mapping[str, float]
-    elapsed_seconds: float
-    steps_per_second: float | None
-    evaluation_returns: Sequence[float] = ()
-
-
-@dataclass(frozen=True)
-class Observer:
-    """Callbacks of whoever watches a run train; by default they do nothing and never stop it."""
-
-    stage_started: Callable[[StageRef], None] = lambda ref: None
-    iteration_done: Callable[[IterationReport], None] = lambda report: None
-    should_stop: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -111,7 +86,8 @@ def train(
     config = pinned(config)
     # Written out, so that the run says what it observed even if defaults change.
     recorded = config.model_copy(update={"env": with_all_options(config.env)})
-    with stages_of(config, backend) as stages:
+    check = partial(check_sizes, config, path, backend)
+    with kept_log() as kept, stages_of(config, backend, check) as stages:
         # Only with parameters does an optimizer say what it refuses.
         stages.context.learner.initialize(run_seed=config.seed)
         if config.metrics:
@@ -127,7 +103,9 @@ def train(
             stages=stages.graph.table,
         ) as writer:
             trust_run(writer.run)
-            return _train(_Plan(config, stages.order, lambda ref: stages), writer, call, observer)
+            plan = _Plan(config, stages.order, lambda ref: stages)
+            with kept.of(writer, backend.for_tasks(config.num_tasks)):
+                return _train(plan, writer, call, kept.observing(observer, writer))
 
 
 def resume(
@@ -153,40 +131,67 @@ def resume(
         call: how a stage is run.
         observer: is told of progress and may ask to stop.
     """
-    repaired: Sequence[str] = ()
-    if repair:
-        with suppress(storage.DamagedRun):  # else to be asked below, where it can be read
-            require_trust(storage.open_run(path))
-        # By itself, because it may be what makes the run readable.
-        with storage.open_writer(path, take_over=take_over, repair=True) as writer:
-            repaired = writer.repaired
-    run = storage.open_run(path)
-    config = with_retention(config_of(run), retention)
-    if iterations is not None:
-        if iterations < len(run.iterations):
-            raise ConfigError(
-                f"{path}: found --iterations {iterations}, but {len(run.iterations)} are stored already; required at "
-                "least that many"
-            )
-        config = build_config({**config.model_dump(), "iterations": iterations})
-    # The lock first: a run that somebody else is writing is refused before workers start.
-    with (
-        storage.open_writer(
-            path,
-            capacity=config.iterations,
-            take_over=take_over,
-            retention=retention_of(config),
-        ) as writer,
-        stages_of_run(run, backend, config) as stages,
-    ):
-        # Workers run before the first stage does.
-        facts = environment(stages.own())
-        if stored := run.refs():
-            tell_changed_sources(run, stored[-1], facts.get("plugins", {}))
-        writer.describe(facts)
-        result = _train(_Plan(config, stages.order, stages.of), writer, call, observer)
+    with kept_log() as kept:
+        repaired = _repair(path, take_over) if repair else ()
+        run = storage.open_run(path)
+        config = _continued(run, iterations, retention)
+        check = partial(check_sizes, config, path, backend, stored=len(run.iterations))
+        # The lock first: a run that somebody else is writing is refused before workers start.
+        with (
+            storage.open_writer(
+                path,
+                capacity=config.iterations,
+                take_over=take_over,
+                retention=retention_of(config),
+            ) as writer,
+            kept.of(writer, backend.for_tasks(config.num_tasks)),
+            stages_of_run(run, backend, config, check) as stages,
+        ):
+            # Workers run before the first stage does.
+            facts = environment(stages.own())
+            if stored := run.refs():
+                tell_changed_sources(run, stored[-1], facts.get("plugins", {}))
+            writer.describe(facts)
+            plan = _Plan(config, stages.order, stages.of)
+            with _repair_advised(path):
+                result = _train(plan, writer, call, kept.observing(observer, writer))
     damage = storage.verify_run(path) if repair and not result.stopped else None
     return replace(result, repaired=repaired, damage=damage)
+
+
+@contextmanager
+def _repair_advised(path: Path) -> Iterator[None]:
+    """Say what helps where an output is to be computed again from others that were thinned: its record is lost."""
+    try:
+        yield
+    except storage.StageThinned as error:
+        raise storage.StageThinned(
+            path,
+            found=f"an output of a thinned iteration is lost, and what it comes from is not stored ({error.found})",
+            required="what is to be computed from, in full",
+            action=f"`metaloom resume {path} --repair` computes all of it again",
+        ) from error
+
+
+def _repair(path: Path, take_over: bool) -> Sequence[str]:
+    with suppress(storage.DamagedRun, storage.NotARun):  # else to be asked when it can be read
+        require_trust(storage.open_run(path))
+    # By itself, because it may be what makes the run readable.
+    with storage.open_writer(path, take_over=take_over, repair=True) as writer:
+        return writer.repaired
+
+
+def _continued(run: storage.Run, iterations: int | None, retention: Sequence[str]) -> RunConfig:
+    """The configuration under which a stored run goes on."""
+    config = with_retention(config_of(run), retention)
+    if iterations is None:
+        return config
+    if iterations < len(run.iterations):
+        raise ConfigError(
+            f"{run.path}: found --iterations {iterations}, but {len(run.iterations)} are stored already; required at "
+            "least that many"
+        )
+    return build_config({**config.model_dump(), "iterations": iterations})
 
 
 def retention_of(config: RunConfig) -> Retention:
@@ -212,10 +217,12 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 def environment(stages: Runner) -> dict[str, Any]:
     """Return what decides the numbers besides the configuration and the store does not know: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
+    components = component_facts(stages.context.env)
     return {
         "code": code_digest(),
         "env": env_facts(stages.config.env, stages.context.env),
         "kernel": asdict(stages.context.learner.kernel),
+        **({"components": components} if components else {}),
         **({"plugins": plugins} if plugins else {}),
         **({"device": facts} if facts else {}),
     }
@@ -232,11 +239,15 @@ class _Plan:
 
 def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
     path, iterations, stop = writer.run.path, plan.config.iterations, plan.config.stop
+    for line in plan.config.algorithm.warnings():
+        log.warning("%s", line)
     history: list[Metrics] = []
     began = time.perf_counter()
     for iteration in range(iterations):
         if stop is not None and stop.met(history):
             return TrainResult(path, iteration, stopped=False)
+        if stop is None and writer.is_whole(iteration):
+            continue
         # Not only the iterations behind the last complete one: whatever was lost is computed again.
         missing = [ref for ref in plan.order(iteration) if not writer.contains(ref)]
         if not missing:
@@ -268,7 +279,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 stage_seconds=seconds,
                 elapsed_seconds=now - began,
                 steps_per_second=steps / (now - iteration_began - evaluating) if steps else None,
-                evaluation_returns=_evaluation_returns(writer, evaluations),
+                evaluation_returns=mean_test_returns(writer.load(ref) for ref in evaluations),
             )
         )
     return TrainResult(path, iterations, stopped=False)
@@ -291,12 +302,6 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
             seconds=took,
         )
     return ref
-
-
-def _evaluation_returns(writer: RunWriter, refs: Iterable[StageRef]) -> list[float]:
-    """Mean test return by number of adaptation steps, of some evaluations."""
-    made = [writer.load(ref) for ref in refs]
-    return [r for e in made if isinstance(e, Evaluation) for r in e.test_returns.mean(axis=(0, 2)).tolist()]
 
 
 def _update(writer: RunWriter, iteration: int) -> Update:

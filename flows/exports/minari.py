@@ -1,7 +1,7 @@
 """A Minari dataset (https://minari.farama.org) of a run's episodes, in HDF5. Needs the extra `minari`."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,13 @@ import numpy as np
 
 from metaloom.flows.errors import ExtraMissing
 from metaloom.flows.exports import ExportFormat
-from metaloom.flows.graph.run_stages import config_of
-from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.types import EpisodeBatch, TaskBatch
+from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
 from metaloom.storage import Run
 from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations
+
+Episode = tuple[dict[str, Array], dict[str, float]]
+"""Arrays of an episode, and where in the run it is from."""
 
 _IN_STEPS = ("lengths", "terminated", "truncated")
 """Arrays of episodes that Minari's own arrays of steps tell."""
@@ -42,9 +43,12 @@ def export_minari(
     data.mkdir(parents=True)
     observations, actions = _spaces(run)
     storage = MinariStorage.new(data, observations, actions, data_format="hdf5")
-    storage.update_episodes(_episodes(run, done, iterations, steps))
+    num_steps = _write(data / "main_data.hdf5", _episodes(run, done, iterations, steps))
     storage.update_metadata(
         {
+            "total_episodes": done.rows,
+            "total_steps": num_steps,
+            "dataset_size": storage.get_size(),
             "dataset_id": dataset_id(run),
             "minari_version": minari.__version__,
             "algorithm_name": run.config["algorithm"]["name"],
@@ -69,28 +73,47 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     try:
         return observations, gymnasium.spaces.Discrete(int(run.info["environment"]["env"]["num_choices"]))
     except KeyError:  # an earlier version did not write it down
+        # Here, because most runs need neither torch nor a simulator to be exported.
+        from metaloom.flows.graph.run_stages import config_of
+        from metaloom.pipeline.envs.registry import make_env
+
         return observations, make_env(config_of(run).env).action_space
 
 
-def _episodes(run: Run, done: Export, iterations: Iterations, steps: Sequence[int] | None) -> Iterator[Any]:
+def _write(path: Path, episodes: Iterator[Episode]) -> int:
+    """Write episodes as Minari's storage would, and return the number of their steps.
+
+    Minari makes every array resizable, which takes several times as long and half as much space again.
+    """
+    from metaloom.flows.hdf5 import GroupWriter
+
+    num_steps = 0
+    with GroupWriter(path) as file:
+        for number, (arrays, options) in enumerate(episodes):
+            steps = len(arrays["rewards"])
+            about = {f"options/{name}": value for name, value in options.items()}
+            file.write(f"episode_{number}", arrays, {"id": number, **about, "total_steps": steps})
+            num_steps += steps
+    return num_steps
+
+
+def _episodes(run: Run, done: Export, iterations: Iterations, steps: Sequence[int] | None) -> Iterator[Episode]:
     for i, inner_steps in done.available(run, iterations, steps):
         tasks = run[i].tasks()
         for k in inner_steps:
-            for buffer in _buffers(i, k, tasks, run[i].rollouts(k)):
+            for episode in _of_round(i, k, tasks, run[i].rollouts(k)):
                 done.rows += 1
-                yield buffer
+                yield episode
 
 
-def _buffers(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -> Iterable[Any]:
-    from minari.data_collector import EpisodeBuffer
-
+def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -> Iterator[Episode]:
     for b, e in np.ndindex(episodes.lengths.shape):
         T = int(episodes.lengths[b, e])
         if T == 0:  # a place for an episode that was not needed
             continue
         last = np.arange(T) == T - 1
         fields = {f"task_{name}": float(value) for name, value in zip(tasks.names, tasks.params[b], strict=True)}
-        arrays: dict[str, Any] = {
+        arrays = {
             "observations": episodes.observations[b, e, : T + 1],
             "actions": episodes.actions[b, e, :T],
             "rewards": episodes.rewards[b, e, :T],
@@ -99,7 +122,7 @@ def _buffers(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -
         }
         place = {"iteration": iteration, "step": k, "task": b, "episode": e, "task_id": int(tasks.ids[b])}
         others = {name: values[b, e].item() for name, values in episodes.each_episode.items() if name not in _IN_STEPS}
-        yield EpisodeBuffer(options={**place, **fields, **others}, **arrays)
+        yield arrays, {**place, **fields, **others}
 
 
 FORMAT = ExportFormat(export_minari, holds_episodes=True)

@@ -30,7 +30,12 @@ def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> StageOut
 
 def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
     """As compute_checked, from inputs that are at hand by name."""
-    value = stages.run(ref, inputs)
+    try:
+        value = stages.run(ref, inputs)
+    except SystemExit as ended:
+        # Of a plug-in; let through, it would end the program as if the run were done.
+        place = f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
+        raise StageFault(f"{place}: the stage asked Python to exit ({ended}); required a result or an error") from ended
     require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
     return value
 
@@ -46,6 +51,9 @@ def kept_in_quarantine(run: Path, ref: StageRef, seed_position: Sequence[int]) -
         yield
     except FAULTS as error:
         raise _explained(error, run, ref, f" {_keep(error, run, ref, seed_position)}.") from error
+    except Exception as error:
+        _add_place(error, run, ref)
+        raise
 
 
 @contextmanager
@@ -59,6 +67,9 @@ def explained(run: Path, ref: StageRef) -> Iterator[None]:
         yield
     except FAULTS as error:
         raise _explained(error, run, ref) from error
+    except Exception as error:
+        _add_place(error, run, ref)
+        raise
 
 
 def debug_command(run: Path, ref: StageRef) -> str:
@@ -82,6 +93,12 @@ def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[in
         return f"What it failed with could not be kept ({problem})"
     again = f". To run that episode again: {reproduce_command(run, ref)}" if "env" in about else ""
     return f"What it failed with is kept in {folder}{again}"
+
+
+def _add_place(error: Exception, run: Path, ref: StageRef) -> None:
+    """Have the traceback of a bug, as in a plug-in, end with where it struck and how to get there."""
+    place = f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
+    error.add_note(f"{run}: in {place}. To look at it in a debugger: {debug_command(run, ref)}")
 
 
 def _explained(error: Exception, run: Path, ref: StageRef, kept: str = "") -> Exception:

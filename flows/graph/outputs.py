@@ -1,11 +1,17 @@
 """Access of stages to what other stages gave."""
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
 
 from metaloom.flows.graph.stage import Graph
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage import Span, StageRef
+
+T = TypeVar("T")
 
 
 class Outputs(Protocol):
@@ -44,7 +50,7 @@ class SpanOutputs:
 
     def load(self, ref: StageRef) -> Any:
         """Return one of the outputs; of each of these three, ValueError where it is not in the span."""
-        return self._outputs.load(self._own(ref))
+        return read_only(self._outputs.load(self._own(ref)))
 
     def lengths(self, ref: StageRef) -> Array:
         """Return how many steps each episode of a batch has, [B, E]; nothing else of it is read."""
@@ -52,9 +58,22 @@ class SpanOutputs:
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
         """Return a batch of episodes, of which behavior and reward terms may be missing."""
-        return self._outputs.experience(self._own(ref))
+        return read_only(self._outputs.experience(self._own(ref)))
 
     def _own(self, ref: StageRef) -> StageRef:
         if ref not in self.span:
             raise ValueError(f"{ref} is not among the outputs that were declared: {self.span}")
         return ref
+
+
+def read_only(value: T) -> T:
+    """An output whose arrays cannot be written: it may be on its way to the disk, and others read it too."""
+    if isinstance(value, np.ndarray):
+        value.flags.writeable = False
+    elif isinstance(value, Mapping):
+        for part in cast(Mapping[str, object], value).values():
+            read_only(part)
+    elif is_dataclass(value):
+        for f in fields(value):
+            read_only(getattr(value, f.name))
+    return value

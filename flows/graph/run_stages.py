@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
@@ -23,9 +23,15 @@ from metaloom.storage import Run, StageRef
 log = logging.getLogger(__name__)
 
 
+def no_check() -> None:
+    """Find nothing wrong."""
+
+
 @contextmanager
-def stages_of(config: RunConfig, backend: Backend) -> Iterator[Runner]:
+def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] = no_check) -> Iterator[Runner]:
     """The stages of a run with their workers, for as long as the context lasts.
+
+    `check` may refuse the settings once workers, which can survive an environment that hangs, have tried it.
 
     One BLAS and one torch thread per Python thread: more would make bits depend on the number of cores.
     """
@@ -35,6 +41,7 @@ def stages_of(config: RunConfig, backend: Backend) -> Iterator[Runner]:
         ThreadPoolExecutor(usable_cores(), "metaloom-math", _overflow_quietly) as pool,
         rollout_workers(config, backend) as workers,
     ):
+        check()
         yield Runner.build(config, workers, pool.map)
 
 
@@ -54,13 +61,22 @@ class RunStages:
         backend: where rollouts run.
         stack: ends the workers.
         config: the run's own settings, where they are not quite the stored ones.
+        check: of these settings; see `stages_of`.
     """
 
-    def __init__(self, run: Run, backend: Backend, stack: ExitStack, config: RunConfig | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        backend: Backend,
+        stack: ExitStack,
+        config: RunConfig | None = None,
+        check: Callable[[], object] = no_check,
+    ) -> None:
         self._run = run
         self._backend = backend
         self._stack = stack
         self._own = config or config_of(run)
+        self._check = check
         self._known: dict[str, Runner] = {}
         self._sources: dict[str, dict[str, str]] = {}
         self._told: set[str] = set()
@@ -83,7 +99,9 @@ class RunStages:
         """The stages that compute an output."""
         key, config = self._configured(ref)
         if key not in self._known:
-            self._known[key] = self._stack.enter_context(stages_of(config, self._backend))
+            self._known[key] = self._stack.enter_context(
+                stages_of(config, self._backend, self._check if config is self._own else no_check)
+            )
             self._sources[key] = plugin_sources(config)
         if self._run.contains(ref):
             self._told |= tell_changed_sources(self._run, ref, self._sources[key], self._told)
@@ -102,10 +120,12 @@ class RunStages:
 
 
 @contextmanager
-def stages_of_run(run: Run, backend: Backend, config: RunConfig | None = None) -> Iterator[RunStages]:
+def stages_of_run(
+    run: Run, backend: Backend, config: RunConfig | None = None, check: Callable[[], object] = no_check
+) -> Iterator[RunStages]:
     """The stages of a stored run with their workers, for as long as the context lasts."""
     with ExitStack() as stack:
-        yield RunStages(run, backend, stack, config)
+        yield RunStages(run, backend, stack, config, check)
 
 
 def tell_changed_sources(
@@ -122,6 +142,8 @@ def tell_changed_sources(
     Returns:
         What was said.
     """
+    if not now:  # as of most runs, for which nothing need be read
+        return set()
     record = run.record(ref)
     then = run.environment_of(ref).get("plugins", {})
     lines = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from metaloom.flows.graph.context import Context
-from metaloom.flows.graph.outputs import Outputs, SpanOutputs
+from metaloom.flows.graph.outputs import Outputs, SpanOutputs, read_only
 from metaloom.flows.graph.stage import Graph, Input, StageOutput
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.workers import RolloutWorkers
@@ -99,8 +99,8 @@ class Runner:
     def _bring(self, wanted: Input, outputs: Outputs) -> Any:
         match wanted:
             case StageRef():
-                return outputs.load(wanted)
+                return read_only(outputs.load(wanted))
             case Span():
                 return SpanOutputs(wanted, self.graph, self.config, outputs)
             case _:
-                return tuple(outputs.load(ref) for ref in wanted)
+                return tuple(read_only(outputs.load(ref)) for ref in wanted)

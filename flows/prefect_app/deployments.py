@@ -20,7 +20,7 @@ from prefect import Task, flow, get_client, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from metaloom import storage
@@ -108,6 +108,8 @@ def meta_train(
         else:
             result = resume(folder, iterations=settings.iterations, **how)
     page.close()
+    if result.stopped:
+        return Cancelled(message=f"stopped by `metaloom cancel` after {plural(result.iterations_done, 'iteration')}")
     return Completed(message=f"{plural(result.iterations_done, 'iteration')} in {result.path}")
 
 

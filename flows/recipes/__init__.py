@@ -89,11 +89,11 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
 
 def is_settings_file(recipe_or_file: str) -> bool:
     """Tell a file of settings from a recipe."""
-    return Path(recipe_or_file).suffix in (".yaml", ".yml", ".json")
+    return Path(recipe_or_file).suffix in (".yaml", ".yml", ".json", ".toml")
 
 
 def load_settings(recipe_or_file: str) -> dict[str, Any]:
-    """The settings of a recipe by name, or those in a YAML or JSON file.
+    """The settings of a recipe by name, or those in a YAML, JSON or TOML file.
 
     Raises:
         ConfigError: there is no such recipe, or the file cannot be read.
@@ -103,8 +103,8 @@ def load_settings(recipe_or_file: str) -> dict[str, Any]:
     names = [*RECIPES]
     if recipe_or_file not in names:
         raise ConfigError(
-            f"no recipe {recipe_or_file!r}: `metaloom recipes` lists all, and a file of settings ends in .yaml or .json"
-            f"{suggestion(recipe_or_file, names)}"
+            f"no recipe {recipe_or_file!r}: `metaloom recipes` lists all, and a file of settings ends in .yaml, .json "
+            f"or .toml{suggestion(recipe_or_file, names)}"
         )
     # What a recipe leaves to the algorithm and the environment is decided anew when one of them is replaced.
     with step_limits_left_open():

@@ -15,7 +15,7 @@ def rollout_workers(config: RunConfig, backend: Backend) -> Iterator[RolloutWork
         yield LocalWorkers(spec)
         return
     # Imported when needed: it takes half a second, and sampling in this process does not need it.
-    from metaloom.flows.rollouts.dask import DaskWorkers, dask_client
+    from metaloom.flows.rollouts.dask import DaskWorkers
 
-    with dask_client(backend, spec) as client, DaskWorkers.watched(spec, client, backend) as workers:
+    with DaskWorkers.started(spec, backend) as workers:
         yield workers

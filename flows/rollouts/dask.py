@@ -5,20 +5,20 @@ times as much and run finished work again when a worker dies.
 """
 
 import secrets
-import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
-from multiprocessing import resource_tracker
 from typing import cast
 
-from distributed import Client, Future, KilledWorker, LocalCluster, wait
+from distributed import Client, Future, KilledWorker, wait
 
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.rollouts.flight_recorder import Recording, remove_recordings
+from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
+from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
+from metaloom.flows.rollouts.local_cluster import ending_of, local_client
 from metaloom.flows.rollouts.supervised import Shard, Supervision, collect_watched, is_built_in, try_environment
 from metaloom.flows.rollouts.workers import Backend, RolloutWorkers, SamplerSpec, code_digest
 from metaloom.pipeline.envs.contract import EnvError
@@ -26,9 +26,6 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.blocks import tasks_together
-
-LOOPBACK = "127.0.0.1"
-
 
 _ANSWER_SECONDS = 10.0
 _LOOK_EVERY_SECONDS = 5.0
@@ -53,11 +50,24 @@ class DaskWorkers(RolloutWorkers):
 
     @classmethod
     @contextmanager
-    def watched(cls, spec: SamplerSpec, client: Client, backend: Backend) -> Iterator["DaskWorkers"]:
-        """Workers whose recordings are removed in the end."""
+    def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
+        """Workers of a backend, whose recordings are removed in the end.
+
+        Raises:
+            WorkersError: as `dask_client`.
+            EnvError: its workers cannot build the environment.
+        """
+        session = secrets.token_hex(8)
+        with dask_client(backend, spec, session) as client, cls._watched(spec, client, backend, session) as workers:
+            yield workers
+
+    @classmethod
+    @contextmanager
+    def _watched(cls, spec: SamplerSpec, client: Client, backend: Backend, session: str) -> Iterator["DaskWorkers"]:
         assert backend.step_timeout_seconds is not None
         elsewhere = backend.scheduler is not None
-        workers = cls(spec, client, secrets.token_hex(8), backend.step_timeout_seconds, elsewhere)
+        workers = cls(spec, client, session, backend.step_timeout_seconds, elsewhere)
+        tell_who_trains(recordings_folder(session), session, spec.env.name)
         try:
             if not is_built_in(spec):
                 workers.try_environment()
@@ -110,7 +120,7 @@ class DaskWorkers(RolloutWorkers):
         name = self.spec.env.name
         try:
             self._wait([future])
-            future.result()
+            unusable = future.result()
         except TimeoutError as error:
             raise EnvError(
                 f"env.name is {name!r}: its constructor or sample_tasks did not return within "
@@ -121,6 +131,8 @@ class DaskWorkers(RolloutWorkers):
             raise EnvError(
                 f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{told}"
             ) from error
+        if unusable is not None:
+            raise unusable
 
     def clean_up(self) -> None:
         """Remove the recordings, also on the workers' machines, as far as they can still be reached."""
@@ -132,7 +144,7 @@ class DaskWorkers(RolloutWorkers):
     def _supervision(self) -> Supervision:
         return Supervision(self.session, secrets.token_hex(8), self.step_timeout_seconds)
 
-    def _wait(self, futures: Sequence[Future[EpisodeBatch] | Future[None]]) -> None:
+    def _wait(self, futures: Sequence[Future[EpisodeBatch] | Future[EnvError | None]]) -> None:
         """Wait until all are done or one has failed; not for workers that will never come.
 
         Raises:
@@ -154,8 +166,10 @@ class DaskWorkers(RolloutWorkers):
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
         """Make the error for a shard that killed every worker that tried it."""
         recordings = self._recordings(watch)
+        # An attempt may be cut short before it gets there, by what the one before has left of its worker's connections.
+        recordings = [recording for recording in recordings if recording.env_step != NOT_YET] or recordings
         if recordings and len({recording.place for recording in recordings}) == 1:
-            return shard.death(recordings, watch)
+            return shard.death(recordings, watch, None if self.elsewhere else ending_of(recordings[-1].pid))
         places = [recording.place for recording in recordings]
         at, stop = shard.position, shard.position.first_task + len(shard.tasks)
         return WorkersError(
@@ -182,14 +196,16 @@ class DaskWorkers(RolloutWorkers):
 
 
 @contextmanager
-def dask_client(backend: Backend, spec: SamplerSpec) -> Iterator[Client]:
-    """A client of the backend's scheduler, or of worker processes that live as long as the context.
+def dask_client(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Client]:
+    """A client of the backend's scheduler, or of worker processes of this session that live as long as the context.
 
     Raises:
         WorkersError: there is no such scheduler, it has no workers, or they run other code than this process.
         EnvError: its workers cannot build the environment.
     """
-    with _connect(backend.scheduler, spec) if backend.scheduler else _start(backend) as client:
+    workers, retries = backend.workers or 0, backend.retries or 0
+    with _connect(backend.scheduler, spec) if backend.scheduler else local_client(workers, retries, session) as client:
+        client.forward_logging()  # what environments log, to this process's loggers
         yield client
 
 
@@ -206,34 +222,6 @@ def fingerprint() -> dict[str, str]:
 
 
 @contextmanager
-def _start(backend: Backend) -> Iterator[Client]:
-    with _local_cluster(backend.workers or 0, backend.retries or 0) as cluster, Client(cluster) as client:
-        yield client
-
-
-def _local_cluster(workers: int, retries: int) -> LocalCluster:
-    # Ctrl-C reaches every process of the terminal's group, but the trainer alone decides what it means. Workers inherit
-    # the blocked signal, those that are restarted later as well; here it is delivered as soon as they have started.
-    # Python's resource tracker unblocks it when it starts, so that has to have happened before.
-    resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        # Whoever reaches a scheduler can run code on it, so everything listens on the loopback interface. Dask opens an
-        # HTTP port even without a dashboard, on all interfaces unless it is told where.
-        return LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            host=LOOPBACK,
-            dashboard_address=f"{LOOPBACK}:0",
-            worker_dashboard_address=f"{LOOPBACK}:0",
-            scheduler_kwargs={"dashboard": False, "allowed_failures": retries},
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-@contextmanager
 def _connect(address: str, spec: SamplerSpec) -> Iterator[Client]:
     try:
         client = Client(address, timeout=_ANSWER_SECONDS)
@@ -241,6 +229,11 @@ def _connect(address: str, spec: SamplerSpec) -> Iterator[Client]:
         raise WorkersError(
             f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler` and workers with "
             "`dask worker`, or leave --scheduler out to use processes on this machine"
+        ) from None
+    except TypeError as error:  # Dask's word for a certificate that it was not given
+        raise WorkersError(
+            f"found no certificate to connect to {address} with ({error}); required Dask's TLS configuration, as in "
+            "DASK_DISTRIBUTED__COMM__TLS__CA_FILE=ca.pem and __CLIENT__CERT, __CLIENT__KEY (docs/scale.md)"
         ) from None
     with client:
         try:

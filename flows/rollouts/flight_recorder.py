@@ -20,17 +20,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 
-from metaloom.flows.rollouts.watchdog import Watchdog
+from metaloom.flows.rollouts.guard import NOT_YET, RESET, STOPPED, start_guard
+from metaloom.flows.rollouts.watchdog import EndOfCopy, Watchdog
 from metaloom.pipeline.types import Array
 from metaloom.stages.rollouts.faults import RolloutPosition
 from metaloom.stages.rollouts.watch import RolloutWatch
 
-NOT_YET, RESET = -2, -1
+# What `guard.py` reads as `Header`.
 _HEADER = np.dtype(
-    [("pid", "i8"), ("recorder", "i8"), ("env_step", "i8"), ("row", "i8"), ("shape", "i8", 3), ("first", "i8", 2)]
+    [
+        *[("pid", "i8"), ("recorder", "i8"), ("env_step", "i8"), ("row", "i8"), ("shape", "i8", 3), ("first", "i8", 2)],
+        *[("round", "i8", 2), ("episodes_per_task", "i8"), ("born", "f8"), ("deadline", "f8")],
+    ]
 )
-
+_BORN = psutil.Process().create_time()
 _POSITION = 16  # where env_step and row are, behind pid and recorder
 
 
@@ -39,21 +44,25 @@ class Recording:
     """Progress of an attempt whose process ended.
 
     Attributes:
+        pid: its number.
         env_step: the step it was in, RESET before the first, NOT_YET while simulators were made.
         row: the row that was called; -1 where all rows are stepped together.
         first_task: place of the task of row 0 in the meta-batch.
         first_episode: place of the episode of row 0 among those of its task.
         actions: [T, N, A] float32, zero behind `env_step`; without rows when simulators were being made.
-        timed_out: the watchdog ended the process.
+        timed_out: a watchdog ended the process, its own or the one outside.
+        stopped: the process was stopped then, as by SIGSTOP.
         traceback: what Python could still write about it; empty when the process ended without a word.
     """
 
+    pid: int
     env_step: int
     row: int
     first_task: int
     first_episode: int
     actions: Array
     timed_out: bool
+    stopped: bool
     traceback: str
 
     @property
@@ -80,12 +89,16 @@ class FlightRecorder(RolloutWatch):
         self._folder = folder
         self._number = next(_recorders)
         self._idle = folder / f"{os.getpid()}-{self._number}.idle"
-        self._watchdog = Watchdog(timeout_seconds, _timeout_report(folder, os.getpid(), self._number))
         self._file = self._idle
-        self._map(0)
+        header = np.zeros((), _HEADER)
+        header["pid"], header["recorder"], header["born"] = os.getpid(), self._number, _BORN
+        self._map(0, header)
+        self._watchdog = Watchdog(timeout_seconds, _timeout_report(folder, os.getpid(), self._number), self._tell)
+        start_guard(folder)
 
-    def begin(self, key: str) -> None:
+    def begin(self, key: str, episodes_per_task: int) -> None:
         """Begin to record the rollout of this name, beside what earlier attempts at it left."""
+        self._header["episodes_per_task"] = episodes_per_task
         self._header["env_step"], self._header["row"] = NOT_YET, -1
         self._header["shape"], self._header["first"] = 0, 0
         self._move(self._folder / f"{key}.{len(_attempts(self._folder, key))}{_SUFFIX}")
@@ -95,10 +108,11 @@ class FlightRecorder(RolloutWatch):
         """Zeros [T, N, A] float32 in the file, for the episodes from a position on; the next ones overwrite them."""
         count = int(np.prod(shape))
         if count > len(self._floats):
-            self._map(count)
+            self._map(count, self._header)
         # The reset first: in between, the last step of the episodes before these is not to be taken for one of these.
         self._position[:] = RESET, -1
         self._header["shape"], self._header["first"] = shape, (position.first_task, position.first_episode)
+        self._header["round"] = position.iteration, position.step
         self._floats[:count] = 0
         return self._floats[:count].reshape(shape)
 
@@ -115,6 +129,8 @@ class FlightRecorder(RolloutWatch):
 
     def finish(self) -> None:
         """The rollout came to an end that its process can tell itself: nothing is kept of it."""
+        if not self._watchdog.holds_its_file():
+            self._end("File descriptors were closed that are not the environment's own, so its process was ended")
         self._watchdog.rest()
         self._move(self._idle)
 
@@ -123,10 +139,21 @@ class FlightRecorder(RolloutWatch):
         self._watchdog.close()
         self._file.unlink(missing_ok=True)
 
-    def _map(self, count: int) -> None:
-        """Take a new file with room for so many numbers."""
-        header = np.zeros((), _HEADER)
-        header["pid"], header["recorder"], header["env_step"], header["row"] = os.getpid(), self._number, NOT_YET, -1
+    def continue_as_a_copy(self) -> None:
+        """End this process, which was forked in a call of an environment, when it comes back from that call."""
+        self._position = self._position.copy()
+        self._watchdog = EndOfCopy(self._folder)
+
+    def _tell(self, deadline: float) -> None:
+        self._header["deadline"] = deadline
+
+    def _end(self, why: str) -> None:
+        # Written by name: which descriptors are still those that they were, nobody knows.
+        _crash_file(self._folder, os.getpid()).write_text(f"{why}\n", encoding="utf-8")
+        os._exit(1)
+
+    def _map(self, count: int, header: Array) -> None:
+        """Take a new file with room for so many numbers behind the header."""
         aside = self._idle.with_suffix(".new")
         # Written, not only declared: a full disk is an error here, and a killed process when a page is first touched.
         aside.write_bytes(header.tobytes() + bytes(4 * count))
@@ -157,16 +184,21 @@ class _WarmRecorder(threading.local):
             self._recorder, self._of = FlightRecorder(folder, timeout_seconds), (folder, timeout_seconds)
         return self._recorder
 
+    def forked(self) -> None:
+        if self._recorder is not None:
+            self._recorder.continue_as_a_copy()
+
 
 _recorders = itertools.count()
 _warm = _WarmRecorder()
+os.register_at_fork(after_in_child=_warm.forked)
 
 
 @contextmanager
-def recorded(folder: Path, key: str, timeout_seconds: float) -> Iterator[FlightRecorder]:
+def recorded(folder: Path, key: str, timeout_seconds: float, episodes_per_task: int = 1) -> Iterator[FlightRecorder]:
     """The recorder of this thread, recording this rollout until the block is left."""
     recorder = _warm.get(folder, timeout_seconds)
-    recorder.begin(key)
+    recorder.begin(key, episodes_per_task)
     try:
         yield recorder
     finally:
@@ -202,20 +234,26 @@ def _timeout_report(folder: Path, pid: int, recorder: int) -> Path:
     return folder / f"{pid}-{recorder}.timeout"
 
 
+def _crash_file(folder: Path, pid: int) -> Path:
+    return folder / f"{pid}.crash"
+
+
 def _read(file: Path) -> Recording:
     data = file.read_bytes()
     header = np.frombuffer(data, _HEADER, count=1)[0]
     shape = tuple(header["shape"].tolist())
     actions = np.frombuffer(data, np.float32, count=math.prod(shape), offset=_HEADER.itemsize).reshape(shape)
     timeout = _text(_timeout_report(file.parent, header["pid"], header["recorder"]))
-    words = timeout or _text(file.parent / f"{header['pid']}.crash")
+    words = timeout or _text(_crash_file(file.parent, header["pid"]))
     return Recording(
+        pid=int(header["pid"]),
         env_step=int(header["env_step"]),
         row=int(header["row"]),
         first_task=int(header["first"][0]),
         first_episode=int(header["first"][1]),
         actions=actions,
         timed_out=bool(timeout),
+        stopped=timeout.startswith(STOPPED),
         traceback=_rollout_thread(words),
     )
 
@@ -223,7 +261,7 @@ def _read(file: Path) -> Recording:
 def _report_crashes(folder: Path) -> None:
     """Have Python write where it was when a signal such as SIGSEGV ends this process."""
     global _crash_report
-    file = folder / f"{os.getpid()}.crash"
+    file = _crash_file(folder, os.getpid())
     with _crash_lock:
         if _crash_report is None or _crash_report[0] != file:
             report = file.open("wb", buffering=0)

@@ -19,12 +19,13 @@ from metaloom.flows.rollouts.flight_recorder import (
 )
 from metaloom.flows.rollouts.workers import SamplerSpec, collect_shard
 from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import Circumstances, RolloutError
+from metaloom.stages.sample_tasks import sample_tasks
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Supervision:
         """Return what earlier attempts at it left on this machine."""
         return read_recordings(recordings_folder(self.session), self.key)
 
-    def recorded(self) -> AbstractContextManager[FlightRecorder]:
+    def recorded(self, episodes_per_task: int = 1) -> AbstractContextManager[FlightRecorder]:
         """A recorder for one more attempt."""
-        return recorded(recordings_folder(self.session), self.key, self.step_timeout_seconds)
+        return recorded(recordings_folder(self.session), self.key, self.step_timeout_seconds, episodes_per_task)
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,15 @@ class Shard:
     tasks: TaskBatch
     position: RolloutPosition
 
-    def death(self, recordings: Sequence[Recording], supervision: Supervision) -> RolloutError:
-        """The error for processes that ended in this shard."""
+    def death(
+        self, recordings: Sequence[Recording], supervision: Supervision, ending: str | None = None
+    ) -> RolloutError:
+        """The error for processes that ended in this shard, the last of them in a way that may be known."""
         last = recordings[-1]
         at = self._circumstances(last)
         row = None if last.row < 0 else last.row
         return at.fault(
-            _cause_of_death(recordings, supervision.step_timeout_seconds),
+            _cause_of_death(recordings, supervision.step_timeout_seconds, ending),
             "make" if last.env_step == NOT_YET else "reset" if last.env_step < 0 else "step",
             last.traceback,
             row,
@@ -93,7 +96,7 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
     if any(recording.timed_out for recording in earlier):
         raise shard.death([recording for recording in earlier if recording.timed_out], supervision)
     try:
-        with supervision.recorded() as recorder:
+        with supervision.recorded(shard.spec.episodes_at_once) as recorder:
             return collect_shard(shard.spec, params, shard.tasks, shard.position, recorder)
     except StageFault as error:
         fault = error
@@ -102,19 +105,25 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
     raise fault.with_traceback(None)
 
 
-def try_environment(spec: SamplerSpec, supervision: Supervision) -> None:
+def try_environment(spec: SamplerSpec, supervision: Supervision) -> EnvError | None:
     """Make an environment once and draw a task, before the trainer does: it cannot survive one that hangs or crashes.
 
+    Returns:
+        Why it cannot be used, if so: Dask would log an error that is raised, with its traceback.
+
     Raises:
-        EnvError: it cannot be made.
         TimeoutError: an earlier attempt took too long.
     """
     if any(recording.timed_out for recording in supervision.recordings()):
         raise TimeoutError(supervision.recordings()[-1].traceback)
     with supervision.recorded():
-        env = make_env(spec.env)
-        env.sample_tasks(1, generator(0, "tasks", 0))
+        try:
+            env = make_env(spec.env)
+            sample_tasks(env, num_tasks=1, run_seed=0, iteration=0)
+        except EnvError as error:
+            return error
         env.close()
+    return None
 
 
 def is_built_in(spec: SamplerSpec) -> bool:
@@ -122,8 +131,13 @@ def is_built_in(spec: SamplerSpec) -> bool:
     return spec.env.name in ENVS
 
 
-def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float) -> str:
+def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float, ending: str | None) -> str:
     times = "" if len(recordings) == 1 else f" {len(recordings)} times in the same place"
+    if recordings[-1].stopped:
+        return (
+            f"its process was stopped (SIGSTOP, by itself or from outside) and had not gone on after "
+            f"{timeout_seconds:g} s, so it was ended; required an answer in time"
+        )
     if recordings[-1].timed_out:
         return (
             f"did not return within {timeout_seconds:g} s, so its process was ended; required an answer in time. "
@@ -131,10 +145,8 @@ def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float) -> 
         )
     if recordings[-1].traceback:
         return f"its process died{times}: {recordings[-1].traceback.splitlines()[0]}"
-    return (
-        f"its process died{times} without a word, as by os._exit, or by kill -9 from outside or for want of memory; "
-        "required that it stays alive"
-    )
+    told = ending or "as by os._exit, or by kill -9 from outside or for want of memory"
+    return f"its process died{times} without a word, {told}; required that it stays alive"
 
 
 def _actions(recording: Recording, at: Circumstances) -> Array:

@@ -6,24 +6,30 @@ process, so the rollouts of a process share it: it is set to the first of their 
 
 import faulthandler
 import io
+import os
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
 class Watchdog:
     """A rollout's part of the watchdog; used by one thread alone."""
 
-    def __init__(self, timeout_seconds: float, report: Path) -> None:
+    def __init__(self, timeout_seconds: float, report: Path, tell: Callable[[float], None]) -> None:
         """Nothing is watched until `alive` is called.
 
         Args:
             timeout_seconds: how long one call of an environment may take; it is ended after at most a tenth more.
             report: file into which every thread's traceback is written before the process ends.
+            tell: called with the time by which the process must have been ended, and with 0 when it need not be.
         """
         self._slack = min(1.0, timeout_seconds / 10)
         self._patience = timeout_seconds + self._slack
         self._report = report.open("wb", buffering=0)
+        self._identity = _identity(self._report)
+        self._tell = tell
         self._set_again = 0.0
 
     def alive(self) -> None:
@@ -32,17 +38,57 @@ class Watchdog:
         # Setting it starts a thread, which costs as much as many steps of a small robot.
         if now >= self._set_again:
             self._set_again = now + self._slack
+            # Whoever looks from outside waits for another tenth: what this process says of itself is more.
+            self._tell(now + self._patience + self._slack)
             _set_deadline(self, now + self._patience, self._report)
 
     def rest(self) -> None:
         """Watch no longer, until `alive` is called again."""
         self._set_again = 0.0
+        self._tell(0)
         _set_deadline(self, None, self._report)
+
+    def holds_its_file(self) -> bool:
+        """Tell if nobody has closed the report behind our back."""
+        return _identity(self._report) == self._identity
 
     def close(self) -> None:
         """Watch no longer, for good."""
         self.rest()
         self._report.close()
+
+
+class EndOfCopy(Watchdog):
+    """What a forked copy of a process has in place of the watchdog. A rollout goes on in one process alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def alive(self) -> None:
+        with suppress(OSError):
+            # Once for the session: an environment that forks does so in every step.
+            os.close(os.open(self._folder / "forked", os.O_CREAT | os.O_EXCL))
+            os.write(2, _FORKED)
+        os._exit(0)
+
+    rest = alive
+
+    def holds_its_file(self) -> bool:
+        return True
+
+
+_FORKED = (
+    b"metaloom: the environment forked its process (os.fork) and the copy came back from the call as well; the copy is "
+    b"ended each time, the run goes on in the original\n"
+)
+
+
+def _identity(file: io.FileIO) -> tuple[int, int] | None:
+    try:
+        about = os.fstat(file.fileno())
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
 
 
 _lock = threading.Lock()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from threading import RLock
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, softplus
+from torch.nn.functional import one_hot
 
-from metaloom.flows.errors import UsageError
+from metaloom.flows.runs import check_seed
 from metaloom.flows.trained.blueprint import Blueprint
+from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import log_slope
 from metaloom.pipeline.nn.distributions import Categorical
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
@@ -49,7 +49,7 @@ class Acting:
         config = blueprint.config
         check_actor_params(config.algorithm.actor, config.policy, params.params, blueprint.spaces)
         self.num_tasks = len(next(iter(params.params.values())))
-        self.seed = _checked(seed)
+        self.seed = check_seed(seed)
         self._blueprint, self._params = blueprint, params
         self._episode = 0
         self._actors: dict[tuple[int, bool], _Steps] = {}
@@ -64,7 +64,7 @@ class Acting:
 
     def reset(self, seed: int | None) -> None:
         """Begin the next episode, or the first one of another seed."""
-        seed = None if seed is None else _checked(seed)
+        seed = None if seed is None else check_seed(seed)
         with self._turn:
             self._episode = self._episode + 1 if seed is None else 0
             self.seed = self.seed if seed is None else seed
@@ -77,11 +77,19 @@ class Acting:
             actions = self._steps(rows.shape[1], deterministic).act(rows)
             return np.array(actions.reshape((*leading, *actions.shape[1:])))
 
-    def log_prob(self, rows: Array, actions: Tensor) -> Array:
-        """Log-densities or log-probabilities [B, N] float32 of actions [B, N, ...] at observations [B, N, O]."""
+    def log_prob(self, observations: Array, actions: Array) -> Array:
+        """See TrainedPolicy.log_prob."""
+        rows, leading = self.rows(observations)
+        num_actions, action_size = self._blueprint.spaces.num_actions, self._blueprint.spaces.action_size
+        own = () if num_actions else (action_size,)
+        if np.shape(actions) != (*leading, *own):
+            raise ValueError(f"found actions of shape {np.shape(actions)}; required {(*leading, *own)}")
+        taken = np.asarray(actions)
+        _check_actions(taken, num_actions)
+        dtype = torch.int64 if num_actions else torch.float32
         with self._turn:
-            found = self._distribution(rows).log_prob(actions)
-            return found.float().expand(rows.shape[:2]).numpy()
+            found = self._distribution(rows).log_prob(torch.as_tensor(taken).to(dtype).reshape(*rows.shape[:2], *own))
+            return found.float().expand(rows.shape[:2]).numpy().reshape(leading)
 
     @property
     def recorded(self) -> set[str]:
@@ -140,7 +148,9 @@ class Acting:
             if deterministic:
                 # These count no steps, so that one is enough for callers with any number of rows.
                 self._actors = {other: steps for other, steps in self._actors.items() if not other[1]}
-            self._actors[key] = _Steps(self._blueprint, self._params, (self.seed, self._episode), num_rows, *key[1:])
+            self._actors[key] = _Steps(
+                self._blueprint, self._params, (self.seed, self._episode), num_rows, deterministic
+            )
         return self._actors[key]
 
 
@@ -169,31 +179,20 @@ class _Steps:
         (seed, episode), spaces = self._position, self._blueprint.spaces
         B = len(next(iter(self._params.params.values())))
         steps = 1 if self._deterministic else DRAWN_AHEAD
-        rngs = [generator(seed, "actions", episode, block, b, self._num_rows) for b in range(B)]
+        rngs = None
+        if not self._deterministic:
+            rngs = [generator(seed, "actions", episode, block, b, self._num_rows) for b in range(B)]
         setup = ActorSetup(
             self._blueprint.config.policy,
             self._params,
             np.zeros((steps, B * self._num_rows, spaces.action_size or 1), np.float32),
             num_rows=self._num_rows,
             spaces=spaces,
-            rngs=None if self._deterministic else rngs,
+            rngs=rngs,
             # All rows are of one episode: whoever acts in several asks several policies, or one after the other.
             belief_rng=lambda b, e: generator(seed, "beliefs", episode, 0, b),
         )
         return make_actor(self._blueprint.config.algorithm.actor, setup)
-
-
-def log_prob(blueprint: Blueprint, acting: Acting, observations: Array, actions: Array) -> Array:
-    """See TrainedPolicy.log_prob."""
-    rows, leading = acting.rows(observations)
-    spaces = blueprint.spaces
-    own = () if spaces.num_actions else (spaces.action_size,)
-    if np.shape(actions) != (*leading, *own):
-        raise ValueError(f"found actions of shape {np.shape(actions)}; required {(*leading, *own)}")
-    taken = np.asarray(actions)
-    _check_actions(taken, spaces.num_actions)
-    dtype = torch.int64 if spaces.num_actions else torch.float32
-    return acting.log_prob(rows, torch.as_tensor(taken).to(dtype).reshape(*rows.shape[:2], *own)).reshape(leading)
 
 
 def _check_actions(actions: Array, num_actions: int) -> None:
@@ -204,12 +203,6 @@ def _check_actions(actions: Array, num_actions: int) -> None:
         fit &= (actions >= 0) & (actions < num_actions) & (np.floor(actions) == actions)
     if not fit.all():
         raise ValueError(f"found the action {actions[~fit].flat[0]}; required {required}")
-
-
-def _checked(seed: int) -> int:
-    if not 0 <= seed < 2**63:
-        raise UsageError(f"found seed {seed}; required one from 0 to 2**63 - 1")
-    return seed
 
 
 class TanhGaussian(NamedTuple):
@@ -224,7 +217,7 @@ class TanhGaussian(NamedTuple):
         largest = 1 - 2**-25
         u = actions.double().clamp(-largest, largest).atanh()
         gaussian = torch.distributions.Normal(self.mean.double(), self.log_stds.double().exp()).log_prob(u)
-        return (gaussian - 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
+        return (gaussian - log_slope(u)).sum(-1)
 
 
 def epsilon_greedy(values: Tensor, epsilon: Tensor) -> Categorical:

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete
 
 from metaloom.flows.graph.context import setup_for
 from metaloom.pipeline.algorithms.contract import Learner
-from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import spaces_of
@@ -116,7 +116,7 @@ class Blueprint:
         else:
             dtype = np.dtype(actions["dtype"]).type
             space = Box(np.array(actions["low"], dtype), np.array(actions["high"], dtype), dtype=dtype)
-        return cls(build_config(described["config"]), spaces, space)
+        return cls(build_stored(described["config"]), spaces, space)
 
 
 def _action_space(env: MetaEnv) -> ActionSpace:

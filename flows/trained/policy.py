@@ -10,13 +10,14 @@ import gymnasium
 import numpy as np
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.trained.acting import Acting, log_prob
+from metaloom.flows.trained.acting import Acting
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
 from metaloom.flows.trained.files import PolicyFile
 from metaloom.flows.trained.own_env import collect_in
 from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.shown import arrays_in, as_html
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
@@ -61,6 +62,9 @@ class TrainedPolicy:
         adapted = f", adapted{steps}" if self._adapted else ""
         tasks = f", {self.num_tasks} tasks" if self.num_tasks > 1 else ""
         return f"TrainedPolicy({config.algorithm.name} in {config.env.name}{adapted}{tasks})"
+
+    def _repr_html_(self) -> str:
+        return as_html(repr(self), [*arrays_in(self.params)])
 
     @property
     def params(self) -> Mapping[str, Array]:
@@ -135,7 +139,7 @@ class TrainedPolicy:
         Returns:
             float32, with the leading axes of the observations.
         """
-        return log_prob(self.blueprint, self._acting, observations, actions)
+        return self._acting.log_prob(observations, actions)
 
     def reset(self, *, seed: int | None = None) -> None:
         """Begin an episode: a policy that infers its task draws anew what the task may be.

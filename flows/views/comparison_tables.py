@@ -89,7 +89,7 @@ def diff_view(diff: "RunDiff") -> RenderableType:
 def _difference_rows(diff: "RunDiff", rows: Sequence["Difference"]) -> Table:
     table = new_table("", diff.a.name, diff.b.name)
     for row in rows:
-        table.add_row(as_text(row.name), *(as_text("–" if value is None else value) for value in (row.a, row.b)))
+        table.add_row(as_text(row.name), *(as_text("-" if value is None else value) for value in (row.a, row.b)))
     return table
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from metaloom.pipeline.shown import size as size
 from metaloom.storage import StageRef
 from metaloom.storage.format import settings
 from metaloom.storage.format.stages import EARLIER
@@ -51,7 +52,10 @@ def plural(number: int, noun: str) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits or two decimals, whichever tells more, with a true minus sign: −20.13, 0.0001234, 100."""
+    """Four significant digits or two decimals, whichever tells more: −20.13, 0.0001234, 100.
+
+    With a true minus sign, which standard output has only where it is a terminal.
+    """
     if not math.isfinite(value):
         return str(value)
     whole = value == round(value)
@@ -70,14 +74,6 @@ def count(value: float) -> str:
 def speed(steps_per_second: float | None) -> str:
     """Sampling speed: "39.2 k steps/s"; None means that nothing had to be sampled."""
     return "rollouts were stored" if steps_per_second is None else f"{count(steps_per_second)} steps/s"
-
-
-def size(num_bytes: float) -> str:
-    """Bytes in powers of 1000: 950 B, 28.3 MB."""
-    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:.3g} {unit}"
-    return f"{num_bytes:.0f} B"
 
 
 def duration(seconds: float) -> str:

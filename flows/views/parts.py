@@ -6,13 +6,16 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from metaloom.flows.printable import printable
 from metaloom.flows.views.formatting import number
+from metaloom.pipeline.shown import printable
+
+_HEAD = box.Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
+"""A line below the head and no frame, in characters that every output has."""
 
 
 def new_table(*columns: str) -> Table:
     """Make a table without a frame; a column whose name starts with ">" is a number, on the right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
+    table = Table(box=_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
     for name in columns:
         justify = "right" if name.startswith(">") else "left"
         table.add_column(as_text(name.removeprefix(">")), justify=justify, overflow="fold")
@@ -36,7 +39,7 @@ def heading(text: str) -> Text:
 
 def optional(value: float | None) -> str:
     """Write a number, or a dash where there is none."""
-    return "–" if value is None else number(value)
+    return "-" if value is None else number(value)
 
 
 def as_text(value: object, style: str = "") -> Text:

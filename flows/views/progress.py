@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import median
@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from metaloom.flows.commands.train import IterationReport, Observer
+from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.views.formatting import (
     adaptation_returns,
     count,
@@ -54,17 +54,22 @@ def progress(
     """
     stream = sys.stdout if out is None else out
     console = Console(file=stream, highlight=False)
-    if mode == "auto" and console.is_terminal and not console.is_dumb_terminal:
+    if mode == "auto" and is_live(console):
         with _live_panel(console) as panel:
             yield Observer(panel.stage_started, panel.iteration_done, should_stop)
         return
-    line = _json_line if mode == "json" else _PlainLines()
+    line = json_line if mode == "json" else PlainLines()
 
     def iteration_done(report: IterationReport) -> None:
         stream.write(line(report) + "\n")
         stream.flush()
 
     yield Observer(iteration_done=iteration_done, should_stop=should_stop)
+
+
+def is_live(console: Console) -> bool:
+    """Tell if a console can show a panel that changes."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 @dataclass
@@ -97,16 +102,16 @@ class Panel:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._began = clock()
+        self._began: float | None = clock()
         self._pace = Pace()
         self._stage: tuple[StageRef, float] | None = None
         self._report: IterationReport | None = None
         self._after: deque[float] = deque(maxlen=SPARKLINE_WIDTH)
         self._evaluation = ""
 
-    def stage_started(self, ref: StageRef) -> None:
+    def stage_started(self, ref: StageRef, seconds_ago: float = 0.0) -> None:
         """Show a stage and count its seconds."""
-        self._stage = (ref, self._clock())
+        self._stage = (ref, self._clock() - seconds_ago)
 
     def iteration_done(self, report: IterationReport) -> None:
         """Show the iteration's returns and speed."""
@@ -121,20 +126,26 @@ class Panel:
 
     def __rich__(self) -> RenderableType:
         """Draw the panel as it stands now."""
-        stage, report = self._stage, self._report
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", min_width=9)
         grid.add_column()
-        grid.add_row("iteration", self._iteration(stage, report))
-        if stage is not None and not _finished(report):
-            grid.add_row("stage", f"{stage_name(stage[0])}  {self._clock() - stage[1]:.1f} s")
-        if report is not None:
-            grid.add_row("return", self._returns(report))
-            if self._evaluation:
-                grid.add_row("evaluation", self._evaluation)
-            grid.add_row("speed", self._speed(report))
-        grid.add_row("time", self._time(report))
+        for name, content in self.rows():
+            grid.add_row(name, content)
         return grid
+
+    def rows(self) -> Iterator[tuple[str, RenderableType]]:
+        """Names and contents of the rows."""
+        stage, report = self._stage, self._report
+        yield "iteration", self._iteration(stage, report)
+        if stage is not None and not _finished(report):
+            yield "stage", f"{stage_name(stage[0])}  {self._clock() - stage[1]:.1f} s"
+        if report is not None:
+            yield "return", self._returns(report)
+            if self._evaluation:
+                yield "evaluation", self._evaluation
+            yield "speed", self._speed(report)
+        if self._began is not None:
+            yield "time", self._time(self._clock() - self._began, report)
 
     def _iteration(self, stage: tuple[StageRef, float] | None, report: IterationReport | None) -> RenderableType:
         if report is None:
@@ -156,18 +167,21 @@ class Panel:
             parts.append(f"{count(report.metrics['env_steps'])} env steps so far")
         return "   ".join(parts)
 
-    def _time(self, report: IterationReport | None) -> str:
-        elapsed = f"{duration(self._clock() - self._began)} elapsed"
+    def _time(self, seconds: float, report: IterationReport | None) -> str:
+        elapsed = f"{duration(seconds)} elapsed"
         if report is None or _finished(report):
             return elapsed
         return f"{elapsed}   {duration(self._pace.seconds_left(report))} left"
 
 
-class _PlainLines:
+class PlainLines:
+    """One line of text for each iteration."""
+
     def __init__(self) -> None:
         self._pace = Pace()
 
     def __call__(self, report: IterationReport) -> str:
+        """Return the line of an iteration."""
         self._pace.add(report)
         parts = [
             f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})",
@@ -179,7 +193,7 @@ class _PlainLines:
             parts.append(f"evaluation {_evaluation_text(report.evaluation_returns)}")
         if not _finished(report):
             parts.append(f"{duration(self._pace.seconds_left(report))} left")
-        return "  ".join(parts)
+        return "  ".join(parts).replace("\N{MINUS SIGN}", "-")
 
 
 def sparkline(values: "deque[float]") -> str:
@@ -199,7 +213,8 @@ def _live_panel(console: Console) -> Generator[Panel, None, None]:
         yield panel
 
 
-def _json_line(report: IterationReport) -> str:
+def json_line(report: IterationReport) -> str:
+    """One JSON object for an iteration."""
     return json.dumps(
         {
             **asdict(report),

@@ -1,50 +1,20 @@
 """Facts about stored runs, as plain data for JSON and for `flows/views/tables.py`. Needs no torch."""
 
-import json
-import os
-import socket
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from metaloom import storage
-from metaloom.flows.printable import printable
 from metaloom.flows.views.formatting import adaptation_returns, finite
+from metaloom.pipeline.shown import printable
 from metaloom.storage import Run
 from metaloom.storage.format.settings import changed
 from metaloom.storage.read.committed import bytes_in
 
-LOCK_FILE = "writer.lock"
 State = Literal["complete", "training", "stopped", "damaged"]
-
-
-@dataclass(frozen=True)
-class Writer:
-    """Holder of a run's lock."""
-
-    host: str
-    pid: int
-    since: str
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host} since {self.since[:19]}"
-
-
-def current_writer(path: Path) -> Writer | None:
-    """Find the process that is writing a run, as far as its lock tells; None when there is none.
-
-    Looks without touching the lock, which a writer that starts at this moment must find free. A lock left behind by a
-    killed process of this host is told by the process being gone.
-    """
-    try:
-        owner = json.loads((path / LOCK_FILE).read_text(encoding="utf-8"))
-        writer = Writer(str(owner["host"]), int(owner["pid"]), str(owner["since"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return writer if writer.host != socket.gethostname() or _is_alive(writer.pid) else None
 
 
 def list_run_rows(root: Path) -> list[dict[str, Any]]:
@@ -55,11 +25,11 @@ def list_run_rows(root: Path) -> list[dict[str, Any]]:
 def run_info(run: Run) -> dict[str, Any]:
     """Describe a run: its settings, how far it got, its last metrics, and what it takes on disk."""
     done = len(run.iterations)
-    writer = current_writer(run.path)
+    writer = storage.current_writer(run.path, run.files.remote)
     return {
         "name": run.path.name,
         "path": run.location,
-        "state": _state(run, writer),
+        "state": state_of(run, writer),
         "writer": str(writer) if writer else None,
         "iterations_done": done,
         "iterations": planned_iterations(run),
@@ -131,12 +101,14 @@ def bytes_by_group(run: Run) -> Counter[str]:
     sizes: Counter[str] = Counter()
     for path, num_bytes in run.files.sizes().items():
         match path.split("/"):
-            case ["data.zarr", group, _, *_]:
+            case ["data.zarr", group, _, *_] | ["_segments", _, "data.zarr", group, _, *_]:
                 sizes[group] += num_bytes
             case ["tables", *_]:
                 sizes["tables"] += num_bytes
             case ["_quarantine", *_]:
                 sizes["quarantine"] += num_bytes
+            case ["_operator", *_]:
+                sizes["log"] += num_bytes
             case _:
                 sizes["records"] += num_bytes
     return Counter(dict(sorted(sizes.items())))
@@ -163,11 +135,12 @@ def _row(folder: Path) -> dict[str, Any]:
     try:
         run = storage.open_run(folder)
         row["bytes"] = run.files.num_bytes()
-        writer = current_writer(folder)
+        writer = storage.current_writer(folder, run.files.remote)
         returns = adaptation_returns(_metrics(run))
         return row | {
-            "state": _state(run, writer),
+            "state": state_of(run, writer),
             "writer": str(writer) if writer else None,
+            "started": run.info["created"],
             "env": run.config["env"]["name"],
             "algorithm": run.config["algorithm"]["name"],
             "iterations_done": len(run.iterations),
@@ -178,7 +151,8 @@ def _row(folder: Path) -> dict[str, Any]:
         return row | {"state": "damaged", "problem": printable(error)}
 
 
-def _state(run: Run, writer: Writer | None) -> State:
+def state_of(run: Run, writer: storage.Writer | None) -> State:
+    """Tell whether somebody writes a run, and if not, whether it has all its iterations."""
     if writer is not None:
         return "training"
     return "complete" if len(run.iterations) >= planned_iterations(run) or _has_met_its_end(run) else "stopped"
@@ -203,13 +177,3 @@ def _metrics(run: Run) -> dict[str, Any]:
 
 def _json_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: finite(value) for name, value in metrics.items()}
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's process
-        return True
-    return True

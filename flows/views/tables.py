@@ -12,7 +12,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metaloom.flows.printable import printable
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views.formatting import (
     adaptation_label,
@@ -26,6 +25,7 @@ from metaloom.flows.views.formatting import (
 )
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
 from metaloom.flows.views.run_info import iteration_info, run_info
+from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Params
 from metaloom.storage import Run, location, url_of
 
@@ -45,11 +45,12 @@ DIGEST_PREFIX = 12
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """`metaloom ls`."""
-    table = new_table("run", "environment", "algorithm", ">iterations", ">last return", ">on disk", "state")
+    table = new_table("run", "started", "environment", "algorithm", ">iterations", ">last return", ">on disk", "state")
     for row in rows:
         known = "iterations" in row
         table.add_row(
             as_text(row["name"]),
+            as_text(row.get("started", "")[:16].replace("T", " ")),
             as_text(row.get("env", "")),
             as_text(row.get("algorithm", "")),
             f"{row['iterations_done']} / {row['iterations']}" if known else "",
@@ -110,7 +111,7 @@ def _sessions_table(sessions: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _fact(value: object) -> Text:
-    text = "–" if value is None else str(value)
+    text = "-" if value is None else str(value)
     return as_text(text[:DIGEST_PREFIX] if re.fullmatch("[0-9a-f]{64}", text) else text)
 
 
@@ -139,7 +140,7 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
 
 
 def _span(item: Mapping[str, Any]) -> str:
-    iterations = f"{item['first']['iteration']}–{item['last']['iteration']}"
+    iterations = f"{item['first']['iteration']}-{item['last']['iteration']}"
     steps = f" with {plural(item['steps'], 'step')}" if item["steps"] else ""
     return f"all {' and '.join(item['stages'])} i={iterations} ({plural(item['outputs'], 'output')}{steps})"
 
@@ -281,7 +282,7 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
 
 
 def _range(low: float, high: float) -> str:
-    return "–" if math.isnan(low) else f"{number(low)} to {number(high)}"
+    return "-" if math.isnan(low) else f"{number(low)} to {number(high)}"
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:

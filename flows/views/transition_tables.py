@@ -69,9 +69,9 @@ def minibatch_view(info: Mapping[str, Any]) -> Table:
 def _numbers(value: Any) -> str:
     """A number, or the first components of a vector."""
     if not isinstance(value, list):
-        return "–" if value is None else number(value)
+        return "-" if value is None else number(value)
     shown = ", ".join(_numbers(component) for component in value[:_MOST_COMPONENTS])
-    return shown if len(value) <= _MOST_COMPONENTS else f"{shown}, … ({len(value)})"
+    return shown if len(value) <= _MOST_COMPONENTS else f"{shown}, ... ({len(value)})"
 
 
 def _plain(value: Any) -> Any:

@@ -40,7 +40,7 @@ def test_options_and_their_defaults_are_those_of_the_code(name):
             assert float(text) == default, option
         else:
             default = getattr(default, "name", list(default) if isinstance(default, tuple) else default)
-            assert yaml.safe_load(text.replace("none", "null")) == default, option
+            assert yaml.safe_load(text) == default, option
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -31,7 +31,7 @@ def table(text, header):
 
 def documented(value):
     """A default as the pages write it, as a value of Python."""
-    words = {"true": True, "false": False, "none": None}
+    words = {"true": True, "false": False, "null": None}
     value = value.strip("`")
     if value in words:
         return words[value]

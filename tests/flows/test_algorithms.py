@@ -45,6 +45,14 @@ def test_a_run_trains_and_replays_bit_for_bit(tmp_path, algorithm, inner_steps):
     assert len(outcome.summary()) == 3
 
 
+@pytest.mark.parametrize(("changes", "warned"), [([], 0), (["num_epochs=1"], 0), (["num_epochs=5"], 1)])
+def test_training_warns_of_a_clipped_inner_loss_with_several_epochs(tmp_path, caplog, changes, warned):
+    settings = RECIPES["maml-ppo-point-corner"]().model_dump(mode="json")
+    clipped = [f"algorithm.{change}" for change in ("inner_loss=clipped", *changes)] if changes else []
+    train(build_config(override(settings, [*SMALL, "iterations=1", *clipped])), tmp_path / "run")
+    assert sum("drifts without bound" in record.getMessage() for record in caplog.records) == warned
+
+
 @cache
 def words_of_sources() -> dict[str, set[str]]:
     """Every name and string of every source file; environments have styles of observations named for algorithms."""

@@ -5,6 +5,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from metaloom import storage
@@ -12,6 +13,7 @@ from metaloom.flows import cli
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.storage import StageRef
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 
@@ -108,3 +110,29 @@ def test_a_session_of_an_earlier_version_computed_with_what_its_run_began_with(s
         file.write_bytes(render(sealed(document | {"environment": nonsense, "versions": 3})))
         assert "all identical" in say("replay first@2")[0]
         say("show first")
+
+
+REGISTERS = """
+import gymnasium
+from gymnasium.envs.classic_control import PendulumEnv
+
+class Swing(PendulumEnv):
+    pass
+
+gymnasium.register("Swing{n}-v0", {how})
+"""
+
+
+@pytest.mark.parametrize("how", ["Swing", "lambda **options: Swing(**options)", "'swing1:Swing', kwargs={'g': 9.0}"])
+def test_the_module_that_registers_a_gymnasium_id_is_a_source(how, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for n in (1, 2):
+        Path(f"swing{n}.py").write_text(REGISTERS.format(n=n, how=how if n == 2 else "Swing"))
+    try:
+        sources = plugin_sources(build_config({"env": "swing2:Swing2-v0", "algorithm": "ppo"}))
+    finally:
+        for n in (1, 2):
+            sys.modules.pop(f"swing{n}", None)
+            gymnasium.registry.pop(f"Swing{n}-v0", None)
+    assert sources["swing2:Swing2-v0"] == sha256(Path("swing2.py").read_bytes()).hexdigest()

@@ -78,7 +78,7 @@ def test_what_would_steer_the_terminal_is_not_printed(capsys):
 
 def test_help_lists_every_command_with_what_it_does(capsys):
     assert run(["--help"]) == 0
-    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    told = " ".join(capsys.readouterr().out.replace("|", " ").split())
     for name in COMMANDS:
         assert f" {name} {app[name].help.partition('.')[0]}" in told
 
@@ -186,7 +186,7 @@ def test_verify_exits_with_1_and_names_what_is_damaged(first, capsys):
     capsys.readouterr()
     assert run(["verify", "first"]) == 1
     out = capsys.readouterr().out
-    for word in ("rewards", "collect_rollouts", "1"):
+    for word in ("rewards", "collect_rollouts", "1", "--repair"):
         assert word in out
 
 

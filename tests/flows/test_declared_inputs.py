@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from small_runs import SMALL_RUNS
 
 from metaloom import storage
 from metaloom.flows.commands.train import train
@@ -16,31 +17,6 @@ from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.replay.index import RowIndex
 from metaloom.storage import Span, StageRef
 
-META = ("env.options={reward: dense}", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=5")
-ONE_TASK = ("min_steps=20", "episodes_per_task=8", "max_episode_steps=10")
-REPLAY = ("algorithm.memory_size=200", "algorithm.num_init_memory_steps=20", "algorithm.batch_size=8")
-POSTERIOR = (
-    "num_tasks=2",
-    "max_episode_steps=5",
-    "algorithm.num_initial_steps=10",
-    "algorithm.num_steps_posterior=10",
-    "algorithm.num_extra_rl_steps_posterior=10",
-    "algorithm.num_steps_prior=5",
-    "algorithm.num_updates=3",
-    "algorithm.meta_batch_size=2",
-    "algorithm.batch_size=8",
-    "algorithm.embedding_batch_size=6",
-    "algorithm.critic_hidden_sizes=[8]",
-    "algorithm.encoder_hidden_sizes=[8]",
-)
-ALGORITHMS = {
-    **{f"{name}-point-corner": META for name in ("promp", "maml-trpo", "maml-vpg", "maml-ppo", "e-maml")},
-    **{f"{name}-point-corner": META for name in ("dice-maml", "vpg-dice")},
-    **{name: ("env=CartPole-v1", *ONE_TASK) for name in ("a2c", "ppo", "ppo2", "svpg")},
-    "dql": ("env=CartPole-v1", "max_episode_steps=10", *REPLAY),
-    "sac": ("env=Pendulum-v1", "max_episode_steps=10", "algorithm.critic_hidden_sizes=[8]", *REPLAY),
-    "pearl-point-robot": POSTERIOR,
-}
 COMMON = ("iterations=3", "policy.hidden_sizes=[8]", "evaluation.every=3", "evaluation.test_episodes=1")
 
 
@@ -64,10 +40,11 @@ class Spy:
         return self._run.experience(ref)
 
 
-@pytest.fixture(scope="module", params=ALGORITHMS)
+@pytest.fixture(scope="module", params=SMALL_RUNS)
 def trained(request, tmp_path_factory):
-    settings = build_config(load_settings(request.param)).model_dump(mode="json", exclude_unset=True)
-    config = build_config(override(settings, [*COMMON, *ALGORITHMS[request.param]]))
+    recipe, *changes = SMALL_RUNS[request.param]
+    settings = build_config(load_settings(recipe)).model_dump(mode="json", exclude_unset=True)
+    config = build_config(override(settings, [*changes, *COMMON]))
     path = tmp_path_factory.mktemp("spied") / "run"
     train(config, path, backend=Backend(workers=0))
     return storage.open_run(path)

@@ -63,6 +63,14 @@ def test_another_code_is_told_apart_from_other_settings(stored, other, monkeypat
     assert outcome.equal  # it explains differences and is none
 
 
+def test_a_run_that_was_extended_equals_one_that_was_created_with_as_many_iterations(stored, tmp_path, tiny_config):
+    train(tiny_config(iterations=1), tmp_path / "extended", backend=SERIAL)
+    resume(tmp_path / "extended", iterations=2, backend=SERIAL)
+    outcome = diff_runs(stored, tmp_path / "extended")
+    assert outcome.settings == ()
+    assert outcome.equal
+
+
 def test_a_longer_run_differs_by_what_the_shorter_lacks(stored, tmp_path):
     shutil.copytree(stored, tmp_path / "longer")
     resume(tmp_path / "longer", iterations=3, backend=SERIAL)

@@ -27,7 +27,7 @@ def run_config(name: str) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with dask_client(Backend(workers=1), SamplerSpec.of(run_config("point-corner"), threads=1)) as client:
+    with dask_client(Backend(workers=1), SamplerSpec.of(run_config("point-corner"), threads=1), "a-session") as client:
         yield client
 
 

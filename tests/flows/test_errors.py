@@ -57,7 +57,7 @@ def test_rollouts_that_are_not_finite_end_with_1_and_one_line(train, capsys):
     assert (
         capsys.readouterr()
         .err.partition("/run: ")[2]
-        .startswith("collect_rollouts, iteration 0, step 0: breaking_env:Breaking, task 0")
+        .startswith("iteration 0, collect_rollouts k=0: breaking_env:Breaking, task 0")
     )
 
 
@@ -66,7 +66,7 @@ def test_rollouts_that_are_not_finite_end_with_1_and_one_line(train, capsys):
 def test_an_environment_that_kills_its_workers_ends_with_1_and_where(train, capsys):
     assert train("die", "--workers", "1") == 1
     told = capsys.readouterr().err.rpartition("/run: ")[2]
-    assert told.startswith("collect_rollouts, iteration 0, step 0: breaking_env:Breaking, task 0, episode 0")
+    assert told.startswith("iteration 0, collect_rollouts k=0: breaking_env:Breaking, task 0, episode 0")
     assert "its process died 4 times in the same place without a word" in told
 
 

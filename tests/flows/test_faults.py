@@ -5,6 +5,7 @@ import io
 import json
 import pdb
 import shlex
+import sys
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
+from metaloom.pipeline.algorithms.maml.promp import ProMPLearner
 from metaloom.stages.faults import StageFault
 from metaloom.stages.finite_checks import NotFinite
 from metaloom.storage import StageRef
@@ -203,3 +205,28 @@ def test_show_lists_what_is_in_quarantine(diverged, capsys):
     (entry,) = json.loads(capsys.readouterr().out)["quarantine"]
     assert entry["path"] == str(path / "_quarantine" / "00000000.adapt.0")
     assert not entry["stored_since"]
+
+
+def test_a_stage_that_writes_into_its_inputs_is_stopped_before_they_reach_the_disk_changed(
+    tmp_path, tiny_config, monkeypatch
+):
+    def halved(self, state, episodes, *, seed, parallel=map):
+        episodes.rewards[...] *= 0.5
+        return process(self, state, episodes, seed=seed, parallel=parallel)
+
+    process = ProMPLearner.process
+    monkeypatch.setattr(ProMPLearner, "process", halved)
+    with pytest.raises(ValueError, match="read-only") as caught:
+        train(tiny_config(), tmp_path / "run", backend=SERIAL)
+    (place,) = caught.value.__notes__
+    assert "in iteration 0, process_samples k=0. To look at it in a debugger: metaloom replay" in place
+    monkeypatch.undo()
+    assert not storage.verify_run(tmp_path / "run")
+    resume(tmp_path / "run", backend=SERIAL)
+    assert all(outcome.identical for outcome in replay(tmp_path / "run"))
+
+
+def test_a_plug_in_that_exits_does_not_end_the_program_as_if_it_were_done(tmp_path, tiny_config, monkeypatch):
+    monkeypatch.setattr(ProMPLearner, "update", lambda *_, **__: sys.exit(0))
+    with pytest.raises(StageFault, match=r"iteration 0, meta_optimize k=0: the stage asked Python to exit \(0\)"):
+        train(tiny_config(), tmp_path / "run", backend=SERIAL)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from metaloom.flows.rollouts.dask import DaskWorkers, dask_client
+from metaloom.flows.rollouts.dask import DaskWorkers
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
@@ -107,7 +107,7 @@ def test_shards_by_a_pickled_spec_give_the_bits_of_the_whole(spec):
 @pytest.mark.slow
 def test_worker_processes_fill_with_the_bits_of_this_process():
     backend = Backend(workers=2).for_tasks(B)
-    with dask_client(backend, CARTPOLE) as client, DaskWorkers.watched(CARTPOLE, client, backend) as workers:
+    with DaskWorkers.started(CARTPOLE, backend) as workers:
         for actor, params in (("uniform", TaskParams({})), ("q_values", q_network())):
             there = workers.filling(100, actor=actor).collect(params, tasks(CARTPOLE), POSITION)
             assert_same_bits(

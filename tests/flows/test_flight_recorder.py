@@ -21,7 +21,7 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 folder = Path(sys.argv[1])
 
 def collect_rollouts(key, seconds, then):
-    with recorded(folder, key, 1.0) as recorder:
+    with recorded(folder, key, 1.0, 2) as recorder:
         actions = recorder.actions((3, 2, 1), RolloutPosition(1, 0, 0, 4, 6))
         recorder.entered(None)
         for t in range(2):

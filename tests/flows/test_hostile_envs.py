@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from distributed import Client, Security
 
 import metaloom.flows.rollouts.dask
 from metaloom import storage
@@ -21,7 +23,9 @@ from metaloom.flows.cli import run
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.rollouts.dask import DaskWorkers
+from metaloom.flows.rollouts.guard import MARK
+from metaloom.flows.rollouts.workers import Backend, SamplerSpec
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
@@ -71,7 +75,14 @@ def hostile(tiny_config, tmp_path):
 
 # fault -> retries, words of the error
 DEATHS = {
-    "exit": (1, "its process died 2 times in the same place without a word"),
+    "exit": (1, "its process died 2 times in the same place without a word, with exit status 3"),
+    "alarm": (0, "its process died without a word, by SIGALRM"),
+    "become_a_daemon": (0, "its process died without a word, with exit status 0"),
+    "close_descriptors": (0, "its process died: File descriptors were closed"),
+    "stop_itself": (3, "its process was stopped (SIGSTOP"),
+    "raise_keyboard_interrupt": (3, "step raised KeyboardInterrupt"),
+    "fork_and_hang": (3, "did not return within 1 s"),
+    "ignore_signals": (3, "did not return within 1 s"),
     "segfault": (0, "its process died: Fatal Python error: Segmentation fault"),
     "abort": (0, "its process died: Fatal Python error: Aborted"),
     "hang_asleep": (3, "did not return within 1 s"),
@@ -80,15 +91,15 @@ DEATHS = {
 }
 
 
+# An abort is found as a segmentation fault is, a busy thread is easier to end than one that holds the GIL, and so on.
+EVERY_TIME = ("exit", "segfault", "hang_asleep", "hang_with_the_gil", "stop_itself")
+
+
 @pytest.mark.dask
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "expected"),
-    # An abort is found as a segmentation fault is, and a busy thread is easier to end than one that holds the GIL.
-    [
-        pytest.param(*d, id=d[0], marks=pytest.mark.sweep if d[0] in ("abort", "hang_busy") else ())
-        for d in DEATHS.items()
-    ],
+    [pytest.param(*d, id=d[0], marks=() if d[0] in EVERY_TIME else pytest.mark.sweep) for d in DEATHS.items()],
 )
 def test_an_environment_that_ends_or_hangs_its_process_stops_the_run_with_its_place_and_loses_nothing(
     fault, expected, hostile, tmp_path, digests, record_property
@@ -105,9 +116,9 @@ def test_an_environment_that_ends_or_hangs_its_process_stops_the_run_with_its_pl
     record_property("seconds", time.perf_counter() - began)
     error = caught.value
     assert words in str(error)
-    assert "collect_rollouts, iteration 3, step 0: hostile_envs:Hostile, task 0 (gain=" in str(error)
+    assert "iteration 3, collect_rollouts k=0: hostile_envs:Hostile, task 0 (gain=" in str(error)
     assert f"episode 0 (reset seed {error.about['seed']}), step 2: " in str(error)
-    if fault != "exit":
+    if words.startswith(("did not return", "its process died: Fatal")) or fault == "raise_keyboard_interrupt":
         assert f"in do_{fault}" in error.about["traceback"]
     assert json.loads(json.dumps(error.about)) == error.about
 
@@ -117,6 +128,75 @@ def test_an_environment_that_ends_or_hangs_its_process_stops_the_run_with_its_pl
     resume(tmp_path / "run", iterations=4, backend=HERE)
     actions = storage.open_run(tmp_path / "run")[3].rollouts(0).actions
     assert np.array_equal(error.arrays["actions"], actions[0, 0, :3])
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    ["fork", *(pytest.param(f, marks=pytest.mark.sweep) for f in ("fork_asleep", "daemonise", "endless_threads"))],
+)
+def test_what_an_environment_leaves_running_changes_no_digest_and_ends_with_the_run(
+    fault, hostile, tmp_path, digests, capfd
+):
+    train(hostile("none"), tmp_path / "whole", backend=HERE)
+    (tmp_path / "now").touch()
+    train(hostile(fault), tmp_path / "run", backend=Backend(workers=1))
+    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+    environments = {process: environment_of(process) for process in psutil.process_iter()}
+    ours = [p for p, found in environments.items() if found.get("TMPDIR") == str(tmp_path / "temporary")]
+    assert [process for process in ours if MARK in environments[process]] == []
+    assert capfd.readouterr().err.count("forked its process (os.fork)") == (fault == "fork")
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+    except psutil.Error:
+        return {}
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_an_environment_that_kills_the_trainer_is_named_and_nothing_is_left_of_it(hostile, tmp_path, digests):
+    config = hostile("kill_its_parent")
+    train(config, tmp_path / "run", backend=HERE)
+    stored = digests(tmp_path / "run")
+    (tmp_path / "now").touch()
+    program = (
+        "import sys; from pathlib import Path; from metaloom.flows.commands.train import resume; "
+        "from metaloom.flows.rollouts.workers import Backend; "
+        "resume(Path(sys.argv[1]), iterations=4, backend=Backend(workers=1, step_timeout_seconds=5.0))"
+    )
+    # It returns when nobody holds its standard error any more.
+    done = subprocess.run(
+        [sys.executable, "-c", f"if __name__ == '__main__': {program}", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL
+    place = "hostile_envs:Hostile, iteration 3, inner step 0: task 0, episode 0, step 2"
+    assert f"the trainer's process was killed. Environments that were being called then:\n  {place}\n" in done.stderr
+    assert stored.items() <= digests(tmp_path / "run").items()
+    (tmp_path / "now").unlink()
+    resume(tmp_path / "run", iterations=4, backend=HERE)
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_nobody_else_can_use_the_workers_of_a_run(hostile):
+    config = hostile("none")
+    with DaskWorkers.started(SamplerSpec.of(config, 1), Backend(workers=1).for_tasks(2)) as ours:
+        addresses = [ours.client.scheduler_info()["address"], *ours.client.scheduler_info()["workers"]]
+        assert all(address.startswith("tls://127.0.0.1:") for address in addresses)
+        for address in addresses:
+            attacker = Security.temporary()
+            attacker.tls_ca_file = ours.client.security.tls_ca_file  # anybody who connects is shown it
+            for protocol, security in (("tcp", Security()), ("tls", attacker)):
+                with pytest.raises(OSError, match=r"Timed out|closed|SSL|reset|certificate"):
+                    Client(f"{protocol}://{address[6:]}", security=security, timeout=1)
+        assert ours.client.submit(os.getpid).result() in {worker.pid for worker in workers()}
 
 
 @pytest.mark.dask

@@ -60,7 +60,7 @@ print("all found")
 def test_an_array_that_three_files_declare_is_checked_stored_replayed_tabled_and_exported(tmp_path, pytestconfig):
     for package in (
         "metaloom",
-        *(path.name for path in (pytestconfig.rootpath / "metaloom").iterdir() if path.is_dir()),
+        *(path.name for path in (pytestconfig.rootpath / "metaloom").iterdir() if path.is_symlink()),
     ):
         shutil.copytree(pytestconfig.rootpath / package, tmp_path / package, symlinks=True)
     for file, (before, added) in EDITS.items():

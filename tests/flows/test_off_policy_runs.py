@@ -100,9 +100,9 @@ def test_a_stage_reads_of_a_span_what_it_says(whole, monkeypatch, recipe):
     """Lengths of all rounds to draw rows, tasks where each has a replay buffer, and the rounds of the rows drawn."""
     read, of = [], CommittedFiles.read_row
 
-    def spy(files, record, chunk):
+    def spy(files, record, chunk, *tasks):
         read.append((record.ref, chunk.array.partition("/")[2]))
-        return of(files, record, chunk)
+        return of(files, record, chunk, *tasks)
 
     run = storage.open_run(whole(recipe))
     minibatches, record = run[2].minibatches(), run.record(StageRef(2, "sample_transitions"))

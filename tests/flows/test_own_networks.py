@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from distributed import LocalCluster
 
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.recipes import load_settings
-from metaloom.flows.rollouts.dask import dask_client
-from metaloom.flows.rollouts.workers import Backend, SamplerSpec
+from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.schema import ConfigError
@@ -59,9 +59,8 @@ def test_a_run_trains_resumes_and_replays(run, tmp_path):
 @pytest.mark.dask
 @pytest.mark.slow
 def test_two_workers_give_the_digests_of_this_process(tmp_path, digests):
-    spec = SamplerSpec.of(config_of(RUNS["module"]), threads=1)
-    with dask_client(Backend(workers=2), spec) as client:
-        there = Backend(scheduler=client.scheduler.address)
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        there = Backend(scheduler=cluster.scheduler_address)
         for name, run in RUNS.items():
             train(config_of(run), tmp_path / name / "here", backend=HERE)
             train(config_of(run), tmp_path / name / "there", backend=there)

@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 from metaloom import storage
+from metaloom.flows import cli
 from metaloom.pipeline.config.run import RunConfig
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
@@ -289,4 +290,14 @@ def test_a_killed_flow_is_crashed_and_its_run_goes_on(served, tiny_config: Calla
     resumed = served.finished("meta-train", run="killed", workers=0, iterations=stored + 2)
     assert resumed["state"]["type"] == "COMPLETED"
     assert len(storage.open_run(folder).iterations) == stored + 2
+    assert storage.verify_run(folder) == []
+
+
+def test_a_flow_that_is_asked_to_stop_is_cancelled_behind_a_stage(served, tiny_config: Callable[..., RunConfig]):
+    config = tiny_config(iterations=100_000).model_dump(mode="json")
+    served.start("meta-train", run="asked", workers=0, config=config)
+    folder = served.folder / "runs" / "asked"
+    wait_for(lambda: (folder / "run.json").exists() and len(storage.open_run(folder).iterations) > 1, "it trains")
+    assert cli.run(["cancel", str(folder)]) == 0
+    wait_for(lambda: served.flow_run("asked")["state"]["type"] == "CANCELLED", "the flow run is cancelled")
     assert storage.verify_run(folder) == []

@@ -47,8 +47,8 @@ def test_a_file_gets_one_line_per_iteration(mode):
         observer.iteration_done(report(2, elapsed=4.0))
         observer.iteration_done(report(3, elapsed=10.0))
     assert out.getvalue().splitlines() == [
-        "iteration 2 (3 of 20)  return before −20  after −9.5  39.2 k steps/s  4.00 s  0:01:08 left",
-        "iteration 3 (4 of 20)  return before −20  after −9.5  39.2 k steps/s  6.00 s  0:01:20 left",
+        "iteration 2 (3 of 20)  return before -20  after -9.5  39.2 k steps/s  4.00 s  0:01:08 left",
+        "iteration 3 (4 of 20)  return before -20  after -9.5  39.2 k steps/s  6.00 s  0:01:20 left",
     ]
 
 
@@ -65,7 +65,7 @@ def test_json_is_one_object_per_line_with_null_for_what_is_no_number():
 
 def test_an_evaluation_is_shown_in_lines_json_and_the_panel():
     evaluated = replace(report(9), evaluation_returns=(-20.5, -8.25))
-    for mode, found in (("plain", "evaluation 0: −20.50  1: −8.25"), ("json", '"evaluation_returns": [-20.5, -8.25]')):
+    for mode, found in (("plain", "evaluation 0: -20.50  1: -8.25"), ("json", '"evaluation_returns": [-20.5, -8.25]')):
         out = io.StringIO()
         with progress(mode, out=out) as observer:
             observer.iteration_done(evaluated)
@@ -133,7 +133,7 @@ def test_a_run_without_adaptation_has_one_return():
     single = IterationReport(0, 1, {"step_0.average_return": -3.0}, {}, 1.0, 10.0)
     with progress("plain", out=out) as observer:
         observer.iteration_done(single)
-    assert out.getvalue() == "iteration 0 (1 of 1)  return −3  10 steps/s  1.00 s\n"
+    assert out.getvalue() == "iteration 0 (1 of 1)  return -3  10 steps/s  1.00 s\n"
 
 
 def test_sparklines_span_their_values():

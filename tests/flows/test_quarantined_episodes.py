@@ -41,7 +41,7 @@ def failed(tiny_config, tmp_path, monkeypatch):
 
 def test_a_kept_episode_fails_again_with_the_same_error_until_the_environment_is_mended(failed, tmp_path, capsys):
     message = failed()
-    words = "collect_rollouts, iteration 0, step 0: hostile_envs:Hostile, task 0 "
+    words = "iteration 0, collect_rollouts k=0: hostile_envs:Hostile, task 0 "
     assert words in message
     again = f"metaloom replay {tmp_path / 'run'}@0 --stage collect_rollouts --step 0 --quarantine"
     assert again in message
@@ -90,8 +90,11 @@ def test_what_cannot_be_run_again_is_refused_with_what_there_is(failed, tmp_path
     failed()
     run = tmp_path / "run"
     cases = {
-        ("run@1", "--quarantine"): "found 0 things kept of iteration 1; required one. The quarantine has nothing",
-        ("run@0", "--quarantine", "--step", "1"): "The quarantine has --stage collect_rollouts --step 0",
+        (
+            "run@1",
+            "--quarantine",
+        ): "found 0 failures of iteration 1 in the quarantine that match; required one",
+        ("run@0", "--quarantine", "--step", "1"): "it holds --stage collect_rollouts --step 0",
         ("run", "--quarantine"): "--quarantine is about one iteration",
         ("run@0", "--quarantine", "--materialise"): "found --materialise with --quarantine",
         ("run@0", "--quarantine", "--retries", "1"): "found --retries with --quarantine",
@@ -104,6 +107,6 @@ def test_what_cannot_be_run_again_is_refused_with_what_there_is(failed, tmp_path
         run, StageRef(0, "process_samples"), message="advantages holds nan", about={}, arrays={"a": np.zeros(1)}
     )
     assert command(["replay", "run@0", "--quarantine"]) == 2
-    assert "found 2 things kept" in capsys.readouterr().err
+    assert "found 2 failures of iteration 0" in capsys.readouterr().err
     assert command(["replay", "run@0", "--quarantine", "--stage", "process_samples"]) == 2
     assert "--stage process_samples --step 0 --pdb" in capsys.readouterr().err

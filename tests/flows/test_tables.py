@@ -17,7 +17,7 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import run_info, tables
 from metaloom.flows.views.formatting import number
-from metaloom.flows.views.run_info import bytes_by_group, current_writer
+from metaloom.flows.views.run_info import bytes_by_group
 from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
@@ -65,7 +65,9 @@ def test_ls_lists_every_run_with_its_state(runs_root):
     assert rows["complete"]["bytes"] == sum(f.stat().st_size for f in run.path.rglob("*") if f.is_file())
     json.dumps(list(rows.values()), allow_nan=False)
     line = row_with(tables.runs_table(list(rows.values())), "stopped")
-    assert line.split()[:6] == ["stopped", "point-corner", "promp", "1", "/", "2"]
+    assert line.split()[0] == "stopped"
+    assert line.split()[1:3] == rows["stopped"]["started"][:16].split("T")
+    assert line.split()[3:8] == ["point-corner", "promp", "1", "/", "2"]
 
 
 def test_ls_of_a_folder_that_does_not_exist_is_empty(tmp_path):
@@ -75,9 +77,9 @@ def test_ls_of_a_folder_that_does_not_exist_is_empty(tmp_path):
 def test_a_run_that_is_being_written_shows_by_whom(tmp_path, tiny_config):
     path = tmp_path / "run"
     train(tiny_config(iterations=1), path, backend=SERIAL)
-    assert current_writer(path) is None
+    assert storage.current_writer(path) is None
     with storage.open_writer(path):
-        writer = current_writer(path)
+        writer = storage.current_writer(path)
         assert writer is not None
         assert writer.pid == os.getpid()
         (row,) = run_info.list_run_rows(tmp_path)
@@ -96,9 +98,9 @@ def test_a_lock_left_by_a_process_that_is_gone_does_not_count_as_training(tmp_pa
         os._exit(0)
     os.waitpid(pid, 0)
     (path / "writer.lock").write_text(json.dumps(owner | {"pid": pid}))
-    assert current_writer(path) is None
+    assert storage.current_writer(path) is None
     (path / "writer.lock").write_text(json.dumps(owner | {"host": "another.example"}))
-    assert current_writer(path) is not None
+    assert storage.current_writer(path) is not None
 
 
 def test_a_run_that_was_extended_shows_its_new_length(tmp_path, tiny_config):
@@ -213,7 +215,7 @@ def test_evaluation_shows_every_number_of_adaptation_steps(complete):
 def test_evaluation_by_a_single_episode_has_no_interval(complete):
     outcome = evaluate(complete.path, num_tasks=1, adaptation_steps=0, test_episodes=1)
     row = row_with(tables.evaluation_table(outcome), number(outcome.summary()[0].average_return))
-    assert row.split()[3] == row.split()[5] == "–"
+    assert row.split()[3] == row.split()[5] == "-"
     info = tables.evaluation_info(outcome)
     assert [info["adaptation"][0][name] for name in ("average_low", "average_high", "iqm_low", "iqm_high")] == [
         None

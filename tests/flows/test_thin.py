@@ -177,3 +177,15 @@ def test_what_a_fork_took_from_its_parent_is_materialised_under_the_parents_sett
     assert len(list(materialise(tmp_path / "child"))) == 15
     assert data_of(tmp_path / "child") == data
     assert all(outcome.identical for outcome in replay(tmp_path / "child", 1))
+
+
+def test_a_lost_record_of_a_thinned_iteration_ends_resuming_with_the_command_that_computes_it(trained, digests, capsys):
+    before = digests(trained)
+    assert command(["thin", "run", "--keep-last", "0"]) == 0
+    (trained / "_commits" / "00000001.process_samples.0.json").unlink()
+    assert command(["resume", "run"]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "thinned" in line]
+    assert "resume" in line
+    assert "--repair" in line
+    assert command(["resume", "run", "--repair"]) == 0
+    assert digests(trained) == before

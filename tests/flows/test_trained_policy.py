@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import safetensors
 import torch
+from small_runs import GRADIENT_BASED, SMALL_RUNS
 
 import metaloom
 from metaloom import storage
@@ -27,32 +28,7 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import TaskParams
 from metaloom.stages.rollouts.faults import RolloutError
 
-META = ("env.options={reward: dense}", "num_tasks=3", "episodes_per_task=4", "max_episode_steps=6")
-ONE_TASK = ("min_steps=20", "episodes_per_task=8", "max_episode_steps=10")
-REPLAY = ("algorithm.memory_size=200", "algorithm.num_init_memory_steps=20", "algorithm.batch_size=8")
-GRADIENT_BASED = ("promp", "maml-trpo", "maml-vpg", "maml-ppo", "e-maml", "dice-maml", "vpg-dice")
-RUNS = {
-    **{name: (f"{name}-point-corner", *META) for name in GRADIENT_BASED},
-    **{name: (name, "env=CartPole-v1", *ONE_TASK) for name in ("a2c", "ppo", "ppo2", "svpg")},
-    "dql": ("dql", "env=CartPole-v1", "max_episode_steps=10", *REPLAY),
-    "sac": ("sac", "env=Pendulum-v1", "max_episode_steps=10", "algorithm.critic_hidden_sizes=[8]", *REPLAY),
-    "pearl": (
-        "pearl-point-robot",
-        "num_tasks=2",
-        "max_episode_steps=5",
-        "algorithm.num_initial_steps=10",
-        "algorithm.num_steps_posterior=10",
-        "algorithm.num_extra_rl_steps_posterior=10",
-        "algorithm.num_steps_prior=5",
-        "algorithm.num_updates=3",
-        "algorithm.meta_batch_size=2",
-        "algorithm.batch_size=8",
-        "algorithm.embedding_batch_size=6",
-        "algorithm.critic_hidden_sizes=[8]",
-        "algorithm.encoder_hidden_sizes=[8]",
-    ),
-}
-of_all = pytest.mark.parametrize("trained", RUNS, indirect=True)
+of_all = pytest.mark.parametrize("trained", SMALL_RUNS, indirect=True)
 NONE_ADAPTS = ("a2c", "ppo", "ppo2", "svpg", "dql", "sac")
 
 
@@ -63,7 +39,7 @@ def made(tmp_path_factory):
 
     def run_of(name):
         if name not in found:
-            recipe, *settings = RUNS[name]
+            recipe, *settings = SMALL_RUNS[name]
             config = build_config(override(load_settings(recipe), [*settings, "policy.hidden_sizes=[8]"]))
             config = config.model_copy(update={"iterations": 2})
             found[name] = metaloom.train(config, root / name, progress=False)
@@ -89,7 +65,7 @@ def most_likely(run, batch):
     return np.tanh(behavior["mean"]) if run.config["algorithm"]["name"] == "sac" else behavior["mean"]
 
 
-@pytest.mark.parametrize("trained", [name for name in RUNS if name not in ("pearl", "svpg")], indirect=True)
+@pytest.mark.parametrize("trained", [name for name in SMALL_RUNS if name not in ("pearl", "svpg")], indirect=True)
 def test_it_acts_and_weighs_actions_as_the_stored_episodes_say(trained):
     batch, policy = trained[1].rollouts(0), trained.policy(1)
     real, seen = batch.mask.astype(bool), batch.observations[:, :, :-1]

@@ -97,7 +97,7 @@ def test_the_table_shows_the_chosen_rows(run, capsys):
     assert "1 of 3 transitions" in text
     (line,) = [line for line in text.splitlines() if "collect_rollouts k=0" in line]
     assert line.split()[:3] == ["4", "7", "0"]
-    assert "104, 104, 104, 104, … (8)" in line
+    assert "104, 104, 104, 104, ... (8)" in line
     assert "fill_memory" not in text
 
 
@@ -128,7 +128,7 @@ def test_the_iteration_itself_lists_the_stages_of_an_off_policy_run(run, capsys)
     for stage in ("fill_memory", "sample_transitions", "update"):
         assert stage in text
     assert "not complete" not in text
-    assert "all fill_memory and collect_rollouts i=0–0 (2 outputs with 10 steps)" in " ".join(text.split())
+    assert "all fill_memory and collect_rollouts i=0-0 (2 outputs with 10 steps)" in " ".join(text.split())
     info = json.loads(show(capsys, "run@0", "--json"))
     (span,) = info["stages"][-1]["spans"]
     assert (span["last"]["stage"], span["outputs"], span["steps"]) == ("collect_rollouts", 2, 10)

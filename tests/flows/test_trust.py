@@ -1,5 +1,6 @@
 """Runs that somebody else made: what their settings name is imported only if the user says so, whatever the command."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ Path(__file__).with_name("IMPORTED").touch()
 INERT = 0, 1
 """The command works, and imports nothing; 1 where it says that something differs."""
 REFUSED = (2,)
+ASKED = 0, 2
+"""The command wants a terminal to ask on, and imports nothing."""
 
 USES = {
     "train": [(INERT, "train promp-point-corner --run warm --workers 0 --set init_from=forged@1 --set iterations=1 "
@@ -43,12 +46,19 @@ USES = {
     "evaluate": [(REFUSED, "evaluate forged"), (REFUSED, "evaluate forged --tasks tasks.json --workers 0")],
     "fork": [(REFUSED, "fork forged@1 --run mine"), (REFUSED, "fork forged@1 --run mine --set env=point-corner")],
     "thin": [(INERT, "thin forged --keep-last 1 --dry-run")],
+    "pack": [(INERT, "pack forged"), (INERT, "pack forged --json")],
     "diff": [(INERT, "diff forged forged"), (INERT, "diff forged trained")],
     "ls": [(INERT, "ls"), (INERT, "ls --json")],
     "show": [(INERT, "show forged"), (INERT, "show forged --json"), (INERT, "show forged@0"),
              (REFUSED, "show forged@0 --stage process_samples")],
+    "watch": [(INERT, "watch forged"), (INERT, "watch forged --json")],
+    "cancel": [(INERT, "cancel forged")],
+    "logs": [(INERT, "logs forged"), (INERT, "logs forged --level debug --follow --json")],
+    "du": [(INERT, "du"), (INERT, "du forged --json")],
+    "rm": [(ASKED, "rm forged")],
     "verify": [(INERT, "verify forged")],
     "report": [(INERT, "report forged")],
+    "video": [(REFUSED, "video forged@0 --out film.png"), (REFUSED, "video forged --best --out film.gif")],
     "export": [(INERT, "export forged --to parquet --out exported")],
     "policy": [(REFUSED, "policy forged --out policy.safetensors"), (REFUSED, "policy forged@1 --out policy.onnx")],
     "recipes": [],
@@ -150,8 +160,18 @@ def test_no_command_imports_or_calls_what_a_foreign_run_names(place, name, runs,
     storage.put_in_quarantine(
         Path("runs/forged"), StageRef(0, "collect_rollouts"), message="\x1b[2Jgone", about=about, arrays={}
     )
+    said = {
+        "time": "\x1b[2J",
+        "level": "error",
+        "message": "\x1b[2Jgone",
+        "stage": "\x1b[2J",
+        "iteration": 0,
+        "step": 0,
+    }
+    Path("runs/forged/_operator").mkdir(exist_ok=True)
+    Path("runs/forged/_operator/log.jsonl").write_text(f"{json.dumps(said)}\n[]\n" + '{"torn')
     # Commands that read no settings are tried with what is imported where settings are read, and with an environment.
-    tried = (INERT, REFUSED) if name == "evil_module:Evil" and place in READ_AT_ONCE else (REFUSED,)
+    tried = (INERT, ASKED, REFUSED) if name == "evil_module:Evil" and place in READ_AT_ONCE else (REFUSED,)
     for codes, words in (use for uses in USES.values() for use in uses if use[0] in tried):
         code, said = cli.run(words.split()), capsys.readouterr()
         assert code in codes, (words, said)

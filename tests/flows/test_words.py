@@ -1,6 +1,5 @@
 import pytest
 
-from metaloom.flows.printable import printable
 from metaloom.flows.views.formatting import (
     adaptation_label,
     adaptation_returns,
@@ -13,6 +12,7 @@ from metaloom.flows.views.formatting import (
     size,
     stage_name,
 )
+from metaloom.pipeline.shown import printable
 from metaloom.storage import StageRef
 
 

@@ -18,6 +18,7 @@ import pytest
 
 import metaloom.flows.rollouts.dask
 from metaloom.flows.commands.train import resume, train
+from metaloom.flows.errors import WorkersError
 from metaloom.flows.graph.context import learner_of
 from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard
@@ -209,3 +210,12 @@ def _blocks_interrupts(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     masks = re.findall(r"Sig(?:Blk|Ign):\s+([0-9a-f]+)", status)
     return any(int(mask, 16) & 0b10 for mask in masks)  # bit 1 is SIGINT, signal 2
+
+
+def test_a_scheduler_that_asks_for_a_certificate_is_told_from_one_that_is_not_there(tiny_config):
+    backend = Backend(scheduler="tls://127.0.0.1:1").for_tasks(2)
+    with (
+        pytest.raises(WorkersError, match=r"found no certificate .*TLS__CA_FILE"),
+        rollout_workers(tiny_config(), backend),
+    ):
+        pass

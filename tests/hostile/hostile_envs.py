@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import sys
 import threading
 import time
@@ -115,6 +116,65 @@ class Hostile(MetaEnv):
     def do_hang_with_the_gil(self, action: Any, *answer: Any):
         # PyDLL keeps the interpreter's lock: no other thread of Python runs any more.
         ctypes.PyDLL(None).sleep(3600)
+
+    def do_raise_keyboard_interrupt(self, action: Any, *answer: Any):
+        raise KeyboardInterrupt
+
+    def do_stop_itself(self, action: Any, *answer: Any):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(3600)  # any of its threads may be stopped first, and this one go on for a moment
+
+    def do_fork(self, action: Any, *answer: Any):
+        os.fork()  # and both go on
+        return answer
+
+    def do_fork_asleep(self, action: Any, *answer: Any):
+        if os.fork() == 0:
+            time.sleep(3600)
+        return answer
+
+    def do_fork_and_hang(self, action: Any, *answer: Any):
+        os.fork()
+        time.sleep(3600)
+
+    def do_daemonise(self, action: Any, *answer: Any):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(3600)
+            os._exit(0)
+        return answer
+
+    def do_become_a_daemon(self, action: Any, *answer: Any):
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        return answer
+
+    def do_close_descriptors(self, action: Any, *answer: Any):
+        os.closerange(3, 4096)
+        return answer
+
+    def do_close_descriptors_and_hang(self, action: Any, *answer: Any):
+        os.closerange(0, 4096)
+        time.sleep(3600)
+
+    def do_endless_threads(self, action: Any, *answer: Any):
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+        return answer
+
+    def do_alarm(self, action: Any, *answer: Any):
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        time.sleep(3600)
+
+    def do_ignore_signals(self, action: Any, *answer: Any):
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            ctypes.CDLL(None).signal(int(number), 1)  # SIG_IGN, which Python allows its main thread alone
+        time.sleep(3600)
+
+    def do_kill_its_parent(self, action: Any, *answer: Any):
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(3600)
 
     def do_die_once(self, action: Any, *answer: Any):
         mark = Path(self.mark)

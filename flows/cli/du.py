@@ -1,0 +1,45 @@
+"""`metaloom du`."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from metaloom.flows.cli.options import RUN_HELP, AsJson, complete_runs
+from metaloom.flows.cli.output import answer
+from metaloom.flows.runs import run_folder, runs_root
+
+Runs = Annotated[
+    tuple[str, ...], Parameter(help=f"{RUN_HELP} Repeatable; all by default.", negative=(), completer=complete_runs)
+]
+
+
+def du(runs: Runs = (), /, *, as_json: AsJson = False) -> int:
+    """Tell what runs take on the disk: of what, of which stages and iterations, shared with forks, and what could go.
+
+    Example: `metaloom du first`
+    """
+    from metaloom.flows.commands.disk import bytes_together, disk_use
+    from metaloom.flows.views.disk_tables import disk_view
+    from metaloom.storage import find_runs, unfinished_removals
+
+    root = runs_root()
+    paths = [run_folder(run) for run in runs] or find_runs(root)
+    uses = [disk_use(path) for path in paths]
+    leftovers = unfinished_removals(root)
+
+    def data() -> dict[str, Any]:
+        return {
+            "runs": [asdict(use) | {"ranges": _listed(use.ranges)} for use in uses],
+            "bytes": bytes_together(paths),
+            "unfinished_removals": {"paths": [*map(str, leftovers)], "bytes": bytes_together(leftovers)},
+        }
+
+    answer(as_json, data, lambda: disk_view(uses, paths, leftovers, details=bool(runs)))
+    return 0
+
+
+def _listed(ranges: Any) -> list[dict[str, int]] | None:
+    if ranges is None:
+        return None
+    return [{"first": first, "last": last, "bytes": size} for (first, last), size in ranges.items()]

@@ -1,0 +1,28 @@
+"""`metaloom pack`."""
+
+from metaloom.flows.cli.options import AsJson, RunArgument
+from metaloom.flows.cli.output import answer
+from metaloom.flows.runs import run_folder
+from metaloom.storage import open_writer
+
+
+def pack(run: RunArgument, *, as_json: AsJson = False) -> int:
+    """Put the outputs of old iterations into few files; what they hold and how it is read stays the same.
+
+    All complete iterations are packed but the newest one. Training does so by itself: the oldest 500, whenever 600 are
+    not packed.
+
+    Example: `metaloom pack first`
+    """
+    with open_writer(run_folder(run)) as writer:
+        packed = writer.pack()
+    segments = [[iterations.start, iterations.stop - 1] for iterations in packed]
+    count = sum(map(len, packed))
+    answer(as_json, lambda: {"iterations": count, "segments": segments}, lambda: _line(count, len(segments)))
+    return 0
+
+
+def _line(iterations: int, segments: int) -> str:
+    if not iterations:
+        return "nothing to pack: every complete iteration but the newest is packed already"
+    return f"packed {iterations} iteration{'s'[: iterations != 1]} into {segments} segment{'s'[: segments != 1]}"

@@ -1,0 +1,61 @@
+"""`metaloom rm`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from metaloom.flows.cli.options import RUN_HELP, Flag, complete_runs
+from metaloom.flows.cli.output import console
+from metaloom.flows.errors import UsageError
+from metaloom.flows.runs import run_folder, runs_root
+
+Runs = Annotated[tuple[str, ...], Parameter(help=f"{RUN_HELP} Repeatable.", negative=(), completer=complete_runs)]
+
+
+def rm(runs: Runs = (), /, *, yes: Flag = False) -> int:
+    """Remove runs for good, after asking; without RUN, finish removals that were interrupted.
+
+    Forks keep what they share with a run. Refused are runs that somebody writes, folders that hold anything else,
+    links, and runs under object storage. Reports beside the run stay.
+
+    Example: `metaloom rm second --yes`
+
+    Args:
+        yes: Do not ask.
+    """
+    from metaloom.flows.commands.disk import bytes_freed
+    from metaloom.flows.commands.remove import check_removable, dependents, remove
+    from metaloom.flows.views.formatting import plural, size
+
+    tell = console().out
+    paths = list(dict.fromkeys(check_removable(run_folder(run)) for run in runs))
+    for path in paths:
+        tell(f"remove {path}")
+        for line in dependents(path, path.parent):
+            tell(f"  {line}")
+    freed = bytes_freed(paths)
+    if paths and not yes and not _agreed(f"{plural(len(paths), 'run')}, {size(freed)} to be freed. Remove? [y/N] "):
+        tell("nothing removed")
+        return 1
+    remove(paths)
+    finished = _finish([path.parent for path in paths] or [runs_root()])
+    tell(f"removed {plural(len(paths), 'run')}, {size(freed)} freed" if paths else f"{finished} to finish")
+    return 0
+
+
+def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError("found no terminal to ask on; required --yes")
+    return input(question).strip().lower() in ("y", "yes")
+
+
+def _finish(roots: list[Path]) -> str:
+    from metaloom.flows.views.formatting import plural
+    from metaloom.storage import finish_removals
+
+    finished = [path for root in dict.fromkeys(roots) for path in finish_removals(root)]
+    for path in finished:
+        console().out(f"finished the removal of {path}")
+    return plural(len(finished), "removal") if finished else "no removal"

@@ -1,0 +1,88 @@
+"""`metaloom video`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from metaloom.flows.cli.options import Flag, RunAtArgument, Trust, agree
+from metaloom.flows.cli.output import console
+from metaloom.flows.errors import FAILURE, UsageError
+from metaloom.flows.films.opengl import RendererName, choose_renderer
+from metaloom.flows.runs import RunAt
+
+
+def video(
+    run: RunAtArgument,
+    *,
+    out: Path,
+    task: int | None = None,
+    best: Flag = False,
+    worst: Flag = False,
+    episode: int = 0,
+    step: Annotated[tuple[int, ...], Parameter(negative=(), show_default=False)] = (),
+    size: str = "480x360",
+    every: int = 1,
+    renderer: RendererName = "auto",
+    trust: Trust = False,
+) -> int:
+    """Film a stored episode, before and after adaptation side by side.
+
+    The episode is simulated again from its seed and its stored actions. If an observation differs from the stored one
+    by more than 1e-5, the command says so and exits with 1.
+
+    Example: `metaloom video first@12 --best --out cheetah.gif`
+
+    Args:
+        out: File to write: .gif, .webp, .mp4 (needs `metaloom[video]`), or .png for the last picture alone.
+        task: Place of the task in the iteration; 0 by default.
+        best: The task with the highest mean return after adaptation.
+        worst: The task with the lowest.
+        episode: Place of the episode among those of its task.
+        step: Inner step whose episode is shown; repeatable, side by side. By default the first and the last one.
+        size: Width and height of each picture in pixels, for MuJoCo's robots.
+        every: Show every so many steps only.
+        renderer: What draws MuJoCo's robots. auto: the first of egl, glfw and osmesa that works, else flat shapes,
+            which need no OpenGL.
+    """
+    at, pixels = RunAt.parse(run), _size(size)
+    if sum((best, worst, task is not None)) > 1:
+        raise UsageError("found several of --task, --best and --worst; leave all but one out")
+    if every < 1:
+        raise UsageError(f"found --every {every}; required 1 or more")
+    agree(at.path, trust)
+    from metaloom import storage
+
+    drawn_by = choose_renderer(renderer)  # before MuJoCo is imported
+    from metaloom.flows.commands.video import video as film
+
+    iteration = at.iteration if at.iteration is not None else len(storage.open_run(at.path).iterations) - 1
+    which = "best" if best else "worst" if worst else task or 0
+    done = film(
+        at.path,
+        max(iteration, 0),
+        out,
+        task=which,
+        episode=episode,
+        steps=step or None,
+        size=pixels,
+        every=every,
+        renderer=drawn_by,
+    )
+    shown = ", ".join(f"step {k}: {value:.2f}" for k, value in done.returns.items())
+    console().print(f"{done.path}  {done.frames} frames, task {done.task}, return at {shown}")
+    if done.agrees:
+        console().print(f"observations agree with the stored ones: largest difference {done.largest_difference:.1g}")
+        return 0
+    console().print(
+        f"observations differ from the stored ones by up to {done.largest_difference:.3g}: the film does not show what "
+        "happened. Other versions of the simulator or of the environment do that; `metaloom replay` tells more"
+    )
+    return FAILURE
+
+
+def _size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and all(16 <= int(side) <= 4096 for side in (width, height))):
+        raise UsageError(f"found --size {text}; required WIDTHxHEIGHT in pixels, from 16 to 4096, such as 480x360")
+    return int(width), int(height)

@@ -1,0 +1,25 @@
+"""`metaloom watch`."""
+
+import time
+from contextlib import suppress
+
+from metaloom.flows.cli.options import AsJson, RunArgument
+from metaloom.flows.cli.output import say
+from metaloom.flows.runs import run_folder
+
+
+def watch(run: RunArgument, *, as_json: AsJson = False) -> int:
+    """Show how a run trains that another process writes, until it ends or you press Ctrl-C, which does not touch it.
+
+    Exit code 0 when it is complete or was stopped, 1 when it failed or was killed. Without a terminal it prints a line
+    for the newest iteration and each one that follows.
+
+    Example: `metaloom watch first`
+    """
+    from metaloom.flows.views.watching import watch_run
+
+    with suppress(KeyboardInterrupt):
+        ending = watch_run(run_folder(run), mode="json" if as_json else "auto", wait=time.sleep)
+        say(as_json, ending.message)
+        return 0 if ending.went_well else 1
+    return 0

@@ -1,0 +1,191 @@
+"""Film stored episodes, before and after adaptation side by side."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from metaloom import storage
+from metaloom.flows.errors import UsageError
+from metaloom.flows.films.film import Panel, check_film_file, write_film
+from metaloom.flows.films.opengl import RendererName
+from metaloom.flows.films.painters import Painter, drawable, painter_of
+from metaloom.flows.films.resimulation import Recording
+from metaloom.flows.graph.recomputed import Recomputed
+from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import require_iteration
+from metaloom.pipeline.types import EpisodeBatch, TaskBatch
+from metaloom.storage import Run, StageRef
+
+WhichTask = int | Literal["best", "worst"]
+AGREES = 1e-5
+"""Largest difference of an observation from the stored one up to which a film shows what happened."""
+
+
+@dataclass(frozen=True)
+class Film:
+    """A film that was written.
+
+    Attributes:
+        path: where.
+        frames: how many pictures it has.
+        task: place of its task in the iteration.
+        returns: of the episodes that it shows, by the inner step that they were sampled at.
+        largest_difference: of any observation from the stored one.
+    """
+
+    path: Path
+    frames: int
+    task: int
+    returns: Mapping[int, float]
+    largest_difference: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it shows what is stored."""
+        return self.largest_difference <= AGREES
+
+
+def video(
+    path: Path,
+    iteration: int,
+    out: Path,
+    *,
+    task: WhichTask = 0,
+    episode: int = 0,
+    steps: Sequence[int] | None = None,
+    size: tuple[int, int] = (480, 360),
+    every: int = 1,
+    renderer: RendererName = "auto",
+) -> Film:
+    """Film an episode of a stored iteration, simulated again from its seed and its stored actions.
+
+    Args:
+        path: the run's folder.
+        iteration: the iteration.
+        out: .gif, .webp, .mp4, or .png for the last picture alone.
+        task: place of the task in the iteration, or the one with the best or worst mean return after adaptation.
+        episode: place of the episode among those of its task.
+        steps: inner steps whose episodes are shown side by side; by default the first and the last one.
+        size: width and height of each picture in pixels; environments that draw themselves have their own.
+        every: show every so many steps only.
+        renderer: of MuJoCo's robots.
+
+    Raises:
+        UsageError: there is no such episode, or it cannot be drawn or written so.
+        storage.StageMissing: the iteration's episodes are not stored.
+        storage.DigestMismatch: they were thinned, and come out with other bits today.
+    """
+    check_film_file(out)
+    run = storage.open_run(path)
+    require_iteration(run, iteration)
+    recordings = _recordings(run, iteration, task, episode, steps)
+    tasks, b = recordings[0].tasks, recordings[0].b
+    caption = f"{run.name}, iteration {iteration}, task {b}{_described(tasks, b)}"
+    with ExitStack() as stack:
+        panels = [_Panels(recording, size, renderer, stack) for recording in recordings]
+        fps = min(panels[0].fps / every, 50.0)
+        count = write_film(_frames(panels, every), out, fps, caption)
+    difference = max(panel.largest_difference for panel in panels)
+    returns = {recording.ref.step: _sum(recording.rewards) for recording in recordings}
+    return Film(out, count, b, returns, difference)
+
+
+class _Panels:
+    """The pictures of one episode."""
+
+    def __init__(self, recording: Recording, size: tuple[int, int], renderer: RendererName, stack: ExitStack) -> None:
+        self._recording = recording
+        self._env = drawable(recording.config.env)
+        stack.callback(self._env.close)
+        self._painter: Painter = painter_of(self._env, size, renderer)
+        stack.callback(self._painter.close)
+        self.fps = float(self._env.metadata.get("render_fps") or 20)
+        self.largest_difference = 0.0
+
+    def pictures(self, every: int) -> Iterator[Panel]:
+        recording = self._recording
+        sums = np.concatenate([[0.0], np.cumsum(recording.rewards, dtype=np.float64)])
+        above = f"{_when(recording)}: return {sums[-1]:.2f}"
+        for t, difference in enumerate(recording.simulate(self._env)):
+            self.largest_difference = max(self.largest_difference, difference)
+            if t % every == 0 or t == recording.length:
+                yield Panel(self._painter.draw(), above, f"step {t}   reward so far {sums[t]:.2f}")
+
+
+def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[Panel]]:
+    """Frames for as long as any of the episodes lasts; the others stand still at their end."""
+    shown: list[Panel | None] = [None] * len(panels)
+    for together in zip_longest(*(panel.pictures(every) for panel in panels)):
+        shown = [new or old for new, old in zip(together, shown, strict=True)]
+        yield [panel for panel in shown if panel is not None]
+
+
+def _recordings(
+    run: Run, iteration: int, task: WhichTask, episode: int, steps: Sequence[int] | None
+) -> list[Recording]:
+    stored = _rounds(run, iteration)
+    chosen = [*dict.fromkeys((min(stored), max(stored)) if steps is None else steps)]
+    for step in chosen:
+        if step not in stored:
+            raise UsageError(f"found inner step {step}; required one of those stored: {', '.join(map(str, stored))}")
+    with stages_of_run(run, Backend(workers=0)) as stages:
+        outputs = Recomputed(run, stages)
+        tasks: TaskBatch = run[iteration].tasks()
+        batches: dict[int, EpisodeBatch] = {k: outputs.load(stored[k]) for k in {*chosen, max(stored)}}
+        b = _place(task, batches[max(stored)])
+        recordings = [Recording(stages.config(stored[k]), stored[k], b, episode, tasks, batches[k]) for k in chosen]
+    for recording in recordings:
+        episodes = int(recording.episodes.real[b].sum())
+        if not 0 <= episode < episodes:
+            raise UsageError(f"found episode {episode} of task {b}; required one from 0 to {episodes - 1}")
+    return recordings
+
+
+def _rounds(run: Run, iteration: int) -> dict[int, StageRef]:
+    """The stored rounds of episodes of an iteration, by inner step."""
+    name = run.stages.named("rollouts")
+    refs = {ref.step: ref for ref in run.refs() if ref.iteration == iteration and ref.stage == name}
+    if not refs:
+        raise storage.StageMissing(
+            run.path,
+            found=f"no episodes of iteration {iteration} are stored",
+            required="an iteration that has sampled some",
+            action=f"`metaloom show {run.path}` lists what is stored",
+        )
+    return dict(sorted(refs.items()))
+
+
+def _place(task: WhichTask, after: EpisodeBatch) -> int:
+    if isinstance(task, int):
+        if not 0 <= task < len(after.lengths):
+            raise UsageError(f"found task {task}; required one from 0 to {len(after.lengths) - 1}, best or worst")
+        return task
+    sums = np.where(after.real, after.rewards.sum(-1, dtype=np.float64), np.nan)
+    returns = np.nanmean(sums, axis=1)
+    return int(returns.argmax() if task == "best" else returns.argmin())
+
+
+def _when(recording: Recording) -> str:
+    """When an episode was sampled, in words."""
+    k = recording.ref.step
+    if not recording.config.algorithm.adaptation_steps:
+        return "episode" if not k else f"round {k}"
+    return "before adaptation" if not k else f"after {k} step{'s' * (k > 1)} of adaptation"
+
+
+def _described(tasks: TaskBatch, b: int) -> str:
+    """The parameters of a task, if it has few."""
+    if not 0 < len(tasks.names) <= 6:
+        return ""
+    values = (f"{name} {value:.3g}" for name, value in zip(tasks.names, tasks.params[b], strict=True))
+    return f" ({', '.join(values)})"
+
+
+def _sum(rewards: np.ndarray) -> float:
+    return float(rewards.sum(dtype=np.float64))

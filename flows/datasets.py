@@ -1,0 +1,206 @@
+"""Stored episodes as a torch Dataset: single transitions, episodes, or trials; read task by task."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from metaloom.flows.errors import UsageError
+from metaloom.pipeline.types import Array
+from metaloom.storage import Run, StageMissing, StageRef
+from metaloom.storage.run import Iterations, Steps
+
+Unit = Literal["transitions", "episodes", "trials"]
+"""What an item is: a real step; a real episode; or all episodes of a task of an iteration, inner step by inner step."""
+
+Item = dict[str, torch.Tensor]
+
+_ARRAYS = ("observations", "actions", "rewards", "terminated", "truncated", "lengths")
+_POOL = 64
+_CACHED_PARTS = 2 * _POOL
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is read at once: a task's episodes of some inner steps of an iteration."""
+
+    iteration: int
+    steps: tuple[int, ...]
+    task: int
+
+
+class RunDataset(Dataset[Item]):
+    """Transitions, episodes or trials of a run, in the order iteration, inner step, task, episode, t.
+
+    An item is a mapping of tensors. Given a list of indices, all of them are stacked, which is how to load batches.
+    What an index gives depends on the run alone. Reading one item reads its task's part of the arrays, of which the
+    last ones are kept: `sampler` shuffles so that this helps.
+
+    Args:
+        run: the run; batches that were thinned have to be brought back or left out.
+        unit: what an item is.
+        iterations, steps: of which iterations and inner steps; None for all that are complete.
+
+    Raises:
+        UsageError: there is no such unit.
+        storage.StageMissing, storage.StageThinned: there are no such episodes, or not any more.
+    """
+
+    def __init__(self, run: Run, unit: Unit, iterations: Iterations = None, steps: Steps = None) -> None:
+        if unit not in get_args(Unit):
+            raise UsageError(f"found a dataset of {unit!r}; required one of {', '.join(get_args(Unit))}")
+        self.unit = unit
+        self._run = run
+        self._stage = run.stages.named("rollouts")
+        self._parts: list[_Part] = []
+        counts = [0]
+        for part, count in self._find(run.select(iterations), steps):
+            self._parts.append(part)
+            counts.append(count)
+        self._ends = np.cumsum(counts)
+        self._cache: OrderedDict[_Part, dict[str, Array]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int | Sequence[int]) -> Item:
+        """One item, or several stacked along a first axis."""
+        if isinstance(index, int | np.integer):
+            return {name: values[0] for name, values in self[[int(index)]].items()}
+        indices = np.asarray(index, np.int64)
+        if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
+            raise IndexError(f"found index {indices.max()}; required 0 to {len(self) - 1}: there are {len(self)} items")
+        numbers = np.searchsorted(self._ends, indices, side="right") - 1
+        offsets = indices - self._ends[numbers]
+        stacked: dict[str, Array] = {}
+        for number in np.unique(numbers):
+            chosen = np.flatnonzero(numbers == number)
+            for name, values in self._items(self._parts[number], offsets[chosen]).items():
+                if name not in stacked:
+                    stacked[name] = np.empty((len(indices), *values.shape[1:]), values.dtype)
+                stacked[name][chosen] = values
+        return {name: torch.from_numpy(values) for name, values in stacked.items()}
+
+    def sampler(self, seed: int = 0, *, pool: int = _POOL) -> PartSampler:
+        """Shuffle so that what is read is used up first: parts are shuffled, and the items of every `pool` of them."""
+        return PartSampler(self._ends, seed, pool)
+
+    def _find(self, iterations: Sequence[int], steps: Steps) -> Iterator[tuple[_Part, int]]:
+        """All parts, and how many items are in each."""
+        wanted = {*iterations}
+        refs = [ref for ref in self._run.refs() if ref.stage == self._stage and ref.iteration in wanted]
+        refs = [ref for ref in refs if steps is None or ref.step in ([steps] if isinstance(steps, int) else steps)]
+        if not refs:
+            raise StageMissing(
+                self._run.location,
+                found="no episodes of these iterations and inner steps",
+                required="a complete iteration with episodes",
+                action=f"`metaloom show {self._run.name}` tells what is stored",
+            )
+        if self.unit != "trials":
+            for ref in refs:
+                lengths = self._run.lengths(ref)
+                counts = (lengths if self.unit == "transitions" else lengths > 0).sum(axis=1)
+                yield from ((_Part(ref.iteration, (ref.step,), b), int(count)) for b, count in enumerate(counts))
+            return
+        for i in sorted({ref.iteration for ref in refs}):
+            inner_steps = tuple(ref.step for ref in refs if ref.iteration == i)
+            for b in range(min(len(self._run.lengths(StageRef(i, self._stage, k))) for k in inner_steps)):
+                yield _Part(i, inner_steps, b), 1
+
+    def _items(self, part: _Part, offsets: Array) -> dict[str, Array]:
+        """Items of a part by their places in it, stacked."""
+        of_part = self._load(part)
+        constant = {"iteration": np.array(part.iteration), "task": np.array(part.task)}
+        constant |= {name: of_part[name] for name in ("task_params", "task_id") if name in of_part}
+        repeated = {name: np.broadcast_to(value, (len(offsets), *value.shape)) for name, value in constant.items()}
+        found = {name: values for name, values in of_part.items() if name not in constant}
+        if self.unit == "trials":
+            return {**{name: values[None][offsets] for name, values in found.items()}, **repeated}
+        real = np.flatnonzero(found["lengths"])
+        if self.unit == "episodes":
+            return {**{_SINGULAR.get(n, n): values[real[offsets]] for n, values in found.items()}, **repeated}
+        starts = np.cumsum(found["lengths"]) - found["lengths"]
+        e = real[np.searchsorted(starts[real], offsets, side="right") - 1]
+        return {**_transitions(found, e, offsets - starts[e]), **repeated}
+
+    def _load(self, part: _Part) -> dict[str, Array]:
+        """A task's episodes, those of one inner step after those of the other: [E of all, ...]."""
+        if part not in self._cache:
+            self._cache[part] = self._read(part)
+            if len(self._cache) > _CACHED_PARTS:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(part)
+        return self._cache[part]
+
+    def _read(self, part: _Part) -> dict[str, Array]:
+        files = self._run.files
+        refs = [StageRef(part.iteration, self._stage, k) for k in part.steps]
+        read = [
+            files.read_arrays(self._run.record(ref), _ARRAYS, [part.task])[files.stages.group_of(ref)] for ref in refs
+        ]
+        found = {name: np.concatenate([arrays[name][0][0] for arrays in read]) for name in _ARRAYS}
+        sizes = [len(arrays["lengths"][0][0]) for arrays in read]
+        found["step"] = np.repeat(np.array(part.steps), sizes)
+        found["episode"] = np.concatenate([np.arange(size) for size in sizes])
+        tasks = files.stages.in_group("tasks", part.iteration)
+        if tasks is not None:
+            about = self._run[part.iteration].tasks(task=part.task)
+            found |= {"task_params": about.params[0], "task_id": about.ids[0]}
+        return found
+
+
+_SINGULAR = {"lengths": "length"}
+
+
+def _transitions(found: dict[str, Array], e: Array, t: Array) -> dict[str, Array]:
+    ends = t == found["lengths"][e] - 1
+    return {
+        "observation": found["observations"][e, t],
+        "action": found["actions"][e, t],
+        "reward": found["rewards"][e, t],
+        "next_observation": found["observations"][e, t + 1],
+        "terminated": found["terminated"][e] & ends,
+        "truncated": found["truncated"][e] & ends,
+        "step": found["step"][e],
+        "episode": found["episode"][e],
+        "t": t,
+    }
+
+
+class PartSampler(Sampler[int]):
+    """Indices of a dataset in an order drawn from a seed and the epoch; each process reads every part once.
+
+    Args:
+        ends: first index of every part, and the number of all.
+        seed: decides the order.
+        pool: how many parts are mixed at a time.
+    """
+
+    def __init__(self, ends: Array, seed: int, pool: int) -> None:
+        if not 1 <= pool <= _CACHED_PARTS:
+            raise UsageError(f"found pool={pool}; required 1 to {_CACHED_PARTS} parts: so many are kept")
+        self._ends = ends
+        self._seed = seed
+        self._pool = pool
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of another pass."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng([self._seed, self.epoch])
+        parts = rng.permutation(len(self._ends) - 1)
+        for start in range(0, len(parts), self._pool):
+            pooled = [np.arange(*map(int, self._ends[n : n + 2])) for n in parts[start : start + self._pool]]
+            yield from rng.permutation(np.concatenate(pooled)).tolist()

@@ -1,0 +1,1 @@
+"""What a run takes, before it is created: estimated from its settings, refused where it cannot fit."""

@@ -1,0 +1,155 @@
+"""What cannot fit into this machine is refused before anything is created; what is large is told in one line.
+
+Large is what takes more than half of the memory or of the disk's free space, or 100 million environment steps at once.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from metaloom.flows.estimate.forms import Forms
+from metaloom.flows.estimate.sizes import Estimate, estimate, estimate_evaluation
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.formatting import count, size
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.memory import machine_memory
+from metaloom.pipeline.schema import ConfigError
+
+MANY_STEPS = 10**8
+
+Sized = Callable[[RunConfig], Estimate]
+"""What would be taken under other settings."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bytes that there are.
+
+    Attributes:
+        memory: that processes can have.
+        disk: free where the run is to be stored.
+    """
+
+    memory: int
+    disk: int
+
+    @classmethod
+    def here(cls, folder: Path) -> "Machine":
+        """Look at this machine, and at the disk of a folder that need not exist yet."""
+        existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        return cls(machine_memory(), shutil.disk_usage(existing).free)
+
+    def excess(self, found: Estimate) -> float:
+        """Return how many times of what there is a run takes, of what there is least of."""
+        return max(found.memory_bytes / self.memory, found.run_bytes / max(self.disk, 1))
+
+
+def check_sizes(
+    config: RunConfig, folder: Path, backend: Backend, *, stored: int = 0, forms: Forms | None = None
+) -> Estimate:
+    """Refuse a run that cannot fit into this machine, and tell of one that is large.
+
+    Args:
+        config: of the run.
+        folder: where it is to be kept.
+        backend: where rollouts run.
+        stored: iterations that are on the disk already.
+        forms: of its arrays, if they are known.
+
+    Returns:
+        What is left of it takes.
+
+    Raises:
+        ConfigError: naming the setting that is too large, and what fits.
+    """
+    known, workers = forms or Forms.of(config), workers_here(config, backend)
+
+    def sized(config: RunConfig) -> Estimate:
+        left = max(config.iterations - stored, 1)
+        found = estimate(config.model_copy(update={"iterations": left}), known, workers)
+        # A run with a budget stops before the disk is full, and one that may stop early need not get that far.
+        bounded = config.retention.max_bytes is not None or config.stop is not None
+        return replace(found, run_bytes=found.start_bytes + found.iteration_bytes) if bounded else found
+
+    return _check(config, sized, Machine.here(folder), "this run")
+
+
+def check_evaluation(config: RunConfig) -> None:
+    """Refuse an evaluation that cannot fit into this machine's memory, and tell of a large one; see `check_sizes`."""
+    forms = Forms.of(config)
+    _check(
+        config, lambda config: estimate_evaluation(config, forms), Machine(machine_memory(), 2**63), "this evaluation"
+    )
+
+
+def _check(config: RunConfig, sized: Sized, machine: Machine, what: str) -> Estimate:
+    found = sized(config)
+    if machine.excess(found) > 1:
+        raise ConfigError(_refusal(config, sized, machine, what))
+    if told := "; ".join(_large(found, machine)):
+        _LOG.warning("%s is large: %s", what, told)
+    return found
+
+
+def workers_here(config: RunConfig, backend: Backend) -> int:
+    """Return how many worker processes of this machine will sample."""
+    return 0 if backend.scheduler is not None else backend.for_tasks(config.num_tasks).workers or 0
+
+
+def _large(found: Estimate, machine: Machine) -> Iterator[str]:
+    if found.memory_bytes > machine.memory / 2:
+        yield f"up to {size(found.memory_bytes)} of this machine's {size(machine.memory)} of memory"
+    if found.run_bytes > machine.disk / 2:
+        yield f"up to {size(found.run_bytes)} of the disk's free {size(machine.disk)}"
+    for when, steps in (("an iteration", found.steps), ("an evaluation", found.evaluation_steps)):
+        if steps > MANY_STEPS:
+            yield f"{when} takes up to {count(steps)} environment steps"
+
+
+def _refusal(config: RunConfig, sized: Sized, machine: Machine, what: str) -> str:
+    """Say which setting is to blame: the one without which the least is taken."""
+
+    def excess(path: tuple[str, ...], value: int) -> float:
+        return machine.excess(sized(_with(config, path, value)))
+
+    found, numbers = sized(config), {path: n for path, n in _whole_numbers(config.model_dump()) if n > 1}
+    least = {path: excess(path, 1) for path in numbers}
+    path = min(least, key=lambda path: least[path])
+    fits = "less of it and of other sizes"
+    if least[path] <= 1:
+        fits = f"at most {_largest(lambda value: excess(path, value) <= 1, numbers[path])}"
+    needs: list[str] = []
+    if found.memory_bytes > machine.memory:
+        needs.append(f"takes up to {size(found.memory_bytes)} of memory, of which there are {size(machine.memory)}")
+    if found.run_bytes > machine.disk:
+        needs.append(f"stores up to {size(found.run_bytes)}, where {size(machine.disk)} are free")
+        fits += ", or retention.keep_every to keep fewer batches, or retention.max_bytes to stop in time"
+    return f"{'.'.join(path)}: found {numbers[path]}, with which {what} {' and '.join(needs)}; required {fits}"
+
+
+def _largest(fits: Callable[[int], bool], value: int) -> int:
+    """Return the largest number from 1 on that fits, where `value` does not."""
+    low, high = 1, value
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _whole_numbers(settings: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _whole_numbers(cast(Mapping[str, Any], value), (*path, name))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield (*path, name), value
+
+
+def _with(settings: Any, path: tuple[str, ...], value: int) -> Any:
+    name, *rest = path
+    inner = getattr(settings, name)
+    return settings.model_copy(update={name: _with(inner, tuple(rest), value) if rest else value})

@@ -1,0 +1,136 @@
+"""Pictures side by side under their captions, written as a film."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from metaloom.flows.errors import ExtraMissing, UsageError
+from metaloom.pipeline.types import Array
+from metaloom.storage.unfinished import unfinished_folder
+
+FORMATS = (".gif", ".webp", ".mp4", ".png")
+"""What a film can be written as; .png is its last picture."""
+_INK, _PAPER, _BAR = (30, 30, 30), (255, 255, 255), 26
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A picture of a film.
+
+    Attributes:
+        picture: [height, width, 3] uint8.
+        above, below: captions.
+    """
+
+    picture: Array
+    above: str
+    below: str
+
+
+def check_film_file(out: Path) -> None:
+    """Refuse a file that no film can be written to, before anything is drawn.
+
+    Raises:
+        UsageError: its ending is not one of `FORMATS`, or its folder is missing.
+        ExtraMissing: it is an .mp4, and the package that writes those is not installed.
+    """
+    if out.suffix.lower() not in FORMATS:
+        raise UsageError(f"--out {out}: found {out.suffix or 'no ending'}; required one of {', '.join(FORMATS)}")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {out}: found no folder {out.absolute().parent}; required one that exists")
+    if out.suffix.lower() == ".mp4":
+        _mp4_writer()
+
+
+def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption: str) -> int:
+    """Write frames, each of the same number of panels, to a file that appears whole or not at all.
+
+    Returns:
+        How many there were.
+    """
+    suffix = out.suffix.lower()
+    with unfinished_folder(out.absolute().parent, out.stem) as folder:
+        unfinished = folder / f"film{suffix}"
+        pictures = _Counted(compose(panels, caption) for panels in frames)
+        write = {".mp4": _write_mp4, ".png": _write_last}.get(suffix, _write_animation)
+        write(pictures, unfinished, fps)
+        unfinished.replace(out)
+    return pictures.count
+
+
+def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
+    """One picture: the film's caption, and the panels side by side under it."""
+    widths = [panel.picture.shape[1] for panel in panels]
+    height = max(panel.picture.shape[0] for panel in panels)
+    image = Image.new("RGB", (sum(widths) + 4 * (len(panels) - 1), height + 3 * _BAR), _PAPER)
+    canvas, left = ImageDraw.Draw(image), 0
+    _write(canvas, caption, 0, image.width, 0)
+    for panel, width in zip(panels, widths, strict=True):
+        _write(canvas, panel.above, left, width, _BAR)
+        image.paste(Image.fromarray(panel.picture), (left, 2 * _BAR))
+        _write(canvas, panel.below, left, width, 2 * _BAR + height)
+        left += width + 4
+    # Video codecs want even sides.
+    return image.crop((0, 0, image.width + image.width % 2, image.height + image.height % 2))
+
+
+class _Counted:
+    """Pictures, one at a time, and how many there were."""
+
+    def __init__(self, pictures: Iterable[Image.Image]) -> None:
+        self._pictures = pictures
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Image.Image]:
+        for picture in self._pictures:
+            self.count += 1
+            yield picture
+
+
+def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: int) -> None:
+    """Write a line in the middle of a bar, as large as it fits."""
+    for size in (15, 13, 11, 9):
+        font = ImageFont.load_default(size)
+        if canvas.textlength(text, font=font) <= width - 8:
+            break
+    canvas.text((left + width / 2, top + _BAR / 2), text, fill=_INK, font=font, anchor="mm")
+
+
+def _write_animation(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
+    # Without dithering, which changes every pixel of a film from frame to frame, and is three times as large.
+    rest = (_few_colors(picture) if out.suffix == ".gif" else picture for picture in pictures)
+    first = next(rest)
+    # Both formats count whole milliseconds, GIF tens of them, and what is shown for less is slowed down by viewers.
+    duration = max(round(1000 / fps), 20)
+    options: dict[str, Any] = {"quality": 80} if out.suffix == ".webp" else {"optimize": False}
+    first.save(out, save_all=True, append_images=rest, duration=duration, loop=0, **options)
+
+
+def _few_colors(picture: Image.Image) -> Image.Image:
+    return picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+
+
+def _write_last(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
+    del fps
+    *_, last = pictures
+    last.save(out)
+
+
+def _write_mp4(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
+    # Every player shows this pixel format, and none of ours is a photograph.
+    with _mp4_writer()(out, fps=fps, codec="libx264", pixelformat="yuv420p", macro_block_size=2) as film:
+        for picture in pictures:
+            film.append_data(np.asarray(picture))
+
+
+def _mp4_writer() -> Any:
+    try:
+        import imageio_ffmpeg  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
+        from imageio import get_writer  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+    except ImportError:
+        raise ExtraMissing("video") from None
+    return get_writer  # pyright: ignore[reportUnknownVariableType]

@@ -1,0 +1,79 @@
+"""Which OpenGL platform works on this machine. Imports no MuJoCo, which chooses its own when it is imported."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Literal
+
+from metaloom.flows.errors import UsageError
+from metaloom.pipeline.shown import printable
+
+RendererName = Literal["auto", "egl", "osmesa", "glfw", "flat"]
+"""auto: the first of egl, glfw and osmesa that works here, or the one that MUJOCO_GL names; flat shapes otherwise."""
+_PLATFORMS: tuple[RendererName, ...] = ("egl", "glfw", "osmesa")
+_DRAWS = """
+import mujoco
+mujoco.Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8).render()
+"""
+
+
+def choose_renderer(asked: RendererName) -> RendererName:
+    """Find a renderer that works here and have MuJoCo use it, if MuJoCo is not imported yet.
+
+    Raises:
+        UsageError: the one that was asked for does not work, or comes too late.
+    """
+    named = os.environ.get("MUJOCO_GL", "").lower()
+    if "mujoco" in sys.modules:
+        return _of_this_process(asked, named)
+    wanted = named if asked == "auto" and named else asked
+    for name in _PLATFORMS:
+        if wanted not in ("auto", name):
+            continue
+        if problem_with(name) is None:
+            os.environ["MUJOCO_GL"] = name
+            return name
+    return _without(asked)
+
+
+def _of_this_process(asked: RendererName, named: str) -> RendererName:
+    for name in _PLATFORMS:
+        if name == named and asked in ("auto", name) and problem_with(name) is None:
+            return name
+    if asked not in ("auto", "flat", named):
+        raise UsageError(
+            f"found the renderer {asked} asked for after MuJoCo was imported, with MUJOCO_GL={named!r}; required "
+            f"MUJOCO_GL={asked} before Python starts, or the renderer flat, which needs no OpenGL"
+        )
+    return _without(asked)
+
+
+def _without(asked: RendererName) -> RendererName:
+    """Draw flat shapes, unless something else was asked for."""
+    if asked in ("auto", "flat"):
+        return "flat"
+    raise UsageError(
+        f"found no OpenGL through {asked}: {problem_with(asked)}; required its libraries, such as Debian's libegl1 and "
+        "libgl1-mesa-dri for egl, libosmesa6 for osmesa, or a screen for glfw; or the renderer flat, which needs none"
+    )
+
+
+@cache
+def problem_with(name: str) -> str | None:
+    """Return why an OpenGL platform does not work here, in one line; None if it does."""
+    if name == "glfw" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return "there is no screen (DISPLAY and WAYLAND_DISPLAY are not set)"
+    # In a process of its own: one that fails half-way leaves PyOpenGL unable to try another, or ends its process.
+    environment = {key: value for key, value in os.environ.items() if key != "PYOPENGL_PLATFORM"}
+    tried = subprocess.run(
+        [sys.executable, "-c", _DRAWS],
+        env={**environment, "MUJOCO_GL": name},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if tried.returncode == 0:
+        return None
+    lines = tried.stderr.strip().splitlines()
+    return printable(lines[-1]) if lines else f"it ended its process with {tried.returncode}"

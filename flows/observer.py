@@ -1,0 +1,46 @@
+"""What whoever watches a run is told, be it by the process that trains it or by what that has stored."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from metaloom.pipeline.types import Evaluation
+from metaloom.storage import StageRef
+
+
+@dataclass(frozen=True)
+class IterationReport:
+    """Report of a completed iteration, for progress displays.
+
+    Attributes:
+        iteration: the iteration that was completed, counted from 0.
+        iterations: how many the run will have.
+        metrics: the iteration's metrics, as stored.
+        stage_seconds: wall seconds by stage, for example collect_rollouts.1; empty stages were already stored.
+        elapsed_seconds: wall seconds since this process began to train.
+        steps_per_second: environment steps sampled for the iteration over the wall seconds since the one before; None
+            when its rollouts were stored already.
+        evaluation_returns: mean test return after every number of adaptation steps, if an evaluation was made now.
+    """
+
+    iteration: int
+    iterations: int
+    metrics: Mapping[str, float]
+    stage_seconds: Mapping[str, float]
+    elapsed_seconds: float
+    steps_per_second: float | None
+    evaluation_returns: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Callbacks of whoever watches a run train; by default they do nothing and never stop it."""
+
+    stage_started: Callable[[StageRef], None] = lambda ref: None
+    iteration_done: Callable[[IterationReport], None] = lambda report: None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+def mean_test_returns(outputs: Iterable[object]) -> list[float]:
+    """Mean test return by number of adaptation steps, of those outputs that are evaluations."""
+    found = (output for output in outputs if isinstance(output, Evaluation))
+    return [mean for evaluation in found for mean in evaluation.test_returns.mean(axis=(0, 2)).tolist()]

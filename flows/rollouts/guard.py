@@ -1,0 +1,204 @@
+"""Watches worker processes from outside: a process of its own, one per machine and session, that runs this file.
+
+The watchdog of a worker's own process (`watchdog.py`) can say more, but does nothing when its process is stopped, or
+when the environment has switched it off. A trainer that is killed cannot tidy up. This process does both. It imports
+neither Metaloom nor numpy, so that it is there in the time of a step.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+MARK = "METALOOM_WORKER_OF"
+"""Variable in the environment of every worker process that we start: it, and all that descends from it, carry it."""
+
+NOT_YET, RESET = -2, -1
+STOPPED = "Stopped"
+_TRAINER = "trainer.json"
+_LOOK_EVERY_SECONDS = 0.2
+_LAYOUT = struct.Struct("=12q2d")
+
+
+class Header(NamedTuple):
+    """The beginning of a recording, as `flight_recorder` writes it: 12 whole numbers and 2 times.
+
+    Attributes:
+        env_step: the step, or NOT_YET or RESET.
+        row: the row; -1 where all are stepped together.
+        born: when the process was started, which with its number identifies it.
+        deadline: when it is ended, by the clock that does not jump; 0 for never.
+    """
+
+    pid: int
+    recorder: int
+    env_step: int
+    row: int
+    steps: int
+    rows: int
+    action_size: int
+    first_task: int
+    first_episode: int
+    iteration: int
+    step: int
+    episodes_per_task: int
+    born: float
+    deadline: float
+
+    @classmethod
+    def read(cls, file: Path) -> "Header":
+        """Read it from the file of a recording."""
+        with file.open("rb") as opened:
+            return cls(*_LAYOUT.unpack(opened.read(_LAYOUT.size)))
+
+    def process(self) -> psutil.Process | None:
+        """The process, if it is still there."""
+        with suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            if process.create_time() == self.born and _runs(process):
+                return process
+        return None
+
+    def words(self) -> str:
+        """Where the rollout is."""
+        if self.env_step == NOT_YET:
+            return "while it was made"
+        row = f"task {self.first_task} and on"
+        if self.row >= 0:
+            b, e = divmod(self.row, self.episodes_per_task)
+            row = f"task {self.first_task + b}, episode {self.first_episode + e}"
+        at = "in reset" if self.env_step == RESET else f"step {self.env_step}"
+        return f"iteration {self.iteration}, inner step {self.step}: {row}, {at}"
+
+
+def tell_who_trains(folder: Path, mark: str, env: str) -> None:
+    """Have the workers that carry a mark ended, and the folder removed, if this process is killed."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    trainer = {"pid": os.getpid(), "born": psutil.Process().create_time(), "mark": mark, "env": env}
+    (folder / _TRAINER).write_text(json.dumps(trainer), encoding="utf-8")
+
+
+def start_guard(folder: Path) -> None:
+    """Start the process that watches the recordings of a folder, unless there is one."""
+    lock = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    else:
+        # -P: this file's folder has modules whose names are those of packages.
+        command = [sys.executable, "-P", __file__, str(folder)]
+        quiet = subprocess.DEVNULL
+        # The lock goes with the open file, which is the new process's as well.
+        _started.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, pass_fds=[lock], start_new_session=True))
+    finally:
+        os.close(lock)
+
+
+def end_marked(mark: str) -> int:
+    """End every other process that carries a mark; return how many there were."""
+    ended: set[int] = set()
+    while found := [process for process in _marked(mark) if process.pid not in ended]:
+        for process in found:
+            ended.add(process.pid)
+            with suppress(psutil.Error):
+                process.kill()
+    return len(ended)
+
+
+_started: list[subprocess.Popen[bytes]] = []  # a Popen that is forgotten warns
+
+
+def _marked(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        # Other users' processes do not say, and processes end while they are asked.
+        with suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+                yield process
+
+
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def _watch(folder: Path) -> None:
+    trainer = _Trainer.of(folder)
+    while folder.is_dir():
+        headers = _headers(folder)
+        for header in headers.values():
+            _end_if_overdue(folder, header)
+        if trainer is not None and not trainer.lives():
+            trainer.tidy_up(folder, [header for file, header in headers.items() if file.suffix == ".recording"])
+        if trainer is None and not any(header.process() for header in headers.values()):
+            return
+        time.sleep(_LOOK_EVERY_SECONDS)
+
+
+class _Trainer(NamedTuple):
+    process: psutil.Process | None
+    mark: str
+    env: str
+
+    @classmethod
+    def of(cls, folder: Path) -> "_Trainer | None":
+        """The trainer on this machine; None where it is on another one."""
+        if not (folder / _TRAINER).exists():
+            return None
+        about = json.loads((folder / _TRAINER).read_text(encoding="utf-8"))
+        with suppress(psutil.Error):
+            process = psutil.Process(about["pid"])
+            if process.create_time() == about["born"]:
+                return cls(process, about["mark"], about["env"])
+        return cls(None, about["mark"], about["env"])
+
+    def lives(self) -> bool:
+        with suppress(psutil.Error):
+            return self.process is not None and _runs(self.process)
+        return False
+
+    def tidy_up(self, folder: Path, headers: Sequence[Header]) -> None:
+        """Do what the trainer cannot any more: say where the environments were, and end what it has started."""
+        places = "".join(f"\n  {self.env}, {header.words()}" for header in headers) or " none was being called."
+        sys.stderr.write(
+            f"metaloom: the trainer's process was killed. Environments that were being called then:{places}\n"
+            "If it happens there again, an environment kills it. What is stored is safe: `metaloom resume` goes on\n"
+        )
+        end_marked(self.mark)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _headers(folder: Path) -> dict[Path, Header]:
+    headers: dict[Path, Header] = {}
+    for file in folder.glob("*.*"):
+        if file.suffix in (".recording", ".idle"):
+            with suppress(OSError, struct.error):  # it was just renamed
+                headers[file] = Header.read(file)
+    return headers
+
+
+def _end_if_overdue(folder: Path, header: Header) -> None:
+    if not 0 < header.deadline < time.monotonic() or (process := header.process()) is None:
+        return
+    report = folder / f"{header.pid}-{header.recorder}.timeout"
+    with suppress(psutil.Error, OSError):
+        stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        if not report.stat().st_size:
+            report.write_text(f"{STOPPED if stopped else 'Timeout'}: ended from outside\n", encoding="utf-8")
+        process.kill()
+
+
+if __name__ == "__main__":
+    # Ctrl-C is for the trainer to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _watch(Path(sys.argv[1]))

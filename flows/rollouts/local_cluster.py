@@ -1,0 +1,109 @@
+"""Worker processes on this machine, which nobody else can use and which leave nothing behind."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from typing import Any, ClassVar
+
+import dask.config
+from distributed import Client, LocalCluster, Nanny, Security
+from distributed.core import Status
+
+from metaloom.flows.rollouts.guard import MARK, end_marked
+
+LOOPBACK = "127.0.0.1"
+_SETTINGS = {
+    # Dask opens HTTP ports even without a dashboard, on all interfaces unless it is told where; by its routes, which
+    # know no certificates, anybody could read the state of the scheduler and retire its workers.
+    "distributed.scheduler.http.routes": [],
+    # On a busy machine, a worker takes longer than Dask's 15 seconds to start anew, and would be given up.
+    "distributed.deploy.lost-worker-timeout": "1 hour",
+}
+
+
+_endings: dict[int, int] = {}
+_ended = threading.Condition()
+
+
+class MarkedNanny(Nanny):
+    """A nanny, in this process, whose workers carry a mark from their first instruction on; it keeps how they ended."""
+
+    _starting: ClassVar[int] = 0
+
+    def __init__(self, *args: Any, mark: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.pre_spawn_env[MARK] = mark
+        self._worker = 0
+
+    async def instantiate(self) -> Status:
+        MarkedNanny._starting += 1
+        try:
+            return await super().instantiate()
+        finally:
+            self._worker = self.pid or 0
+            MarkedNanny._starting -= 1
+            # Dask puts it into this process's environment, which is the only way; nothing else we start is to have it.
+            if not MarkedNanny._starting:
+                os.environ.pop(MARK, None)
+
+    def _on_worker_exit_sync(self, exitcode: int) -> None:
+        with _ended:
+            _endings[self._worker] = exitcode
+            _ended.notify_all()
+        super()._on_worker_exit_sync(exitcode)
+
+
+def ending_of(pid: int) -> str | None:
+    """How a worker process of ours ended; None if it is not known after a moment."""
+    with _ended:
+        _ended.wait_for(lambda: pid in _endings, timeout=2)
+        code = _endings.get(pid)
+    if code is None:
+        return None
+    if code >= 0:
+        return f"with exit status {code}, as by os._exit"
+    name = signal.Signals(-code).name
+    return f"by {name}{', from outside or for want of memory' if name == 'SIGKILL' else ''}"
+
+
+@contextmanager
+def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
+    """A client of new worker processes, which end with the context, as does all that they have started."""
+    # A certificate that only these processes have, in memory: a scheduler runs whatever it is sent.
+    security = Security.temporary()
+    try:
+        with (
+            dask.config.set(_SETTINGS),
+            _cluster(workers, retries, mark, security) as cluster,
+            Client(cluster, security=security) as client,
+        ):
+            yield client
+    finally:
+        end_marked(mark)
+
+
+def _cluster(workers: int, retries: int, mark: str, security: Security) -> LocalCluster:
+    # Ctrl-C reaches every process of the terminal's group, but the trainer alone decides what it means. Workers inherit
+    # the blocked signal, those that are restarted later as well; here it is delivered as soon as they have started.
+    # Python's resource tracker unblocks it when it starts, so that has to have happened before.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            host=LOOPBACK,
+            security=security,
+            worker_class=MarkedNanny,
+            mark=mark,
+            config={"distributed.worker.http.routes": []},
+            dashboard_address=f"{LOOPBACK}:0",
+            worker_dashboard_address=f"{LOOPBACK}:0",
+            scheduler_kwargs={"dashboard": False, "allowed_failures": retries},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

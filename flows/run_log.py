@@ -1,0 +1,282 @@
+"""The log of a run: one JSON object per line, in `_operator/log.jsonl` of its folder, kept by whoever trains it.
+
+It takes what the process says through Python's logging and warnings, from Dask workers too, and adds what the trainer
+does. It is no part of the run's content: nothing reads it to compute, nothing vouches for it, it may be deleted.
+"""
+
+import json
+import logging
+import os
+import stat
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from metaloom.flows.observer import IterationReport, Observer
+from metaloom.pipeline.shown import printable
+from metaloom.storage import RunWriter, StageRef, StoreError
+from metaloom.storage.write.holder import FOLDER, operator_folder
+
+NAME = "log.jsonl"
+MOST_BYTES, OLDER_FILES = 1_000_000, 4
+"""A file that would grow beyond so many bytes becomes an older one, of which so many are kept."""
+_LONGEST_MESSAGE = 10_000
+_EARLY_RECORDS = 100
+_CHATTY = ("distributed", "bokeh", "asyncio")
+"""Libraries whose loggers tell of every connection; their warnings are kept."""
+_MOST_READ = 16 * MOST_BYTES
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class RunLog(logging.Handler):
+    """Handler that writes into a run's log; what it is given before it knows the run, it keeps till then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._early: list[logging.LogRecord] = []
+        self._file: _LogFile | None = None
+        self._place: dict[str, Any] = {}
+        self._told: BaseException | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, and show the record on the console if nothing else does."""
+        # A handler of the root logger keeps Python from showing warnings by its last resort.
+        if logging.lastResort is not None and record.levelno >= logging.lastResort.level and self._shows(record):
+            logging.lastResort.handle(record)
+        if record.levelno >= logging.WARNING or record.name.partition(".")[0] not in _CHATTY:
+            self._write(record)
+
+    @contextmanager
+    def of(self, writer: RunWriter, workers: object) -> Iterator[None]:
+        """Begin to write, into the log of the run that a writer has opened, and write down what ends the block."""
+        self._open(writer, workers)
+        try:
+            yield
+        except BaseException as error:
+            # Before the writer lets go of the run: then whoever waits for that finds it.
+            self.tell_end(error)
+            raise
+
+    def tell_end(self, error: BaseException) -> None:
+        """Write down, once, what ended the training."""
+        if error is not self._told:
+            self._told = error
+            kind = type(error).__name__
+            self.tell(logging.ERROR, f"ends with {kind}: {error}", ended_by=kind)
+
+    def _open(self, writer: RunWriter, workers: object) -> None:
+        path = writer.run.path
+        self._place = {"run": path.name, "session": writer.session}
+        try:
+            self._file = _LogFile(operator_folder(path) / NAME)
+        except (OSError, StoreError) as error:
+            self._early = []
+            logging.getLogger(__name__).warning("%s: keeps no log: %s", path, error)
+            return
+        early, self._early = self._early, []
+        for record in early:
+            self._write(record)
+        self.tell(logging.INFO, f"session {writer.session} begins; rollouts in {workers}", workers=str(workers))
+
+    def tell(self, level: int, message: str, **facts: Any) -> None:
+        """Write a line of the trainer's own, which no console shows."""
+        record = logging.LogRecord("metaloom.trainer", level, "", 0, message, None, None)
+        record.facts = facts
+        self._write(record)
+
+    def observing(self, observer: Observer, writer: RunWriter) -> Observer:
+        """An observer that also writes down what it is told, and also stops when the writer is asked to."""
+
+        def stage_started(ref: StageRef) -> None:
+            self._place |= {"iteration": ref.iteration, "stage": ref.stage, "step": ref.step}
+            self.tell(logging.DEBUG, "stage begins")
+            observer.stage_started(ref)
+
+        def iteration_done(report: IterationReport) -> None:
+            self.tell(
+                logging.INFO, f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations}) done"
+            )
+            observer.iteration_done(report)
+
+        def should_stop() -> bool:
+            by = "Ctrl-C" if observer.should_stop() else "`metaloom cancel`" if writer.is_asked_to_stop() else None
+            if by is not None:
+                self.tell(logging.INFO, f"stops, asked by {by}")
+            return by is not None
+
+        return replace(observer, stage_started=stage_started, iteration_done=iteration_done, should_stop=should_stop)
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        super().close()
+
+    def _shows(self, record: logging.LogRecord) -> bool:
+        """Tell if this handler is the only one, or the first of several such ones, that a record reaches."""
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        handlers: list[logging.Handler] = []
+        while logger is not None:
+            handlers += logger.handlers
+            logger = logger.parent if logger.propagate else None
+        return all(isinstance(handler, RunLog) for handler in handlers) and handlers[:1] == [self]
+
+    def _write(self, record: logging.LogRecord) -> None:
+        if self._file is None:
+            self._early = [*self._early, record][-_EARLY_RECORDS:]
+        else:
+            record.place = dict(self._place)
+            self._file.handle(record)
+
+
+class _LogFile(RotatingFileHandler):
+    """Files of the log. Where they cannot be written, nothing is lost but lines."""
+
+    def __init__(self, path: Path) -> None:
+        if path.is_symlink():
+            raise OSError(f"{path} is a symbolic link")
+        with path.open("ab+") as file:
+            if file.tell() and not (file.seek(-1, os.SEEK_END) >= 0 and file.read(1) == b"\n"):
+                file.write(b"\n")  # whoever wrote before was killed in the middle of a line
+        super().__init__(
+            path, maxBytes=MOST_BYTES, backupCount=OLDER_FILES, encoding="utf-8", errors="backslashreplace"
+        )
+        self.setFormatter(_JsonLines())
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on without the line: the disk that is full will stop the run itself, which tells more."""
+        del record
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)  # with the traceback of an exception
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            **getattr(record, "place", {}),
+            "logger": printable(record.name),
+            "message": printable(text[:_LONGEST_MESSAGE]),
+            **getattr(record, "facts", {}),
+        }
+        return json.dumps(line, ensure_ascii=False)
+
+
+@contextmanager
+def kept_log() -> Iterator[RunLog]:
+    """Collect what is logged and warned of in the block; `open` says into which run's log it goes."""
+    log, root = RunLog(), logging.getLogger()
+    level, show = root.level, warnings.showwarning
+    if not root.handlers and level == logging.WARNING:
+        # Nobody has configured logging, so nobody sees more of it for this: the console still shows warnings only.
+        root.setLevel(logging.INFO)
+    root.addHandler(log)
+
+    def showwarning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: TextIO | str | None
+    ) -> None:
+        show(message, category, filename, lineno, *cast(Any, more))
+        log.tell(logging.WARNING, f"{category.__name__}: {message} ({filename}:{lineno})")
+
+    warnings.showwarning = showwarning
+    try:
+        yield log
+    except BaseException as error:
+        log.tell_end(error)
+        raise
+    finally:
+        warnings.showwarning = show
+        root.removeHandler(log)
+        root.setLevel(level)
+        log.close()
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of a log, as far as it can be read: all text is fit for a terminal.
+
+    Attributes:
+        time, level, message: of the line.
+        fields: all of them.
+    """
+
+    time: str
+    level: str
+    message: str
+    fields: dict[str, Any]
+
+    @classmethod
+    def parse(cls, raw: str) -> "LogLine | None":
+        """Read a line; None for one that was cut off by a kill, or is no line of a log."""
+        try:
+            fields = json.loads(raw)
+            time, level, message = (printable(fields[name]) for name in ("time", "level", "message"))
+            return cls(time, level, message, fields)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    @property
+    def ref(self) -> StageRef | None:
+        """The stage that was under way; None before the first."""
+        try:
+            return StageRef(int(self.fields["iteration"]), str(self.fields["stage"]), int(self.fields["step"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def is_at_least(self, level: str) -> bool:
+        """Tell if the line is of a level or of a graver one."""
+        return self.level not in LEVELS or LEVELS.index(self.level) >= LEVELS.index(level)
+
+
+class LogReader:
+    """Reads a run's log, from its oldest line on, and again what has come since.
+
+    Args:
+        run: the run's folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / FOLDER / NAME
+        self._inode, self._offset = 0, 0
+        self._is_followed = False
+
+    def new_lines(self) -> Sequence[LogLine]:
+        """Lines that were not read before; one that is being written comes when it is whole."""
+        raw = self._rest_of_older()
+        self._inode, new = _read(self._path, self._offset)
+        whole = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        lines = (raw + whole).decode("utf-8", "replace").split("\n")
+        return [line for text in lines if (line := LogLine.parse(text)) is not None]
+
+    def _rest_of_older(self) -> bytes:
+        """What was not read yet of files that were put aside."""
+        older = [self._path.with_name(f"{NAME}.{n}") for n in range(OLDER_FILES, 0, -1)]
+        if not self._is_followed:
+            self._is_followed = True
+            return b"".join(_read(path)[1] + b"\n" for path in older)
+        if _read(self._path, self._offset)[0] == self._inode:
+            return b""
+        inode, rest = _read(older[-1], self._offset)
+        self._offset = 0
+        return rest if inode == self._inode else b""
+
+
+def _read(path: Path, offset: int = 0) -> tuple[int, bytes]:
+    """Inode of a regular file, and what is in it behind an offset; 0 and nothing where there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            return 0, b""
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(offset)
+            return os.fstat(file.fileno()).st_ino, file.read(_MOST_READ)
+    except OSError:
+        return 0, b""

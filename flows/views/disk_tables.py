@@ -1,0 +1,47 @@
+"""Output of `metaloom du`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from metaloom.flows.commands.disk import DiskUse, bytes_freed, bytes_together
+from metaloom.flows.views.formatting import plural, size
+from metaloom.flows.views.parts import as_text, heading, new_table
+
+
+def disk_view(
+    uses: Sequence[DiskUse], paths: Sequence[Path], leftovers: Sequence[Path], *, details: bool
+) -> RenderableType:
+    """A row for each run, and with `details` what each consists of."""
+    if not uses and not leftovers:
+        return "no runs"
+    table = new_table("run", ">on disk", ">shared with forks", ">freed by thinning", ">freed by removing", "")
+    for use, path in zip(uses, paths, strict=True):
+        known = size(use.thinning) if not use.problem else ""
+        note = use.problem or (f"{size(use.only_remote)} not in the cache" if use.only_remote else "")
+        freed = size(bytes_freed([path]))
+        table.add_row(as_text(use.name), size(use.num_bytes), size(use.shared), known, freed, as_text(note))
+    table.add_section()
+    table.add_row("together", size(bytes_together(paths)))
+    parts: list[RenderableType] = [table] if uses else []
+    for use in uses if details else ():
+        parts += [heading(f"{use.name}, by {what}") if n == 0 else rows for what, rows in _parts(use) for n in (0, 1)]
+    if leftovers:
+        left = plural(len(leftovers), "interrupted removal")
+        parts.append(as_text(f"{left}, {size(bytes_together(leftovers))}: `metaloom rm` finishes that", "yellow"))
+    return Group(*parts)
+
+
+def _parts(use: DiskUse) -> list[tuple[str, Table]]:
+    ranges = {f"{first} to {last}": num_bytes for (first, last), num_bytes in (use.ranges or {}).items()}
+    by = {"group": use.groups or {}, "stage": use.stages or {}, "iteration": ranges}
+    return [(what, _table(what, sizes)) for what, sizes in by.items() if sizes]
+
+
+def _table(what: str, sizes: Mapping[str, int]) -> Table:
+    table = new_table(what, ">size")
+    for name, num_bytes in sizes.items():
+        table.add_row(as_text(name), size(num_bytes))
+    return table

@@ -1,0 +1,59 @@
+"""Settings as a file that `metaloom train` reads back."""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import yaml
+
+from metaloom.flows.errors import UsageError
+from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.yaml import parse
+
+SettingsFormat = Literal["yaml", "toml", "json"]
+
+
+def settings_file(config: RunConfig, form: SettingsFormat) -> str:
+    """All settings of a run as the text of a file, of which `metaloom train` makes the same run.
+
+    Raises:
+        UsageError: the format has no words for one of them.
+    """
+    settings = config.model_dump(mode="json")
+    write, read = _FORMATS[form]
+    text = write(settings)
+    try:
+        same = build_config(read(text)) == config
+    except ValueError:
+        same = False
+    if not same:
+        raise UsageError(f"found settings that a {form} file cannot hold; required another --format, such as json")
+    return text
+
+
+def _toml(settings: Mapping[str, Any]) -> str:
+    return "".join(f"{line}\n" for line in _toml_lines(settings))
+
+
+def _toml_lines(settings: Mapping[str, Any], *sections: str) -> Iterator[str]:
+    """A line for every setting, by the name that it has in `--set`; TOML has no null, so what is null is left out."""
+    for name, value in settings.items():
+        path = (*sections, name)
+        if isinstance(value, Mapping) and value:
+            yield from _toml_lines(value, *path)
+        elif value is not None:
+            # JSON's numbers, texts and lists of them are TOML's.
+            yield f"{'.'.join(map(_key, path))} = {json.dumps(value)}"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+
+
+_FORMATS: Mapping[SettingsFormat, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    "yaml": (lambda settings: yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), parse),
+    "toml": (_toml, tomllib.loads),
+    "json": (lambda settings: json.dumps(settings, indent=2) + "\n", json.loads),
+}

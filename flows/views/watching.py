@@ -1,0 +1,208 @@
+"""A run that another process trains, as its store, its lock and its log show it."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from metaloom import storage
+from metaloom.flows.observer import IterationReport, mean_test_returns
+from metaloom.flows.run_log import LogLine, LogReader
+from metaloom.flows.views.formatting import plural, size, stage_name
+from metaloom.flows.views.parts import as_text
+from metaloom.flows.views.progress import SPARKLINE_WIDTH, Panel, PlainLines, ProgressMode, is_live, json_line
+from metaloom.flows.views.run_info import planned_iterations, state_of
+from metaloom.storage import StageRef
+
+LOOK_SECONDS, REMOTE_LOOK_SECONDS, WEIGH_SECONDS = 0.5, 5.0, 10.0
+"""Between two looks at a run; at one under object storage, where a look is a request; and at its files."""
+WARNINGS = 3
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run stands that nobody writes.
+
+    Attributes:
+        how: it has all its iterations; its writer stopped, failed with an error, or was killed.
+        message: all of it, in words.
+    """
+
+    how: Literal["complete", "stopped", "failed", "killed"]
+    message: str
+
+    @property
+    def went_well(self) -> bool:
+        """True if the last writer ended by itself and without an error."""
+        return self.how in ("complete", "stopped")
+
+
+class Watch:
+    """Follows a run from outside.
+
+    Args:
+        path: the run's folder.
+
+    Attributes:
+        run: the run.
+        writer: who writes it; None for nobody.
+        stage: the stage under way, if the log tells, and when it began in seconds since 1970.
+        workers: where rollouts run, if the log tells.
+        warnings: newest warnings of the session.
+        num_bytes: of the run's files, at the last time that they were weighed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.run = storage.open_run(path)
+        self.writer: storage.Writer | None = None
+        self.stage: tuple[StageRef, float] | None = None
+        self.workers = ""
+        self.warnings: deque[LogLine] = deque(maxlen=WARNINGS)
+        self.num_bytes = 0
+        self._error = ""
+        self._log = LogReader(path)
+        self._next = max(0, len(self.run.iterations) - SPARKLINE_WIDTH)
+        self._base: float | None = None
+        self._weighed = float("-inf")
+
+    def look(self) -> list[IterationReport]:
+        """Take in what is new; returns the iterations that are complete since, at first the last few."""
+        if (remote := self.run.files.remote) is not None:
+            remote.pull()
+        # Before anything else: whatever a writer has stored that is gone by now is seen below.
+        self.writer = storage.current_writer(self.run.path, remote)
+        for line in self._log.new_lines():
+            self._take(line)
+        if time.monotonic() - self._weighed >= WEIGH_SECONDS or self.writer is None:
+            self.num_bytes, self._weighed = self.run.files.num_bytes(), time.monotonic()
+        done = len(self.run.iterations)
+        new, self._next = range(self._next, done), max(self._next, done)
+        refs = self.run.refs() if new else []
+        return [self._report(i, [ref for ref in refs if ref.iteration == i]) for i in new]
+
+    def newest(self) -> StageRef | None:
+        """The stage that was stored last of the iteration under way."""
+        refs = [ref for ref in self.run.refs() if ref.iteration == len(self.run.iterations)]
+        return max(refs, key=lambda ref: self.run.record(ref).sequence, default=None)
+
+    def ending(self) -> Ending:
+        """How the run stands, once nobody writes it."""
+        run, total = self.run, planned_iterations(self.run)
+        how = f"{len(run.iterations)} of {plural(total, 'iteration')}"
+        again = f"go on with: metaloom resume {run.location}"
+        if state_of(run, None) == "complete":
+            return Ending("complete", f"complete: {how}")
+        if self._error:
+            return Ending("failed", f"failed after {how}: {self._error}; {again}")
+        if run.is_sealed:
+            return Ending("stopped", f"stopped after {how}; {again}")
+        return Ending("killed", f"its writer was killed after {how}; nothing stored is lost, {again}")
+
+    def _take(self, line: LogLine) -> None:
+        if "workers" in line.fields:  # a session begins
+            self.workers, self._error, self.stage = str(line.fields["workers"]), "", None
+            self.warnings.clear()
+        elif line.level == "debug" and line.ref is not None:
+            self.stage = line.ref, _seconds(line.time)
+        elif line.level == "error" and "ended_by" in line.fields:
+            self._error = line.message
+        elif line.is_at_least("warning"):
+            self.warnings.append(line)
+
+    def _report(self, iteration: int, refs: Sequence[StageRef]) -> IterationReport:
+        records = [self.run.record(ref) for ref in refs if ref.stage != self.run.stages.first]
+        first = min(_seconds(record.started) for record in records)
+        last = max(_seconds(record.started) + record.seconds for record in records)
+        if self._base is None:
+            self._base = first
+        evaluations = [record for record in records if self.run.stages[record.ref.stage].output == "Evaluation"]
+        seconds = last - first - sum(record.seconds for record in evaluations)
+        steps = sum(self.run.episodes(iteration)["length"].to_pylist())
+        return IterationReport(
+            iteration=iteration,
+            iterations=planned_iterations(self.run),
+            metrics=self.run[iteration].metrics(),
+            stage_seconds={f"{record.ref.stage}.{record.ref.step}": record.seconds for record in records},
+            elapsed_seconds=last - self._base,
+            steps_per_second=steps / seconds if seconds > 0 else None,
+            evaluation_returns=mean_test_returns(self.run.load(record.ref) for record in evaluations),
+        )
+
+
+class WatchPanel(Panel):
+    """Live panel of a run that another process trains."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(time.time)
+        self._watch = watch
+        self.update([])
+
+    def update(self, reports: Sequence[IterationReport]) -> None:
+        """Show what a look has found."""
+        for report in reports:
+            self.iteration_done(report)
+        watch, writer = self._watch, self._watch.writer
+        self._began = _seconds(writer.since) if writer else None
+        self._stage = watch.stage if writer and watch.stage and not watch.run.contains(watch.stage[0]) else None
+        self._stored = watch.newest() if writer and self._stage is None else None
+
+    def rows(self) -> Iterator[tuple[str, RenderableType]]:
+        """Names and contents of the rows."""
+        watch = self._watch
+        yield "run", as_text(watch.run.location)
+        yield from super().rows()
+        if self._stored is not None:
+            yield "stage", f"{stage_name(self._stored)} is stored"
+        if watch.writer is not None:
+            yield "writer", as_text(watch.writer)
+            yield "workers", as_text(watch.workers or "unknown: the log is not here")
+        yield "disk", size(watch.num_bytes)
+        for line in watch.warnings:
+            yield "warning", as_text(f"{line.time[11:19]} {line.message.splitlines()[0]}", "yellow")
+
+
+def watch_run(path: Path, *, mode: ProgressMode, out: TextIO | None = None, wait: Callable[[float], None]) -> Ending:
+    """Show a run until nobody writes it: a live panel in a terminal, else a line for each iteration.
+
+    Args:
+        path: the run's folder.
+        mode: as for `progress`.
+        out: where to write; standard output when None.
+        wait: sleeps for some seconds.
+    """
+    watch, stream = Watch(path), sys.stdout if out is None else out
+    console = Console(file=stream, highlight=False)
+    pause = LOOK_SECONDS if watch.run.files.remote is None else REMOTE_LOOK_SECONDS
+    reports = watch.look()
+    if mode == "auto" and is_live(console):
+        panel = WatchPanel(watch)
+        panel.update(reports)
+        with Live(panel, console=console, refresh_per_second=4):
+            while watch.writer is not None:
+                wait(pause)
+                panel.update(watch.look())
+        return watch.ending()
+    line = json_line if mode == "json" else PlainLines()
+    texts = [line(report) for report in reports][-1:]
+    while True:
+        stream.writelines(f"{text}\n" for text in texts)
+        stream.flush()
+        if watch.writer is None:
+            return watch.ending()
+        wait(pause)
+        texts = [line(report) for report in watch.look()]
+
+
+def _seconds(when: str) -> float:
+    """Seconds since 1970 of a time in ISO 8601; 0 for what is none, as a foreign log may have."""
+    try:
+        return datetime.fromisoformat(when).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,108 @@
+"""Stored episodes as a torch Dataset: every item is what the run holds, whoever loads it in whatever order."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader
+
+import metaloom
+from metaloom import storage
+from metaloom.flows.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, copy_tiny_run):
+    return metaloom.open_run(copy_tiny_run(tmp_path_factory.mktemp("datasets") / "run"))
+
+
+def test_transitions_are_the_real_steps_in_the_order_of_the_table(run):
+    dataset, steps = run.dataset("transitions"), run.steps()
+    assert len(dataset) == steps.num_rows
+    items = dataset[range(len(dataset))]
+    for name in ("iteration", "step", "task", "episode", "t", "reward", "terminated", "truncated"):
+        assert items[name].tolist() == steps[name].to_pylist(), name
+    for name in ("observation", "action"):
+        assert np.array_equal(items[name], np.array(steps[name].to_pylist(), np.float32))
+    follows = (items["t"][1:] > 0).numpy()
+    assert np.array_equal(items["next_observation"][:-1][follows], items["observation"][1:][follows])
+    last = items["t"].numpy() == 9
+    assert np.array_equal(items["next_observation"][last][0], run[0].rollouts(0).observations[0, 0, 10])
+
+
+def test_episodes_are_those_of_the_batches_with_their_task(run):
+    dataset = run.dataset("episodes", iterations=[2], steps=1)
+    episodes, tasks = run[2].rollouts(1), run[2].tasks()
+    assert len(dataset) == episodes.real.sum() == 12
+    for index in (0, 7, 11):
+        b, e = divmod(index, 3)
+        item = dataset[index]
+        assert torch.equal(item["observations"], torch.from_numpy(episodes.observations[b, e]))
+        assert torch.equal(item["rewards"], torch.from_numpy(episodes.rewards[b, e]))
+        assert torch.equal(item["task_params"], torch.from_numpy(tasks.params[b]))
+        assert [int(item[name]) for name in ("iteration", "step", "task", "episode")] == [2, 1, b, e]
+        assert int(item["length"]) == episodes.lengths[b, e]
+
+
+def test_a_trial_is_all_that_a_task_saw_in_an_iteration(run):
+    dataset = run.dataset("trials")
+    assert len(dataset) == 3 * 4
+    trial = dataset[1 * 4 + 3]
+    expected = np.concatenate([run[1].rollouts(k).actions[3] for k in (0, 1)])
+    assert np.array_equal(trial["actions"], expected)
+    assert trial["step"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert trial["episode"].tolist() == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("unit", ["transitions", "episodes", "trials"])
+def test_workers_give_the_same_batches_as_none_and_every_item_once(run, unit):
+    dataset = run.dataset(unit)
+
+    def batches(num_workers):
+        sampler = BatchSampler(dataset.sampler(seed=3, pool=5), 7, drop_last=False)
+        return [*DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=num_workers)]
+
+    alone, with_workers = batches(0), batches(2)
+    assert len(alone) == len(with_workers) == -(-len(dataset) // 7)
+    for one, other in zip(alone, with_workers, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    order = [*dataset.sampler(seed=3, pool=5)]
+    assert sorted(order) == [*range(len(dataset))]
+    assert order != sorted(order)
+
+
+def test_the_default_loader_stacks_items_as_a_list_of_indices_does(run):
+    dataset = run.dataset("episodes")
+    loaded = next(iter(DataLoader(dataset, batch_size=4)))
+    assert all(torch.equal(loaded[name], values) for name, values in dataset[[0, 1, 2, 3]].items())
+
+
+def test_the_order_depends_on_seed_and_epoch_and_reads_every_part_once(run, monkeypatch):
+    dataset = run.dataset("transitions")
+    sampler = dataset.sampler(seed=1, pool=4)
+    first = [*sampler]
+    assert [*dataset.sampler(seed=1, pool=4)] == first != [*dataset.sampler(seed=2, pool=4)]
+    sampler.set_epoch(1)
+    assert [*sampler] != first
+    read, of = [], type(dataset)._read
+    monkeypatch.setattr(type(dataset), "_read", lambda self, part: read.append(part) or of(self, part))
+    for start in range(0, len(first), 16):
+        dataset[first[start : start + 16]]
+    assert len(read) == len(set(read)) == 3 * 2 * 4
+
+
+def test_what_there_is_not_is_refused(run, tmp_path, copy_tiny_run):
+    with pytest.raises(UsageError, match=r"found a dataset of 'steps'; required one of transitions, episodes, trials"):
+        run.dataset("steps")
+    with pytest.raises(IndexError, match="required 0 to 11: there are 12 items"):
+        run.dataset("trials")[12]
+    with pytest.raises(storage.StageMissing, match="no episodes of these"):
+        run.dataset("episodes", steps=5)
+    with pytest.raises(UsageError, match="found pool=0"):
+        run.dataset("episodes").sampler(pool=0)
+    thinned = copy_tiny_run(tmp_path / "thinned")
+    with storage.open_writer(thinned) as writer:
+        writer.thin([0])
+    with pytest.raises(storage.StageThinned):
+        metaloom.open_run(thinned).dataset("episodes")
+    assert len(metaloom.open_run(thinned).dataset("trials", iterations=slice(1, None))) == 8

@@ -1,0 +1,220 @@
+"""What runs take on the disk, and their removal."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from metaloom import storage
+from metaloom.flows import cli
+from metaloom.flows.commands.disk import disk_use, in_ranges
+from metaloom.flows.commands.fork import fork
+from metaloom.storage.read.committed import bytes_in
+
+KILLED_IN_BETWEEN = """
+import os, shutil, signal, sys
+from pathlib import Path
+from metaloom import storage
+shutil.rmtree = lambda *arguments, **options: os.kill(os.getpid(), signal.SIGKILL)
+storage.remove_run(Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def runs(copy_tiny_run, tmp_path, monkeypatch):
+    """A folder with a run called first."""
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path / "runs"))
+    copy_tiny_run(tmp_path / "runs" / "first")
+    return tmp_path / "runs"
+
+
+def says(words, capsys, code=0):
+    assert cli.run(words.split()) == code, capsys.readouterr()
+    said = capsys.readouterr()
+    return said.out + said.err
+
+
+def files(folder):
+    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+class TestRemove:
+    def test_a_fork_keeps_all_that_it_shares_with_a_removed_parent(self, runs, capsys):
+        fork(runs / "first", 2, runs / "second")
+        before, own = files(runs / "second"), bytes_in(runs / "first") - disk_use(runs / "first").shared
+        told = says("rm first --yes", capsys)
+        assert "second is a fork of it and keeps all that they share" in told
+        assert f"removed 1 run, {own / 1000:.3g} kB freed" in told
+        assert [path.name for path in runs.iterdir()] == ["second"]
+        assert files(runs / "second") == before
+        assert storage.verify_run(runs / "second") == []
+
+    def test_without_yes_and_without_a_terminal_nothing_goes(self, runs, capsys):
+        assert "required --yes" in says("rm first", capsys, 2)
+        assert storage.verify_run(runs / "first") == []
+
+    @pytest.mark.parametrize(("answer", "code"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)])
+    def test_in_a_terminal_it_asks(self, runs, answer, code):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execv(sys.executable, [sys.executable, "-m", "metaloom.flows.cli", "rm", "first"])
+        screen = b""
+        while b"[y/N]" not in screen:
+            screen += os.read(terminal, 4096)
+        os.write(terminal, answer)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+        os.close(terminal)
+        assert (runs / "first").exists() == (code == 1)
+
+    def test_all_runs_are_looked_at_before_the_first_goes(self, runs, capsys):
+        assert "no such folder" in says("rm first second --yes", capsys, 2)
+        assert (runs / "first" / "run.json").exists()
+
+    def test_a_run_that_is_being_written_is_refused(self, runs, capsys):
+        with storage.open_writer(runs / "first"):
+            told = says("rm first --yes", capsys, 1)
+        assert f"process {os.getpid()} on" in told
+        assert "`metaloom cancel first` stops it" in told
+        (runs / "first" / "writer.lock").write_text('{"host": "a.b", "pid": 1, "since": "2026", "token": "0"}')
+        assert "process 1 on a.b" in says("rm first --yes", capsys, 1)
+        assert (runs / "first" / "run.json").exists()
+
+    def test_a_link_is_refused_and_what_links_lead_to_stays(self, runs, tmp_path, capsys):
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        (outside / "precious").write_text("x")
+        (runs / "link").symlink_to("first")
+        assert "a symbolic link to first" in says("rm link --yes", capsys, 2)
+        (runs / "first" / "_quarantine").symlink_to(outside)
+        (runs / "first" / "data.zarr" / "link").symlink_to(outside)
+        says("rm first --yes", capsys)
+        assert not (runs / "first").exists()
+        assert (outside / "precious").read_text() == "x"
+
+    def test_what_is_no_run_or_holds_anything_else_is_refused(self, runs, tmp_path, capsys):
+        (tmp_path / "folder").mkdir()
+        assert "without run.json" in says(f"rm {tmp_path}/folder --yes", capsys, 2)
+        (runs / "first" / "notes.txt").touch()
+        assert "first: notes.txt in it; required" in says("rm first --yes", capsys, 2)
+        assert (runs / "first" / "run.json").exists()
+
+    def test_a_damaged_run_goes_too(self, runs, capsys):
+        (runs / "first" / "run.json").write_text("{")
+        says("rm first --yes", capsys)
+        assert [*runs.iterdir()] == []
+
+    def test_a_killed_removal_leaves_no_half_run_and_is_finished_by_the_next(self, runs, capsys):
+        killed = subprocess.run([sys.executable, "-c", KILLED_IN_BETWEEN, str(runs / "first")])
+        assert killed.returncode == -signal.SIGKILL
+        assert storage.find_runs(runs) == []
+        assert "1 interrupted removal, " in says("du", capsys)
+        (left,) = storage.unfinished_removals(runs)
+        assert left.name.startswith("first-")
+        assert "finished the removal of" in says("rm", capsys)
+        assert [*runs.iterdir()] == []
+        assert says("rm", capsys) == "no removal to finish\n"
+
+    def test_a_run_that_others_began_with_is_named(self, runs, tiny_config, capsys):
+        from metaloom.flows.commands.train import train
+        from metaloom.flows.rollouts.workers import Backend
+
+        warm = tiny_config(iterations=1, init_from={"run": str(runs / "first"), "updates": 1})
+        train(warm, runs / "warm", backend=Backend(workers=0))
+        assert "warm began with its learner" in says("rm first --yes", capsys)
+
+    def test_runs_under_a_url_are_left_to_the_tools_of_their_store(self, runs, monkeypatch, capsys):
+        monkeypatch.setenv("METALOOM_CACHE", str(runs))
+        assert "aws s3 rm --recursive s3://bucket/first" in says("rm s3://bucket/first --yes", capsys, 2)
+
+
+class TestDiskUse:
+    def test_sums_agree_with_the_files_and_with_what_thinning_frees(self, runs, capsys):
+        use = disk_use(runs / "first")
+        assert use.num_bytes == bytes_in(runs / "first")
+        assert use.groups is not None
+        assert use.stages is not None
+        assert use.ranges is not None
+        assert sum(use.groups.values()) == use.num_bytes
+        assert sum(use.stages.values()) == sum(use.ranges.values())
+        records = [storage.open_run(runs / "first").record(ref) for ref in storage.open_run(runs / "first").refs()]
+        assert sum(use.stages.values()) == sum(record.stored_bytes for record in records)
+        with storage.open_writer(runs / "first") as writer:
+            assert writer.thin([0, 1, 2]).num_bytes == use.thinning
+        assert disk_use(runs / "first").thinning == 0
+
+    def test_files_that_a_fork_shares_count_once_and_are_not_freed(self, runs, capsys):
+        alone = disk_use(runs / "first")
+        made = fork(runs / "first", 3, runs / "second")
+        told = json.loads(says("du first second --json", capsys))
+        first, second = told["runs"]
+        assert (first["shared"], second["shared"]) == (made.shared_bytes, made.shared_bytes)
+        assert told["bytes"] == first["num_bytes"] + second["num_bytes"] - made.shared_bytes
+        assert (first["num_bytes"], first["thinning"]) == (alone.num_bytes, 0)
+        assert alone.thinning > 0
+
+    def test_ranges_cover_every_iteration_once(self):
+        assert in_ranges({}) == {}
+        assert in_ranges({0: 1, 1: 2, 2: 4}) == {(0, 0): 1, (1, 1): 2, (2, 2): 4}
+        sizes = {i: 10**i for i in range(12)}
+        assert in_ranges(sizes) == {(i, i + 1): 11 * 10**i for i in range(0, 12, 2)}
+
+    def test_a_damaged_run_is_listed_with_its_bytes(self, runs, capsys):
+        (runs / "first" / "run.json").write_text("{")
+        assert disk_use(runs / "first").num_bytes == bytes_in(runs / "first")
+        assert "first" in says("du", capsys)
+
+
+class TestList:
+    @pytest.fixture
+    def several(self, runs, copy_tiny_run):
+        """Runs of the same settings: first, second (stopped), third (cannot be read)."""
+        fork(runs / "first", 2, runs / "second")
+        copy_tiny_run(runs / "third")
+        (runs / "third" / "run.json").write_text("{}")
+
+    def names(self, words, capsys):
+        return [row["name"] for row in json.loads(says(f"ls --json {words}", capsys))]
+
+    @pytest.mark.usefixtures("several")
+    def test_filters_and_orders(self, capsys):
+        today = datetime.now().strftime("%Y-%m-%d")
+        tomorrow = (datetime.now(UTC) + timedelta(days=2)).strftime("%Y-%m-%dT%H:%M")
+        expected = {
+            "": ["second", "first", "third"],
+            "--reverse": ["third", "first", "second"],
+            "--sort name": ["first", "second", "third"],
+            "--sort name --reverse --limit 2": ["third", "second"],
+            "--status stopped": ["second"],
+            "--status complete": ["first"],
+            "--status damaged": ["third"],
+            "--algorithm promp --sort name": ["first", "second"],
+            "--algorithm pearl": [],
+            "--env point-corner --limit 1": ["second"],
+            "--env ant-dir": [],
+            "--since 30m --sort name": ["first", "second"],
+            f"--since {today} --sort name": ["first", "second"],
+            f"--since {tomorrow}": [],
+        }
+        assert {words: self.names(words, capsys) for words in expected} == expected
+
+    @pytest.mark.usefixtures("several")
+    def test_the_highest_return_and_the_largest_come_first(self, capsys):
+        rows = json.loads(says("ls --json --sort return", capsys))
+        returns = [row.get("last_return") for row in rows]
+        assert returns[2] is None
+        assert returns[:2] == sorted(returns[:2], reverse=True)
+        sizes = [row["bytes"] for row in json.loads(says("ls --json --sort size", capsys))]
+        assert sizes == sorted(sizes, reverse=True)
+
+    def test_nothing_found_is_told_and_a_wrong_moment_refused(self, runs, capsys):
+        assert says("ls --env ant-dir", capsys) == f"none of 1 runs in {runs} is like that\n"
+        assert "required a span such as 30m" in says("ls --since yesterday", capsys, 2)
+
+    def test_what_is_no_terminal_gets_plain_characters(self, runs, capsys):
+        for words in ("ls", "show first", "show first@0", "du first", "--help", "watch first", "logs first"):
+            assert says(words, capsys).isascii(), words

@@ -1,0 +1,116 @@
+"""How runs, iterations, batches and policies show themselves in a terminal and in a notebook."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import metaloom
+from metaloom.pipeline.shown import MOST_ROWS, as_html, as_text
+from metaloom.pipeline.types import TaskBatch, TaskParams
+
+EVIL = "<script>alert('x')</script>\x1b[2J"
+
+
+@pytest.fixture(scope="module")
+def run(copy_tiny_run, tmp_path_factory):
+    return metaloom.open_run(copy_tiny_run(tmp_path_factory.mktemp("runs") / "first"))
+
+
+def test_a_batch_shows_shapes_dtypes_and_sizes_of_its_arrays_and_none_of_their_numbers(run):
+    episodes = run[0].rollouts(0)
+    lines = repr(episodes).splitlines()
+    assert lines[0] == "EpisodeBatch"
+    words = [line.split() for line in lines]
+    assert ["rewards", "[4,", "3,", "10]", "float32", "480", "B"] in words
+    assert ["behavior.mean", "[4,", "3,", "10,", "2]", "float32", "960", "B"] in words
+    assert len(lines) < 15
+    html = episodes._repr_html_()
+    assert ">rewards</td>" in html
+    assert ">[4, 3, 10]</td>" in html
+    assert len(html) < 4000
+
+
+def test_tasks_show_their_fields_with_units(run):
+    tasks = TaskBatch(np.zeros((2, 2)), np.zeros(2, np.int64), ("target", "load"), ("°C", "kg"))
+    assert [line.split() for line in repr(tasks).splitlines()[1:]] == [
+        ["params", "[2,", "2]", "float64", "32", "B"],
+        ["ids", "[2]", "int64", "16", "B"],
+        ["names", "target,", "load"],
+        ["units", "°C,", "kg"],
+    ]
+
+
+def test_a_learner_of_many_parameters_shows_the_first_and_counts_the_rest():
+    params = TaskParams({f"layer_{n:02}": np.zeros((1, 2), np.float32) for n in range(100)})
+    lines = repr(params).splitlines()
+    assert len(lines) == MOST_ROWS + 1
+    assert lines[-1].strip() == f"and {100 - MOST_ROWS + 1} more"
+
+
+def test_an_iteration_shows_its_stored_stages(run):
+    lines = repr(run[1]).splitlines()
+    assert lines[0] == f"Iteration 1 of {run.path}"
+    assert [line.split("(")[0].strip() for line in lines[1:]] == [record.ref.stage for record in records(run, 1)]
+    for record in records(run, 1):
+        assert f">{len(record.arrays)} arrays</td>" in run[1]._repr_html_()
+
+
+def records(run, iteration):
+    return [run.record(ref) for ref in run.refs() if ref.iteration == iteration]
+
+
+def test_a_run_shows_what_it_is_and_how_far_and_how_well_it_got(run):
+    html = run._repr_html_()
+    for text in ("promp", "point-corner", "3 of 3"):
+        assert f">{text}</td>" in html
+    assert "→" in html
+    together = metaloom.open_runs(run.path)
+    assert ">first</td>" in together._repr_html_()
+    assert "3 of 3" in together._repr_html_()
+
+
+def test_a_policy_shows_its_parameters(run):
+    html = run.policy()._repr_html_()
+    assert "TrainedPolicy(promp in point-corner)" in html
+    assert ">log_std</td>" in html
+
+
+def test_stored_text_is_neither_markup_nor_control_characters():
+    for shown in (
+        as_html(EVIL, [(EVIL, EVIL)]),
+        TaskBatch(np.zeros((1, 1)), np.zeros(1, np.int64), (EVIL,), (EVIL,))._repr_html_(),
+    ):
+        assert "<script" not in shown
+        assert "&lt;script&gt;" in shown
+        assert "\x1b" not in shown
+    assert "\x1b" not in as_text(EVIL, [(EVIL,)])
+
+
+def test_a_forged_run_is_shown_as_text(run, monkeypatch):
+    forged = {**run.info, "created": EVIL, "config": {"algorithm": {"name": EVIL}, "env": [EVIL]}}
+    monkeypatch.setattr(run, "info", forged)
+    html = run._repr_html_()
+    assert html.count("&lt;script&gt;") == 3
+    assert "<script" not in html
+    assert "\x1b" not in html
+
+
+def test_nothing_is_shown_with_colours_of_its_own(run):
+    """So that dark pages stay legible."""
+    for value in (run, run[0], run[0].rollouts(0), run[0].tasks(), run.policy()):
+        html = value._repr_html_()
+        assert "color" not in html.replace("color:inherit", "")
+        assert "background" not in html
+
+
+def test_showing_a_run_imports_neither_torch_nor_a_simulator(run):
+    code = (
+        "import sys, json, metaloom; run = metaloom.open_run(sys.argv[1]);"
+        "[value._repr_html_() for value in (run, run[0], run[0].rollouts(0), run[0].update())];"
+        "print(json.dumps(sorted({'torch', 'gymnasium', 'mujoco'} & {*sys.modules})))"
+    )
+    told = subprocess.run([sys.executable, "-c", code, run.path], capture_output=True, text=True, check=True)
+    assert json.loads(told.stdout) == []

@@ -1,0 +1,182 @@
+"""Films of stored episodes show what is stored, or say that they do not."""
+
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+from imageio.v3 import improps
+from PIL import Image, ImageSequence
+
+import metaloom
+from metaloom import storage
+from metaloom.flows import cli
+from metaloom.flows.commands.thin import thin
+from metaloom.flows.errors import ExtraMissing, UsageError
+from metaloom.flows.films import film, opengl
+from metaloom.flows.films.painters import drawable, painter_of
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.point_corner import PointCorner
+from metaloom.storage import Retention
+
+pytestmark = pytest.mark.slow
+
+POINTS = {"num_tasks": 3, "episodes_per_task": 2, "max_episode_steps": 6, "iterations": 2}
+ROBOT = {"num_tasks": 2, "episodes_per_task": 1, "max_episode_steps": 4, "iterations": 1}
+SMALL = {"policy": {"hidden_sizes": [4]}, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory):
+    path = tmp_path_factory.mktemp("films") / "points"
+    env = {"options": {"reward": "dense"}}
+    return metaloom.train("promp-point-corner", path, env=env, **POINTS, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def robot(tmp_path_factory):
+    path = tmp_path_factory.mktemp("films") / "robot"
+    return metaloom.train("promp-half-cheetah-dir", path, **ROBOT, **SMALL)
+
+
+def pictures(path):
+    with Image.open(path) as image:
+        return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)]
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".webp"])
+def test_a_film_shows_the_reset_and_every_step_of_both_episodes(points, tmp_path, suffix):
+    done = metaloom.video(points, tmp_path / f"film{suffix}", 1, task=2, episode=1)
+    shown = pictures(done.path)
+    assert len(shown) == done.frames == 1 + 6
+    assert done.largest_difference == 0
+    assert all((a != b).any() for a, b in pairwise(shown))
+    stored = [points[1].rollouts(k).rewards[2, 1].sum(dtype=float) for k in (0, 1)]
+    assert [*done.returns.values()] == pytest.approx(stored)
+    with Image.open(done.path) as image:
+        image.load()
+        assert image.info["duration"] == 100  # ms, as the robot's render_fps says
+
+
+def test_fewer_pictures_end_with_the_last_step(points, tmp_path):
+    done = metaloom.video(points, tmp_path / "all.gif", steps=[1])
+    few = metaloom.video(points, tmp_path / "few.gif", steps=[1], every=4)
+    assert (done.frames, few.frames) == (7, 3)
+    np.testing.assert_array_equal(pictures(few.path)[-1], pictures(done.path)[-1])
+
+
+def test_mp4_holds_as_many_pictures_of_even_sides(points, tmp_path):
+    done = metaloom.video(points, tmp_path / "film.mp4", every=2)
+    shape = improps(done.path, plugin="FFMPEG").shape
+    assert done.frames == 4
+    assert [side % 2 for side in shape[1:3]] == [0, 0]
+
+
+def test_the_best_and_the_worst_task_are_those_after_adaptation(points, tmp_path):
+    returns = points[0].rollouts(1).rewards.sum(-1, dtype=float).mean(1)
+    found = {which: metaloom.video(points, tmp_path / "film.png", 0, task=which).task for which in ("best", "worst")}
+    assert found == {"best": returns.argmax(), "worst": returns.argmin()}
+
+
+def test_thinned_episodes_are_sampled_again(points, tmp_path):
+    path = shutil.copytree(points.path, tmp_path / "thinned")
+    thin(path, Retention(keep_last=1))
+    run = storage.open_run(path)
+    with pytest.raises(storage.StageThinned):
+        run[0].rollouts(0)
+    assert metaloom.video(run, tmp_path / "film.png", 0).agrees
+
+
+def test_a_simulator_that_does_otherwise_today_is_told(points, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(PointCorner, "max_action", 0.19)
+    assert cli.run(["video", f"{points.path}@0", "--out", str(tmp_path / "film.png")]) == 1
+    assert "does not show what happened" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.undo()
+    assert cli.run(["video", f"{points.path}@0", "--out", str(tmp_path / "film.png")]) == 0
+
+
+def test_flat_drawing_puts_a_robot_where_the_camera_sees_it(robot, tmp_path):
+    done = metaloom.video(robot, tmp_path / "film.png", renderer="flat", size=(320, 240), steps=[0])
+    assert done.largest_difference == 0
+    env = drawable(EnvConfig(name="half-cheetah-dir"))
+    env.reset(seed=0)
+    painter = painter_of(env, (320, 240), "flat")
+    middle = painter.draw()[110:150, 140:180].reshape(-1, 3)
+    assert (np.abs(middle.astype(int) - [204, 153, 102]).max(1) < 12).mean() > 0.1  # the torso's color
+    env.unwrapped.data.qpos[1] += 1.5  # the robot jumps; its camera, which follows only along the track, does not
+    mujoco.mj_forward(env.unwrapped.model, env.unwrapped.data)
+    jumped = painter.draw()
+    assert (jumped[110:150, 140:180].reshape(-1, 3) != middle).any()
+
+
+@pytest.mark.skipif(opengl.problem_with("egl") is not None, reason="EGL does not work here")
+def test_flat_drawing_covers_what_opengl_draws(tmp_path):
+    env = drawable(EnvConfig(name="half-cheetah-dir"))
+    env.reset(seed=0)
+    flat = painter_of(env, (320, 240), "flat").draw().astype(int)
+    script = (
+        "import sys, numpy as np\n"
+        "from metaloom.flows.films.opengl import choose_renderer\n"
+        "assert choose_renderer('egl') == 'egl'\n"
+        "from metaloom.flows.films.painters import drawable, painter_of\n"
+        "from metaloom.pipeline.envs.config import EnvConfig\n"
+        "env = drawable(EnvConfig(name='half-cheetah-dir'))\n"
+        "env.reset(seed=0)\n"
+        "np.save(sys.argv[1], painter_of(env, (320, 240), 'egl').draw())\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "gl.npy")], check=True)
+    drawn = np.load(tmp_path / "gl.npy").astype(int)
+
+    def is_robot(picture):  # its colors are warm; sky and ground are gray, green or blue
+        return (picture[..., 0] > 1.15 * picture[..., 2]) & (picture[..., 0] > 20)
+
+    both, either = (is_robot(flat) & is_robot(drawn)).sum(), (is_robot(flat) | is_robot(drawn)).sum()
+    assert both / either > 0.8
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"task": 3}, "found task 3; required one from 0 to 2"),
+        ({"episode": 2}, "found episode 2 of task 0; required one from 0 to 1"),
+        ({"steps": [2]}, "found inner step 2; required one of those stored: 0, 1"),
+        ({"out": "film.mpg"}, "found .mpg; required one of .gif"),
+        ({"out": "nowhere/film.gif"}, "found no folder"),
+    ],
+)
+def test_what_cannot_be_filmed_is_refused_and_leaves_nothing(points, tmp_path, options, told):
+    options = {"out": "film.gif", **options}
+    with pytest.raises(UsageError, match=told):
+        metaloom.video(points, tmp_path / options.pop("out"), 1, **options)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_environment_without_pictures_is_refused(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "hostile"))
+    with pytest.raises(UsageError, match=r"render_modes \[\]; required rgb_array"):
+        drawable(EnvConfig(name="hostile_envs:Plain"))
+
+
+def test_an_mp4_without_the_package_that_writes_it_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ExtraMissing, match=r"metaloom\[video\]"):
+        film.check_film_file(tmp_path / "film.mp4")
+
+
+def test_a_renderer_that_does_not_work_is_told_with_what_helps(monkeypatch):
+    monkeypatch.setattr(opengl, "problem_with", lambda name: f"{name} is broken")
+    monkeypatch.setattr("sys.modules", {k: v for k, v in sys.modules.items() if k != "mujoco"})
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    assert opengl.choose_renderer("auto") == "flat"
+    with pytest.raises(UsageError, match="found no OpenGL through osmesa: osmesa is broken; required its libraries"):
+        opengl.choose_renderer("osmesa")
+
+
+@pytest.mark.parametrize("size", ["480", "0x360", "480x", "9999x100", "axb"])
+def test_a_size_that_is_none_is_refused(points, size, capsys):
+    assert cli.run(["video", str(points.path), "--out", "film.gif", "--size", size]) == 2
+    assert f"--size {size}" in capsys.readouterr().err
