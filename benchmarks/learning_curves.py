@@ -22,14 +22,15 @@ COLORS = (AFTER, BEFORE, *BETWEEN, "#8c959f")
 def main() -> None:
     args = _arguments()
     curves: dict[str, list[np.ndarray]] = defaultdict(list)
-    for path in args.runs:
-        run = storage.open_run(path)
-        curves[run.config["algorithm"]["name"]].append(returns(run, args.iterations))
+    stored = [storage.open_run(path) for path in args.runs]
+    iterations = min(args.iterations, *(len(run.iterations) for run in stored))
+    for run in stored:
+        curves[run.config["algorithm"]["name"]].append(returns(run, iterations))
     for line in table(curves):
         print(line)
     figure = charts.line_chart(
         args.title,
-        np.arange(1, args.iterations + 1),
+        np.arange(1, iterations + 1),
         "iteration",
         "average episode return after adaptation",
         [_series(name, runs, color) for (name, runs), color in zip(sorted(curves.items()), COLORS, strict=False)],

@@ -65,13 +65,13 @@ def _measure(folder: Path, rounds: int) -> None:
     outputs: list[tuple[StageRef, Value, list[StageRef]]] = []
     run = folder / "run"
     with storage.create_run(run, capacity=rounds + 1, config={}, config_digest="", environment={}) as writer:
-        _put(writer, [(StageRef(0, "initialize"), first, [])])
+        put(writer, [(StageRef(0, "initialize"), first, [])])
         for i in range(rounds + 1):
-            outputs = list(_iteration(rng, i, PAPER))
+            outputs = list(written_iteration(rng, i, PAPER))
             plain = folder / f"npy_{i}"
             steps: dict[str, Callable[[], object]] = {
                 "np.save": lambda outputs=outputs, plain=plain: _save(outputs, plain),
-                "put": lambda outputs=outputs: _put(writer, outputs),
+                "put": lambda outputs=outputs: put(writer, outputs),
                 "put + flush": writer.flush,
                 "read": lambda i=i: writer.run.load(StageRef(i, "collect_rollouts", 0)),
                 "np.load": lambda i=i, plain=plain: _load(plain, StageRef(i, "collect_rollouts", 0)),
@@ -104,9 +104,9 @@ def _measure_reading(path: Path, iterations: int) -> None:
     sizes = Sizes(4, 5, 20, 2, 2, 8)
     rng = np.random.default_rng(0)
     with storage.create_run(path, capacity=iterations, config={}, config_digest="", environment={}) as writer:
-        _put(writer, [(StageRef(0, "initialize"), Update(_learner(rng, sizes), {}), [])])
+        put(writer, [(StageRef(0, "initialize"), Update(_learner(rng, sizes), {}), [])])
         for i in range(iterations):
-            _put(writer, list(_iteration(rng, i, sizes)))
+            put(writer, list(written_iteration(rng, i, sizes)))
     print(f"{iterations} small iterations, {_held(path) / 1e6:.1f} MB; medians of 5 processes, in ms")
     for name, question in _QUESTIONS.items():
         program = _COLD.format(question=question, since="began" if "open" in name else "opened")
@@ -154,7 +154,7 @@ def _report(timings: dict[str, list[tuple[float, float]]], outputs: Outputs, fol
         )
 
 
-def _put(writer: storage.RunWriter, outputs: Outputs) -> None:
+def put(writer: storage.RunWriter, outputs: Outputs) -> None:
     for ref, value, inputs in outputs:
         writer.put(ref, value, inputs=inputs, seed_position=(ref.iteration, ref.step), started=time.time(), seconds=0.0)
 
@@ -170,7 +170,7 @@ def _load(folder: Path, ref: StageRef) -> list[object]:
     return [np.load(file) for file in sorted(folder.glob(f"{ref.stage}.{ref.step}.*.npy"))]
 
 
-def _iteration(rng: np.random.Generator, i: int, n: Sizes) -> Iterator[tuple[StageRef, Value, list[StageRef]]]:
+def written_iteration(rng: np.random.Generator, i: int, n: Sizes) -> Iterator[tuple[StageRef, Value, list[StageRef]]]:
     learner = ON_POLICY.learner_ref(i)
     tasks = StageRef(i, "sample_tasks")
     yield tasks, TaskBatch(rng.random((n.tasks, 1)), np.full(n.tasks, -1), ("direction",), ("1",)), []
