@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from metaloom.flows.graph.context import learner_of
+from metaloom.flows.graph.context import build_learner
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies import PolicyConfig
@@ -48,7 +48,7 @@ def main() -> None:
 
 def _measure(name: str, threads: int, chunk: int, parallel: ParallelMap, best: Timings) -> None:
     config = build_config({"env": "half-cheetah-dir", "algorithm": {"name": name, "tasks_per_chunk": chunk}})
-    learner = learner_of(config)
+    _, learner, _ = build_learner(config)
     state = initialize(learner, run_seed=0).learner
     params = learner.acting_params(state, TASKS)
     steps: list[Step] = []

@@ -16,7 +16,7 @@ from metaloom.flows.commands import optimize as counterfactuals
 from metaloom.flows.commands import replay as replays
 from metaloom.flows.commands import train as training
 from metaloom.flows.commands import video as films
-from metaloom.flows.opened import Run, RunLike, folder_of, open_run
+from metaloom.flows.opened import Run, RunLike, folder_of
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import new_run_name, run_folder
@@ -182,6 +182,4 @@ def video(run: RunLike, out: str | Path, iteration: int = -1, **options: Any) ->
         UsageError: there is no such episode, or it cannot be drawn or written so.
         storage.StageMissing: the iteration's episodes are not stored.
     """
-    opened = open_run(run)
-    (iteration,) = opened.select(iteration)
-    return films.video(opened.path, iteration, Path(out), **options)
+    return films.video(folder_of(run), iteration, Path(out), **options)

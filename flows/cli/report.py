@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from metaloom.flows.cli.options import RunArgument
 from metaloom.flows.cli.output import console
 from metaloom.flows.runs import report_folder, run_folder
-from metaloom.storage import Run, StorageFailed, open_run
+from metaloom.storage import Run, open_run
+from metaloom.storage.errors import system_errors
 
 if TYPE_CHECKING:
     from metaloom.flows.views.report import ReportFiles
@@ -34,12 +35,9 @@ def write(run: Run, folder: Path) -> "ReportFiles":
     """
     from metaloom.flows.views.report import write_report
 
-    try:
+    with system_errors(
+        folder,
+        required="a folder to write the report to",
+        action=f"Free space, or choose another: `metaloom report {run.path} --out FOLDER`",
+    ):
         return write_report(run, folder)
-    except OSError as error:
-        raise StorageFailed(
-            folder,
-            found=error.strerror or str(error),
-            required="a folder to write the report to",
-            action=f"Free space, or choose another: `metaloom report {run.path} --out FOLDER`",
-        ) from error

@@ -51,16 +51,13 @@ def video(
     if every < 1:
         raise UsageError(f"found --every {every}; required 1 or more")
     agree(at.path, trust)
-    from metaloom import storage
-
     drawn_by = choose_renderer(renderer)  # before MuJoCo is imported
     from metaloom.flows.commands.video import video as film
 
-    iteration = at.iteration if at.iteration is not None else len(storage.open_run(at.path).iterations) - 1
     which = "best" if best else "worst" if worst else task or 0
     done = film(
         at.path,
-        max(iteration, 0),
+        -1 if at.iteration is None else at.iteration,
         out,
         task=which,
         episode=episode,

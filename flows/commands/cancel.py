@@ -9,7 +9,8 @@ from pathlib import Path
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
-from metaloom.storage import StorageFailed, Writer
+from metaloom.storage import Writer
+from metaloom.storage.errors import system_errors
 
 LOOK_SECONDS = 0.2
 
@@ -35,15 +36,12 @@ def ask_to_stop(path: Path) -> Writer | None:
             f"{run.location} is written by {writer}, of a version that takes no requests; required one that does. "
             f"`kill -INT {writer.pid}` on {writer.host} stops it as Ctrl-C does"
         )
-    try:
+    with system_errors(
+        path,
+        required="a folder to leave the request in",
+        action=f"Free space, or check its permissions; or `kill -INT {writer.pid}` on {writer.host}",
+    ):
         storage.ask_to_stop(path, writer.token)
-    except OSError as error:
-        raise StorageFailed(
-            path,
-            found=error.strerror or str(error),
-            required="a folder to leave the request in",
-            action=f"Free space, or check its permissions; or `kill -INT {writer.pid}` on {writer.host}",
-        ) from error
     return writer
 
 

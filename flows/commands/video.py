@@ -67,7 +67,7 @@ def video(
 
     Args:
         path: the run's folder.
-        iteration: the iteration.
+        iteration: the iteration; -1 is the newest that is complete.
         out: .gif, .webp, .mp4, or .png for the last picture alone.
         task: place of the task in the iteration, or the one with the best or worst mean return after adaptation.
         episode: place of the episode among those of its task.
@@ -83,6 +83,8 @@ def video(
     """
     check_film_file(out)
     run = storage.open_run(path)
+    if iteration < 0:
+        (iteration,) = run.select(iteration)
     require_iteration(run, iteration)
     recordings = _recordings(run, iteration, task, episode, steps)
     tasks, b = recordings[0].tasks, recordings[0].b
@@ -90,10 +92,12 @@ def video(
     with ExitStack() as stack:
         panels = [_Panels(recording, size, renderer, stack) for recording in recordings]
         fps = min(panels[0].fps / every, 50.0)
-        count = write_film(_frames(panels, every), out, fps, caption)
+        write_film(_frames(panels, every), out, fps, caption)
+    # The first picture is of what reset returns, the last one always of the last step.
+    frames = 1 + max(-(-recording.length // every) for recording in recordings)
     difference = max(panel.largest_difference for panel in panels)
-    returns = {recording.ref.step: _sum(recording.rewards) for recording in recordings}
-    return Film(out, count, b, returns, difference)
+    returns = {recording.ref.step: float(recording.rewards.sum(dtype=np.float64)) for recording in recordings}
+    return Film(out, frames, b, returns, difference)
 
 
 class _Panels:
@@ -185,7 +189,3 @@ def _described(tasks: TaskBatch, b: int) -> str:
         return ""
     values = (f"{name} {value:.3g}" for name, value in zip(tasks.names, tasks.params[b], strict=True))
     return f" ({', '.join(values)})"
-
-
-def _sum(rewards: np.ndarray) -> float:
-    return float(rewards.sum(dtype=np.float64))

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from metaloom.flows.graph.context import setup_of
+from metaloom.flows.graph.context import build_learner
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.workers import SamplerSpec
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, MetaEnv
-from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import (
@@ -71,9 +70,7 @@ class Forms:
         Raises:
             ConfigError, EnvError: settings and environment do not fit each other, or the learner is too large.
         """
-        # Which actions there are is told before a scale of them is asked for, which discrete ones do not have.
-        setup = setup_of(config, make_env(config.env.model_copy(update={"action_scale": None})))
-        learner, env = config.algorithm.build(setup), make_env(config.env)
+        setup, learner, env = build_learner(config)
         try:
             state = learner.at_start(learner.initialize(run_seed=config.seed), run_seed=config.seed)
             acting = learner.acting_params(state, 1)

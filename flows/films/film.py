@@ -1,6 +1,6 @@
 """Pictures side by side under their captions, written as a film."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,20 +46,15 @@ def check_film_file(out: Path) -> None:
         _mp4_writer()
 
 
-def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption: str) -> int:
-    """Write frames, each of the same number of panels, to a file that appears whole or not at all.
-
-    Returns:
-        How many there were.
-    """
+def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption: str) -> None:
+    """Write frames, each of the same number of panels, to a file that appears whole or not at all."""
     suffix = out.suffix.lower()
     with unfinished_folder(out.absolute().parent, out.stem) as folder:
         unfinished = folder / f"film{suffix}"
-        pictures = _Counted(compose(panels, caption) for panels in frames)
+        pictures = (compose(panels, caption) for panels in frames)
         write = {".mp4": _write_mp4, ".png": _write_last}.get(suffix, _write_animation)
         write(pictures, unfinished, fps)
         unfinished.replace(out)
-    return pictures.count
 
 
 def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
@@ -76,19 +71,6 @@ def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
         left += width + 4
     # Video codecs want even sides.
     return image.crop((0, 0, image.width + image.width % 2, image.height + image.height % 2))
-
-
-class _Counted:
-    """Pictures, one at a time, and how many there were."""
-
-    def __init__(self, pictures: Iterable[Image.Image]) -> None:
-        self._pictures = pictures
-        self.count = 0
-
-    def __iter__(self) -> Iterator[Image.Image]:
-        for picture in self._pictures:
-            self.count += 1
-            yield picture
 
 
 def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: int) -> None:

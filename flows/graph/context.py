@@ -48,9 +48,7 @@ class Context:
         Raises:
             ConfigError: the algorithm or an option is not for such an environment.
         """
-        # Which actions there are is told before a scale of them is asked for, which discrete ones do not have.
-        setup = setup_of(config, make_env(config.env.model_copy(update={"action_scale": None})))
-        learner, env = config.algorithm.build(setup), make_env(config.env)
+        setup, learner, env = build_learner(config)
         return cls(config, setup, learner, env, rollouts, parallel, measures_of(config, env))
 
     def under(self, config: RunConfig) -> Self:
@@ -70,9 +68,15 @@ class Context:
         return cast(T, self._kept[name])
 
 
-def learner_of(config: RunConfig) -> Learner[Any, Any]:
-    """The algorithm of a run, built for its environment."""
-    return config.algorithm.build(setup_of(config, make_env(config.env)))
+def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]:
+    """Build the algorithm of a run, and the environment that it was built for.
+
+    Raises:
+        ConfigError: the algorithm or an option is not for such an environment.
+    """
+    # Which actions there are is told before a scale of them is asked for, which discrete ones do not have.
+    setup = setup_of(config, make_env(config.env.model_copy(update={"action_scale": None})))
+    return setup, config.algorithm.build(setup), make_env(config.env)
 
 
 def measures_of(config: RunConfig, env: MetaEnv) -> Measures:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from metaloom.flows.graph.context import learner_of
+from metaloom.flows.graph.context import build_learner
 from metaloom.flows.rollouts.dask import dask_client
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
 from metaloom.pipeline.algorithms.maml.settings import ProMP
@@ -47,7 +47,7 @@ def test_a_task_and_an_env_in_mid_episode_survive_the_way_to_a_worker(name: str,
 def test_a_shard_of_tasks_gives_the_same_bits_there_and_here(name: str, client: Client) -> None:
     config = run_config(name)
     env = make_env(config.env)
-    learner = learner_of(config)
+    _, learner, _ = build_learner(config)
     params = learner.acting_params(learner.initialize(run_seed=1), 2)
     tasks = sample_tasks(env, num_tasks=2, run_seed=1, iteration=0)
     shard = (SamplerSpec.of(config, threads=1), params, tasks, RolloutPosition(1, 0, 0))

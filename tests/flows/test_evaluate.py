@@ -14,7 +14,7 @@ from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.context import learner_of
+from metaloom.flows.graph.context import build_learner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner
 from metaloom.pipeline.config.input import ConfigError
@@ -137,7 +137,7 @@ def test_an_adaptation_step_is_the_inner_step_of_training(plain, monkeypatch):
         assert np.array_equal(before.params[name], np.stack([value] * 4))
         assert np.array_equal(before.params[name], adapting.params[name])
     config = outcome.config
-    algorithm = learner_of(config)
+    _, algorithm, _ = build_learner(config)
     samples = algorithm.process(learner, episodes, seed=0)
     expected = algorithm.adapt(learner, before, Step(episodes, samples, 0))
     for name, value in expected.params.items():

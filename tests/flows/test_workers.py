@@ -19,7 +19,7 @@ import pytest
 import metaloom.flows.rollouts.dask
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.graph.context import learner_of
+from metaloom.flows.graph.context import build_learner
 from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard
 from metaloom.pipeline.envs.registry import make_env
@@ -80,7 +80,7 @@ def test_work_is_watched_for_a_minute_and_tried_four_times_unless_told_otherwise
 def test_two_threads_of_one_process_do_not_share_a_simulator(tiny_config):
     config = tiny_config(env="half-cheetah-dir", max_episode_steps=50)
     spec, env = SamplerSpec.of(config, threads=1), make_env(config.env)
-    learner = learner_of(config)
+    _, learner, _ = build_learner(config)
     params = learner.acting_params(learner.initialize(run_seed=1), config.num_tasks)
     tasks = sample_tasks(env, num_tasks=config.num_tasks, run_seed=1, iteration=0)
 
