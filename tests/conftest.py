@@ -5,11 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 
 import pytest
+from archives import unpack
 from hypothesis import HealthCheck, settings
 
 # pytest-xdist sets it, and so may a shell: commands are to find the same width with and without.
@@ -35,8 +35,7 @@ def wheel(tmp_path_factory, pytestconfig) -> Path:
     shutil.copytree(pytestconfig.rootpath, folder / "source", symlinks=True, ignore=skipped)
     _build("sdist", folder / "source")
     (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as sources:
-        sources.extractall(folder, filter="data")
+    unpack(archive, folder)
     _build("wheel", folder / archive.name.removesuffix(".tar.gz"))
     (file,) = folder.glob("*.whl")
     return file

@@ -1,9 +1,9 @@
 """Runs that version 0.1 stored, whose modules had other names, are opened, resumed, forked and replayed by this one."""
 
-import tarfile
 from pathlib import Path
 
 import pytest
+from archives import unpack
 
 from metaloom import storage
 from metaloom.flows.commands.fork import fork
@@ -19,8 +19,7 @@ RUNS = ("promp", "ppo", "sac", "pearl")
 
 @pytest.fixture
 def stored(tmp_path):
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(ARCHIVE, tmp_path)
     return tmp_path
 
 

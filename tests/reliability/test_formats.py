@@ -2,12 +2,12 @@
 
 import re
 import shutil
-import tarfile
 from pathlib import Path
 
 import numcodecs.blosc
 import numpy as np
 import pytest
+from archives import unpack
 
 from metaloom import storage
 from metaloom.flows.commands.fork import fork
@@ -141,8 +141,7 @@ def test_the_independent_reader_agrees_with_the_library_on_packed_runs(reader, t
 
 @pytest.mark.parametrize("name", ["sac", "pearl"])
 def test_the_independent_reader_agrees_with_the_library_on_runs_whose_records_name_spans(reader, tmp_path, name):
-    with tarfile.open(EARLIER_RUNS) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(EARLIER_RUNS, tmp_path)
     path = tmp_path / name
     agree(reader, path)  # two iterations without spans
     fork(path, 1, tmp_path / "fork")
