@@ -204,7 +204,7 @@ def test_a_packing_killed_at_any_of_its_writes_loses_nothing_and_is_finished(
     assert points > 600
     for point in range(3, points, stride):
         shutil.copytree(tiny_runs(3), path)
-        assert killer.pack(path, point) == -9
+        assert killer.operate("pack", path, point) == -9
         assert digests(path) == expected, f"killed at {point}"
         assert storage.verify_run(path) == [], f"killed at {point}"
         pack(path)
