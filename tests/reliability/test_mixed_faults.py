@@ -17,8 +17,8 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.storage.write import packer
 
 SERIAL = Backend(workers=0)
-LAST_WRITE = 900
-"""About as many writes as the longest of the operations makes that are killed."""
+ITERATIONS = 6
+"""The runs have four when the faults begin; what resumes them computes the others."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.no_cover]
 
@@ -117,22 +117,23 @@ class Trial:
 
     def kill(self) -> None:
         """Kill an operation at one of its writes, or in the middle of it."""
-        operation, point = self.dice.choice(("resume", "pack", "repair", "thin")), self.dice.randrange(LAST_WRITE)
-        code = self.killer.operate(operation, self.path, point, torn=self.dice.random() < 0.5)
+        operation, point = self.dice.choice(("resume", "pack", "repair", "thin")), self._point()
+        torn = self.dice.random() < 0.5
+        code = self.killer.operate(operation, self.path, point, torn=torn, iterations=ITERATIONS)
         self.happened.append(f"{operation} killed at {point}: {code}")
         # An operation that meets damage may refuse it, with 1; else nothing ends one but the signal.
         assert code in ((0, 1, -9) if self.damaged else (0, -9)), self.happened
 
     def take_over(self) -> None:
         """Let a second writer take over in the middle of the first one's work, which must then end."""
-        point, heirs = self.dice.randrange(LAST_WRITE), []
+        point, heirs = self._point(), []
 
         def act(n: int, name: str, arguments: object) -> None:
             if n == point:
                 heirs.append(None)  # its own writes are counted too
                 heirs[0] = storage.open_writer(self.path, take_over=True, repair=self.damaged)
 
-        operation: Callable[[Path], object] = self.dice.choice((pack, lambda path: resume(path, backend=SERIAL)))
+        operation: Callable[[Path], object] = self.dice.choice((pack, go_on))
         outcome = "done"
         try:
             with self.watch(act):
@@ -145,6 +146,14 @@ class Trial:
         self.happened.append(f"taken over at {point}: {outcome}")
         if heirs and heirs[0] is not None:
             heirs[0].close()
+
+    def _point(self) -> int:
+        """A write: one of the first, where locks and sessions change hands, or any."""
+        return self.dice.randrange(self.dice.choice((50, 600)))
+
+
+def go_on(path: Path, *, repair: bool = False):
+    return resume(path, iterations=ITERATIONS, repair=repair, backend=SERIAL)
 
 
 def check(trial: Trial, expected: dict[str, str]) -> str:
@@ -163,7 +172,7 @@ def check(trial: Trial, expected: dict[str, str]) -> str:
         }
         assert read_back.items() <= expected.items(), trial.happened
     try:
-        result = resume(trial.path, repair=True, backend=SERIAL)
+        result = go_on(trial.path, repair=True)
     except storage.StoreError as error:
         return f"told: {error.found}"
     if result.damage:
@@ -175,9 +184,9 @@ def check(trial: Trial, expected: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("trials", [12, pytest.param(2000, marks=[pytest.mark.sweep, pytest.mark.timeout(0)])])
 def test_after_any_faults_a_run_is_whole_or_says_what_is_gone(
-    runs, tmp_path, killer, write_points, digests, trials, record_property
+    runs, tiny_runs, tmp_path, killer, write_points, digests, trials, record_property
 ):
-    expected = digests(runs["plain"])
+    expected = digests(tiny_runs(ITERATIONS))
     outcomes: Counter[str] = Counter()
     for number in range(trials):
         dice = random.Random(number)

@@ -110,7 +110,8 @@ def _work(job: dict[str, Any]) -> None:
             case "thin":
                 thin(path, storage.Retention(keep_last=1))
             case operation:
-                resume(path, repair=operation == "repair", backend=Backend(workers=0))
+                repair = operation == "repair"
+                resume(path, iterations=job.get("iterations"), repair=repair, backend=Backend(workers=0))
 
 
 def _serve() -> None:
