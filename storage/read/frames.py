@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from metaloom.pipeline.types import EACH_EPISODE, Array
-from metaloom.storage.errors import StageMissing
+from metaloom.storage.errors import DamagedRun, StageMissing, damaged
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.format.records import StageRecord, StoredFile
@@ -148,7 +148,10 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
         )
     if not parts:
         raise _nothing(files, f"no table of {name}")
-    table = pa.concat_tables(parts, promote_options="default")
+    try:
+        table = pa.concat_tables(parts, promote_options="default")
+    except pa.ArrowException as error:
+        raise damaged(files.root / "tables", f"has tables of {name} that do not go together ({error})") from None
     return table if iterations else table.slice(0, 0)
 
 
@@ -403,9 +406,20 @@ def _parts(files: CommittedFiles, name: str, iterations: Sequence[int]) -> Itera
     for part, of_part in _by_segment(files, name, iterations):
         if part is None:
             for iteration in of_part:
-                yield from _read_parts(files, name, iteration)
+                yield from _live_parts(files, name, iteration)
         elif part.num_rows:
             yield part
+
+
+def _live_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:
+    try:
+        parts = [*_read_parts(files, name, iteration)]
+    except DamagedRun:
+        packed = [part for part, _ in _by_segment(files, name, [iteration]) if part is not None]
+        if not packed:
+            raise
+        parts = packed  # since the look for its place
+    yield from parts
 
 
 def _read_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:
