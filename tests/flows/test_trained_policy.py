@@ -18,7 +18,7 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.api import assignments
 from metaloom.flows.errors import UsageError
-from metaloom.flows.recipes import load_settings
+from metaloom.flows.recipes import load_settings, new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.trained.files import PolicyFile, digest_of
 from metaloom.pipeline.config.input import override
@@ -439,3 +439,9 @@ def test_numbers_of_numpy_and_paths_are_settings_too():
     assert assignments(settings) == ["seed=3", "algorithm.inner_lr=0.1", 'init_from="runs/a"']
     with pytest.raises(ConfigError, match=r"found the setting \{1\}; required numbers"):
         assignments({"seed": {1}})
+
+
+def test_an_empty_mapping_changes_nothing_of_a_section():
+    settings = {"policy": {}, "algorithm": {}, "env": {}}
+    assert new_config("promp-humanoid-dir", assignments(settings)) == new_config("promp-humanoid-dir")
+    assert assignments({"env": {"options": {}}}) == ["env.options={}"]  # a setting's own value
