@@ -78,7 +78,10 @@ class RunDataset(Dataset[Item]):
         """One item, or several stacked along a first axis."""
         if isinstance(index, int | np.integer):
             return {name: values[0] for name, values in self[[int(index)]].items()}
-        indices = np.asarray(index, np.int64)
+        indices = np.asarray(index)
+        if indices.size and indices.dtype.kind not in "iu":  # such as a mask, which is not the numbers 0 and 1
+            raise IndexError(f"found indices of type {indices.dtype}; required integers")
+        indices = indices.astype(np.int64)
         if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"found index {indices.max()}; required 0 to {len(self) - 1}: there are {len(self)} items")
         numbers = np.searchsorted(self._ends, indices, side="right") - 1

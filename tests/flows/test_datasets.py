@@ -119,3 +119,9 @@ def test_what_there_is_not_is_refused(run, tmp_path, copy_tiny_run):
     with pytest.raises(storage.StageThinned):
         metaloom.open_run(thinned).dataset("episodes")
     assert len(metaloom.open_run(thinned).dataset("trials", iterations=slice(1, None))) == 8
+
+
+@pytest.mark.parametrize("indices", [[True, False], np.array([False, True]), [1.7], torch.tensor([True])])
+def test_a_mask_or_a_fraction_is_no_list_of_indices(run, indices):
+    with pytest.raises(IndexError, match=r"found indices of type (bool|float64); required integers"):
+        run.dataset("trials")[indices]

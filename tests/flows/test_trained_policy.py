@@ -445,3 +445,15 @@ def test_an_empty_mapping_changes_nothing_of_a_section():
     settings = {"policy": {}, "algorithm": {}, "env": {}}
     assert new_config("promp-humanoid-dir", assignments(settings)) == new_config("promp-humanoid-dir")
     assert assignments({"env": {"options": {}}}) == ["env.options={}"]  # a setting's own value
+
+
+def test_a_seed_of_numpys_is_kept_in_a_file_and_a_fraction_is_none(copy_tiny_run, tmp_path):
+    run = metaloom.open_run(copy_tiny_run(tmp_path / "run"))
+    policy, plain = run.policy(np.int64(1), seed=np.int64(3)), run.policy(1, seed=3)
+    policy.save(tmp_path / "policy.safetensors")
+    observations = np.zeros((2, *policy.blueprint.spaces.observation_shape), np.float32)
+    loaded = metaloom.load_policy(tmp_path / "policy.safetensors")
+    assert np.array_equal(loaded.act(observations, deterministic=False), plain.act(observations, deterministic=False))
+    assert metaloom.fork(run, np.int64(1), tmp_path / "fork").info["parent"]["iteration"] == 1
+    with pytest.raises(UsageError, match=r"found seed 1\.5; required an integer"):
+        run.policy(1, seed=1.5)
