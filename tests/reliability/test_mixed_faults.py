@@ -140,6 +140,8 @@ class Trial:
                 operation(self.path)
         except storage.FencedOut:
             outcome = "fenced out"
+        except storage.RunLocked:  # taken over before it had the lock
+            outcome = "locked out"
         except storage.StoreError as error:  # of damage, before or behind the change of writers
             outcome = f"refused: {error}"
             assert self.damaged, [*self.happened, outcome]
