@@ -6,6 +6,7 @@ from operator import methodcaller
 import numpy as np
 import pytest
 from distributed import Client
+from gymnasium.spaces import Discrete
 
 from metaloom.flows.graph.context import build_learner
 from metaloom.flows.rollouts.dask import dask_client
@@ -37,7 +38,7 @@ def test_a_task_and_an_env_in_mid_episode_survive_the_way_to_a_worker(name: str,
     env.set_task(env.sample_tasks(2, np.random.default_rng(8))[1])
     env.reset(seed=1)
     assert np.array_equal(client.submit(getattr, env, "task", pure=False).result(), env.task)
-    action = np.full(env.action_space.shape, 3.0)
+    action = 1 if isinstance(env.action_space, Discrete) else np.full(env.action_space.shape, 3.0)
     there = client.submit(methodcaller("step", action), env, pure=False).result()
     for ours, theirs in zip(env.step(action), there, strict=True):
         assert np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs
