@@ -8,6 +8,8 @@ import zarr
 
 import metaloom
 from metaloom.flows import cli, exports
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.recipes import new_config
 from metaloom.pipeline.config.stopping import StoppingConfig
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, MetaEnv
@@ -134,8 +136,6 @@ def test_tables_made_from_disk_alone_equal_those_made_from_memory(run, tmp_path)
 
     class Ended(Exception):
         pass
-
-    from metaloom.flows.commands.train import resume, train
 
     def call(ref, inputs, compute):
         if ref.stage == "meta_optimize":
@@ -323,6 +323,33 @@ def test_what_gymnasium_environments_tell_in_info_is_kept_where_an_option_says_s
         missing.step(np.zeros((1, 1), np.float32), np.arange(1))
     with pytest.raises(EnvError, match=r"env\.facts: found success, distance for point-corner, which is a MetaEnv"):
         make_env(EnvConfig(name="point-corner", facts=facts))
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_facts_are_kept_where_episodes_are_collected_in_blocks_and_fill_a_replay_buffer(tmp_path, algorithm):
+    """Every place of an episode that there is has success in step 2; the empty ones have none."""
+    sizes = {
+        "ppo": ["min_steps=9", "episodes_per_task=8"],
+        "sac": ["algorithm.num_init_memory_steps=20", "algorithm.batch_size=8", "algorithm.memory_size=200"],
+    }
+    assignments = [f"env={__name__}:Reach", "iterations=2", "max_episode_steps=4", "policy.hidden_sizes=[4]"]
+    train(new_config(algorithm, [*assignments, *sizes[algorithm]]), tmp_path / "run", backend=HERE)
+    run = metaloom.open_run(tmp_path / "run")
+    episodes = run[1].rollouts(0)
+    assert np.array_equal(episodes.episode_facts["success"], episodes.real)
+    assert (episodes.facts["moves"] == episodes.lengths).all()
+    assert run[1].metrics()["step_0.success_rate"] == 1.0
+    assert run.episodes()["fact_success"].to_numpy(zero_copy_only=False).all()
+    if algorithm == "sac":
+        assert run[0].memory_fill().episode_facts["success"].all()
+
+
+def test_an_exported_dataset_of_episodes_tells_their_facts(run, tmp_path):
+    minari = pytest.importorskip("minari.dataset.minari_storage")
+    exports.export(run, tmp_path / "minari", "minari")
+    (data,) = (tmp_path / "minari").glob("*/data")
+    (about,) = minari.MinariStorage.read(data).get_episode_metadata([0])
+    assert about["options"]["fact_success"] == run[0].rollouts(0).episode_facts["success"][0, 0]
 
 
 def test_a_batch_step_without_facts_is_what_it_was():
