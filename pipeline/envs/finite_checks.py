@@ -80,7 +80,7 @@ def flag_of(answer: Any, name: str) -> bool:
 
 
 def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
-    """The terms that `info` names, or the reward as the only one. Nothing else in `info` is looked at.
+    """The terms that `info` names, or the reward as the only one. Of what else it holds only facts are looked at.
 
     Raises:
         EnvError: they are not numbers, or do not sum to the reward.
