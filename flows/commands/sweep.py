@@ -99,7 +99,8 @@ def train_sweep(
             # Imported when needed, with multiprocessing.
             from metaloom.flows.commands.sweep_processes import train_at_once
 
-            jobs = [(run, by_run[run.name], sweep.folder(run)) for run in todo]
+            # What depends on this process's folder and environment is settled here: others may have begun elsewhere.
+            jobs = [(run, pinned(by_run[run.name]), sweep.folder(run).absolute()) for run in todo]
             outcomes = train_at_once(jobs, parallel, backend, observer)
         return SweepResult(sweep, tuple(outcomes), stopped=len(outcomes) < len(todo) or _any_stopped(outcomes))
 
