@@ -33,10 +33,14 @@ def section(setting: str) -> str:
     return setting.partition(".")[0]
 
 
+def environment_settings(run: Run) -> dict[str, str]:
+    """What a run's episodes are of: returns of other environments mean something else."""
+    return {name: value for name, value in sorted(settings_of(run).items()) if section(name) in ENVIRONMENT}
+
+
 def environment_of(run: Run) -> str:
-    """What a run's episodes are of, as settings: returns of other environments mean something else."""
-    settings = {name: value for name, value in settings_of(run).items() if section(name) in ENVIRONMENT}
-    return " ".join(f"{name}={value}" for name, value in sorted(settings.items()))
+    """The same as one text."""
+    return " ".join(f"{name}={value}" for name, value in environment_settings(run).items())
 
 
 def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
@@ -49,10 +53,10 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
         raise UsageError("found no runs to compare; required one or more, by name, path, pattern or sweep")
     if twice := _repeated(str(run.path.resolve()) for run in runs):
         raise UsageError(f"found the run {twice} twice; name it once")
-    environments = {run.name: environment_of(run) for run in runs}
-    if not mixed and len(set(environments.values())) > 1:
+    environments = {run.name: environment_settings(run) for run in runs}
+    if not mixed and len({tuple(found.items()) for found in environments.values()}) > 1:
         raise UsageError(
-            f"found runs of different environments: {_examples(environments)}; their returns mean different things. "
+            f"found runs of different environments: {_differing(environments)}; their returns mean different things. "
             "Compare those of one, or say --mixed (in Python: mixed=True)"
         )
 
@@ -134,6 +138,14 @@ def _subject(run: Run) -> str:
 def _repeated(names: Iterable[str]) -> str | None:
     seen: set[str] = set()
     return next((name for name in names if name in seen or seen.add(name)), None)
+
+
+def _differing(by_name: Mapping[str, Mapping[str, str]]) -> str:
+    """One name for each different value of what differs."""
+    names = list(dict.fromkeys(name for found in by_name.values() for name in found))
+    differ = [name for name in names if len({found.get(name) for found in by_name.values()}) > 1]
+    told = "env.name" if "env.name" in differ else differ[0]
+    return _examples({run: f"{told}={found.get(told, '-')}" for run, found in by_name.items()})
 
 
 def _examples(by_name: Mapping[str, str]) -> str:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from metaloom import storage
+from metaloom.flows import recipes
 from metaloom.flows.errors import UsageError
-from metaloom.flows.recipes import new_config
 from metaloom.flows.runs import check_seed, runs_root
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
@@ -141,7 +141,7 @@ def plan(
     if storage.run_exists(root / name):
         raise UsageError(f"{name} is the name of a run in {root}; required another one, by --name")
     _check_keys(grid, settings)
-    first = new_config(recipe, settings).seed
+    first = recipes.new_config(recipe, settings).seed
     chosen = _seeds(seeds, first)
     if (count := prod(map(len, grid.values())) * len(chosen)) > MOST_UNASKED and not many:
         raise UsageError(
@@ -299,7 +299,7 @@ def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
 def _config(recipe: str, settings: Sequence[str], point: Mapping[str, str], seed: int) -> RunConfig:
     words = [*settings, *(f"{key}={text}" for key, text in point.items()), f"seed={seed}"]
     try:
-        return new_config(recipe, words)
+        return recipes.new_config(recipe, words)
     except ConfigError as problem:
         where = " ".join(f"{key}={text}" for key, text in point.items())
         raise ConfigError(f"--grid {where}: {problem}" if where else str(problem)) from None

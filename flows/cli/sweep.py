@@ -53,7 +53,7 @@ def sweep(
     the current stages. Which runs there are is kept in `sweeps/NAME.json` in the runs folder. Exit code 1 when a run
     failed; the others are trained all the same.
 
-    Example: `metaloom sweep promp-point-corner --name lr --seeds 2 --grid algorithm.inner_lr=0.05,0.1`
+    Example: `metaloom sweep promp-point-corner --seeds 2 --grid algorithm.inner_lr=0.05,0.1 --set iterations=2`
 
     Args:
         seeds: How many, counted from the recipe's seed (5 by default), or which: `1,2,7`.

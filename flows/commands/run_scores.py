@@ -198,15 +198,16 @@ def _training_returns(run: Run, history: History, common: float, last: int) -> A
 
 
 def _by_task(run: Run, iteration: int) -> tuple[Array, bytes]:
-    """Mean return of every task of an evaluation, [B], and what tells these tasks from others."""
+    """Mean return of every task of an evaluation, [B], in the order of their parameters; and what these are."""
     tests = _last_tests(run.evaluations(iteration))
     task = tests["task"].to_numpy()
     means = np.bincount(task, tests["return"].to_numpy()) / np.bincount(task)
     first = np.unique(task, return_index=True)[1]
-    params = [
-        tests[name].to_numpy()[first].astype(np.float64) for name in tests.column_names if name.startswith("task_")
-    ]
-    return means, np.array([np.arange(len(means)), *params], np.float64).tobytes()
+    names = [name for name in tests.column_names if name.startswith("task_")]
+    # Drawn from the same ones, tasks stand in another order for every seed.
+    params = np.array([tests[name].to_numpy()[first].astype(np.float64) for name in names]).reshape(-1, len(means))
+    order = np.lexsort(params) if names else np.arange(len(means))
+    return means[order], f"{params.shape}".encode() + params[:, order].tobytes()
 
 
 def _last_tests(table: pa.Table) -> pa.Table:
