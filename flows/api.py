@@ -19,6 +19,7 @@ from metaloom.flows.commands import replay as replays
 from metaloom.flows.commands import sweep as sweeping
 from metaloom.flows.commands import train as training
 from metaloom.flows.commands import video as films
+from metaloom.flows.commands.sweep_runs import SweepObserver
 from metaloom.flows.errors import UsageError
 from metaloom.flows.opened import Run, RunLike, Runs, folder_of
 from metaloom.flows.recipes import RECIPES, new_config
@@ -229,7 +230,7 @@ def sweep(
     values = {key: [_text_of(value) for value in found] for key, found in (grid or {}).items()}
     planned, configs = plan(recipe, name, seeds=seeds, grid=values, settings=assignments(settings), many=many)
     done = sum(sweeping.is_complete(planned.folder(run)) for run in planned.runs)
-    shown = sweep_progress(len(planned.runs), done) if progress else nullcontext(sweeping.SweepObserver())
+    shown = sweep_progress(len(planned.runs), done) if progress else nullcontext(SweepObserver())
     with shown as observer:
         result = sweeping.train_sweep(
             planned, configs, extend=extend, parallel=parallel, backend=backend, observer=observer

@@ -1,43 +1,23 @@
 """Train all runs of a sweep, one after the other or several at once; what is stored already is not trained again."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from metaloom import storage
 from metaloom.flows.commands import train as training
-from metaloom.flows.errors import UsageError, exit_code
+from metaloom.flows.commands.sweep_processes import train_at_once
+from metaloom.flows.commands.sweep_runs import Outcome, SweepObserver, train_or_resume
+from metaloom.flows.errors import UsageError
 from metaloom.flows.estimate.limits import check_sizes
 from metaloom.flows.graph.run_stages import stages_of
 from metaloom.flows.graph.warm_start import pinned
-from metaloom.flows.observer import IterationReport, Observer
+from metaloom.flows.observer import Observer
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps import PlannedRun, Sweep, check_unchanged, find_sweep, held
 from metaloom.flows.views.run_info import state_of
 from metaloom.pipeline.config.run import RunConfig
-
-Ending = Literal["complete", "stopped", "failed"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the work on one run ended: complete, stopped in order, or failed, with the reason."""
-
-    run: PlannedRun
-    ending: Ending
-    message: str = ""
-
-
-@dataclass(frozen=True)
-class SweepObserver:
-    """Callbacks of whoever watches a sweep; by default they do nothing and never stop it."""
-
-    begun: Callable[[PlannedRun], None] = lambda run: None
-    iteration_done: Callable[[PlannedRun, IterationReport], None] = lambda run, report: None
-    ended: Callable[[Outcome], None] = lambda outcome: None
-    should_stop: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
@@ -96,9 +76,6 @@ def train_sweep(
         if parallel == 1:
             outcomes = _one_by_one(sweep, todo, by_run, backend, observer)
         else:
-            # Imported when needed, with multiprocessing.
-            from metaloom.flows.commands.sweep_processes import train_at_once
-
             # What depends on this process's folder and environment is settled here: others may have begun elsewhere.
             jobs = [(run, pinned(by_run[run.name]), sweep.folder(run).absolute()) for run in todo]
             outcomes = train_at_once(jobs, parallel, backend, observer)
@@ -110,20 +87,6 @@ def is_complete(folder: Path) -> bool:
     if not storage.run_exists(folder):
         return False
     return state_of(storage.open_run(folder), None) == "complete"
-
-
-def train_or_resume(config: RunConfig, folder: Path, backend: Backend, observer: Observer) -> tuple[Ending, str]:
-    """Train a run from where it stands; an error that its message explains is how it ended."""
-    try:
-        if storage.run_exists(folder):
-            result = training.resume(folder, backend=backend, observer=observer)
-        else:
-            result = training.train(config, folder, backend=backend, observer=observer)
-    except Exception as error:  # one run's failure must not end the others; what is a bug still shows itself
-        if exit_code(error) is None:
-            raise
-        return "failed", str(error)
-    return ("stopped" if result.stopped else "complete"), ""
 
 
 def _one_by_one(

@@ -12,7 +12,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from threading import Thread
 
-from metaloom.flows.commands.sweep import Ending, Outcome, SweepObserver, train_or_resume
+from metaloom.flows.commands.sweep_runs import Ending, Outcome, SweepObserver, train_or_resume
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps import PlannedRun

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from metaloom.flows.commands.sweep import Outcome, SweepObserver
+from metaloom.flows.commands.sweep_runs import Outcome, SweepObserver
 from metaloom.flows.observer import IterationReport
 from metaloom.flows.sweeps import PlannedRun
 from metaloom.flows.views.formatting import adaptation_returns, duration, number

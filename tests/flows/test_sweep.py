@@ -15,7 +15,8 @@ import pytest
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands.sweep import SweepObserver, train_sweep
+from metaloom.flows.commands.sweep import train_sweep
+from metaloom.flows.commands.sweep_runs import SweepObserver
 from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps import find_sweep, held, plan
