@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -286,11 +286,11 @@ def _check_keys(grid: Mapping[str, Sequence[str]], settings: Sequence[str]) -> N
 
 
 def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
-    if isinstance(seeds, int):
-        if not 1 <= seeds <= 10**6:
+    if not isinstance(seeds, Sized):
+        if not 1 <= (count := check_seed(seeds)) <= 10**6:  # which takes NumPy's integers too
             raise UsageError(f"found {seeds} seeds; required 1 or more")
-        return tuple(check_seed(first + n) for n in range(seeds))
-    chosen = tuple(check_seed(int(seed)) for seed in seeds)
+        return tuple(check_seed(first + n) for n in range(count))
+    chosen = tuple(check_seed(seed) for seed in seeds)
     if not chosen or len({*chosen}) < len(chosen):
         raise UsageError(f"found seeds {', '.join(map(str, chosen)) or 'none'}; required one or more, each once")
     return chosen

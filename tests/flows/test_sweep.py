@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import metaloom
@@ -224,11 +225,12 @@ def test_what_only_building_a_run_shows_is_refused_before_the_first_one_trains(r
     assert find_sweep("r") is None
 
 
-@pytest.mark.parametrize("seeds", [0, (), (1, 1), (-1,), 10**7])
+@pytest.mark.parametrize("seeds", [0, (), (1, 1), (-1,), (1.5,), 10**7])
 def test_bad_seeds_are_refused(seeds):
     with pytest.raises(UsageError, match="seed"):
         planned(seeds=seeds)
     assert [run.seed for run in planned(seeds=(7, 3))[0].runs] == [7, 3, 7, 3]
+    assert planned(seeds=np.int64(2))[0] == planned(seeds=np.array([1, 2]))[0] == planned(seeds=2)[0]
 
 
 def test_the_command_refuses_what_it_cannot_read(capsys):
