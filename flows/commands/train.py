@@ -84,8 +84,7 @@ def train(
     # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
     storage.check_new_run(path)
     config = pinned(config)
-    # Written out, so that the run says what it observed even if defaults change.
-    recorded = config.model_copy(update={"env": with_all_options(config.env)})
+    kept_config = recorded(config)
     check = partial(check_sizes, config, path, backend)
     with kept_log() as kept, stages_of(config, backend, check) as stages:
         # Only with parameters does an optimizer say what it refuses.
@@ -95,8 +94,8 @@ def train(
             refuse_taken_names(stages.context.measures, spaces_of(stages.context.env), processed=processed)
         with storage.create_run(
             path,
-            config=recorded.model_dump(mode="json"),
-            config_digest=recorded.digest(),
+            config=kept_config.model_dump(mode="json"),
+            config_digest=kept_config.digest(),
             capacity=config.iterations,
             environment=environment(stages),
             retention=retention_of(config),
@@ -192,6 +191,11 @@ def _continued(run: storage.Run, iterations: int | None, retention: Sequence[str
             "least that many"
         )
     return build_config({**config.model_dump(), "iterations": iterations})
+
+
+def recorded(config: RunConfig) -> RunConfig:
+    """Return a configuration as its run keeps it: written out, so that it says what was observed if defaults change."""
+    return config.model_copy(update={"env": with_all_options(config.env)})
 
 
 def retention_of(config: RunConfig) -> Retention:

@@ -19,7 +19,7 @@ State = Literal["complete", "training", "stopped", "damaged"]
 
 def list_run_rows(root: Path) -> list[dict[str, Any]]:
     """One row per run in a folder, newest first; a run that cannot be read is listed as damaged, with the reason."""
-    return [_row(folder) for folder in storage.find_runs(root)]
+    return [list_run_row(folder) for folder in storage.find_runs(root)]
 
 
 def run_info(run: Run) -> dict[str, Any]:
@@ -126,7 +126,8 @@ def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:
     }
 
 
-def _row(folder: Path) -> dict[str, Any]:
+def list_run_row(folder: Path) -> dict[str, Any]:
+    """Return the row of one run; see `list_run_rows`."""
     row: dict[str, Any] = {
         "name": folder.name,
         "path": storage.location(folder),

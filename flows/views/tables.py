@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from metaloom.storage import Damage, Fork, Thinned
 
 
-STATE_STYLES = {"complete": "green", "training": "cyan", "stopped": "yellow", "damaged": "red"}
+STATE_STYLES = {"complete": "green", "training": "cyan", "stopped": "yellow", "damaged": "red", "waiting": "dim"}
 CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 DIGEST_PREFIX = 12
 
