@@ -287,6 +287,25 @@ def _optimization_pictures(history: History) -> Iterator[Picture]:
     )
     yield from _chart_of(
         history,
+        "Signal and noise of the meta-gradient",
+        "norm",
+        {
+            "meta_gradient_norm": ("meta-gradient", charts.AFTER),
+            "meta_gradient_standard_error": ("its standard error over tasks", charts.BEFORE),
+        }
+        if "meta_gradient_standard_error" in history.metrics
+        else {},
+        "Where the norm is no larger than its standard error, other tasks would have led elsewhere.",
+    )
+    yield from _chart_of(
+        history,
+        "Agreement of two halves of the tasks",
+        "cosine of their meta-gradients",
+        {"meta_gradient_split_cosine": ("cosine", charts.AFTER)},
+        "1: both halves lead the same way; around 0: the direction of the update is that of noise.",
+    )
+    yield from _chart_of(
+        history,
         "Explained variance of the baseline",
         "share of variance",
         _of_every_step(history, "explained_variance"),
