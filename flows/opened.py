@@ -119,6 +119,10 @@ class Runs(Sequence[Run]):
         """One row per episode of every run; null where a run has no such column."""
         return self._together(lambda run: run.episodes(iterations))
 
+    def class_returns(self, iterations: Iterations = None) -> pa.Table:
+        """One row per run, iteration, inner step and class of task; see Run.class_returns."""
+        return self._together(lambda run: run.class_returns(iterations))
+
     def evaluations(self, iterations: Iterations = None) -> pa.Table:
         """One row per episode of the evaluations of every run."""
         return self._together(lambda run: run.evaluations(iterations))

@@ -14,7 +14,7 @@ import numpy as np
 
 from metaloom.flows.views.formatting import finite, number
 from metaloom.pipeline.estimation.class_returns import BALANCED, ClassReturns, Estimate, class_returns
-from metaloom.storage import Run
+from metaloom.storage import IncompatibleFormat, Run
 from metaloom.storage.read.sessions import mapping
 
 if TYPE_CHECKING:
@@ -30,14 +30,22 @@ def classes_of(run: Run) -> "Classes | None":
     """Return the classes of tasks that a run's environment declared when it last went on; None if it had none.
 
     Raises:
-        ValueError: what is recorded is no declaration of classes.
+        IncompatibleFormat: what is recorded is no declaration of classes.
     """
     for session in reversed(run.sessions()):
         if facts := mapping(session.environment.get("task_classes")):
             # Here, because most runs are shown without it, and it brings pydantic.
             from metaloom.pipeline.envs.task_classes import Classes
 
-            return Classes.from_facts(facts)
+            try:
+                return Classes.from_facts(facts)
+            except ValueError as problem:
+                raise IncompatibleFormat(
+                    run.path,
+                    found=f"environment of session {session.number}: {problem}",
+                    required="classes of tasks as this version records them",
+                    action="Read the run with the version that wrote it; `run.episodes()` needs no classes",
+                ) from None
     return None
 
 
@@ -47,7 +55,10 @@ def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | No
         return {}
     keys = ["iteration", "step", "task"]
     fields = [f"task_{field}" for field in classes.fields]
-    rows = run.episodes(iterations).group_by([*keys, *fields]).aggregate([("return", "mean")])
+    episodes = run.episodes(iterations)
+    if not {*fields} <= {*episodes.column_names}:  # a graph of one's own may draw no tasks
+        return {}
+    rows = episodes.group_by([*keys, *fields]).aggregate([("return", "mean")])
     rows = rows.sort_by([(key, "ascending") for key in keys])
     params = np.stack([rows[field].to_numpy() for field in fields], axis=1)
     place, step, returns = (rows[name].to_numpy() for name in ("iteration", "step", "return_mean"))

@@ -92,9 +92,11 @@ class Classes:
             ValueError: they are of something else.
         """
         try:
-            return cls(**{name: _as_tuples(value) for name, value in facts.items()})
-        except TypeError as problem:
-            raise ValueError(f"task_classes: {problem}; required what `Classes.facts` gives") from None
+            fields, names = (tuple(map(_text, facts[name])) for name in ("fields", "names"))
+            centers = tuple(tuple(map(float, center)) for center in facts.get("centers", ()))
+            return cls(fields, names, centers, tuple(map(float, facts.get("edges", ()))))
+        except (KeyError, TypeError) as problem:
+            raise ValueError(f"task_classes: found {facts!r:.200}; required what `Classes.facts` gives") from problem
 
 
 def nearest(fields: str | Sequence[str], centers: Mapping[str, float | Sequence[float]]) -> Classes:
@@ -127,5 +129,7 @@ def _as_lists(value: Any) -> Any:
     return [_as_lists(part) for part in value] if isinstance(value, tuple) else value
 
 
-def _as_tuples(value: Any) -> Any:
-    return tuple(_as_tuples(part) for part in value) if isinstance(value, list) else value
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name")
+    return value

@@ -2,12 +2,14 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 import metaloom
+from metaloom import storage
 from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import Observer, train
@@ -163,3 +165,22 @@ def test_balanced_is_refused_before_a_run_is_made(tmp_path, tiny_config):
 
 def test_an_estimate_without_an_error_is_its_mean_alone():
     assert plus_minus(Estimate(2.5, float("nan"))) == "2.5"
+
+
+def test_classes_of_a_run_that_nothing_of_ours_wrote_are_refused(tmp_path, copy_tiny_run, monkeypatch):
+    run = metaloom.open_run(copy_tiny_run(tmp_path / "run"))
+    (first,) = run.sessions()
+    foreign = replace(first, environment={"task_classes": {"names": 3}})
+    monkeypatch.setattr(type(run), "sessions", lambda self: [foreign])
+    with pytest.raises(
+        storage.IncompatibleFormat,
+        match=r"session 0: task_classes: found .*required: classes of tasks as this version records them",
+    ):
+        run.class_returns()
+
+
+def test_several_runs_have_one_table(trained):
+    run, _ = trained
+    table = metaloom.Runs([run]).class_returns(0).to_pandas()
+    assert table["run"].unique().tolist() == ["corners"]
+    assert len(table) == 2 * 5

@@ -53,6 +53,9 @@ def test_they_are_plain_data(classes):
         (lambda: bins("v", ()), "required two"),
         (lambda: Classes(("v", "w"), ("a", "b"), edges=(1.0,)), "one field"),
         (lambda: Classes.from_facts({"fields": ["v"], "colour": 1}), "Classes.facts"),
+        (lambda: Classes.from_facts({"fields": [3], "names": ["a", "b"], "edges": [1]}), "'fields': .3."),
+        (lambda: Classes.from_facts({"fields": ["v"], "names": ["a", "b"], "edges": [[]]}), r"'edges': \[\[\]\]"),
+        (lambda: Classes.from_facts({"fields": ["v"], "names": "ab", "centers": 7}), "'centers': 7"),
     ],
 )
 def test_what_is_no_division_into_classes_is_refused(make, message):
