@@ -136,7 +136,9 @@ RECORDS = {
 @pytest.mark.parametrize("forgery", RECORDS)
 def test_records_that_are_none_are_named_and_refused(copy, packed, digests, forgery):
     put(copy, "records.parquet", RECORDS[forgery](pq.read_table(copy / SEGMENT / "records.parquet")))
-    with pytest.raises(storage.DamagedRun, match=r"records\.parquet"):
+    # Refused before the text is made: all rows of it take a gigabyte.
+    found = "has a column of [0-9]+ bytes" if "long" in forgery else ""
+    with pytest.raises(storage.DamagedRun, match=rf"records\.parquet: {found}"):
         loaded(copy)
     assert {damage.file for damage in storage.verify_run(copy)} == {f"{SEGMENT}/records.parquet"}
     assert resume(copy, repair=True, backend=SERIAL).damage == []
