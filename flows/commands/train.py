@@ -28,9 +28,10 @@ from metaloom.pipeline.envs.fact_checks import declared_facts, described_facts
 from metaloom.pipeline.envs.facts import component_facts, env_facts
 from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.envs.spaces import spaces_of
+from metaloom.pipeline.estimation.class_returns import ClassReturns, class_returns
 from metaloom.pipeline.estimation.diagnostics import names_of_metrics
 from metaloom.pipeline.nn.device import device_facts
-from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, Update
+from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, TaskBatch, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
 log = logging.getLogger(__name__)
@@ -85,8 +86,7 @@ def train(
     # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
     storage.check_new_run(path)
     config = pinned(config)
-    # Written out, so that the run says what it observed even if defaults change.
-    recorded = config.model_copy(update={"env": with_all_options(config.env)})
+    kept_config = recorded(config)
     check = partial(check_sizes, config, path, backend)
     with kept_log() as kept, stages_of(config, backend, check) as stages:
         # Only with parameters does an optimizer say what it refuses.
@@ -94,8 +94,8 @@ def train(
         _check_metrics(stages)
         with storage.create_run(
             path,
-            config=recorded.model_dump(mode="json"),
-            config_digest=recorded.digest(),
+            config=kept_config.model_dump(mode="json"),
+            config_digest=kept_config.digest(),
             capacity=config.iterations,
             environment=environment(stages),
             retention=retention_of(config),
@@ -185,7 +185,8 @@ def _check_metrics(stages: Runner) -> None:
     config, env, stop = stages.config, stages.context.env, stages.config.stop
     if config.metrics or (stop is not None and stop.metric is not None):
         processed = any(stage.output is Samples for stage in stages.graph.stages)
-        names = names_of_metrics(stages.context.measures, spaces_of(env), declared_facts(env), processed=processed)
+        facts = {fact.name: fact.kind == "flag" for fact in declared_facts(env)}
+        names = names_of_metrics(stages.context.measures, spaces_of(env), facts, processed=processed)
         if stop is not None and names is not None:
             stop.require_metric(names)
 
@@ -201,6 +202,11 @@ def _continued(run: storage.Run, iterations: int | None, retention: Sequence[str
             "least that many"
         )
     return build_config({**config.model_dump(), "iterations": iterations})
+
+
+def recorded(config: RunConfig) -> RunConfig:
+    """Return a configuration as its run keeps it: written out, so that it says what was observed if defaults change."""
+    return config.model_copy(update={"env": with_all_options(config.env)})
 
 
 def retention_of(config: RunConfig) -> Retention:
@@ -226,13 +232,15 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 def environment(stages: Runner) -> dict[str, Any]:
     """Return what decides the numbers besides the configuration and the store does not know: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
-    components, told = component_facts(stages.context.env), described_facts(stages.context.env)
+    env = stages.context.env
+    components, told, classes = component_facts(env), described_facts(env), env.task_classes
     return {
         "code": code_digest(),
         "env": env_facts(stages.config.env, stages.context.env),
         "kernel": asdict(stages.context.learner.kernel),
         **({"components": components} if components else {}),
         **({"facts": told} if told else {}),
+        **({"task_classes": classes.facts()} if classes is not None else {}),
         **({"plugins": plugins} if plugins else {}),
         **({"device": facts} if facts else {}),
     }
@@ -265,13 +273,16 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 history.append(_update(writer, iteration).metrics)
             continue
         seconds: dict[str, float] = {}
-        steps, evaluations = 0, list[StageRef]()
+        steps, evaluations, by_class = 0, list[StageRef](), list[ClassReturns]()
         iteration_began = time.perf_counter()
         for ref in missing:
             if observer.should_stop():
                 return TrainResult(path, iteration, stopped=True)
             observer.stage_started(ref)
             stages = plan.stages_for(ref)
+            if stages.graph[ref.stage].ends_iteration:
+                # Now: once the iteration is complete, it may be thinned at any time.
+                by_class = _returns_by_class(stages, writer, iteration)
             call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
             # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
             if stages.graph[ref.stage].output is EpisodeBatch:
@@ -289,6 +300,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 stage_seconds=seconds,
                 elapsed_seconds=now - began,
                 steps_per_second=steps / (now - iteration_began - evaluating) if steps else None,
+                class_returns=by_class,
                 evaluation_returns=mean_test_returns(writer.load(ref) for ref in evaluations),
             )
         )
@@ -318,6 +330,23 @@ def _update(writer: RunWriter, iteration: int) -> Update:
     update = writer.load(writer.run.last_ref(iteration))
     assert isinstance(update, Update)
     return update
+
+
+def _returns_by_class(stages: Runner, writer: RunWriter, iteration: int) -> list[ClassReturns]:
+    """Returns of every inner step by class of task; nothing without classes, or where episodes are not there to ask."""
+    classes, refs = stages.context.env.task_classes, stages.order(iteration)
+    outputs = {ref: stages.graph[ref.stage].output for ref in refs}
+    drawn = [ref for ref in refs if outputs[ref] is TaskBatch]
+    rounds = [ref for ref in refs if ref.stage == writer.run.stages.named("rollouts")]
+    if classes is None or not drawn or any(writer.run.is_thinned(ref) for ref in rounds if writer.run.contains(ref)):
+        return []
+    tasks = writer.load(drawn[0])
+    assert isinstance(tasks, TaskBatch)
+    of = classes.of(tasks.params, tasks.names)
+    batches = (writer.load(ref) for ref in rounds)
+    return [
+        class_returns(batch.mean_returns, of, classes.names) for batch in batches if isinstance(batch, EpisodeBatch)
+    ]
 
 
 def _num_steps(writer: RunWriter, ref: StageRef) -> int:

@@ -1,11 +1,10 @@
 """Numbers that describe rounds of episodes, by the names under which they are kept as metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import EllipsisType
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import Fact
 from metaloom.pipeline.estimation.facts import fact_means
 from metaloom.pipeline.estimation.measures import Measures, with_own
 from metaloom.pipeline.estimation.returns import explained_variance
@@ -57,14 +56,14 @@ def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
 
 
 def names_of_metrics(
-    measures: Measures, sizes: Spaces, facts: Sequence[Fact], *, processed: bool
+    measures: Measures, sizes: Spaces, facts: Mapping[str, bool], *, processed: bool
 ) -> frozenset[str] | None:
     """Find out under which names a run will keep metrics of its rounds, by measuring a few made-up episodes.
 
     Args:
         measures: of the run.
         sizes: of its environment.
-        facts: that it declares.
+        facts: that it declares, by name; True for flags.
         processed: whether the run has samples, and so the metrics of samples.
 
     Returns:
@@ -85,7 +84,7 @@ def names_of_metrics(
     return frozenset(name.partition(".")[2] for name in with_own(taken, dict.fromkeys(own, 0.0)))
 
 
-def _made_up(sizes: Spaces, facts: Sequence[Fact]) -> Step:
+def _made_up(sizes: Spaces, facts: Mapping[str, bool]) -> Step:
     rng, (B, E, T) = np.random.default_rng(0), (2, 2, 10)
 
     def draw(*shape: int) -> Array:
@@ -105,7 +104,7 @@ def _made_up(sizes: Spaces, facts: Sequence[Fact]) -> Step:
         behavior={"log_probs": log_probs} if n else gaussian,
         reward_terms={},
         initial_state=np.zeros((B, E, 0)),
-        facts={fact.name: np.zeros((B, E), bool if fact.kind == "flag" else np.float32) for fact in facts},
+        facts={name: np.zeros((B, E), bool if is_flag else np.float32) for name, is_flag in facts.items()},
     )
     return Step(episodes, Samples(rewards, rewards, rewards, np.ones_like(rewards)), 0)
 
