@@ -18,8 +18,9 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.changed_sources import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, run_checked
-from metaloom.flows.graph.run_stages import config_at, stages_of, tell_changed_sources
+from metaloom.flows.graph.run_stages import config_at, stages_of
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.stage import StageOutput
 from metaloom.flows.graph.tables import graph_of

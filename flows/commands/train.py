@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from metaloom import storage
 from metaloom.flows.estimate.limits import check_sizes
+from metaloom.flows.graph.changed_sources import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine
-from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run, tell_changed_sources
+from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.observer import IterationReport as IterationReport
@@ -21,6 +22,7 @@ from metaloom.flows.observer import mean_test_returns
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.flows.run_log import kept_log
 from metaloom.flows.trust import require_trust, trust_run
+from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
@@ -142,7 +144,7 @@ def resume(
                 path,
                 capacity=config.iterations,
                 take_over=take_over,
-                retention=retention_of(config),
+                retention=_retention_for(run, config),
             ) as writer,
             kept.of(writer, backend.for_tasks(config.num_tasks)),
             stages_of_run(run, backend, config, check) as stages,
@@ -197,6 +199,23 @@ def _continued(run: storage.Run, iterations: int | None, retention: Sequence[str
 def retention_of(config: RunConfig) -> Retention:
     """Return what a configuration says about keeping arrays, as the store takes it."""
     return Retention(**config.retention.model_dump())
+
+
+def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
+    """As configured, but iterations of plug-ins that have changed since are kept: they could not be computed again."""
+    retention = retention_of(config)
+    if not retention.thins:
+        return retention
+    changed = changed_since(run, (ref for ref in run.thinnable(run.iterations) if not run.is_thinned(ref)))
+    for change, iterations in changed.items():
+        log.warning(
+            "%s: %s; %s computed with it, the first %d, will not be thinned: they could not be computed again",
+            run.location,
+            change,
+            plural(len(iterations), "iteration"),
+            min(iterations),
+        )
+    return replace(retention, kept=frozenset[int]().union(*changed.values()))
 
 
 def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
