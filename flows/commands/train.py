@@ -53,6 +53,7 @@ class TrainResult:
         path: the run's folder.
         iterations_done: how many are complete.
         stopped: it was asked to stop before its last iteration.
+        computed: how many outputs were missing and are stored now.
         repaired: what was mended before, a line for each damaged file.
         damage: what verification found after a repair; None where there was none, or it was stopped.
     """
@@ -60,6 +61,7 @@ class TrainResult:
     path: Path
     iterations_done: int
     stopped: bool
+    computed: int = 0
     repaired: Sequence[str] = ()
     damage: Sequence[storage.Damage] | None = None
 
@@ -261,10 +263,10 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
     for line in plan.config.algorithm.warnings():
         log.warning("%s", line)
     history: list[Metrics] = []
-    began = time.perf_counter()
+    began, computed = time.perf_counter(), 0
     for iteration in range(iterations):
         if stop is not None and stop.met(history):
-            return TrainResult(path, iteration, stopped=False)
+            return TrainResult(path, iteration, stopped=False, computed=computed)
         if stop is None and writer.is_whole(iteration):
             continue
         # Not only the iterations behind the last complete one: whatever was lost is computed again.
@@ -278,10 +280,11 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
         iteration_began = time.perf_counter()
         for ref in missing:
             if observer.should_stop():
-                return TrainResult(path, iteration, stopped=True)
+                return TrainResult(path, iteration, stopped=True, computed=computed)
             observer.stage_started(ref)
             stages = plan.stages_for(ref)
             call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
+            computed += 1
             # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
             if stages.graph[ref.stage].output is EpisodeBatch:
                 steps += _num_steps(writer, ref)
@@ -301,7 +304,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 evaluation_returns=mean_test_returns(writer.load(ref) for ref in evaluations),
             )
         )
-    return TrainResult(path, iterations, stopped=False)
+    return TrainResult(path, iterations, stopped=False, computed=computed)
 
 
 def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:

@@ -171,7 +171,7 @@ def test_an_environment_without_pictures_is_refused(monkeypatch):
 
 def test_an_mp4_without_the_package_that_writes_it_is_refused(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ExtraMissing, match=r"metaloom\[video\]"):
+    with pytest.raises(ExtraMissing, match=r"^imageio with imageio-ffmpeg is not installed; .*metaloom\[video\]"):
         film.check_film_file(tmp_path / "film.mp4")
 
 
