@@ -175,21 +175,13 @@ class _Verification:
             except (StoreError, OSError) as error:
                 yield self._damage(segment.folder / name, _problem(error))
         try:
-            thinned = self._thinned_in(segment)
+            thinned = self.files.thinned_in(segment.iterations)
             for record in segment.records():
                 yield from self._checked_record(record, thinned.get(record.ref) == record.sha256)
         except (StoreError, OSError) as error:  # told above, unless what it said was agreed on with its hash
             self.unreadable.update(segment.seal.refs())
             yield self._damage(Path(getattr(error, "where", segment.folder)), _problem(error))
         segment.forget()
-
-    def _thinned_in(self, segment: Segment) -> dict[StageRef, str]:
-        packed = self.files.packed_markers(segment)
-        found = {ref: sha256 for outputs in packed.values() for ref, sha256 in outputs.items()}
-        for iteration in (i for i in self.files.live_markers() if i in segment.iterations):
-            found = {ref: sha256 for ref, sha256 in found.items() if ref.iteration != iteration}
-            found |= self.files.thinned(iteration)
-        return found
 
     def _names_spans(self, segment: Segment) -> bool:
         try:
