@@ -176,7 +176,7 @@ class TrainedPolicy:
             RolloutError: the environment failed.
         """
         config = self.blueprint.config
-        if not config.algorithm.adaptation_steps:
+        if not config.algorithm.adapts:
             raise UsageError(f"found {config.algorithm.name}, which does not adapt; use the policy as it is")
         if self._adapted and not self._rounds:
             raise UsageError(
