@@ -45,9 +45,9 @@ def rl2_half_cheetah_vel() -> RunConfig:
     return _robot("half-cheetah-vel")
 
 
-def rl2_point_corner() -> RunConfig:
-    """Find which corner of the plane pays, in two episodes."""
-    return _robot("point-corner", iterations=200)
+def rl2_navigation_2d() -> RunConfig:
+    """Find a near goal in the plane that the observation does not show; an episode ends there."""
+    return _robot("navigation-2d", iterations=300)
 
 
 def _robot(name: str, *, iterations: int = 1000) -> RunConfig:

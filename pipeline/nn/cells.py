@@ -7,7 +7,7 @@ CELL = "cell"
 
 
 def cell_shapes(spec: CellSpec) -> Shapes:
-    """Return the shapes of a gru's or lstm's parameters in order; a kernel is (in, out), with all gates side by side."""
+    """Return the shapes of a gru's or lstm's parameters in order; a kernel is (in, out), gates side by side."""
     gates = spec.num_gates * spec.hidden_size
     return {
         f"{CELL}.input_kernel": (spec.input_size, gates),

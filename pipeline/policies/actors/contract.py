@@ -101,6 +101,10 @@ class Actor(ABC):
         """What the rows have kept; None of actors without a memory."""
         return None
 
+    def recall(self, memory: Memory) -> None:
+        """Go on from what another actor of the same rows has kept; only actors with a memory can be asked."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no memory ({memory.state.shape})")
+
     def _record(self, name: str, size: int) -> Array:
         """Zeros [T, N, size] for what the acting distribution is at every step."""
         self.behavior_by_step[name] = np.zeros((*self._taken.shape[:2], size), np.float32)

@@ -37,6 +37,6 @@ class RecurrentActor(Actor):
         """See Actor."""
         return self._remembering.memory
 
-    @memory.setter
-    def memory(self, memory: Memory) -> None:
+    def recall(self, memory: Memory) -> None:
+        """See Actor."""
         self._remembering.memory = memory
