@@ -21,17 +21,17 @@ def rl2_bandit() -> RunConfig:
             episodes_per_trial=1,
             learning_rate=3e-3,
             lr_schedule="exponential",
-            lr_decay=0.97,
+            lr_decay=0.988,
             num_epochs=5,
             trials_per_minibatch=250,
         ),
         policy=PolicyConfig(network="gru", hidden_sizes=(64,)),
         processing=ProcessingConfig(discount=1.0, gae_lambda=0.8),
-        iterations=100,
-        num_tasks=200,
-        episodes_per_task=5,
+        iterations=250,
+        num_tasks=1000,
+        episodes_per_task=1,
         max_episode_steps=10,
-        evaluation=EvaluationConfig(num_tasks=2000, test_episodes=5, deterministic=True),
+        evaluation=EvaluationConfig(num_tasks=5000, test_episodes=1, deterministic=True),
     )
 
 

@@ -40,8 +40,9 @@ class RL2(AlgorithmSettings, LearningRate):
     """Weight of the policy's entropy, which is maximized."""
     max_grad_norm: float | None = Field(default=0.5, gt=0)
     """Longer gradients, of all parameters together, are shortened to this Euclidean norm."""
-    initial_output_scale: float = Field(default=0.01, ge=0)
-    """Multiplies the policy's output layer at the start: near 0, neither observation nor memory sways first actions."""
+    initial_output_scale: float = Field(default=1.0, ge=0)
+    """Multiplies the policy's output layer at the start. Near 0, what is remembered hardly learns at first, since the
+    gradient reaches it through this layer."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Of all parameters together."""
 
