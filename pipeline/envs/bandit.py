@@ -26,7 +26,7 @@ class BernoulliBandit(MetaEnv):
     of an episode pays if its number t from U(0, 1) is below the arm's probability.
     """
 
-    action_components = None
+    action_components = ()
 
     def __init__(self, arms: int = 5) -> None:
         if arms < 2:

@@ -11,6 +11,9 @@ from pydantic import Field, JsonValue, model_validator
 from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import Settings, later
 
+DISCRETE = ("bernoulli-bandit",)
+"""Built-in environments whose actions are discrete, so that they have no scale unless one is asked for."""
+
 
 class EnvConfig(Settings):
     """An environment by name, with its options.
@@ -34,6 +37,13 @@ class EnvConfig(Settings):
     @classmethod
     def _accept_a_bare_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _discrete_actions_have_no_scale(self) -> "EnvConfig":
+        if self.name in DISCRETE and "action_scale" not in self.model_fields_set:
+            # Settings are frozen; this is still their construction.
+            object.__setattr__(self, "action_scale", None)
+        return self
 
 
 def is_gymnasium_id(name: str) -> bool:

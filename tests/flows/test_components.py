@@ -23,7 +23,7 @@ def test_every_built_in_environment_names_all_its_numbers(name):
     env = make_env(EnvConfig(name=name))
     found = component_facts(env)
     assert len(found["observation"]["names"]) == env.observation_space.shape[0]
-    assert len(found["action"]["names"]) == env.action_space.shape[0]
+    assert len(found["action"]["names"]) == sum(env.action_space.shape)  # of discrete actions none
 
 
 def test_a_robots_names_are_those_of_its_joints_bodies_and_motors():

@@ -6,11 +6,13 @@ from operator import methodcaller
 import numpy as np
 import pytest
 from distributed import Client
+from gymnasium.spaces import Discrete
 
 from metaloom.flows.graph.context import build_learner
 from metaloom.flows.rollouts.dask import dask_client
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
 from metaloom.pipeline.algorithms.maml.settings import ProMP
+from metaloom.pipeline.algorithms.rl2.settings import RL2
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import EnvConfig
@@ -22,7 +24,10 @@ pytestmark = [pytest.mark.dask, pytest.mark.slow]
 
 
 def run_config(name: str) -> RunConfig:
-    return RunConfig(env=EnvConfig(name=name), algorithm=ProMP(), num_tasks=2, episodes_per_task=2, max_episode_steps=8)
+    algorithm = RL2() if isinstance(make_env(EnvConfig(name=name)).action_space, Discrete) else ProMP()
+    return RunConfig(
+        env=EnvConfig(name=name), algorithm=algorithm, num_tasks=2, episodes_per_task=2, max_episode_steps=8
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +42,7 @@ def test_a_task_and_an_env_in_mid_episode_survive_the_way_to_a_worker(name: str,
     env.set_task(env.sample_tasks(2, np.random.default_rng(8))[1])
     env.reset(seed=1)
     assert np.array_equal(client.submit(getattr, env, "task", pure=False).result(), env.task)
-    action = np.full(env.action_space.shape, 3.0)
+    action = 1 if isinstance(env.action_space, Discrete) else np.full(env.action_space.shape, 3.0)
     there = client.submit(methodcaller("step", action), env, pure=False).result()
     for ours, theirs in zip(env.step(action), there, strict=True):
         assert np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs

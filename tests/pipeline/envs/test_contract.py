@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 from gymnasium.utils.env_checker import check_env
 
 from metaloom.pipeline.envs import ENVS
@@ -50,6 +51,10 @@ TASK_IS_A_BODY = tuple(name for name in ENVS if name.endswith("-rand-params"))
 
 # Names whose episodes all begin in one place.
 STARTS_AT_THE_ORIGIN = ("point-2d-goal", "navigation-2d", "pearl-sparse-point-robot")
+BEGINS_ALIKE = (*STARTS_AT_THE_ORIGIN, "bernoulli-bandit")
+
+REWARDS_ARE_DRAWN = ("bernoulli-bandit",)
+FIELDS_OF_A_KIND = {**dict.fromkeys(TASK_IS_A_BODY, ("BODY_mass", "JOINT_damping")), "bernoulli-bandit": ("p_0",)}
 
 every_env = pytest.mark.parametrize("config", CONFIGS, ids=config_id)
 
@@ -91,10 +96,22 @@ def test_tasks_to_test_with_are_others_than_those_to_train_on_and_equal_in_every
     assert not set(env.task_set) & set(env.test_task_set)
 
 
+def drawn_actions(env: MetaEnv, rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Actions [*shape, A], most of them out of range, or any of the discrete ones [*shape]."""
+    if isinstance(env.action_space, Discrete):
+        return rng.integers(int(env.action_space.n), size=shape)
+    return rng.normal(0, 8, (*shape, *(env.action_space.shape or ())))
+
+
+def an_action(env: MetaEnv, value: float) -> Any:
+    """The same number in every place, or the first of the discrete actions."""
+    return 0 if isinstance(env.action_space, Discrete) else np.full(env.action_space.shape or (), value)
+
+
 def episode(env: MetaEnv, seed: int, num_steps: int = 20) -> bytes:
     """All numbers of an episode of fixed actions."""
     numbers = [env.reset(seed=seed)[0]]
-    for action in np.random.default_rng(0).normal(0, 8, (num_steps, *(env.action_space.shape or ()))):
+    for action in drawn_actions(env, np.random.default_rng(0), num_steps):
         observation, reward, terminated, *_ = env.step(action)
         numbers += [observation, [reward, terminated]]
     return np.concatenate(numbers, dtype=np.float64).tobytes()
@@ -116,7 +133,7 @@ def test_resets_without_a_seed_go_on_from_the_last_one(config: EnvConfig) -> Non
     starts = [env.reset(seed=5)[0], env.reset()[0], env.reset(seed=5)[0], env.reset()[0]]
     assert np.array_equal(starts[0], starts[2])
     assert np.array_equal(starts[1], starts[3])
-    if config.name not in STARTS_AT_THE_ORIGIN:
+    if config.name not in BEGINS_ALIKE:
         assert not np.array_equal(starts[0], starts[1])
 
 
@@ -127,7 +144,7 @@ def test_a_pickled_env_goes_on_with_its_task_and_its_episode(config: EnvConfig) 
     env.reset(seed=1)
     copy = pickle.loads(pickle.dumps(env))
     assert np.array_equal(copy.task, env.task)
-    action = np.full(env.action_space.shape, 3.0)
+    action = an_action(env, 3.0)
     for ours, theirs in zip(env.step(action), copy.step(action), strict=True):
         assert np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs
     assert episode(copy, seed=2) == episode(env, seed=2)
@@ -151,10 +168,10 @@ def test_the_docstring_is_a_data_sheet(config: EnvConfig) -> None:
     assert own
     assert "| observation |" in sheet
     assert re.search(r"\| action +\|", sheet)
-    # One field for every number of a body would be no sheet: it names the kinds.
-    fields = ("BODY_mass", "JOINT_damping") if config.name in TASK_IS_A_BODY else [f.name for f in env.task_fields]
+    # One field for every number of a body or every arm would be no sheet: it names the kinds.
+    fields = FIELDS_OF_A_KIND.get(config.name) or [f.name for f in env.task_fields]
     env.reset(seed=0)
-    terms = env.step(np.zeros(env.action_space.shape))[4]["reward_terms"]
+    terms = env.step(an_action(env, 0.0))[4]["reward_terms"]
     for word in (*fields, *terms):
         assert re.search(rf"\b{word}\b", sheet), word
 
@@ -163,12 +180,12 @@ def step_under_each_task(config: EnvConfig) -> tuple[list[np.ndarray], list[floa
     """Observations and rewards of a step under each of several tasks, all from the same state."""
     env = make_env(config)
     tasks = np.unique(env.sample_tasks(60, np.random.default_rng(0)), axis=0)
-    action = np.full(env.action_space.shape, 9.0)
+    action = an_action(env, 9.0)
     rewards, observations = [], []
     for task in tasks:
         env.set_task(tasks[0])
         env.reset(seed=7)
-        for _ in range(6):
+        for _ in range(7):
             env.step(action)
         env.set_task(task)
         assert np.array_equal(env.task, task)
@@ -199,7 +216,7 @@ def test_reward_terms_sum_to_the_reward(config: EnvConfig) -> None:
     env.reset(seed=0)
     rng = np.random.default_rng(0)
     for _ in range(30):
-        _, reward, _, _, info = env.step(rng.normal(0, 5, env.action_space.shape))
+        _, reward, _, _, info = env.step(drawn_actions(env, rng))
         assert reward == pytest.approx(sum(info["reward_terms"].values()), abs=1e-12)
 
 
@@ -212,7 +229,8 @@ def test_a_row_of_the_batch_equals_a_single_env_bit_for_bit(config: EnvConfig) -
     rng = np.random.default_rng(1)
     tasks = env.sample_tasks(num_rows, rng)
     seeds = rng.integers(2**63, size=num_rows).astype(np.uint64)
-    actions = rng.normal(0, 8, (num_steps, num_rows, batch.action_size)).astype(np.float32)
+    actions = drawn_actions(env, rng, num_steps, num_rows)
+    actions = actions if actions.dtype == np.int64 else actions.astype(np.float32)
 
     first = batch.reset(tasks, seeds).copy()
     rows, steps = np.arange(num_rows), []
@@ -241,7 +259,7 @@ def test_a_used_batch_resets_to_the_same_episodes(config: EnvConfig) -> None:
     batch = make_batch_env(config, 3)
     tasks = make_env(config).sample_tasks(3, np.random.default_rng(0))
     seeds, rows = np.arange(3, dtype=np.uint64), np.arange(3)
-    actions = np.random.default_rng(0).normal(0, 8, (30, 3, batch.action_size)).astype(np.float32)
+    actions = drawn_actions(make_env(config), np.random.default_rng(0), 30, 3)
 
     def episode() -> list[np.ndarray]:
         first = batch.reset(tasks, seeds).copy()
@@ -254,12 +272,14 @@ def test_a_used_batch_resets_to_the_same_episodes(config: EnvConfig) -> None:
 def test_a_batch_keeps_its_tasks_when_the_callers_array_changes(config: EnvConfig) -> None:
     batch = make_batch_env(config, 2)
     tasks = make_env(config).sample_tasks(4, np.random.default_rng(0))
-    actions = np.ones((2, batch.action_size), np.float32)
+    # Rewards that are drawn may be equal by chance.
+    steps = [an_action(make_env(config), 1.0)] * (20 if config.name in REWARDS_ARE_DRAWN else 1)
 
     def rewards(given: np.ndarray, later: np.ndarray) -> np.ndarray:
         batch.reset(given, np.arange(2, dtype=np.uint64))
         given[:] = later
-        return sum(batch.step(actions, np.arange(2)).reward_terms.values(), np.zeros(2))
+        results = [batch.step(np.stack([step, step]), np.arange(2)) for step in steps]
+        return np.stack([sum(result.reward_terms.values(), np.zeros(2)) for result in results])
 
     assert np.array_equal(rewards(tasks[:2].copy(), tasks[2:]), rewards(tasks[:2].copy(), tasks[:2]))
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 from gymnasium.utils.env_checker import check_env
 
 from metaloom.pipeline.envs import ENVS
@@ -18,13 +19,15 @@ def test_every_environment_has_its_line_and_its_fields_on_the_page_it_names(name
     line = re.search(rf"^\| `{name}` \|.*$", (DOCS / "README.md").read_text(), re.MULTILINE)
     assert line is not None
     env = make_env(EnvConfig(name=name))
-    sizes = [space.shape[0] for space in (env.observation_space, env.action_space) if space.shape]
-    assert f"| {sizes[0]}, {sizes[1]} |" in line.group()
+    discrete = isinstance(env.action_space, Discrete)
+    shapes = [space.shape or (0,) for space in (env.observation_space, env.action_space)]
+    actions = f"{env.action_space.n} discrete" if discrete else shapes[1][0]
+    assert f"| {shapes[0][0]}, {actions} |" in line.group()
     page = re.search(r"\((\w+\.md)\)", line.group())
     assert page is not None
     text = (DOCS / page.group(1)).read_text()
     env.reset(seed=0)
-    terms = env.step(np.zeros(sizes[1]))[4]["reward_terms"]
+    terms = env.step(0 if discrete else np.zeros(shapes[1]))[4]["reward_terms"]
     for word in [name, *(field.name for field in env.task_fields), *terms]:
         assert f"`{word}`" in text, word
 

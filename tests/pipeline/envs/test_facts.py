@@ -38,7 +38,7 @@ def test_a_gymnasium_env_is_told_with_the_options_of_its_registration_and_of_its
 
 @pytest.mark.parametrize("name", ENVS)
 def test_all_of_it_is_plain_json_and_the_options_make_the_same_environment(name):
-    found = facts(name)
+    found = facts(name, None)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     again = make_env(EnvConfig(name=name, options=found["options"]))
     assert again.observation_space.shape == (found["observation_size"],)
