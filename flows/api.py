@@ -143,7 +143,9 @@ def optimize(
 
 def assignments(settings: Mapping[str, Any]) -> list[str]:
     """Changes of settings as `--set` takes them: KEY=VALUE, with a key for every field of a section."""
-    return [f"{key}={json.dumps(value, default=_plain)}" for key, value in _fields(settings)]
+    # A section of which nothing is to change stays; as a value, {} would replace it.
+    changes = {name: value for name, value in settings.items() if value != {}}
+    return [f"{key}={json.dumps(value, default=_plain)}" for key, value in _fields(changes)]
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, Sampler
 from metaloom.flows.errors import UsageError
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageMissing, StageRef
-from metaloom.storage.run import Iterations, Steps
+from metaloom.storage.read.selection import Steps, chosen_steps
+from metaloom.storage.run import Iterations
 
 Unit = Literal["transitions", "episodes", "trials"]
 """What an item is: a real step; a real episode; or all episodes of a task of an iteration, inner step by inner step."""
@@ -69,11 +70,18 @@ class RunDataset(Dataset[Item]):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what was read, which a worker that is sent the dataset reads itself."""
+        return {**self.__dict__, "_cache": OrderedDict()}
+
     def __getitem__(self, index: int | Sequence[int]) -> Item:
         """One item, or several stacked along a first axis."""
         if isinstance(index, int | np.integer):
             return {name: values[0] for name, values in self[[int(index)]].items()}
-        indices = np.asarray(index, np.int64)
+        indices = np.asarray(index)
+        if indices.size and indices.dtype.kind not in "iu":  # such as a mask, which is not the numbers 0 and 1
+            raise IndexError(f"found indices of type {indices.dtype}; required integers")
+        indices = indices.astype(np.int64)
         if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"found index {indices.max()}; required 0 to {len(self) - 1}: there are {len(self)} items")
         numbers = np.searchsorted(self._ends, indices, side="right") - 1
@@ -95,7 +103,8 @@ class RunDataset(Dataset[Item]):
         """All parts, and how many items are in each."""
         wanted = {*iterations}
         refs = [ref for ref in self._run.refs() if ref.stage == self._stage and ref.iteration in wanted]
-        refs = [ref for ref in refs if steps is None or ref.step in ([steps] if isinstance(steps, int) else steps)]
+        chosen = chosen_steps(steps)
+        refs = [ref for ref in refs if chosen is None or ref.step in chosen]
         if not refs:
             raise StageMissing(
                 self._run.location,

@@ -18,7 +18,8 @@ from metaloom.flows.runs import run_folder, runs_root
 from metaloom.flows.views import formatting
 from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.shown import as_html
-from metaloom.storage.run import Iterations, Steps
+from metaloom.storage.read.selection import Steps
+from metaloom.storage.run import Iterations
 
 if TYPE_CHECKING:
     from metaloom.flows.datasets import RunDataset, Unit

@@ -4,6 +4,7 @@ import os
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from operator import index
 from pathlib import Path
 
 from metaloom import storage
@@ -80,6 +81,7 @@ def updates_at(run: storage.Run, iteration: int | None) -> int:
         UsageError: a negative number reaches before the first.
     """
     newest = len(run.iterations)
+    iteration = None if iteration is None else index(iteration)
     updates = newest if iteration is None else iteration if iteration >= 0 else newest + 1 + iteration
     if updates < 0:
         raise UsageError(f"{run.path}: found iteration {iteration}; required one from {-newest - 1} to {newest}")
@@ -87,14 +89,18 @@ def updates_at(run: storage.Run, iteration: int | None) -> int:
 
 
 def check_seed(seed: int) -> int:
-    """Return a seed itself, if it can be one.
+    """Return a seed itself, if it can be one; of NumPy's integers, as Python's.
 
     Raises:
         UsageError: it cannot.
     """
-    if not 0 <= seed < 2**63:
+    try:
+        number = index(seed)
+    except TypeError:
+        raise UsageError(f"found seed {seed!r}; required an integer from 0 to 2**63 - 1") from None
+    if not 0 <= number < 2**63:
         raise UsageError(f"found seed {seed}; required one from 0 to 2**63 - 1")
-    return seed
+    return number
 
 
 def parse_span(option: str, text: str) -> slice | int:

@@ -36,10 +36,10 @@ from metaloom.storage.read.ancestry import (
 )
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import chain_problems
-from metaloom.storage.read.selection import Places, places
+from metaloom.storage.read.selection import Places, Steps, places, whole_numbers
 from metaloom.storage.read.sessions import ComputedWith, mapping, read_sessions
 from metaloom.storage.remote.log import RemoteLog, follow
-from metaloom.storage.remote.places import folder_of, location
+from metaloom.storage.remote.places import folder_of, location, url_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,8 +59,6 @@ _MEMBERS = {
 
 Iterations = None | int | range | slice | Sequence[int]
 """All complete iterations, one of them (negative: from the end), or some."""
-Steps = None | int | Sequence[int]
-"""All inner steps, one, or some."""
 
 
 class Run:
@@ -89,6 +87,10 @@ class Run:
         if lost := _lost_newest(run):
             _LOG.warning("%s: %s; `metaloom verify %s` tells more", run.location, lost, run.name)
         return run
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is open is of this process: another one opens the run itself.
+        return type(self).open, (self.location if url_of(self.path) else self.path.absolute(),)
 
     def __repr__(self) -> str:
         count = len(self.iterations)
@@ -261,6 +263,7 @@ class Run:
         """The complete iterations that a selection names.
 
         Raises:
+            ValueError: they are no whole numbers.
             StageMissing: one of them is not complete.
         """
         complete = self.iterations
@@ -268,12 +271,13 @@ class Run:
             return complete
         if isinstance(iterations, slice):
             return complete[iterations]
-        if isinstance(iterations, int):
-            iterations = (iterations + len(complete) if iterations < 0 else iterations,)
-        for i in iterations:
+        numbers = whole_numbers(iterations, "iteration")
+        if not isinstance(iterations, Iterable) and numbers[0] < 0:
+            numbers = [numbers[0] + len(complete)]
+        for i in numbers:
             if i not in complete:
                 raise self._missing(self.last_ref(max(i, 0)))
-        return iterations
+        return numbers
 
     def steps(
         self,

@@ -3,7 +3,9 @@
 import fcntl
 import logging
 import os
+import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -12,6 +14,11 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SUFFIX = ".unfinished"
+
+
+def _mark() -> str:
+    """How our folders of this machine end: another machine that shares the disk does not see who has locked them."""
+    return f".{socket.gethostname()}{SUFFIX}"
 
 
 @contextmanager
@@ -35,7 +42,7 @@ def unfinished_folder(parent: Path, name: str) -> Generator[Path, None, None]:
 
 def _lock_new(parent: Path, name: str) -> tuple[Path, int]:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=SUFFIX, dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=_mark(), dir=parent))
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         # Another process may have taken the new folder for that of a dead one before it was locked.
         with suppress(BlockingIOError):
@@ -46,8 +53,9 @@ def _lock_new(parent: Path, name: str) -> tuple[Path, int]:
 
 
 def _remove_dead(parent: Path) -> None:
-    """Remove folders that no process has locked: the lock goes with the process that made them."""
-    for folder in parent.glob(f".*{SUFFIX}"):
+    """Remove our folders that no process has locked: the lock goes with the process that made them."""
+    ours = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(_mark())}")  # as `_lock_new` calls them, and no user does
+    for folder in [path for path in parent.glob(f".*{SUFFIX}") if ours.fullmatch(path.name)]:
         with suppress(OSError):  # it lives, it is another user's, or somebody else is removing it
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

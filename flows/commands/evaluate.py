@@ -97,8 +97,7 @@ def evaluate(
     Raises:
         UsageError, ConfigError, EnvError: what no evaluation of this run can be.
     """
-    if seed is not None:
-        check_seed(seed)
+    seed = None if seed is None else check_seed(seed)
     run = storage.open_run(path)
     updates = updates_at(run, iteration)
     learner = learner_after(run, updates)

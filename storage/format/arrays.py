@@ -6,6 +6,7 @@ checked against its commit record before any decoder sees it.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +25,9 @@ COMPRESS_FROM = 64 * 2**10
 
 SMALLEST_PART = 2**10
 """Raw bytes per task from which on a row is a shard: a part costs 40 bytes beside its data."""
+
+ARRAY_PATH = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+"""Place of an array below `data.zarr`."""
 
 _COMPRESS_TO = 2**31 - 1  # blosc 1 keeps sizes in 31 bits
 

@@ -52,9 +52,10 @@ def open_file(path: Path) -> FileIO:
             required="a file that can be read",
             action="Check its permissions and its disk",
         ) from error
-    if stat.S_ISDIR(os.fstat(descriptor).st_mode):  # which Python refuses to make a file object of
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):  # a folder, of which Python makes no file object; or a device, which may have no end
         os.close(descriptor)
-        raise damaged(path, "is a folder, not a file")
+        raise damaged(path, f"is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or a device'}, not a file")
     return FileIO(descriptor, "rb")
 
 

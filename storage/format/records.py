@@ -1,5 +1,6 @@
 """Commit records: the statement, published in one atomic step, that a stage's output exists."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,9 @@ SCHEMA = "metaloom/1"
 
 FORMATS = ("metaloom/1", "metaloom/2")
 """Formats of runs, as run.json names them; new runs have the last one. The second one has shards and segments."""
+
+
+_TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
 def has_shards(info: Mapping[str, Any]) -> bool:
@@ -200,11 +204,12 @@ def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
 def _parse(document: Mapping[str, Any]) -> StageRecord:
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']!r}")
+    session, token = parse_session(document["session"], document["token"])
     return StageRecord(
         ref=_parse_ref(document),
         sequence=int(document["sequence"]),
-        session=int(document["session"]),
-        token=str(document["token"]),
+        session=session,
+        token=token,
         inputs=tuple(Input(_parse_ref(item), str(item["digest"])) for item in document["inputs"]),
         seed_position=tuple(int(number) for number in document["seed_position"]),
         config_digest=str(document["config_digest"]),
@@ -222,6 +227,17 @@ def _parse(document: Mapping[str, Any]) -> StageRecord:
         sha256=str(document["sha256"]),
         spans=tuple(_parse_span(item) for item in document.get("spans", [])),
     )
+
+
+def parse_session(number: Any, token: Any) -> tuple[int, str]:
+    """The number and token of a session, of which the name of its folder is made.
+
+    Raises:
+        ValueError: no session has them.
+    """
+    if not 0 <= int(number) < 10**6 or not _TOKEN.fullmatch(str(token)):
+        raise ValueError(f"session {number} with the token {token!r}")
+    return int(number), str(token)
 
 
 def _parse_span(document: Mapping[str, Any]) -> SpanInput:

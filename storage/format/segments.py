@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import damaged
-from metaloom.storage.format.arrays import ArraySpec, read_metadata
+from metaloom.storage.format.arrays import ARRAY_PATH, ArraySpec, read_metadata
 from metaloom.storage.format.canonical import Document, read_sealed, render, sealed
 from metaloom.storage.format.chunks import crc32c
-from metaloom.storage.format.records import SCHEMA, StageRecord
+from metaloom.storage.format.records import SCHEMA, StageRecord, parse_session
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.sessions import Head
 
@@ -24,6 +24,11 @@ SEAL = "seal.json"
 RECORDS = "records.parquet"
 
 _NAME = re.compile(r"(\d{8})-(\d{8})")
+_FILE = re.compile(
+    rf"{re.escape(RECORDS)}|tables/[a-z_]+\.parquet|data\.zarr/(([a-z0-9_]+|{ARRAY_PATH.pattern})/)?zarr\.json"
+    rf"|data\.zarr/{ARRAY_PATH.pattern}/c(\.\d+)+"
+)
+MOST_RECORDS = 2**22
 _INDEX_CODECS: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 _ABSENT = 2**64 - 1
 _CRC_BYTES = 4
@@ -261,7 +266,7 @@ def _ranges(numbers: Iterable[int]) -> Iterator[range]:
 def _parse(document: Mapping[str, Any]) -> Seal:
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']!r}")
-    return Seal(
+    seal = Seal(
         iterations=_parse_range(document["iterations"]),
         outputs={
             (str(item["stage"]), int(item["step"])): tuple(_parse_range(part) for part in item["iterations"])
@@ -270,7 +275,7 @@ def _parse(document: Mapping[str, Any]) -> Seal:
         links=tuple(
             Link(int(link["first"]), str(link["previous"]), Head.parse(link["head"])) for link in document["links"]
         ),
-        sessions=frozenset((int(number), str(token)) for number, token in document["sessions"]),
+        sessions=frozenset(parse_session(number, token) for number, token in document["sessions"]),
         arrays={
             str(path): PackedArray(int(array["first_row"]), int(array["rows"]), bool(array["sharded"]))
             for path, array in document["arrays"].items()
@@ -279,6 +284,27 @@ def _parse(document: Mapping[str, Any]) -> Seal:
             str(path): PackedFile(int(file["size"]), str(file["sha256"])) for path, file in document["files"].items()
         },
     )
+    _check(seal)
+    return seal
+
+
+def _check(seal: Seal) -> None:
+    """Refuse what no packing seals, before files are read and written by its names, and memory taken by its counts."""
+    for (stage, step), parts in seal.outputs.items():
+        for part in parts:
+            StageRef(part.start, stage, step)
+            if not seal.iterations.start <= part.start < part.stop <= seal.iterations.stop:
+                raise ValueError(f"an output of {stage} in other iterations, {part.start} to before {part.stop}")
+    count = sum(len(part) for parts in seal.outputs.values() for part in parts)
+    if count > MOST_RECORDS:
+        raise ValueError(f"{count} outputs")
+    for path, array in seal.arrays.items():
+        if not ARRAY_PATH.fullmatch(path) or array.first_row < 0 or array.rows < 1:
+            raise ValueError(f"{array.rows} rows from {array.first_row} of the array {path!r}")
+    if wrong := [path for path in seal.files if not _FILE.fullmatch(path)]:
+        raise ValueError(f"the file {wrong[0]!r}")
+    if RECORDS not in seal.files:
+        raise ValueError(f"no {RECORDS}")
 
 
 def _parse_range(ends: Sequence[Any]) -> range:

@@ -169,7 +169,7 @@ def _build(
         links.sync()
         origin = {**_origin(parent, iteration, shared.newest, config), "first_session": session.number}
         publish_info(folder, session, new_info(*about, parent.stages, **origin))
-        lost = missing_positions(shared.chain, shared.newest.sequence)
+        lost = missing_positions(parent.path, shared.chain, shared.newest.sequence)
         session.describe({"lost": lost, "next_sequence": shared.newest.sequence + 1})
         session.seal(shared.newest)
     finally:

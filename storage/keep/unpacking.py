@@ -56,14 +56,17 @@ def _problems(files: CommittedFiles, folder: Path) -> Iterator[str]:
             yield _line(files, folder / name, error)
     if unsound:
         return
-    for record in segment.records():
-        if files.is_thinned(record):
-            continue
-        for chunk in (chunk for chunk in record.chunks if chunk.size):
-            try:
-                files.check(record, chunk)
-            except DamagedRun as error:
-                yield _line(files, folder, error)
+    try:
+        for record in segment.records():
+            if files.is_thinned(record):
+                continue
+            for chunk in (chunk for chunk in record.chunks if chunk.size):
+                try:
+                    files.check(record, chunk)
+                except DamagedRun as error:
+                    yield _line(files, folder, error)
+    except DamagedRun as error:
+        yield _line(files, folder / RECORDS, error)
 
 
 def _line(files: CommittedFiles, path: Path, error: Exception) -> str:
@@ -182,7 +185,7 @@ def _sound_records(path: Path) -> Iterator[StageRecord]:
     for group in range(parquet.num_row_groups):
         try:
             documents = parquet.read_row_group(group, ["document"], use_threads=False).column("document").to_pylist()
-        except (pa.ArrowException, OSError, KeyError):
+        except (pa.ArrowException, OSError, KeyError, ValueError):  # text that is none is a ValueError
             continue
         for document in documents:
             try:

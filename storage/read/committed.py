@@ -1,7 +1,6 @@
 """Committed content of a run's folder: the index of records, and files checked against them before use."""
 
 import os
-import re
 import stat
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import numpy as np
 
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import damaged
-from metaloom.storage.format.arrays import ArraySpec, read_metadata, read_spec
+from metaloom.storage.format.arrays import ARRAY_PATH, ArraySpec, read_metadata, read_spec
 from metaloom.storage.format.chunks import check_chunk, crc32c, decode_chunk, largest_chunk
 from metaloom.storage.format.codec import Stored, Value, decode
 from metaloom.storage.format.files import open_file, read_file
@@ -41,7 +40,6 @@ T = TypeVar("T")
 TABLES = ("episodes", "tasks", "metrics", "evaluations")
 """The tables that are derived from iterations."""
 
-_ARRAY_PATH = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _LARGEST_TABLE = 2**30
 
 
@@ -236,7 +234,7 @@ class CommittedFiles:
         """
         if path not in self._specs:
             file = self.data / path / "zarr.json"
-            if not _ARRAY_PATH.fullmatch(path) or plan_of(path, self.stages) is None:
+            if not ARRAY_PATH.fullmatch(path) or plan_of(path, self.stages) is None:
                 raise damaged(self.data, f"a record names the array {path!r}, which no run has")
             try:
                 self._specs[path] = read_spec(self.data, path)

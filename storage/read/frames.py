@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from metaloom.pipeline.types import EACH_EPISODE, Array
-from metaloom.storage.errors import StageMissing
+from metaloom.storage.errors import DamagedRun, StageMissing, damaged
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.format.records import StageRecord, StoredFile
@@ -18,7 +18,7 @@ from metaloom.storage.format.refs import StageRef
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.parquet import parse_table
 from metaloom.storage.read.segments import Segment
-from metaloom.storage.read.selection import Places, places, shape_of_rounds
+from metaloom.storage.read.selection import Places, Steps, chosen_steps, places, shape_of_rounds
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
@@ -57,7 +57,7 @@ class StepFilter:
     """
 
     iterations: Sequence[int]
-    steps: int | Sequence[int] | None = None
+    steps: Steps = None
     stage: str | None = None
     task: Places = None
     episode: Places = None
@@ -93,7 +93,8 @@ def scan_steps(
     schema = pa.schema([_field(name, sources) for name in names])
     iterations = set(chosen.iterations)
     wanted = [_Rows.of_round(files, ref, chosen) for ref in batches if ref.iteration in iterations]
-    rounds = [rows for rows in wanted if is_wanted(rows.ref.step, chosen.steps)]
+    steps = chosen_steps(chosen.steps)
+    rounds = [rows for rows in wanted if steps is None or rows.ref.step in steps]
     return pa.RecordBatchReader.from_batches(schema, (_step_rows(files, rows, sources, schema) for rows in rounds))
 
 
@@ -113,14 +114,13 @@ def read_episodes(files: CommittedFiles, chosen: StepFilter) -> pa.Table:
     table = read_tables(files, "episodes", chosen.iterations)
     B, E, _ = shape_of_rounds(files, files.stages.group_of(_batches(files, None)[0]))
     of_columns = {
-        "step": None if chosen.steps is None else chosen.steps,
+        "step": chosen_steps(chosen.steps),
         "task": None if chosen.task is None else places(chosen.task, B, "task"),
         "episode": None if chosen.episode is None else places(chosen.episode, E, "episode"),
     }
     for name, wanted in of_columns.items():
         if wanted is not None:
-            numbers = [wanted] if isinstance(wanted, int) else [*wanted]
-            table = table.filter(pc.field(name).isin(numbers))
+            table = table.filter(pc.field(name).isin(wanted))
     return table
 
 
@@ -148,7 +148,10 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
         )
     if not parts:
         raise _nothing(files, f"no table of {name}")
-    table = pa.concat_tables(parts, promote_options="default")
+    try:
+        table = pa.concat_tables(parts, promote_options="default")
+    except pa.ArrowException as error:
+        raise damaged(files.root / "tables", f"has tables of {name} that do not go together ({error})") from None
     return table if iterations else table.slice(0, 0)
 
 
@@ -254,11 +257,6 @@ def _field(name: str, sources: Mapping[str, _Source]) -> pa.Field:
     return pa.field(name, sources[name].kind, metadata=dict(sources[name].about) or None)
 
 
-def is_wanted(step: int, steps: int | Sequence[int] | None) -> bool:
-    """Tell whether a selection of inner steps has one."""
-    return steps is None or step == steps or (not isinstance(steps, int) and step in steps)
-
-
 def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source], schema: pa.Schema) -> pa.RecordBatch:
     ref = round.ref
     wanted = {sources[name].array for name in schema.names if name in sources}
@@ -266,7 +264,7 @@ def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source
     samples = files.stages.in_group("samples", ref.iteration, ref.step)
     if samples and wanted & {*_SAMPLE_NAMES, *_DICE_SAMPLE_NAMES} and files.contains(samples):
         arrays |= _arrays(files, samples, wanted, round.tasks)
-    if len(round.episodes) < arrays["lengths"].shape[1]:
+    if [*round.episodes] != [*range(arrays["lengths"].shape[1])]:
         arrays = {name: array[:, round.episodes] for name, array in arrays.items()}
     rows = replace(round, lengths=arrays["lengths"])
     return pa.record_batch([_step_column(name, rows, arrays, sources, schema) for name in schema.names], schema=schema)
@@ -403,9 +401,20 @@ def _parts(files: CommittedFiles, name: str, iterations: Sequence[int]) -> Itera
     for part, of_part in _by_segment(files, name, iterations):
         if part is None:
             for iteration in of_part:
-                yield from _read_parts(files, name, iteration)
+                yield from _live_parts(files, name, iteration)
         elif part.num_rows:
             yield part
+
+
+def _live_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:
+    try:
+        parts = [*_read_parts(files, name, iteration)]
+    except DamagedRun:
+        packed = [part for part, _ in _by_segment(files, name, [iteration]) if part is not None]
+        if not packed:
+            raise
+        parts = packed  # since the look for its place
+    yield from parts
 
 
 def _read_parts(files: CommittedFiles, name: str, iteration: int) -> Iterator[pa.Table]:

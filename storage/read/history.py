@@ -14,6 +14,8 @@ from metaloom.storage.read.ancestry import boundaries, first_sequence, first_ses
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.segments import Segment, Segments
 
+_MOST_MISSING = 10**7
+
 
 class Digests:
     """Digests of all stored outputs, of which those in segments are read when they are asked for.
@@ -124,7 +126,7 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
         raise problem
     last = links[-1].head if links else None
     next_sequence = max(last.sequence + 1 if last else 0, first_sequence(info), known.known if known else 0)
-    lost = missing_positions(links, next_sequence)
+    lost = missing_positions(files.root, links, next_sequence)
     return History(
         digests=Digests(files.segments, {record.ref: record.digest for record in records}),
         next_sequence=next_sequence,
@@ -148,14 +150,21 @@ def sealed_links(segments: Iterable[Segment], records: Iterable[StageRecord]) ->
     return sorted((*links, *map(Link.of, records)), key=lambda link: link.first)
 
 
-def missing_positions(links: Iterable[Link], end: int) -> list[int]:
-    """The positions below `end` that none of some parts of the chain has, in order."""
-    missing: list[int] = []
+def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
+    """The positions below `end` that none of some parts of the chain of the run at `root` has, in order.
+
+    Raises:
+        DamagedRun: so many that nobody can have written them.
+    """
+    gaps: list[range] = []
     position = 0
     for link in links:
-        missing += range(position, min(link.first, end))
+        gaps.append(range(position, min(link.first, end)))
         position = max(position, link.head.sequence + 1)
-    return [*missing, *range(position, end)]
+    gaps.append(range(position, end))
+    if any(gap.stop - gap.start > _MOST_MISSING for gap in gaps):
+        raise damaged(root / "_commits", f"has a history that ends at position {end}, with no records before it")
+    return [position for gap in gaps for position in gap]
 
 
 def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> str:

@@ -15,14 +15,18 @@ _MOST_TABLE_BYTES = 2**28
 
 
 def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
-    """The table that the bytes of a Parquet file hold; raises DamagedRun if they hold none, or a huge one."""
+    """The rows of iterations that the bytes of a Parquet file hold; raises DamagedRun if there are none or too many."""
     try:
         # Not pq.read_table: what it does beyond reading takes longer than a small file.
         with pq.ParquetFile(pa.BufferReader(raw)) as parquet:
             _check_size(parquet.metadata, where, scale)
-            return parquet.read(use_threads=False)
+            table = parquet.read(use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:  # names that are no text are a ValueError
         raise damaged(where, f"is no table ({error})") from None
+    found = table.schema.get_all_field_indices("iteration")
+    if len(found) != 1 or not pa.types.is_integer(table.schema.types[found[0]]):
+        raise damaged(where, "has no column of iterations")
+    return table
 
 
 def _check_size(about: pq.FileMetaData, where: Path, scale: int) -> None:

@@ -18,6 +18,7 @@ from metaloom.storage.format.records import StageRecord, parse_record
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import (
     FOLDER,
+    MOST_RECORDS,
     RECORDS,
     SEAL,
     Seal,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 LARGEST_FILE = 2**33
 _CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
-_MOST_RECORDS = 2**22
 _LARGEST_GROUP = 2**28
 _IN_MEMORY = 2
 _TABLE_SCALE = 8
@@ -184,8 +184,11 @@ class Segment:
             raise damaged(self.folder / RECORDS, f"is no table ({error})") from None
         about = parquet.metadata
         sizes = [about.row_group(n).total_byte_size for n in range(about.num_row_groups)]
-        if about.num_rows > _MOST_RECORDS or max(sizes, default=0) > _LARGEST_GROUP:
+        if about.num_rows > MOST_RECORDS or max(sizes, default=0) > _LARGEST_GROUP:
             raise damaged(self.folder / RECORDS, f"claims {about.num_rows} rows, and up to {max(sizes)} bytes at once")
+        rows = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
+        if any(count != rows[0] or not count for count in rows[:-1]) or rows[-1:] > rows[:1]:
+            raise damaged(self.folder / RECORDS, f"has groups of {rows} rows")
         return parquet
 
     def _columns(self, *names: str) -> list[list[object]]:
@@ -194,7 +197,7 @@ class Segment:
         try:
             table = self._parquet.read([*names], use_threads=False)
             return [table.column(name).to_pylist() for name in names]
-        except (pa.ArrowException, KeyError, OSError) as error:
+        except (pa.ArrowException, KeyError, OSError, ValueError) as error:  # text that is none is a ValueError
             raise damaged(self.folder / RECORDS, f"is no table of records ({error})") from None
 
     @cached_property
@@ -220,8 +223,11 @@ class Segment:
 
             try:
                 group = self._parquet.read_row_group(row // size, ["document"], use_threads=False)
-                self._group = (row // size, group.column("document").to_pylist())
-            except (pa.ArrowException, KeyError, OSError) as error:
+                documents = group.column("document").cast(pa.string())
+                if documents.null_count:
+                    raise ValueError("a document is missing")
+                self._group = (row // size, documents.to_pylist())
+            except (pa.ArrowException, KeyError, OSError, ValueError) as error:
                 raise damaged(self.folder / RECORDS, f"is no table of records ({error})") from None
         record = parse_record(self._group[1][row % size].encode(), self.folder / RECORDS)
         if record.ref != ref:

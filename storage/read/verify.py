@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from metaloom.pipeline.types import EpisodeBatch
-from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageThinned, StoreError, damaged
+from metaloom.storage.errors import (
+    DamagedRun,
+    IncompatibleFormat,
+    NotARun,
+    RunNotFound,
+    StageThinned,
+    StoreError,
+    damaged,
+)
 from metaloom.storage.format.arrays import read_metadata
 from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.digests import array_digests, output_digest
@@ -270,7 +278,12 @@ class _Verification:
             where = Path(error.where)
             yield self._damage(where, error.found, StageRef.from_file_name(where.name))
         end = max(links[-1].head.sequence if links else 0, known.known if known else 0)
-        gaps = [sequence for sequence in missing_positions(links, end) if sequence not in lost]
+        try:
+            missing = missing_positions(self.root, links, end)
+        except DamagedRun as error:
+            yield self._damage(self.root / "_commits", error.found)
+            return
+        gaps = [sequence for sequence in missing if sequence not in lost]
         if len(gaps) > len(self.unreadable):
             yield self._damage(self.root / "_commits", describe_missing(gaps, known))
 

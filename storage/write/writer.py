@@ -3,14 +3,15 @@
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import (
+    DamagedRun,
     FencedOut,
     LayoutMismatch,
     StageExists,
@@ -48,6 +49,8 @@ from metaloom.storage.write.publisher import Output, Publisher
 from metaloom.storage.write.sessions import Session, begin_session
 
 WRITABLE = "room and permission to write the run"
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _QUEUE_DEPTH = 2
@@ -162,17 +165,17 @@ class RunWriter:
     def load(self, ref: StageRef) -> Value:
         """A stage's output: from memory if it was put lately, else from the disk."""
         value = self._in_memory(ref)
-        return self.run.load(ref) if value is None else value
+        return self._read(self.run.load, ref) if value is None else value
 
     def lengths(self, ref: StageRef) -> Array:
         """Read the steps of each episode of a batch, [B, E] int32; on the disk nothing else of it is read."""
         value = self._in_memory(ref)
-        return value.lengths if isinstance(value, EpisodeBatch) else self.run.lengths(ref)
+        return value.lengths if isinstance(value, EpisodeBatch) else self._read(self.run.lengths, ref)
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
         """A batch of episodes, from the disk without behavior and reward terms."""
         value = self._in_memory(ref)
-        return value if isinstance(value, EpisodeBatch) else self.run.experience(ref)
+        return value if isinstance(value, EpisodeBatch) else self._read(self.run.experience, ref)
 
     def record(self, ref: StageRef) -> StageRecord:
         """The record of an output; waits until it is published."""
@@ -278,6 +281,14 @@ class RunWriter:
         with self._lock:
             # A copy, because the thread that publishes adds to them.
             return any(ref in item for ref in [*self._pending, *self._history.digests])
+
+    def _read(self, read: Callable[[StageRef], T], ref: StageRef) -> T:
+        try:
+            return read(ref)
+        except DamagedRun:
+            # Metadata of an array that a repair gave up comes back with an output that may still be on its way.
+            self.flush()
+            return read(ref)
 
     def _in_memory(self, ref: StageRef) -> Value | None:
         with self._lock:

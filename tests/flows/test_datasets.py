@@ -1,5 +1,7 @@
 """Stored episodes as a torch Dataset: every item is what the run holds, whoever loads it in whatever order."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -71,6 +73,17 @@ def test_workers_give_the_same_batches_as_none_and_every_item_once(run, unit):
     assert order != sorted(order)
 
 
+def test_workers_that_are_spawned_open_the_run_themselves(run):
+    dataset = run.dataset("transitions", steps=1)
+    whole = dataset[range(len(dataset))]
+    sent = pickle.dumps(dataset)
+    assert len(sent) < 10_000  # nothing of what was read
+    again = pickle.loads(sent)
+    assert all(torch.equal(values, again[range(len(again))][name]) for name, values in whole.items())
+    loader = DataLoader(dataset, batch_size=64, num_workers=1, multiprocessing_context="spawn")
+    assert torch.equal(torch.cat([batch["reward"] for batch in loader]), whole["reward"])
+
+
 def test_the_default_loader_stacks_items_as_a_list_of_indices_does(run):
     dataset = run.dataset("episodes")
     loaded = next(iter(DataLoader(dataset, batch_size=4)))
@@ -106,3 +119,9 @@ def test_what_there_is_not_is_refused(run, tmp_path, copy_tiny_run):
     with pytest.raises(storage.StageThinned):
         metaloom.open_run(thinned).dataset("episodes")
     assert len(metaloom.open_run(thinned).dataset("trials", iterations=slice(1, None))) == 8
+
+
+@pytest.mark.parametrize("indices", [[True, False], np.array([False, True]), [1.7], torch.tensor([True])])
+def test_a_mask_or_a_fraction_is_no_list_of_indices(run, indices):
+    with pytest.raises(IndexError, match=r"found indices of type (bool|float64); required integers"):
+        run.dataset("trials")[indices]

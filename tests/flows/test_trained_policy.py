@@ -18,7 +18,7 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.api import assignments
 from metaloom.flows.errors import UsageError
-from metaloom.flows.recipes import load_settings
+from metaloom.flows.recipes import load_settings, new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.trained.files import PolicyFile, digest_of
 from metaloom.pipeline.config.input import override
@@ -447,3 +447,21 @@ def test_numbers_of_numpy_and_paths_are_settings_too():
     assert assignments(settings) == ["seed=3", "algorithm.inner_lr=0.1", 'init_from="runs/a"']
     with pytest.raises(ConfigError, match=r"found the setting \{1\}; required numbers"):
         assignments({"seed": {1}})
+
+
+def test_an_empty_mapping_changes_nothing_of_a_section():
+    settings = {"policy": {}, "algorithm": {}, "env": {}}
+    assert new_config("promp-humanoid-dir", assignments(settings)) == new_config("promp-humanoid-dir")
+    assert assignments({"env": {"options": {}}}) == ["env.options={}"]  # a setting's own value
+
+
+def test_a_seed_of_numpys_is_kept_in_a_file_and_a_fraction_is_none(copy_tiny_run, tmp_path):
+    run = metaloom.open_run(copy_tiny_run(tmp_path / "run"))
+    policy, plain = run.policy(np.int64(1), seed=np.int64(3)), run.policy(1, seed=3)
+    policy.save(tmp_path / "policy.safetensors")
+    observations = np.zeros((2, *policy.blueprint.spaces.observation_shape), np.float32)
+    loaded = metaloom.load_policy(tmp_path / "policy.safetensors")
+    assert np.array_equal(loaded.act(observations, deterministic=False), plain.act(observations, deterministic=False))
+    assert metaloom.fork(run, np.int64(1), tmp_path / "fork").info["parent"]["iteration"] == 1
+    with pytest.raises(UsageError, match=r"found seed 1\.5; required an integer"):
+        run.policy(1, seed=1.5)

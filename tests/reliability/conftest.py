@@ -115,15 +115,11 @@ class Killer:
 
     def train(self, path: Path, point: int, *, torn: bool = False, **changes: Any) -> int:
         """Train a new run; returns the exit code, -9 for one that was killed."""
-        return self._ask({"path": str(path), "point": point, "torn": torn, "config": {**TINY, **changes}})
+        return self.operate("train", path, point, torn=torn, config={**TINY, **changes})
 
-    def resume(self, path: Path, point: int) -> int:
-        """Resume a run."""
-        return self._ask({"path": str(path), "point": point, "torn": False, "config": None})
-
-    def pack(self, path: Path, point: int) -> int:
-        """Pack a run."""
-        return self._ask({"path": str(path), "point": point, "torn": False, "config": None, "pack": True})
+    def operate(self, operation: str, path: Path, point: int, *, torn: bool = False, **details: Any) -> int:
+        """Resume, repair, pack or thin a run; returns the exit code."""
+        return self._ask({"operation": operation, "path": str(path), "point": point, "torn": torn, **details})
 
     def _ask(self, job: dict[str, Any]) -> int:
         assert self._process.stdin

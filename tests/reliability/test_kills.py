@@ -72,7 +72,7 @@ def test_a_resumption_killed_at_any_of_its_first_writes_can_be_resumed(
     expected, path = digests(tiny_runs(ITERATIONS)), tmp_path / "run"
     for point in range(0, 45, 3):
         shutil.copytree(whole, path)
-        assert killer.resume(path, point) == -9
+        assert killer.operate("resume", path, point) == -9
         assert storage.verify_run(path) == [], f"killed at {point}"
         finish(path)
         assert digests(path) == expected, f"killed at {point}"

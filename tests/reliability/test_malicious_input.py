@@ -100,6 +100,20 @@ def test_a_document_beyond_all_measure_is_not_even_read(tmp_path, train_tiny):
         storage.open_run(path)
 
 
+@pytest.mark.parametrize("name", ["record", "session"])
+def test_a_position_beyond_all_measure_in_the_history_takes_no_memory(tmp_path, train_tiny, name):
+    path = train_tiny(tmp_path / "run", iterations=1)
+    (session,) = path.glob("_sessions/*/session.json")
+    file = session if name == "session" else path / "_commits" / storage.StageRef(0, "meta_optimize").file_name
+    document = read_sealed(file)
+    (document["head"] if name == "session" else document)["sequence"] = 10**12
+    file.write_bytes(render(sealed(document)))
+    problems = [damage.problem for damage in storage.verify_run(path) if damage.file == "_commits"]
+    assert [problem for problem in problems if "a history that ends at position 1000000000" in problem]
+    with pytest.raises(storage.DamagedRun):
+        storage.open_writer(path)
+
+
 @pytest.mark.parametrize("name", ["run.json", "_commits", "data.zarr/tasks/params/zarr.json", "_sessions", "tables"])
 def test_a_link_that_leads_outside_is_neither_read_nor_written_through(tmp_path, train_tiny, finish, name):
     path, outside = train_tiny(tmp_path / "run", iterations=1), tmp_path / "outside"

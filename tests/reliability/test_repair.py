@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import resume
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.storage.write.publisher import Publisher
 
 SERIAL = Backend(workers=0)
 
@@ -81,6 +83,22 @@ def test_a_damaged_file_of_each_kind_comes_back(runs, which, tmp_path, digests):
     found.append((Path("run.json"), "lost"))
     for relative, way in found:
         check(runs[which], tmp_path, digests, relative, way)
+
+
+def test_metadata_that_one_output_brings_back_is_there_when_others_are_read(runs, tmp_path, digests, monkeypatch):
+    path = shutil.copytree(runs["fork"], tmp_path / "run")
+    metadata, learner = (path / "data.zarr" / name for name in ("rollouts_0/terminated/zarr.json", "learner"))
+    flip(metadata)  # comes back with the first iteration's episodes
+    flip(learner / "params.float32" / "c.3.0")  # is computed from the last iteration's, which are whole
+    publish = Publisher.publish
+
+    def slowly(self, output):
+        time.sleep(0.2)
+        return publish(self, output)
+
+    monkeypatch.setattr(Publisher, "publish", slowly)
+    assert resume(path, repair=True, backend=SERIAL).damage == []
+    assert digests(path) == digests(runs["fork"])
 
 
 @pytest.mark.sweep

@@ -18,6 +18,7 @@ from metaloom.flows.commands.thin import materialise, thin
 from metaloom.flows.commands.train import resume
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.storage import StageRef
+from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.write import packer
 
 SERIAL = Backend(workers=0)
@@ -204,7 +205,7 @@ def test_a_packing_killed_at_any_of_its_writes_loses_nothing_and_is_finished(
     assert points > 600
     for point in range(3, points, stride):
         shutil.copytree(tiny_runs(3), path)
-        assert killer.pack(path, point) == -9
+        assert killer.operate("pack", path, point) == -9
         assert digests(path) == expected, f"killed at {point}"
         assert storage.verify_run(path) == [], f"killed at {point}"
         pack(path)
@@ -270,6 +271,20 @@ def test_damage_of_old_iterations_does_not_stop_training(tmp_path, tiny_runs, mo
     assert "old iterations are not packed" in caplog.text
     with storage.open_writer(path) as writer, pytest.raises(storage.DamagedRun, match=r"c\.0"):
         writer.pack()
+
+
+def test_tables_are_read_while_the_run_is_packed(tmp_path, tiny_runs, monkeypatch):
+    path, read_bytes = shutil.copytree(tiny_runs(3), tmp_path / "run"), CommittedFiles.read_bytes
+    expected, run = storage.open_run(path).episodes(), storage.open_run(path)
+
+    def read_late(files, record, file):
+        if files is run.files and not segments(path):
+            pack(path)
+        return read_bytes(files, record, file)
+
+    monkeypatch.setattr(CommittedFiles, "read_bytes", read_late)
+    assert run.episodes().equals(expected)
+    assert segments(path)
 
 
 def test_the_command_packs_all_but_the_newest_iteration(tmp_path, tiny_runs, capsys):

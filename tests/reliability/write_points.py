@@ -79,12 +79,12 @@ def fail_at(point: int, number: int, *, for_ever: bool = False) -> Act:
 
 
 def kill_at(point: int, *, torn: bool) -> Act:
-    """Let the process die by SIGKILL before the operation at a point; torn: half of what it writes is written."""
+    """Let the process die by SIGKILL before the operation at a point; torn: with half written of what it writes."""
     write = os.write
 
     def act(n: int, name: str, arguments: tuple[Any, ...]) -> None:
         if n == point:
-            if torn:
+            if torn and name == "write":
                 descriptor, content = arguments
                 write(descriptor, bytes(content)[: len(content) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
@@ -94,19 +94,24 @@ def kill_at(point: int, *, torn: bool) -> Act:
 
 def _work(job: dict[str, Any]) -> None:
     from metaloom import storage
+    from metaloom.flows.commands.thin import thin
     from metaloom.flows.commands.train import resume, train
     from metaloom.flows.rollouts.workers import Backend
     from metaloom.pipeline.config.run import build_config
 
     path = Path(job["path"])
     with before_each_write(kill_at(job["point"], torn=job["torn"])):
-        if job.get("pack"):
-            with storage.open_writer(path) as writer:
-                writer.pack()
-        elif job["config"]:
-            train(build_config(job["config"]), path, backend=Backend(workers=0))
-        else:
-            resume(path, backend=Backend(workers=0))
+        match job["operation"]:
+            case "train":
+                train(build_config(job["config"]), path, backend=Backend(workers=0))
+            case "pack":
+                with storage.open_writer(path) as writer:
+                    writer.pack()
+            case "thin":
+                thin(path, storage.Retention(keep_last=1))
+            case operation:
+                repair = operation == "repair"
+                resume(path, iterations=job.get("iterations"), repair=repair, backend=Backend(workers=0))
 
 
 def _serve() -> None:

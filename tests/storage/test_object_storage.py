@@ -2,12 +2,14 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -297,6 +299,56 @@ def test_damaged_objects_are_named_when_read_and_by_verification_and_can_be_comp
     other_machine("third")
     assert storage.verify_run(url) == []
     assert digests(storage.open_run(url)) == before
+
+
+def _flip(content, dice):
+    place = dice.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ 1 << dice.randrange(8)]) + content[place + 1 :]
+
+
+DAMAGES = (_flip, lambda content, dice: content[: dice.randrange(len(content))], lambda content, dice: None)
+"""A bit flipped, an object cut short, an object lost."""
+
+
+@pytest.mark.parametrize("trials", [2, pytest.param(300, marks=[pytest.mark.sweep, pytest.mark.timeout(0)])])
+def test_after_any_damage_of_objects_a_run_is_whole_or_says_what_is_gone(
+    bucket, other_machine, trials, tmp_path, record_property
+):
+    train(build_config(SETTINGS), storage.folder_of(f"{URL}/first"), backend=Backend(workers=0))
+    whole = {key: bucket.cat_file(key) for key in bucket.find("bucket/runs/first")}
+    train(build_config({**SETTINGS, "iterations": 3}), tmp_path / "local", backend=Backend(workers=0))
+    expected, outcomes = digests(storage.open_run("local")), Counter[str]()
+    for number in range(trials):
+        dice = random.Random(number)
+        bucket.rm("bucket/runs", recursive=True)
+        bucket.pipe(whole)
+        damaged = dice.sample([key for key in whole if whole[key]], k=dice.choice((1, 1, 2, 3)))
+        for key in damaged:
+            changed = dice.choice(DAMAGES)(whole[key], dice)
+            if changed is None:
+                bucket.rm_file(key)
+            else:
+                bucket.pipe_file(key, changed)
+        other_machine(f"reader {number}")
+        told = ""
+        try:
+            assert storage.verify_run(f"{URL}/first") != [], damaged
+            result = resume(storage.folder_of(f"{URL}/first"), iterations=3, repair=True, backend=Backend(workers=0))
+            assert result.damage == [], damaged
+        except storage.StoreError as error:
+            told = str(error)
+        if told:
+            # The log says which objects there are: without an entry of it nothing can be known behind it.
+            named = {Path(key).name for key in damaged if "/_log/" in key or key.endswith("run.json")}
+            assert any(name in told for name in named), (damaged, told)
+        else:
+            other_machine(f"judge {number}")
+            assert digests(storage.open_run(f"{URL}/first")) == expected, damaged
+            assert storage.verify_run(f"{URL}/first") == [], damaged
+        outcomes["told" if told else "repaired"] += 1
+        for name in ("reader", "judge"):
+            shutil.rmtree(tmp_path / f"{name} {number}", ignore_errors=True)
+    record_property("outcomes", dict(outcomes))
 
 
 def test_a_sound_copy_in_the_cache_mends_a_damaged_object(make_remote, bucket, other_machine):

@@ -83,6 +83,43 @@ def test_filtered_tables_are_the_rows_of_whole_ones(run, filters):
         assert found.astype(str).equals(expected.astype(str))
 
 
+@pytest.mark.parametrize("episodes", [slice(None, None, -1), [5, 4, 3, 2, 1, 0], [2] * 6, [1] * 7, [0, 5] * 6])
+def test_steps_of_episodes_in_any_order_and_number_are_those_that_their_columns_name(run, episodes):
+    whole, found = run.steps(1, steps=0, task=2), run.steps(1, steps=0, task=2, episode=episodes)
+    expected = [whole.filter(whole["episode"].to_numpy() == e) for e in places(episodes, SIZES["E"], "episode")]
+    # As text, since NaN is not itself.
+    assert str(found.to_pylist()) == str([row for table in expected for row in table.to_pylist()])
+
+
+@pytest.mark.parametrize("number", [np.int64(1), np.int64(-1), np.uint8(0)])
+def test_places_steps_and_iterations_may_be_integers_of_numpys(run, number):
+    plain = int(number)
+    assert run.steps(number, task=number, episode=number).equals(run.steps(plain, task=plain, episode=plain))
+    assert run.steps(steps=abs(number)).equals(run.steps(steps=abs(plain)))
+    assert run.episodes(steps=abs(number)).equals(run.episodes(steps=abs(plain)))
+    assert run[number].index == run[plain].index
+
+
+@pytest.mark.parametrize("wrong", [True, [True, False], np.array([False, True]), 0.0, [1.9], "1", "01"])
+def test_what_is_no_whole_number_chooses_nothing(run, wrong):
+    for read in (
+        lambda: run.steps(wrong),
+        lambda: run.steps(steps=wrong),
+        lambda: run.steps(task=wrong),
+        lambda: run.episodes(episode=wrong),
+        lambda: run.episodes(steps=wrong),
+        lambda: run[0].rollouts(0, task=wrong),
+    ):
+        with pytest.raises(ValueError, match="required whole numbers"):
+            read()
+
+
+def test_inner_steps_are_not_counted_from_the_end(run):
+    for read in (run.steps, run.episodes):
+        with pytest.raises(ValueError, match="found inner step -1; required one from 0"):
+            read(steps=-1)
+
+
 def test_a_stage_is_chosen_by_its_group(run, make_off_policy_run):
     assert run.steps(stage="rollouts_1").equals(run.steps(steps=1))
     off_policy = storage.open_run(make_off_policy_run(1, "off"))

@@ -1,6 +1,7 @@
 """Work that is killed leaves folders that the next work beside it removes; work that lives keeps its own."""
 
 import signal
+import socket
 import subprocess
 import sys
 
@@ -57,3 +58,14 @@ def test_links_and_files_that_are_called_so_stay(tmp_path):
     with unfinished_folder(tmp_path, "next"):
         pass
     assert len([*tmp_path.iterdir()]) == 3
+
+
+def test_folders_of_somebody_else_and_of_other_machines_stay(tmp_path):
+    with unfinished_folder(tmp_path, "next") as folder:
+        name = folder.name
+    for other in (f".thesis{SUFFIX}", name.replace(socket.gethostname(), "another-machine")):
+        (tmp_path / other).mkdir()
+        (tmp_path / other / "kept").write_text("mine")
+    with unfinished_folder(tmp_path, "next"):
+        pass
+    assert len([*tmp_path.glob(".*/kept")]) == 2
