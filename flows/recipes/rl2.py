@@ -47,14 +47,16 @@ def rl2_half_cheetah_vel() -> RunConfig:
 
 def rl2_navigation_2d() -> RunConfig:
     """Find a near goal in the plane that the observation does not show; an episode ends there."""
-    return _robot("navigation-2d", learning_rate=1e-3, iterations=200, hidden_size=64)
+    return _robot("navigation-2d", learning_rate=1e-3, iterations=200, hidden_size=64, init_std=0.5)
 
 
-def _robot(name: str, *, learning_rate: float = 3e-4, iterations: int = 1000, hidden_size: int = 128) -> RunConfig:
+def _robot(
+    name: str, *, learning_rate: float = 3e-4, iterations: int = 1000, hidden_size: int = 128, init_std: float = 1.0
+) -> RunConfig:
     return RunConfig(
-        env=EnvConfig(name=name),
+        env=EnvConfig(name=name, action_scale=1.0),
         algorithm=RL2(learning_rate=learning_rate, num_epochs=5, trials_per_minibatch=10),
-        policy=PolicyConfig(network="gru", hidden_sizes=(hidden_size,)),
+        policy=PolicyConfig(network="gru", hidden_sizes=(hidden_size,), init_std=init_std),
         processing=ProcessingConfig(discount=0.99, gae_lambda=0.95),
         iterations=iterations,
         num_tasks=40,

@@ -48,10 +48,9 @@ class RL2(AlgorithmSettings, LearningRate):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """One GRU, no baseline, actions as the environment takes them; see AlgorithmSettings."""
+        """One GRU, no baseline; see AlgorithmSettings."""
         return {
             "policy": {"network": "gru", "hidden_sizes": (128,)},
-            "env": {"action_scale": None},
             "baseline": {"name": "zero"},
             "processing": {"gae_lambda": 0.95},
             "episodes_per_task": self.episodes_per_trial,
