@@ -13,11 +13,15 @@ from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.policies.recurrent import RecurrentPolicy
 from metaloom.pipeline.types import Array, Samples
 
+_SMALLEST_VARIANCE = 1e-8
+"""Where all targets are equal there is nothing to divide by."""
+
 
 class Batch:
     """All trials of an iteration, time first.
 
     Attributes:
+        target_variance: of the values' targets over all real steps.
         recorded: the distributions [n] that acted, of all real steps, in the order of `sequences` of all trials.
     """
 
@@ -33,6 +37,7 @@ class Batch:
         values = trials.along(samples.values)
         # Not the stored advantages: those are shifted and scaled.
         targets = values + trials.advantages(values, processing.discount, processing.gae_lambda)
+        self.target_variance = max(float(targets[trials.mask].var()), _SMALLEST_VARIANCE)
         self._inputs, self._actions = self._tensor(trials.inputs), self._tensor(trials.actions)
         self._advantages = self._tensor(trials.along(samples.advantages))
         self._targets = self._tensor(targets.astype(np.float32))

@@ -48,7 +48,6 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
         self._device = use_device(setup.device)
         self._policy = RecurrentPolicy(setup, setup.policy)
         self._lr_factor = lr_factor(settings, settings.learning_rate)
-        self._weights = Weights(settings.clip_eps, settings.value_coeff, settings.entropy_coeff)
         self.kernel = Kernel("torch", "recurrent networks have no fused kernel")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
@@ -118,12 +117,14 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
         descent = Descent(settings.optimizer, flat, state.optimizer)
         trials = self._trials(step.episodes)
         batch = Batch(trials, step.samples, self._policy, self._processing, self._device)
+        # In units of the targets' spread: large rewards would drown the policy's gradient in that of the values.
+        weights = Weights(settings.clip_eps, settings.value_coeff / batch.target_variance, settings.entropy_coeff)
         norms: list[Tensor] = []
         for epoch in range(settings.num_epochs):
             order = generator(run_seed, "minibatches", iteration, epoch).permutation(len(batch))
             for rows in np.array_split(order, -(-len(batch) // settings.trials_per_minibatch)):
                 of = batch.sequences(rows)
-                norms.append(descent.down(self._loss(flat.params, of), rate, settings.max_grad_norm))
+                norms.append(descent.down(self._loss(flat.params, of, weights), rate, settings.max_grad_norm))
         after = flat.copies()
         params = {name: after[name] for name in state.params}
         critic = {name: after[name] for name in critic}
@@ -141,10 +142,10 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
         extra = {**state.extra, **critic, NUM_UPDATES: np.array(num_updates + 1, np.int64)}
         return LearnerState(params, descent.state, extra), metrics
 
-    def _loss(self, params: Mapping[str, Tensor], of: Sequences) -> Tensor:
+    def _loss(self, params: Mapping[str, Tensor], of: Sequences, weights: Weights) -> Tensor:
         rows = of.rows(self._policy.features(params, of.inputs))
         values = torch.addmm(params[CRITIC_BIAS], rows, params[CRITIC_KERNEL]).squeeze(-1)
-        return sequence_loss(self._policy.distribution(params, rows), values, of, self._weights)
+        return sequence_loss(self._policy.distribution(params, rows), values, of, weights)
 
     @torch.no_grad()
     def _described(self, params: Mapping[str, Tensor], batch: Batch, episodes: EpisodeBatch) -> Metrics:
@@ -154,7 +155,7 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
         values = torch.addmm(params[CRITIC_BIAS], rows, params[CRITIC_KERNEL]).squeeze(-1)
         log_prob = now.log_prob(of.actions)
         described = {
-            "loss_after": clipped_surrogate(log_prob, of.old_log_prob, of.advantages, self._weights.clip_eps),
+            "loss_after": clipped_surrogate(log_prob, of.old_log_prob, of.advantages, self._settings.clip_eps),
             "value_loss_after": 0.5 * (values - of.targets).square().mean(),
             "kl": batch.recorded.kl(now).mean(),
             "entropy_after": now.entropy().mean(),

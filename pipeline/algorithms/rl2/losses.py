@@ -47,7 +47,7 @@ class Weights:
 
 
 def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Weights) -> Tensor:
-    """-mean min(r A, clip(r, 1 ± ε) A) + c_v ½ mean (V - R)² - c_e mean H, over the real steps of all trials.
+    """-mean min(r A, clip(r, 1 ± ε) A) + w ½ mean (V - R)² - c_e mean H, over the real steps of all trials.
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and V are on what the network
     remembers, h, of the trial up to the step: the gradient runs back through all steps before.
@@ -56,7 +56,7 @@ def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Wei
         now: distributions [n] under the policy that learns.
         values: [n] that learn with it.
         of: the trials.
-        weights: c_v, c_e and ε.
+        weights: w, c_e and ε.
     """
     loss = clipped_surrogate(now.log_prob(of.actions), of.old_log_prob, of.advantages, weights.clip_eps)
     loss = loss + weights.value * 0.5 * (values - of.targets).square().mean()
