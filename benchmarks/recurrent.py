@@ -2,9 +2,9 @@
 
     python benchmarks/recurrent.py [--blocks 5] [--hidden 128] [--trials 80] [--steps 200]
 
-An update is 5 epochs of minibatches of 10 whole trials of `steps` steps with 17 observations and 6 actions; the bare one
-runs torch's nn.GRU forward and backward over the same minibatches and does nothing else. Acting is a step of 40 tasks
-with 2 trials each. Processor time on one thread; printed are medians.
+An update is 5 epochs of minibatches of 10 whole trials of `steps` steps with 17 observations and 6 actions; the bare
+one runs torch's nn.GRU forward and backward over the same minibatches and does nothing else. Acting is a step of 40
+tasks with 2 trials each. Processor time on one thread; printed are medians.
 """
 
 import argparse
