@@ -13,7 +13,7 @@ from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.policies.recurrent import RecurrentPolicy
 from metaloom.pipeline.types import Array, Samples
 
-_SMALLEST_VARIANCE = 1e-8
+_SMALLEST_STD = 1e-4
 """Where all targets are equal there is nothing to divide by."""
 
 
@@ -21,7 +21,7 @@ class Batch:
     """All trials of an iteration, time first.
 
     Attributes:
-        target_variance: of the values' targets over all real steps.
+        scale: mean and standard deviation of the values' targets over all real steps, [2] float32.
         recorded: the distributions [n] that acted, of all real steps, in the order of `sequences` of all trials.
     """
 
@@ -37,10 +37,12 @@ class Batch:
         values = trials.along(samples.values)
         # Not the stored advantages: those are shifted and scaled.
         targets = values + trials.advantages(values, processing.discount, processing.gae_lambda)
-        self.target_variance = max(float(targets[trials.mask].var()), _SMALLEST_VARIANCE)
+        real_targets = targets[trials.mask]
+        self.scale = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
         self._inputs, self._actions = self._tensor(trials.inputs), self._tensor(trials.actions)
         self._advantages = self._tensor(trials.along(samples.advantages))
-        self._targets = self._tensor(targets.astype(np.float32))
+        mean, std = self.scale
+        self._targets = self._tensor(((targets - mean) / std).astype(np.float32))
         self._real = None if trials.mask.all() else self._tensor(trials.mask)
         behavior = {name: self._tensor(value) for name, value in trials.behavior.items()}
         self._old_log_prob = policy.recorded(behavior).log_prob(self._actions)

@@ -38,6 +38,9 @@ from metaloom.pipeline.types import (
 )
 
 CRITIC_KERNEL, CRITIC_BIAS = "critic.output.kernel", "critic.output.bias"
+CRITIC_SCALE = "critic.scale"
+"""Mean and standard deviation of the targets of the last update, [2]: a layer of values in these units has no long way
+to the returns of whole trials, and large rewards do not drown the policy's gradient in that of the values."""
 
 
 class RL2Learner(Learner[Step, Sequence[Step]]):
@@ -48,6 +51,7 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
         self._device = use_device(setup.device)
         self._policy = RecurrentPolicy(setup, setup.policy)
         self._lr_factor = lr_factor(settings, settings.learning_rate)
+        self._weights = Weights(settings.clip_eps, settings.value_coeff, settings.entropy_coeff)
         self.kernel = Kernel("torch", "recurrent networks have no fused kernel")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
@@ -56,7 +60,8 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
         F = self._policy.cell.feature_size
         critic: Params = {CRITIC_KERNEL: np.zeros((F, 1), np.float32), CRITIC_BIAS: np.zeros(1, np.float32)}
         optimizer = initial_state(self._settings.optimizer, params | critic)
-        return LearnerState(params, optimizer, {**critic, NUM_UPDATES: np.array(0, np.int64)})
+        scale = np.array([0, 1], np.float32)
+        return LearnerState(params, optimizer, {**critic, CRITIC_SCALE: scale, NUM_UPDATES: np.array(0, np.int64)})
 
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
@@ -117,14 +122,12 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
         descent = Descent(settings.optimizer, flat, state.optimizer)
         trials = self._trials(step.episodes)
         batch = Batch(trials, step.samples, self._policy, self._processing, self._device)
-        # In units of the targets' spread: large rewards would drown the policy's gradient in that of the values.
-        weights = Weights(settings.clip_eps, settings.value_coeff / batch.target_variance, settings.entropy_coeff)
         norms: list[Tensor] = []
         for epoch in range(settings.num_epochs):
             order = generator(run_seed, "minibatches", iteration, epoch).permutation(len(batch))
             for rows in np.array_split(order, -(-len(batch) // settings.trials_per_minibatch)):
                 of = batch.sequences(rows)
-                norms.append(descent.down(self._loss(flat.params, of, weights), rate, settings.max_grad_norm))
+                norms.append(descent.down(self._loss(flat.params, of), rate, settings.max_grad_norm))
         after = flat.copies()
         params = {name: after[name] for name in state.params}
         critic = {name: after[name] for name in critic}
@@ -139,13 +142,14 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
             "gradient_norm": float(torch.stack(norms).mean()),
             "learning_rate": rate,
         }
-        extra = {**state.extra, **critic, NUM_UPDATES: np.array(num_updates + 1, np.int64)}
+        counter = np.array(num_updates + 1, np.int64)
+        extra = {**state.extra, **critic, CRITIC_SCALE: batch.scale, NUM_UPDATES: counter}
         return LearnerState(params, descent.state, extra), metrics
 
-    def _loss(self, params: Mapping[str, Tensor], of: Sequences, weights: Weights) -> Tensor:
+    def _loss(self, params: Mapping[str, Tensor], of: Sequences) -> Tensor:
         rows = of.rows(self._policy.features(params, of.inputs))
         values = torch.addmm(params[CRITIC_BIAS], rows, params[CRITIC_KERNEL]).squeeze(-1)
-        return sequence_loss(self._policy.distribution(params, rows), values, of, weights)
+        return sequence_loss(self._policy.distribution(params, rows), values, of, self._weights)
 
     @torch.no_grad()
     def _described(self, params: Mapping[str, Tensor], batch: Batch, episodes: EpisodeBatch) -> Metrics:
@@ -156,7 +160,7 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
         log_prob = now.log_prob(of.actions)
         described = {
             "loss_after": clipped_surrogate(log_prob, of.old_log_prob, of.advantages, self._settings.clip_eps),
-            "value_loss_after": 0.5 * (values - of.targets).square().mean(),
+            "value_loss_after": 0.5 * (values - of.targets).square().mean() * float(batch.scale[1]) ** 2,
             "kl": batch.recorded.kl(now).mean(),
             "entropy_after": now.entropy().mean(),
             "clip_fraction": clip_fraction(log_prob, of.old_log_prob, self._settings.clip_eps),
@@ -172,7 +176,8 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
         with torch.no_grad():
             inputs = torch.from_numpy(np.ascontiguousarray(trials.inputs.swapaxes(0, 1))).to(self._device)
             values = torch.nn.functional.linear(self._policy.features(params, inputs), kernel.t(), bias)
-        return np.ascontiguousarray(values.squeeze(-1).t().cpu().numpy())
+        mean, std = state.extra[CRITIC_SCALE]
+        return np.ascontiguousarray(values.squeeze(-1).t().cpu().numpy()) * std + mean
 
     def _trials(self, episodes: EpisodeBatch) -> Trials:
         return Trials(episodes, self._settings.episodes_per_trial, self._setup.num_actions)

@@ -21,7 +21,7 @@ class Sequences:
         actions: [n, A] or [n] of real steps, as all that follows.
         old_log_prob: [n], under the policy that acted.
         advantages: [n].
-        targets: [n], of the values.
+        targets: [n], of the values, in units of their own scale.
     """
 
     inputs: Tensor
@@ -47,16 +47,16 @@ class Weights:
 
 
 def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Weights) -> Tensor:
-    """-mean min(r A, clip(r, 1 ± ε) A) + w ½ mean (V - R)² - c_e mean H, over the real steps of all trials.
+    """-mean min(r A, clip(r, 1 ± ε) A) + c_v ½ mean (v - R̂)² - c_e mean H, over the real steps of all trials.
 
-    Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and V are on what the network
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and v are on what the network
     remembers, h, of the trial up to the step: the gradient runs back through all steps before.
 
     Args:
         now: distributions [n] under the policy that learns.
-        values: [n] that learn with it.
+        values: v [n] that learn with it, in the units of their targets R̂.
         of: the trials.
-        weights: w, c_e and ε.
+        weights: c_v, c_e and ε.
     """
     loss = clipped_surrogate(now.log_prob(of.actions), of.old_log_prob, of.advantages, weights.clip_eps)
     loss = loss + weights.value * 0.5 * (values - of.targets).square().mean()
