@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from metaloom import storage
+from metaloom.flows.commands import compare as comparisons
 from metaloom.flows.commands import evaluate as evaluations
 from metaloom.flows.commands import fork as forks
 from metaloom.flows.commands import optimize as counterfactuals
 from metaloom.flows.commands import replay as replays
+from metaloom.flows.commands import sweep as sweeping
 from metaloom.flows.commands import train as training
 from metaloom.flows.commands import video as films
-from metaloom.flows.opened import Run, RunLike, folder_of
+from metaloom.flows.commands.sweep_runs import SweepObserver
+from metaloom.flows.errors import UsageError
+from metaloom.flows.opened import Run, RunLike, Runs, folder_of
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.run_names import runs_named
 from metaloom.flows.runs import new_run_name, run_folder
+from metaloom.flows.sweeps import plan
 from metaloom.flows.views.progress import progress as shown_progress
+from metaloom.flows.views.sweep_progress import sweep_progress
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.schema import ConfigError
@@ -185,3 +193,70 @@ def video(run: RunLike, out: str | Path, iteration: int = -1, **options: Any) ->
         storage.StageMissing: the iteration's episodes are not stored.
     """
     return films.video(folder_of(run), iteration, Path(out), **options)
+
+
+def sweep(
+    recipe: str,
+    name: str | None = None,
+    *,
+    seeds: int | Sequence[int] = 5,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    extend: bool = False,
+    many: bool = False,
+    parallel: int = 1,
+    backend: Backend = IN_PROCESS,
+    progress: bool = True,
+    **settings: Any,
+) -> Runs:
+    """Train a recipe under several seeds and all combinations of some settings; the same call goes on with it.
+
+        runs = metaloom.sweep("promp-point-corner", "lr", seeds=5, grid={"algorithm.inner_lr": [0.05, 0.1]})
+        metaloom.compare(runs).table().to_pandas()
+
+    Args:
+        recipe: a recipe, or a file of settings.
+        name: of the sweep, with which the names of its runs begin; that of the recipe and "-sweep" when None.
+        seeds: how many, counted from the recipe's, or which.
+        grid: values to try, by setting.
+        extend: add runs to a stored sweep: the same settings with more seeds or more values.
+        many: allow more than a thousand runs.
+        parallel: runs to train at once, each in a process of its own; needs a script that guards its main part.
+        backend: where rollouts of each run run.
+        progress: tell of every run on standard output.
+        **settings: fields of RunConfig that all runs have; see train.
+
+    Raises:
+        ConfigError, EnvError, UsageError: settings are wrong, or the stored sweep of this name has others; nothing was
+            begun. Or a run failed; the others are trained all the same.
+    """
+    values = {key: [_text_of(value) for value in found] for key, found in (grid or {}).items()}
+    planned, configs = plan(recipe, name, seeds=seeds, grid=values, settings=assignments(settings), many=many)
+    done = sum(sweeping.is_complete(planned.folder(run)) for run in planned.runs)
+    shown = sweep_progress(len(planned.runs), done) if progress else nullcontext(SweepObserver())
+    with shown as observer:
+        result = sweeping.train_sweep(
+            planned, configs, extend=extend, parallel=parallel, backend=backend, observer=observer
+        )
+    if result.failed:
+        told = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)
+        raise UsageError(f"sweep {planned.name}: {len(result.failed)} runs failed. {told}. The same call tries again")
+    return Runs([Run.open(planned.folder(run)) for run in planned.runs])
+
+
+def compare(runs: RunLike | Sequence[RunLike], **options: Any) -> comparisons.Comparison:
+    """Compare runs in groups that differ only in their seed; options as flows.commands.compare.compare has.
+
+        found = metaloom.compare("lr")  # a sweep, a pattern, or a list of runs
+        print(*found.verdicts)
+        found.plot().savefig("comparison.png")
+
+    Raises:
+        UsageError: the runs cannot be compared.
+        storage.StoreError: one of them cannot be read.
+    """
+    named = [runs] if isinstance(runs, str | Path | storage.Run) else [*runs]
+    return comparisons.compare(runs_named(named), **options)
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=_plain)

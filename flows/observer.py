@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.types import Evaluation
 from metaloom.storage import StageRef
 
@@ -20,6 +21,8 @@ class IterationReport:
         steps_per_second: environment steps sampled for the iteration over the wall seconds since the one before; None
             when its rollouts were stored already.
         evaluation_returns: mean test return after every number of adaptation steps, if an evaluation was made now.
+        class_returns: of every inner step, where the environment has classes of tasks; empty where the iteration's
+            episodes were not at hand.
     """
 
     iteration: int
@@ -29,6 +32,7 @@ class IterationReport:
     elapsed_seconds: float
     steps_per_second: float | None
     evaluation_returns: Sequence[float] = ()
+    class_returns: Sequence[ClassReturns] = ()
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,25 @@ class Run(storage.Run):
 
         return policy_of(self, iteration, seed=seed)
 
+    def class_returns(self, iterations: Iterations = None) -> pa.Table:
+        """One row per iteration, inner step and class of task: mean return over its tasks, and its standard error.
+
+        Besides one whose class is `balanced`, in which all classes count alike. A mean is null where no task of a class
+        was drawn, a standard error where there was only one.
+
+        Raises:
+            UsageError: the run recorded no classes of tasks.
+            storage.StageMissing: an iteration is not complete.
+        """
+        from metaloom.flows.views.class_returns import class_table, classes_of
+
+        if (classes := classes_of(self)) is None:
+            raise UsageError(
+                f"{self.location}: its environment declared no classes of tasks; required one with task_classes. A run "
+                "of an earlier version has them from its next `metaloom resume` on"
+            )
+        return class_table(self, self.select(iterations), classes)
+
     def dataset(self, unit: Unit, iterations: Iterations = None, steps: Steps = None) -> RunDataset:
         """Give the stored episodes as a torch Dataset; see RunDataset.
 
@@ -99,6 +118,10 @@ class Runs(Sequence[Run]):
     def episodes(self, iterations: Iterations = None) -> pa.Table:
         """One row per episode of every run; null where a run has no such column."""
         return self._together(lambda run: run.episodes(iterations))
+
+    def class_returns(self, iterations: Iterations = None) -> pa.Table:
+        """One row per run, iteration, inner step and class of task; see Run.class_returns."""
+        return self._together(lambda run: run.class_returns(iterations))
 
     def evaluations(self, iterations: Iterations = None) -> pa.Table:
         """One row per episode of the evaluations of every run."""

@@ -75,7 +75,8 @@ class Settings:
         """Agree to import the modules that are named, now and later."""
         if not self.names:
             return
-        places = _places(self.names)
+        # What is not found here may be anything once it is found.
+        places: Places = {name: place for name, place in _places(self.names).items() if place is not None}
         _trusted_here[self.sha256] = places
         try:
             _remember(self, places)
@@ -90,13 +91,15 @@ class Settings:
         """
         if not self.names:
             return
-        places, trusted = _places(self.names), _trusted_here.get(self.sha256) or _remembered(self.sha256)
-        moved = [name for name, place in places.items() if place not in (None, INSTALLED, (trusted or {}).get(name))]
-        if trusted is not None and not moved:
+        places, trusted = _places(self.names), _trusted_here.get(self.sha256)
+        trusted = _remembered(self.sha256) if trusted is None else trusted
+        refused = [name for name, place in places.items() if place not in (None, INSTALLED, (trusted or {}).get(name))]
+        if trusted is not None and not refused:
             return
-        shown = places if trusted is None else moved
+        shown = places if trusted is None else refused
         found = ", ".join(f"{name} ({_told(places[name])})" for name in shown)
-        problem = "you have not trusted" if trusted is None else "you have trusted in another place"
+        moved = trusted is not None and all(trusted.get(name) for name in refused)
+        problem = "you have trusted in another place" if moved else "you have not trusted"
         raise UntrustedRun(
             f"{self.where}: its settings name {', '.join(self.names)}; found {found}, which {problem} to be imported "
             f"for it; required your word, since importing runs code: {self.remedy}"

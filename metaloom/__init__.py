@@ -15,12 +15,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from metaloom.flows.api import compare as compare
     from metaloom.flows.api import evaluate as evaluate
     from metaloom.flows.api import fork as fork
     from metaloom.flows.api import optimize as optimize
     from metaloom.flows.api import recipes as recipes
     from metaloom.flows.api import replay as replay
     from metaloom.flows.api import resume as resume
+    from metaloom.flows.api import sweep as sweep
     from metaloom.flows.api import train as train
     from metaloom.flows.api import video as video
     from metaloom.flows.commands.baselines import fitted_baselines as fitted_baselines
@@ -45,6 +47,7 @@ _PLACES = {
     "Runs": "flows.opened",
     "TrainedPolicy": "flows.trained.policy",
     "build_config": "pipeline.config.run",
+    "compare": "flows.api",
     "evaluate": "flows.api",
     "fitted_baselines": "flows.commands.baselines",
     "fork": "flows.api",
@@ -56,6 +59,7 @@ _PLACES = {
     "recipes": "flows.api",
     "replay": "flows.api",
     "resume": "flows.api",
+    "sweep": "flows.api",
     "train": "flows.api",
     "trust_run": "flows.trust",
     "video": "flows.api",

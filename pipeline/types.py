@@ -159,6 +159,11 @@ class EpisodeBatch(Shown):
         """[B, E] float64, undiscounted sum of rewards of each episode."""
         return self.rewards.sum(axis=2, dtype=np.float64)
 
+    @property
+    def mean_returns(self) -> Array:
+        """[B] float64, mean of each task's episode returns."""
+        return (self.episode_returns * self.real).sum(axis=1) / self.real.sum(axis=1)
+
     def slice(self, start: int, stop: int) -> "EpisodeBatch":
         """The episodes of the tasks start ... stop - 1."""
 

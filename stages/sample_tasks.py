@@ -1,21 +1,44 @@
 """Draw the tasks of an iteration."""
 
+from functools import partial
+
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, own_traceback
 from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.tasks.samplers import balanced_draw, require_classes
 from metaloom.pipeline.types import Array, TaskBatch
 
 
-def sample_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int) -> TaskBatch:
+def sample_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int, balanced: bool = False) -> TaskBatch:
     """The meta-batch of an iteration: `num_tasks` independent draws from the env's task distribution.
 
+    Args:
+        env: the environment.
+        num_tasks: B.
+        run_seed: of the run.
+        iteration: with the seed, decides the draws.
+        balanced: leave out draws of a class that has its share already, so that all have equally many.
+
     Raises:
-        EnvError: the env's `sample_tasks` fails, or gives something else than [B, P] finite numbers.
+        EnvError: the env's `sample_tasks` fails, or gives something else than [B, P] finite numbers; balanced, it
+            declares no classes, or one that hardly comes up.
     """
+    rng = generator(run_seed, "tasks", iteration)
+    if balanced:
+        classes, source = require_classes(env, "task_sampling"), type(env.unwrapped).__name__
+        draw = partial(_draw, env, rng=rng, iteration=iteration)
+        params = balanced_draw(classes, env.task_fields, num_tasks, rng, draw, source)
+    else:
+        params = _draw(env, num_tasks, rng=rng, iteration=iteration)
+    fields = env.task_fields
+    return TaskBatch(params, _ids(env, params), tuple(f.name for f in fields), tuple(f.unit for f in fields))
+
+
+def _draw(env: MetaEnv, num_tasks: int, *, rng: np.random.Generator, iteration: int) -> Array:
     try:
-        params = np.asarray(env.sample_tasks(num_tasks, generator(run_seed, "tasks", iteration)), np.float64)
+        params = np.asarray(env.sample_tasks(num_tasks, rng), np.float64)
     except BaseException as error:
         if is_ctrl_c(error):
             raise
@@ -29,7 +52,7 @@ def sample_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int)
             f"{type(env.unwrapped).__name__}.sample_tasks gave shape {params.shape}; "
             f"required {(num_tasks, len(names))} finite numbers: one row per task, columns {names}"
         )
-    return TaskBatch(params, _ids(env, params), names, tuple(field.unit for field in env.task_fields))
+    return params
 
 
 def _ids(env: MetaEnv, params: Array) -> Array:

@@ -22,7 +22,9 @@ COMMANDS = {
     "resume": "train:resume",
     "replay": "replay:replay",
     "optimize": "optimize:optimize",
+    "sweep": "sweep:sweep",
     "evaluate": "evaluate:evaluate",
+    "compare": "compare:compare",
     "fork": "fork:fork",
     "thin": "thin:thin",
     "pack": "pack:pack",
@@ -59,8 +61,10 @@ for _name, _place in COMMANDS.items():
     app.command(f"{__name__}.{_place}", name=_name)
 
 
-app.register_install_completion_command(
-    help="Install completion for the shell in use (bash, zsh, fish): commands, options, names of runs and recipes."
+app.command(
+    f"{__name__}.completion:install",
+    name="--install-completion",
+    help="Install completion for the shell in use (bash, zsh, fish): commands, options, names of runs and recipes.",
 )
 
 

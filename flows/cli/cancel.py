@@ -11,7 +11,11 @@ def cancel(run: RunArgument) -> int:
     """Ask whoever trains a run to finish the current stage and stop, as one Ctrl-C does, and wait until that is done.
 
     Works from another shell, under Prefect too, and on another machine that shares the folder. `metaloom resume`
-    goes on. Exit code 0 when the run stopped, was complete first, or is written by nobody; 1 when it failed instead.
+    goes on. A process that is stopped (Ctrl-Z, SIGSTOP) or hangs hears nothing: `kill -CONT PID` lets it go on, or
+    `kill -9 PID` ends it, which loses nothing that is stored. If its machine is gone, `metaloom resume RUN --take-over`
+    goes on without it.
+
+    Exit code 0 when the run stopped, was complete first, or is written by nobody; 1 when it failed instead.
 
     Example: `metaloom cancel first`
     """
@@ -23,6 +27,9 @@ def cancel(run: RunArgument) -> int:
     writer = ask_to_stop(folder)
     if writer is not None:
         tell(f"asked {writer} to finish its stage and stop; Ctrl-C ends this wait, and the request stands")
+        if writer.is_stopped:
+            again, end = (f"kill -{signal} {writer.pid}" for signal in ("CONT", 9))
+            tell(f"it is stopped and hears nothing; `{again}` lets it go on, `{end}` ends it")
         try:
             wait_for_end(folder, writer, wait=time.sleep)
         except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """`metaloom evaluate`."""
 
 from pathlib import Path
+from typing import Literal
 
 from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, LearnerArgument, Trust, agree
 from metaloom.flows.cli.output import answer
@@ -13,6 +14,7 @@ def evaluate(
     tasks: str | None = None,
     num_tasks: int | None = None,
     evenly_by: str | None = None,
+    task_sampling: Literal["uniform", "balanced"] | None = None,
     adaptation_steps: int | None = None,
     episodes: int | None = None,
     test_episodes: int | None = None,
@@ -34,6 +36,7 @@ def evaluate(
             iteration; or a JSON, YAML or Parquet file of tasks.
         num_tasks: Tasks to draw; by default every test task or task of the file once, otherwise as many as in training.
         evenly_by: Draw evenly from the classes of a fixed set: the task field that tells them apart.
+        task_sampling: `balanced`: equally many tasks of every class that the environment declares, such as directions.
         adaptation_steps: Largest number of inner steps; returns are reported after each, from 0 on.
         episodes: Episodes per task that every adaptation step learns from.
         test_episodes: Episodes per task that measure the return after each step; no step learns from them.
@@ -48,7 +51,7 @@ def evaluate(
         check_plot_file(plot)
     agree(at.path, trust)
     from metaloom.flows.commands.evaluate import evaluate as evaluate_run
-    from metaloom.flows.views.tables import evaluation_info, evaluation_table
+    from metaloom.flows.views.tables import evaluation_info, evaluation_view
 
     outcome = evaluate_run(
         at.path,
@@ -56,6 +59,7 @@ def evaluate(
         tasks=tasks,
         num_tasks=num_tasks,
         evenly_by=evenly_by,
+        task_sampling=task_sampling,
         adaptation_steps=adaptation_steps,
         episodes=episodes,
         test_episodes=test_episodes,
@@ -69,5 +73,5 @@ def evaluate(
 
         title = f"{at.path.name} after {plural(outcome.updates, 'update')}"
         write_plot(plot, per_shot_curve(title, outcome.evaluation))
-    answer(as_json, lambda: evaluation_info(outcome), lambda: evaluation_table(outcome))
+    answer(as_json, lambda: evaluation_info(outcome), lambda: evaluation_view(outcome))
     return 0

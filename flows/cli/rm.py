@@ -32,7 +32,7 @@ def rm(runs: Runs = (), /, *, yes: Flag = False) -> int:
     tell = console().out
     paths = list(dict.fromkeys(check_removable(run_folder(run)) for run in runs))
     for path in paths:
-        tell(f"remove {path}")
+        tell(f"to remove: {path}")
         for line in dependents(path, path.parent):
             tell(f"  {line}")
     freed = bytes_freed(paths)

@@ -23,6 +23,7 @@ from metaloom.flows.cli.options import (
 )
 from metaloom.flows.cli.output import answer, say, unless_closed
 from metaloom.pipeline.device import DeviceName
+from metaloom.pipeline.shown import printable
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.train import Observer, TrainResult
@@ -130,13 +131,18 @@ def resume(
 
 def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bool, as_json: bool) -> int:
     from metaloom.flows.commands.dry_run import dry_run
+    from metaloom.flows.errors import USAGE
 
     found = dry_run(config, folder, backend, probe=probe)
     answer(as_json, found.document, found.table)
-    return 0
+    if found.refusal is None:
+        return 0
+    print(f"metaloom: {printable(found.refusal)}", file=sys.stderr)
+    return USAGE
 
 
 def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bool) -> int:
+    from metaloom.flows.cli.verify import what_helps
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
     from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.progress import progress
@@ -156,7 +162,8 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bo
         return EXIT_INTERRUPTED
     if result.damage is not None:
         lines = [*(f"repaired  {line}" for line in result.repaired), *(f"damaged   {line}" for line in result.damage)]
-        tell(as_json, "\n".join([*lines, "" if result.damage else "verified  every file is intact"]))
+        ending = [*what_helps(folder, result.damage)] if result.damage else ["verified  every file is intact"]
+        tell(as_json, "\n".join([*lines, *ending]))
     if result.damage:
         return 1
     tell(as_json, _next_steps(result.path))

@@ -1,13 +1,15 @@
 """`metaloom verify`."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 
 from metaloom.flows.cli.options import AsJson, RunArgument
 from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
-from metaloom.storage import location, open_run, verify_run
+from metaloom.storage import Damage, location, open_run, verify_run
 
 _UNSEALED = (
     "\nThe session that wrote last was killed, is still writing, or is of an earlier version: nobody could tell if its "
@@ -19,7 +21,7 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     """Check every stored file of a run against its records.
 
     Exit code 0 when all are intact, 1 when one is damaged, missing or foreign. `metaloom resume RUN --repair` mends
-    them or computes them again.
+    what is damaged or missing, or computes it again; what does not belong to the run is left to you.
 
     Example: `metaloom verify first`
     """
@@ -30,8 +32,16 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
 
     def table() -> RenderableType:
         if damages:
-            return Group(damage_table(damages), f"mend it with: metaloom resume {location(folder)} --repair")
+            return Group(damage_table(damages), *what_helps(folder, damages))
         return f"{location(folder)}: every file is intact{'' if open_run(folder).is_sealed else _UNSEALED}"
 
     answer(as_json, lambda: [asdict(damage) for damage in damages], table)
     return 1 if damages else 0
+
+
+def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
+    """Say what to do about what verification has found."""
+    if any(not damage.is_foreign for damage in damages):
+        yield f"mend it with: metaloom resume {location(folder)} --repair"
+    if any(damage.is_foreign for damage in damages):
+        yield "remove yourself, or move away, what does not belong to the run: Metaloom removes no files of others"

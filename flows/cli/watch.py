@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 
 from metaloom.flows.cli.options import AsJson, RunArgument
-from metaloom.flows.cli.output import say
+from metaloom.flows.cli.output import OutputClosed, say
 from metaloom.flows.runs import run_folder
 
 
@@ -19,7 +19,10 @@ def watch(run: RunArgument, *, as_json: AsJson = False) -> int:
     from metaloom.flows.views.watching import watch_run
 
     with suppress(KeyboardInterrupt):
-        ending = watch_run(run_folder(run), mode="json" if as_json else "auto", wait=time.sleep)
+        try:
+            ending = watch_run(run_folder(run), mode="json" if as_json else "auto", wait=time.sleep)
+        except BrokenPipeError:
+            raise OutputClosed from None
         say(as_json, ending.message)
         return 0 if ending.went_well else 1
     return 0

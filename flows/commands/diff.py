@@ -87,7 +87,7 @@ def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
     return RunDiff(
         a=path_a,
         b=path_b,
-        settings=tuple(_differences(_settings(a), _settings(b))),
+        settings=tuple(_differences(settings_of(a), settings_of(b))),
         environment=tuple(_differences(_environment(a), _environment(b))),
         first=first,
         arrays=tuple(_array_differences(a, b, first)) if first else (),
@@ -98,8 +98,8 @@ def diff_runs(path_a: Path, path_b: Path) -> RunDiff:
     )
 
 
-def _settings(run: Run) -> dict[str, str]:
-    """The settings of a run; those that its version did not have stand for what it did."""
+def settings_of(run: Run) -> dict[str, str]:
+    """Return a run's settings as names and values; those that its version did not have stand for what it did."""
     # As many iterations as it is to have by now: `resume --iterations` does not change what it was created with.
     config = {**run.config, "iterations": run.capacity}
     # To look at a run, nothing that it names is imported, whoever made it.

@@ -12,7 +12,7 @@ from rich.table import Table
 from metaloom import storage
 from metaloom.flows.commands.train import IterationReport, Observer, train
 from metaloom.flows.estimate.forms import Forms
-from metaloom.flows.estimate.limits import Machine, check_sizes
+from metaloom.flows.estimate.limits import Machine, size_up
 from metaloom.flows.estimate.sizes import Estimate
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend
@@ -33,6 +33,7 @@ class DryRun:
         machine: what there is.
         seconds: wall seconds of the second iteration; None if it was not measured, or not complete in two minutes.
         probed: seconds were asked for.
+        refusal: why the run cannot fit, None if it can.
     """
 
     iterations: int
@@ -40,6 +41,7 @@ class DryRun:
     machine: Machine
     seconds: float | None
     probed: bool
+    refusal: str | None = None
 
     def document(self) -> dict[str, Any]:
         """Return all of it as JSON data."""
@@ -49,6 +51,7 @@ class DryRun:
             "free_disk_bytes": self.machine.disk,
             "iteration_seconds": self.seconds,
             "run_seconds": None if self.seconds is None else self.seconds * self.iterations,
+            "refusal": self.refusal,
         }
 
     def table(self) -> Table:
@@ -74,23 +77,23 @@ class DryRun:
 
 
 def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, probe: bool = False) -> DryRun:
-    """Estimate what a run takes, and create nothing.
+    """Estimate what a run takes, be it too much, and create nothing.
 
     Args:
         config: of the run.
         folder: where it would be kept.
         backend: where rollouts would run.
-        probe: measure the time of an iteration, with two of them in a temporary folder.
+        probe: measure the time of an iteration, with two of them in a temporary folder, if the run fits.
 
     Raises:
-        ConfigError, EnvError: a setting is wrong, or the run cannot fit into this machine.
+        ConfigError, EnvError: a setting is wrong.
         storage.RunExists: there is such a run already.
     """
     storage.check_new_run(folder)
     config = pinned(config)
-    found = check_sizes(config, folder, backend, forms=Forms.of(config, act=True))
-    seconds = _probe(config, backend) if probe else None
-    return DryRun(config.iterations, found, Machine.here(folder), seconds, probe)
+    found, refusal = size_up(config, folder, backend, forms=Forms.of(config, act=True))
+    seconds = _probe(config, backend) if probe and refusal is None else None
+    return DryRun(config.iterations, found, Machine.here(folder), seconds, probe and refusal is None, refusal)
 
 
 def _probe(config: RunConfig, backend: Backend) -> float | None:

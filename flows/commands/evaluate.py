@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -17,9 +17,16 @@ from metaloom.flows.estimate.limits import check_evaluation
 from metaloom.flows.graph.run_stages import config_of, stages_of
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import check_seed, updates_at
-from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_steps, summarize_tasks
+from metaloom.flows.views.class_returns import ByStep
+from metaloom.flows.views.evaluation_summary import (
+    AdaptationSummary,
+    summarize_classes,
+    summarize_steps,
+    summarize_tasks,
+)
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.tasks.evaluation import tasks_are_new
 from metaloom.pipeline.types import Evaluation, LearnerState, TaskBatch, Update
 from metaloom.stages.evaluate import Tested, unseen
@@ -34,12 +41,14 @@ class EvaluationOutcome:
         config: the run's configuration, with the evaluation that was asked for.
         evaluation: the returns.
         tasks_are_new: whether no task of it occurs in training.
+        classes: that the environment declares.
     """
 
     updates: int
     config: RunConfig
     evaluation: Evaluation
     tasks_are_new: bool
+    classes: Classes | None = None
 
     @property
     def tasks(self) -> TaskBatch:
@@ -59,6 +68,10 @@ class EvaluationOutcome:
         """Averages over tasks for every number of adaptation steps."""
         return summarize_steps(self.evaluation)
 
+    def by_class(self) -> ByStep:
+        """Test returns by class of task after every number of adaptation steps; nothing without classes."""
+        return summarize_classes(self.evaluation, self.classes)
+
 
 def evaluate(
     path: Path,
@@ -67,6 +80,7 @@ def evaluate(
     tasks: str | Sequence[Sequence[float]] | None = None,
     num_tasks: int | None = None,
     evenly_by: str | None = None,
+    task_sampling: Literal["uniform", "balanced"] | None = None,
     adaptation_steps: int | None = None,
     episodes: int | None = None,
     test_episodes: int | None = None,
@@ -86,6 +100,7 @@ def evaluate(
         tasks: held-out, train, a file of tasks (JSON, YAML or Parquet), or the tasks themselves.
         num_tasks: how many of them.
         evenly_by: task field by whose values to draw evenly.
+        task_sampling: balanced: equally many of every class that the environment declares.
         adaptation_steps: K.
         episodes: per task, for every adaptation step.
         test_episodes: per task, after every number of steps.
@@ -105,6 +120,7 @@ def evaluate(
         "tasks": tasks,
         "num_tasks": num_tasks,
         "evenly_by": evenly_by,
+        "task_sampling": task_sampling,
         "adaptation_steps": adaptation_steps,
         "episodes": episodes,
         "test_episodes": test_episodes,
@@ -115,7 +131,8 @@ def evaluate(
     config = _with_evaluation(trained, {name: value for name, value in asked.items() if value is not None})
     with stages_of(config, backend, partial(check_evaluation, config)) as stages:
         outcome = stages.evaluate(learner, updates, tested)
-        return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, stages.context.env))
+        env = stages.context.env
+        return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, env), env.task_classes)
 
 
 def learner_after(run: storage.Run, updates: int) -> LearnerState:

@@ -27,9 +27,10 @@ from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs.facts import component_facts, env_facts
 from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.envs.spaces import spaces_of
+from metaloom.pipeline.estimation.class_returns import ClassReturns, class_returns
 from metaloom.pipeline.estimation.diagnostics import refuse_taken_names
 from metaloom.pipeline.nn.device import device_facts
-from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, Update
+from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, TaskBatch, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
 log = logging.getLogger(__name__)
@@ -84,8 +85,7 @@ def train(
     # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
     storage.check_new_run(path)
     config = pinned(config)
-    # Written out, so that the run says what it observed even if defaults change.
-    recorded = config.model_copy(update={"env": with_all_options(config.env)})
+    kept_config = recorded(config)
     check = partial(check_sizes, config, path, backend)
     with kept_log() as kept, stages_of(config, backend, check) as stages:
         # Only with parameters does an optimizer say what it refuses.
@@ -95,8 +95,8 @@ def train(
             refuse_taken_names(stages.context.measures, spaces_of(stages.context.env), processed=processed)
         with storage.create_run(
             path,
-            config=recorded.model_dump(mode="json"),
-            config_digest=recorded.digest(),
+            config=kept_config.model_dump(mode="json"),
+            config_digest=kept_config.digest(),
             capacity=config.iterations,
             environment=environment(stages),
             retention=retention_of(config),
@@ -194,6 +194,11 @@ def _continued(run: storage.Run, iterations: int | None, retention: Sequence[str
     return build_config({**config.model_dump(), "iterations": iterations})
 
 
+def recorded(config: RunConfig) -> RunConfig:
+    """Return a configuration as its run keeps it: written out, so that it says what was observed if defaults change."""
+    return config.model_copy(update={"env": with_all_options(config.env)})
+
+
 def retention_of(config: RunConfig) -> Retention:
     """Return what a configuration says about keeping arrays, as the store takes it."""
     return Retention(**config.retention.model_dump())
@@ -217,12 +222,13 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 def environment(stages: Runner) -> dict[str, Any]:
     """Return what decides the numbers besides the configuration and the store does not know: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
-    components = component_facts(stages.context.env)
+    components, classes = component_facts(stages.context.env), stages.context.env.task_classes
     return {
         "code": code_digest(),
         "env": env_facts(stages.config.env, stages.context.env),
         "kernel": asdict(stages.context.learner.kernel),
         **({"components": components} if components else {}),
+        **({"task_classes": classes.facts()} if classes is not None else {}),
         **({"plugins": plugins} if plugins else {}),
         **({"device": facts} if facts else {}),
     }
@@ -255,13 +261,16 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 history.append(_update(writer, iteration).metrics)
             continue
         seconds: dict[str, float] = {}
-        steps, evaluations = 0, list[StageRef]()
+        steps, evaluations, by_class = 0, list[StageRef](), list[ClassReturns]()
         iteration_began = time.perf_counter()
         for ref in missing:
             if observer.should_stop():
                 return TrainResult(path, iteration, stopped=True)
             observer.stage_started(ref)
             stages = plan.stages_for(ref)
+            if stages.graph[ref.stage].ends_iteration:
+                # Now: once the iteration is complete, it may be thinned at any time.
+                by_class = _returns_by_class(stages, writer, iteration)
             call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
             # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
             if stages.graph[ref.stage].output is EpisodeBatch:
@@ -279,6 +288,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 stage_seconds=seconds,
                 elapsed_seconds=now - began,
                 steps_per_second=steps / (now - iteration_began - evaluating) if steps else None,
+                class_returns=by_class,
                 evaluation_returns=mean_test_returns(writer.load(ref) for ref in evaluations),
             )
         )
@@ -308,6 +318,23 @@ def _update(writer: RunWriter, iteration: int) -> Update:
     update = writer.load(writer.run.last_ref(iteration))
     assert isinstance(update, Update)
     return update
+
+
+def _returns_by_class(stages: Runner, writer: RunWriter, iteration: int) -> list[ClassReturns]:
+    """Returns of every inner step by class of task; nothing without classes, or where episodes are not there to ask."""
+    classes, refs = stages.context.env.task_classes, stages.order(iteration)
+    outputs = {ref: stages.graph[ref.stage].output for ref in refs}
+    drawn = [ref for ref in refs if outputs[ref] is TaskBatch]
+    rounds = [ref for ref in refs if ref.stage == writer.run.stages.named("rollouts")]
+    if classes is None or not drawn or any(writer.run.is_thinned(ref) for ref in rounds if writer.run.contains(ref)):
+        return []
+    tasks = writer.load(drawn[0])
+    assert isinstance(tasks, TaskBatch)
+    of = classes.of(tasks.params, tasks.names)
+    batches = (writer.load(ref) for ref in rounds)
+    return [
+        class_returns(batch.mean_returns, of, classes.names) for batch in batches if isinstance(batch, EpisodeBatch)
+    ]
 
 
 def _num_steps(writer: RunWriter, ref: StageRef) -> int:

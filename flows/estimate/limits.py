@@ -67,6 +67,16 @@ def check_sizes(
     Raises:
         ConfigError: naming the setting that is too large, and what fits.
     """
+    found, refusal = size_up(config, folder, backend, stored=stored, forms=forms)
+    if refusal is not None:
+        raise ConfigError(refusal)
+    return found
+
+
+def size_up(
+    config: RunConfig, folder: Path, backend: Backend, *, stored: int = 0, forms: Forms | None = None
+) -> tuple[Estimate, str | None]:
+    """Estimate what is left of a run, and why it cannot fit into this machine, None if it can; see `check_sizes`."""
     known, workers = forms or Forms.of(config), workers_here(config, backend)
 
     def sized(config: RunConfig) -> Estimate:
@@ -76,24 +86,24 @@ def check_sizes(
         bounded = config.retention.max_bytes is not None or config.stop is not None
         return replace(found, run_bytes=found.start_bytes + found.iteration_bytes) if bounded else found
 
-    return _check(config, sized, Machine.here(folder), "this run")
+    return _judged(config, sized, Machine.here(folder), "this run")
 
 
 def check_evaluation(config: RunConfig) -> None:
     """Refuse an evaluation that cannot fit into this machine's memory, and tell of a large one; see `check_sizes`."""
-    forms = Forms.of(config)
-    _check(
-        config, lambda config: estimate_evaluation(config, forms), Machine(machine_memory(), 2**63), "this evaluation"
-    )
+    forms, machine = Forms.of(config), Machine(machine_memory(), 2**63)
+    _, refusal = _judged(config, lambda config: estimate_evaluation(config, forms), machine, "this evaluation")
+    if refusal is not None:
+        raise ConfigError(refusal)
 
 
-def _check(config: RunConfig, sized: Sized, machine: Machine, what: str) -> Estimate:
+def _judged(config: RunConfig, sized: Sized, machine: Machine, what: str) -> tuple[Estimate, str | None]:
     found = sized(config)
     if machine.excess(found) > 1:
-        raise ConfigError(_refusal(config, sized, machine, what))
+        return found, _refusal(config, sized, machine, what)
     if told := "; ".join(_large(found, machine)):
         _LOG.warning("%s is large: %s", what, told)
-    return found
+    return found, None
 
 
 def workers_here(config: RunConfig, backend: Backend) -> int:
@@ -128,8 +138,25 @@ def _refusal(config: RunConfig, sized: Sized, machine: Machine, what: str) -> st
         needs.append(f"takes up to {size(found.memory_bytes)} of memory, of which there are {size(machine.memory)}")
     if found.run_bytes > machine.disk:
         needs.append(f"stores up to {size(found.run_bytes)}, where {size(machine.disk)} are free")
-        fits += ", or retention.keep_every to keep fewer batches, or retention.max_bytes to stop in time"
+        fits += "".join(f", or {way}" for way in _ways_to_store_less(config, sized, machine))
     return f"{'.'.join(path)}: found {numbers[path]}, with which {what} {' and '.join(needs)}; required {fits}"
+
+
+def _ways_to_store_less(config: RunConfig, sized: Sized, machine: Machine) -> Iterator[str]:
+    """Say what of the retention makes a run fit, if anything of it does."""
+
+    def fits(**changes: int | None) -> bool:
+        retention = config.retention.model_copy(update=changes)
+        return machine.excess(sized(config.model_copy(update={"retention": retention}))) <= 1
+
+    kept = config.retention
+    if fits(keep_last=0, keep_every=None):
+        # Iterations that either setting names are kept: beside one of them, the other would only keep more.
+        ways = ["a smaller retention.keep_last"] if kept.keep_last else []
+        ways += ["a larger retention.keep_every"] if kept.keep_every else []
+        yield f"{' and '.join(ways) or 'retention.keep_last or retention.keep_every'} to keep fewer batches"
+    if fits(max_bytes=1):
+        yield "retention.max_bytes to stop in time"
 
 
 def _largest(fits: Callable[[int], bool], value: int) -> int:

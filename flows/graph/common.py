@@ -30,8 +30,14 @@ def _initialize(context: Context, i: int, k: int) -> Update:
 
 def _sample_tasks(context: Context, i: int, k: int) -> TaskBatch:
     del k
+    return draw_tasks(context, i)
+
+
+def draw_tasks(context: Context, i: int) -> TaskBatch:
+    """The tasks of an iteration, as the run's settings say."""
     config = context.config
-    return sample_tasks(context.env, num_tasks=config.num_tasks, run_seed=config.seed, iteration=i)
+    balanced = config.task_sampling == "balanced"
+    return sample_tasks(context.env, num_tasks=config.num_tasks, run_seed=config.seed, iteration=i, balanced=balanced)
 
 
 INITIALIZE = Stage("initialize", ONCE, nothing, Update, _initialize, group=LEARNER)

@@ -9,7 +9,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from metaloom.flows.graph.common import INITIALIZE, SAMPLE_TASKS, evaluated, evaluation, position, state_before
+from metaloom.flows.graph.common import (
+    INITIALIZE,
+    SAMPLE_TASKS,
+    draw_tasks,
+    evaluated,
+    evaluation,
+    position,
+    state_before,
+)
 from metaloom.flows.graph.context import Context
 from metaloom.flows.graph.outputs import SpanOutputs
 from metaloom.flows.graph.replay import BEFORE_ITERATIONS, Collected, StoredReplay
@@ -20,7 +28,6 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.replay.buffer import ReplayBuffer
 from metaloom.pipeline.replay.columns import TransitionColumns
 from metaloom.pipeline.types import EpisodeBatch, Minibatch, Minibatches, TaskBatch, TaskParams, Update
-from metaloom.stages.sample_tasks import sample_tasks
 from metaloom.stages.sample_transitions import sample_transitions
 from metaloom.stages.update import update
 from metaloom.storage import Span, StageRef
@@ -119,7 +126,7 @@ def learned(
 def _fill_memory(context: Context, i: int, k: int, *, state: Update) -> EpisodeBatch:
     """Episodes by actions drawn uniformly, or by a policy that was trained before."""
     config, filling = context.config, plan_of(context.config).filling
-    tasks = sample_tasks(context.env, num_tasks=config.num_tasks, run_seed=config.seed, iteration=i)
+    tasks = draw_tasks(context, i)
     learner = cast(OffPolicyLearner[Any, Any], context.learner)
     params = TaskParams({}) if filling.actor == "uniform" else learner.filling_params(state.learner, len(tasks))
     assert filling.steps is not None, "the buffer of a single task is filled by steps"

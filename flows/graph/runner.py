@@ -15,6 +15,7 @@ from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
+from metaloom.pipeline.tasks.samplers import require_classes
 from metaloom.pipeline.types import Evaluation, LearnerState, ParallelMap, Samples
 from metaloom.stages.evaluate import Tested, unseen
 from metaloom.storage import Span, StageRef
@@ -46,6 +47,8 @@ class Runner:
                 f"metrics: found {', '.join(context.measures.of_steps)}, of a Step, but {config.algorithm.name} has no "
                 "samples; required functions of an EpisodeBatch"
             )
+        if config.task_sampling == "balanced":
+            require_classes(context.env, "task_sampling")
         if config.evaluation.every is not None:
             # What is wrong with the tasks of the last evaluation is known before the first iteration.
             evaluation_tasks(config, context.env, config.iterations)

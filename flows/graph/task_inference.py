@@ -148,10 +148,15 @@ def _check(config: RunConfig, env: MetaEnv) -> None:
     """Refuse fewer training tasks than are asked for at once.
 
     Raises:
-        ConfigError: there are fewer.
+        ConfigError: there are fewer, or they are to be drawn balanced.
         EnvError: the environment has no fixed set of them, or no sparse rewards where they are asked for.
     """
     num_train_tasks, plan = len(fixed_tasks(env)), plan_of(config)
+    if config.task_sampling != "uniform":
+        raise ConfigError(
+            f"task_sampling is {config.task_sampling}, but {config.algorithm.name} learns from tasks of its whole "
+            "training set, of which an iteration collects some; required task_sampling=uniform"
+        )
     asked = {"num_tasks": config.num_tasks, "algorithm.meta_batch_size": plan.tasks_per_gradient_step}
     for name, number in asked.items():
         if number > num_train_tasks:

@@ -22,6 +22,7 @@ from metaloom.flows.commands.evaluate import EvaluationOutcome
 from metaloom.flows.commands.replay import StageReplay
 from metaloom.flows.commands.train import IterationReport
 from metaloom.flows.runs import report_folder
+from metaloom.flows.views.class_returns import classes_text, named_estimates, plus_minus
 from metaloom.flows.views.formatting import adaptation_returns, duration, number, plural, speed, stage_name
 from metaloom.flows.views.report import ReportFiles, write_report
 
@@ -82,7 +83,7 @@ class TrainingPage:
 
     def _publish_metrics(self, report: IterationReport) -> None:
         create_table_artifact(
-            table_of(report.metrics),
+            [*table_of(report.metrics), *_class_table(report)],
             key=artifact_key("metrics", self._folder.name),
             description=f"Metrics of iteration {report.iteration}, {duration(report.elapsed_seconds)} after the start",
         )
@@ -138,6 +139,7 @@ def iteration_line(report: IterationReport) -> str:
         [
             f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})",
             *(f"{label} {number(value)}" for label, value in shown),
+            *([classes_text(report.class_returns)] if report.class_returns else []),
             speed(report.steps_per_second),
         ]
     )
@@ -146,6 +148,15 @@ def iteration_line(report: IterationReport) -> str:
 def table_of(metrics: Mapping[str, float]) -> list[dict[str, str]]:
     """Metrics as rows. As text, because JSON has no word for NaN and a page would show seventeen digits."""
     return [{"metric": name, "value": number(value)} for name, value in metrics.items()]
+
+
+def _class_table(report: IterationReport) -> list[dict[str, str]]:
+    """Returns by class of task as rows behind the metrics."""
+    return [
+        {"metric": f"step_{k}.average_return, class {name}", "value": plus_minus(estimate)}
+        for k, returns in enumerate(report.class_returns)
+        for name, _, estimate in named_estimates(returns)
+    ]
 
 
 def summary(folder: Path, report: ReportFiles | None) -> str:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import distributed
@@ -150,6 +150,7 @@ def evaluate(
     tasks: str | None = None,
     num_tasks: Positive | None = None,
     evenly_by: str | None = None,
+    task_sampling: Literal["uniform", "balanced"] | None = None,
     adaptation_steps: Natural | None = None,
     episodes: Positive | None = None,
     test_episodes: Positive | None = None,
@@ -168,6 +169,7 @@ def evaluate(
         tasks: held-out, train, or a JSON, YAML or Parquet file of tasks.
         num_tasks: Tasks to draw; when left out each test task or task of the file once, else as many as in training.
         evenly_by: Draw evenly from the classes of a fixed set, by this task field.
+        task_sampling: balanced draws equally many tasks of every class that the environment declares.
         adaptation_steps: Largest number of inner steps; the return is reported for each from 0 on.
         episodes: Episodes per task that every adaptation step learns from.
         test_episodes: Episodes per task that judge every number of steps.
@@ -186,6 +188,7 @@ def evaluate(
         tasks=tasks,
         num_tasks=num_tasks,
         evenly_by=evenly_by,
+        task_sampling=task_sampling,
         adaptation_steps=adaptation_steps,
         episodes=episodes,
         test_episodes=test_episodes,

@@ -169,10 +169,13 @@ class _Trainer(NamedTuple):
 
     def tidy_up(self, folder: Path, headers: Sequence[Header]) -> None:
         """Do what the trainer cannot any more: say where the environments were, and end what it has started."""
-        places = "".join(f"\n  {self.env}, {header.words()}" for header in headers) or " none was being called."
+        found = "No environment was being called then."
+        if headers:
+            places = "".join(f"\n  {self.env}, {header.words()}" for header in headers)
+            again = "If it happens there again, an environment kills it."
+            found = f"Environments that were being called then:{places}\n{again}"
         sys.stderr.write(
-            f"metaloom: the trainer's process was killed. Environments that were being called then:{places}\n"
-            "If it happens there again, an environment kills it. What is stored is safe: `metaloom resume` goes on\n"
+            f"metaloom: the trainer's process was killed. {found} What is stored is safe: `metaloom resume` goes on\n"
         )
         end_marked(self.mark)
         shutil.rmtree(folder, ignore_errors=True)

@@ -10,13 +10,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from metaloom.pipeline.estimation.class_returns import Estimate
 from metaloom.pipeline.types import Array
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart. Before adaptation orange, after it blue.
 BEFORE, AFTER = "#d55e00", "#0072b2"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
+CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
+CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
+ERROR_BAND = "± 1 standard error"
 INK, GRID = "#24292f", "#e6e8eb"
 STAGE_COLORS = {
     "memory_fill": "#56b4e9",
@@ -51,11 +56,23 @@ class Series:
     band: tuple[Array, Array] | None = None
 
 
+def estimates_series(label: str, color: str, estimates: Sequence[Estimate]) -> Series:
+    """Means with a band of ± 1 standard error."""
+    means, errors = (np.array(column) for column in zip(*estimates, strict=True))
+    return Series(label, color, means, (means - errors, means + errors))
+
+
 def step_color(k: int, last: int) -> str:
     """Colour of inner step k of last, the same in all charts."""
     if k == last:
         return AFTER
     return BEFORE if k == 0 else BETWEEN[(k - 1) % len(BETWEEN)]
+
+
+def class_color(c: int) -> str:
+    """Colour of the c-th class of tasks, the same in all charts."""
+    # None of those that stand for before and after adaptation.
+    return CLASS_COLORS[c % len(CLASS_COLORS)]
 
 
 def stage_color(group: str, step: int) -> str:
@@ -73,9 +90,10 @@ def line_chart(
     series: Sequence[Series],
     *,
     note: str = "",
+    band: str = "",
     size: tuple[float, float] = (6.4, 3.4),
 ) -> Figure:
-    """Lines over a shared x axis; large x values are counted in thousands or millions."""
+    """Lines over a shared x axis; large x values are counted in thousands or millions. The legend tells `band`."""
     figure, axes = _figure(title, note, size)
     x, unit = _scaled(x)
     marker = "o" if len(x) <= MARKED_POINTS else ""
@@ -86,9 +104,13 @@ def line_chart(
     axes.set_xlabel(x_label + unit)
     axes.set_ylabel(y_label)
     axes.margins(x=0.02)
+    handles, labels = axes.get_legend_handles_labels()
+    if band and any(line.band is not None for line in series):
+        handles.append(Patch(color=INK, alpha=0.16, linewidth=0))
+        labels.append(band)
     # A legend of one line repeats the title.
-    if len(series) > 1:
-        axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+    if len(handles) > 1:
+        axes.legend(handles, labels, frameon=False, fontsize=9, labelcolor=INK)
     return figure
 
 

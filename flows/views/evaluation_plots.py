@@ -7,13 +7,15 @@ from matplotlib.figure import Figure
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.views import charts
-from metaloom.flows.views.charts import Series
-from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_steps
+from metaloom.flows.views.charts import CLASS_NOTE, ERROR_BAND, Series, estimates_series
+from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_classes, summarize_steps
 from metaloom.flows.views.formatting import adaptation_label
+from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array, Evaluation
 from metaloom.storage import Run
 
 INTERVAL_NOTE = "lines: averages over tasks of their mean test return; bands: 95 % bootstrap intervals"
+INTERVAL = "95 % bootstrap interval"
 SUFFIXES = (".png", ".svg")
 
 
@@ -47,6 +49,7 @@ def per_shot_curve(title: str, evaluation: Evaluation) -> Figure:
             Series("mean", charts.BEFORE, np.array([step.average_return for step in steps])),
         ],
         note=per_step + INTERVAL_NOTE,
+        band=INTERVAL,
         size=(8.6, 4.4),
     )
 
@@ -74,6 +77,25 @@ def training_curve(name: str, env_steps: Array, evaluations: list[Evaluation]) -
         "return of test episodes (interquartile mean)",
         series,
         note=INTERVAL_NOTE,
+        band=INTERVAL,
+        size=(8.6, 4.4),
+    )
+
+
+def training_curve_by_class(name: str, env_steps: Array, evaluations: list[Evaluation], classes: Classes) -> Figure:
+    """Test return after the last adaptation step by class of task, against environment steps."""
+    returns = [summarize_classes(evaluation, classes)[-1] for evaluation in evaluations]
+    return charts.line_chart(
+        f"Evaluation of {name} by class of task",
+        env_steps,
+        "environment steps of training",
+        "return of test episodes",
+        [
+            estimates_series(name, charts.class_color(c), [by_class.estimates[c] for by_class in returns])
+            for c, name in enumerate(classes.names)
+        ],
+        note=CLASS_NOTE,
+        band=ERROR_BAND,
         size=(8.6, 4.4),
     )
 

@@ -1,12 +1,16 @@
 """An evaluation in figures: by number of adaptation steps, and by task. Needs no torch."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from metaloom.pipeline.estimation.class_returns import ClassReturns, class_returns
 from metaloom.pipeline.estimation.statistics import bootstrap, interquartile_mean, mean
 from metaloom.pipeline.types import Array, Evaluation
+
+if TYPE_CHECKING:
+    from metaloom.pipeline.envs.task_classes import Classes
 
 # Of the resampling alone: an evaluation that is repeated gives the same intervals.
 _SEED = 0
@@ -54,6 +58,15 @@ def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
         for k in range(evaluation.adaptation_steps + 1)
         for b in range(len(evaluation.task_ids))
     ]
+
+
+def summarize_classes(evaluation: Evaluation, classes: "Classes | None") -> list[ClassReturns]:
+    """Test returns by class of task after every number of adaptation steps; nothing where there are no classes."""
+    if classes is None:
+        return []
+    of = classes.of(evaluation.task_params, evaluation.names)
+    means = evaluation.test_returns.mean(axis=2)
+    return [class_returns(means[:, k], of, classes.names) for k in range(evaluation.adaptation_steps + 1)]
 
 
 def _summary(evaluation: Evaluation, k: int) -> AdaptationSummary:

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaloom.flows.observer import IterationReport, Observer
+from metaloom.flows.views.class_returns import class_rows, classes_text
 from metaloom.flows.views.formatting import (
     adaptation_returns,
     count,
@@ -141,6 +142,8 @@ class Panel:
             yield "stage", f"{stage_name(stage[0])}  {self._clock() - stage[1]:.1f} s"
         if report is not None:
             yield "return", self._returns(report)
+            if report.class_returns:
+                yield "by class", classes_text(report.class_returns)
             if self._evaluation:
                 yield "evaluation", self._evaluation
             yield "speed", self._speed(report)
@@ -186,6 +189,7 @@ class PlainLines:
         parts = [
             f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})",
             _returns_text(report, "return ").plain,
+            *([f"by class: {classes_text(report.class_returns)}"] if report.class_returns else []),
             speed(report.steps_per_second),
             f"{self._pace.recent[-1]:.2f} s",
         ]
@@ -193,7 +197,7 @@ class PlainLines:
             parts.append(f"evaluation {_evaluation_text(report.evaluation_returns)}")
         if not _finished(report):
             parts.append(f"{duration(self._pace.seconds_left(report))} left")
-        return "  ".join(parts).replace("\N{MINUS SIGN}", "-")
+        return "  ".join(parts).replace("\N{MINUS SIGN}", "-").replace("\N{PLUS-MINUS SIGN}", "+/-")
 
 
 def sparkline(values: "deque[float]") -> str:
@@ -219,6 +223,7 @@ def json_line(report: IterationReport) -> str:
         {
             **asdict(report),
             "metrics": {name: finite(value) for name, value in report.metrics.items()},
+            "class_returns": class_rows(report.class_returns),
             "evaluation_returns": [finite(value) for value in report.evaluation_returns],
         },
         allow_nan=False,

@@ -1,7 +1,7 @@
 """A run as a picture and a page: learning curve, divergences, entropy, timing by stage, configuration."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,14 @@ from matplotlib.figure import Figure
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
-from metaloom.flows.views.charts import Series
-from metaloom.flows.views.evaluation_plots import per_shot_curve, stored_evaluations, training_curve
+from metaloom.flows.views.charts import CLASS_NOTE, ERROR_BAND, Series, estimates_series
+from metaloom.flows.views.class_returns import ByStep, classes_of, named_estimates, plus_minus, returns_by_class
+from metaloom.flows.views.evaluation_plots import (
+    per_shot_curve,
+    stored_evaluations,
+    training_curve,
+    training_curve_by_class,
+)
 from metaloom.flows.views.formatting import (
     adaptation_label,
     count,
@@ -27,10 +33,16 @@ from metaloom.flows.views.formatting import (
 )
 from metaloom.flows.views.page import Page, Picture
 from metaloom.flows.views.run_info import planned_iterations
+from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef, StageTable
 
 BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
+BAND = "middle half of the tasks"
+BALANCED_NOTE = (
+    "line: mean of the means of all classes of tasks, which count alike; band: ± 1 standard error over tasks"
+)
+CLASS_TABLE = "Returns of the last iteration by class of task, ± standard error over tasks"
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,8 @@ class History:
         stage_seconds: output -> [I] wall seconds of its stage, in the order in which stages run; of iteration 0.
         stages: of the run.
         num_bytes: stored bytes of these iterations, as recorded.
+        by_class: [I] returns by class of task, of every inner step; empty where the environment has no classes.
+        classes: that it has.
     """
 
     iterations: Array
@@ -60,6 +74,8 @@ class History:
     stage_seconds: Mapping[StageRef, Array]
     stages: StageTable
     num_bytes: int
+    by_class: Sequence[ByStep] = ()
+    classes: Classes | None = None
 
     @property
     def env_steps(self) -> Array:
@@ -70,6 +86,11 @@ class History:
     def last_step(self) -> int:
         """The number of inner steps, K."""
         return self.task_returns.shape[1] - 1
+
+    @property
+    def every_class_drawn(self) -> bool:
+        """True if every iteration has tasks of every class, so that their balanced mean is a curve without gaps."""
+        return bool(self.by_class) and all(min(steps[0].num_tasks) > 0 for steps in self.by_class)
 
 
 def write_report(run: Run, out: Path) -> ReportFiles:
@@ -97,7 +118,7 @@ def load_history(run: Run) -> History:
         )
     # Asked once: a run that is still training grows while it is read.
     iterations = run.iterations
-    lineage = run.lineage()
+    lineage, classes = run.lineage(), classes_of(run)
     return History(
         iterations=np.asarray(iterations),
         metrics=_metrics(run.metrics(iterations)),
@@ -105,18 +126,26 @@ def load_history(run: Run) -> History:
         stage_seconds=_stage_seconds(lineage, len(iterations), run.stages.first),
         stages=run.stages,
         num_bytes=int(lineage["stored_bytes"].to_numpy().sum()),
+        by_class=[*returns_by_class(run, iterations, classes).values()],
+        classes=classes,
     )
 
 
 def learning_curve(name: str, history: History) -> Figure:
-    """Average episode return before and after adaptation against environment steps."""
+    """Average episode return before and after adaptation against environment steps.
+
+    Where every iteration has tasks of every class, all classes count alike: which ones an iteration drew more of does
+    not show then.
+    """
+    balanced = history.every_class_drawn
     return charts.line_chart(
         f"Learning curve of {name}",
         history.env_steps,
         "environment steps",
-        "average episode return",
-        list(_return_series(history)),
-        note=BAND_NOTE,
+        "class-balanced episode return" if balanced else "average episode return",
+        list(_balanced_series(history) if balanced else _return_series(history)),
+        note=BALANCED_NOTE if balanced else BAND_NOTE,
+        band=ERROR_BAND if balanced else BAND,
         size=(8.6, 4.4),
     )
 
@@ -133,19 +162,66 @@ def report_page(run: Run, history: History) -> Page:
             "Learning curve: average episode return before and after adaptation against environment steps",
         ),
         sections=[
+            *_class_section(history),
             *_evaluation_section(run, history),
             ("Optimization", list(_optimization_pictures(history))),
             ("Time", list(_time_pictures(history))),
         ],
         tables={
+            **_class_table(history),
             "Configuration": list(dotted(config)),
             f"Metrics of iteration {history.iterations[-1]}": [
                 (name, number(float(values[-1]))) for name, values in history.metrics.items()
             ],
             "Versions and machine": _provenance(run.info),
         },
-        unfolded=["Configuration"],
+        unfolded=["Configuration", CLASS_TABLE],
     )
+
+
+def _class_section(history: History) -> Iterator[tuple[str, list[Picture]]]:
+    if not history.by_class:
+        return
+    last, names = history.last_step, history.by_class[0][0].names
+    pictures: list[Picture] = []
+    for k in sorted({last, 0}, reverse=True):
+        title = f"Return by class of task, {adaptation_label(k, last)}" if last else "Return by class of task"
+        series = [
+            estimates_series(name, charts.class_color(c), [steps[k].estimates[c] for steps in history.by_class])
+            for c, name in enumerate(names)
+        ]
+        figure = charts.line_chart(
+            title,
+            history.env_steps,
+            "environment steps",
+            "average episode return",
+            series,
+            note=CLASS_NOTE,
+            band=ERROR_BAND,
+        )
+        pictures.append(_picture(figure, f"{title}, against environment steps"))
+    yield "By class of task", pictures
+
+
+def _class_table(history: History) -> dict[str, list[tuple[str, str]]]:
+    if not history.by_class:
+        return {}
+    before, after = named_estimates(history.by_class[-1][0]), named_estimates(history.by_class[-1][-1])
+    rows: list[tuple[str, str]] = []
+    for (name, num_tasks, first), (_, _, last) in zip(before, after, strict=True):
+        change = f"{plus_minus(first)} → " if history.last_step else ""
+        rows.append((f"{name} ({plural(num_tasks, 'task')})", f"{change}{plus_minus(last)}"))
+    return {CLASS_TABLE: rows}
+
+
+def _balanced_series(history: History) -> Iterator[Series]:
+    last = history.last_step
+    for k in range(last + 1):
+        series = estimates_series(
+            adaptation_label(k, last), charts.step_color(k, last), [steps[k].balanced for steps in history.by_class]
+        )
+        # As without classes: between the first and the last a band would only cover the others.
+        yield series if k in (0, last) else replace(series, band=None)
 
 
 def _evaluation_section(run: Run, history: History) -> Iterator[tuple[str, list[Picture]]]:
@@ -154,12 +230,21 @@ def _evaluation_section(run: Run, history: History) -> Iterator[tuple[str, list[
         return
     latest = max(evaluations)
     over_training = training_curve(run.path.name, history.env_steps[[*evaluations]], [*evaluations.values()])
+    classes = history.classes
+    by_class = (
+        []
+        if classes is None
+        else [
+            training_curve_by_class(run.path.name, history.env_steps[[*evaluations]], [*evaluations.values()], classes)
+        ]
+    )
     over_adaptation = per_shot_curve(f"Adaptation after {plural(latest + 1, 'update')}", evaluations[latest])
     note = "Test episodes are fresh: no adaptation step learns from them, and training counts none of their steps."
     yield (
         "Evaluation",
         [
             _picture(over_training, "Test return before and after adaptation against environment steps", note),
+            *(_picture(figure, "Test return by class of task against environment steps") for figure in by_class),
             _picture(over_adaptation, "Test return of the last evaluation against adaptation episodes"),
         ],
     )
@@ -199,6 +284,25 @@ def _optimization_pictures(history: History) -> Iterator[Picture]:
         "surrogate loss",
         {"loss_before": ("before the update", charts.BEFORE), "loss_after": ("after the update", charts.AFTER)},
         "Of the same episodes; the gap is what the update gained on them.",
+    )
+    yield from _chart_of(
+        history,
+        "Signal and noise of the meta-gradient",
+        "norm",
+        {
+            "meta_gradient_norm": ("meta-gradient", charts.AFTER),
+            "meta_gradient_standard_error": ("its standard error over tasks", charts.BEFORE),
+        }
+        if "meta_gradient_standard_error" in history.metrics
+        else {},
+        "Where the norm is no larger than its standard error, other tasks would have led elsewhere.",
+    )
+    yield from _chart_of(
+        history,
+        "Agreement of two halves of the tasks",
+        "cosine of their meta-gradients",
+        {"meta_gradient_split_cosine": ("cosine", charts.AFTER)},
+        "1: both halves lead the same way; around 0: the direction of the update is that of noise.",
     )
     yield from _chart_of(
         history,

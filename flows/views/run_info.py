@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metaloom import storage
+from metaloom.flows.views.class_returns import class_rows, classes_of, returns_by_class
 from metaloom.flows.views.formatting import adaptation_returns, finite
 from metaloom.pipeline.shown import printable
 from metaloom.storage import Run
@@ -19,7 +20,7 @@ State = Literal["complete", "training", "stopped", "damaged"]
 
 def list_run_rows(root: Path) -> list[dict[str, Any]]:
     """One row per run in a folder, newest first; a run that cannot be read is listed as damaged, with the reason."""
-    return [_row(folder) for folder in storage.find_runs(root)]
+    return [list_run_row(folder) for folder in storage.find_runs(root)]
 
 
 def run_info(run: Run) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def run_info(run: Run) -> dict[str, Any]:
         "thinned_iterations": len(run.thinned_iterations()),
         "last_iteration": done - 1 if done else None,
         "last_metrics": _metrics(run),
+        "last_class_returns": class_returns_of(run, done - 1),
         "bytes": dict(bytes_by_group(run)),
         "quarantine": [_quarantined(run, entry) for entry in storage.read_quarantine(run.path)],
     }
@@ -93,7 +95,15 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
             for record in records
         ],
         "metrics": _json_metrics(run[iteration].metrics()) if iteration in run.iterations else {},
+        "class_returns": class_returns_of(run, iteration),
     }
+
+
+def class_returns_of(run: Run, iteration: int) -> list[dict[str, Any]]:
+    """Returns of a complete iteration by inner step and class of task; nothing where the environment has none."""
+    if iteration not in run.iterations:
+        return []
+    return class_rows(returns_by_class(run, [iteration], classes_of(run)).get(iteration, ()))
 
 
 def bytes_by_group(run: Run) -> Counter[str]:
@@ -126,7 +136,8 @@ def _quarantined(run: Run, entry: storage.Quarantined) -> dict[str, Any]:
     }
 
 
-def _row(folder: Path) -> dict[str, Any]:
+def list_run_row(folder: Path) -> dict[str, Any]:
+    """Return the row of one run; see `list_run_rows`."""
     row: dict[str, Any] = {
         "name": folder.name,
         "path": storage.location(folder),

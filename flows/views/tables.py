@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaloom.flows.runs import require_settings
+from metaloom.flows.views.class_returns import class_rows
 from metaloom.flows.views.formatting import (
     adaptation_label,
     dotted,
@@ -25,6 +26,7 @@ from metaloom.flows.views.formatting import (
 )
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
 from metaloom.flows.views.run_info import iteration_info, run_info
+from metaloom.pipeline.estimation.class_returns import BALANCED
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Params
 from metaloom.storage import Run, location, url_of
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from metaloom.storage import Damage, Fork, Thinned
 
 
-STATE_STYLES = {"complete": "green", "training": "cyan", "stopped": "yellow", "damaged": "red"}
+STATE_STYLES = {"complete": "green", "training": "cyan", "stopped": "yellow", "damaged": "red", "waiting": "dim"}
 CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 DIGEST_PREFIX = 12
 
@@ -86,6 +88,7 @@ def run_view(run: Run) -> RenderableType:
     parts: list[RenderableType] = [heading(info["name"]), fact_grid(facts)]
     if info["last_metrics"]:
         parts += [heading(f"metrics of iteration {info['last_iteration']}"), _metrics_view(info["last_metrics"])]
+    parts += _classes_view(info["last_class_returns"])
     parts += [heading("on disk"), _disk_table(info["bytes"])]
     # Runs that are older than these facts have none.
     if env := info["environment"].get("env"):
@@ -136,6 +139,7 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
     parts: list[RenderableType] = [heading(f"{info['run']}, iteration {iteration}{state}"), table]
     if info["metrics"]:
         parts += [heading("metrics"), _metrics_view(info["metrics"])]
+    parts += _classes_view(info["class_returns"])
     return Group(*parts)
 
 
@@ -252,6 +256,7 @@ def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
         "evaluation": outcome.config.evaluation.model_dump(mode="json", exclude={"every"}),
         "adaptation": [_finite(asdict(step)) for step in outcome.summary()],
         "tasks": [_finite(row) for row in outcome.table().to_pylist()],
+        "classes": [{"adaptation_steps": row.pop("step"), **row} for row in class_rows(outcome.by_class())],
     }
 
 
@@ -279,6 +284,13 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
         f"{plural(outcome.env_steps, 'environment step')}, not counted as training"
     )
     return table
+
+
+def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
+    """`metaloom evaluate`: the returns, and those by class of task where the environment has classes."""
+    rows = class_rows(outcome.by_class())
+    labels = [plural(k, "adaptation step") for k in range(outcome.evaluation.adaptation_steps + 1)]
+    return Group(evaluation_table(outcome), *_classes_view(rows, labels))
 
 
 def _range(low: float, high: float) -> str:
@@ -356,6 +368,27 @@ def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
     for name in sorted(by_step, key=lambda name: (name != "average_return", name)):
         table.add_row(as_text(name), *(by_step[name].get(k, "") for k in range(last + 1)))
     return Group(table, fact_grid(others)) if by_step else fact_grid(others)
+
+
+def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:
+    """Returns by class of task, steps side by side under their labels; nothing where there are no classes."""
+    if not rows:
+        return []
+    last = rows[-1]["step"]
+    labels = labels or [adaptation_label(k, last) for k in range(last + 1)]
+    table = new_table("class", ">tasks", *(f">{label}" for label in labels))
+    for first in (row for row in rows if row["step"] == 0):
+        of_class = [row for row in rows if row["class"] == first["class"]]
+        if first["class"] == BALANCED:
+            table.add_section()
+        table.add_row(as_text(first["class"]), str(first["num_tasks"]), *map(_mean_and_error, of_class))
+    table.caption = "mean over tasks ± its standard error; balanced: every class counts alike"
+    return [heading("return by class of task"), table]
+
+
+def _mean_and_error(row: Mapping[str, Any]) -> str:
+    mean, error = row["average_return"], row["standard_error"]
+    return optional(mean) if error is None else f"{number(mean)} ± {number(error)}"
 
 
 def _disk_table(sizes: Mapping[str, int]) -> Table:

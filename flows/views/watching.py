@@ -15,6 +15,7 @@ from rich.live import Live
 from metaloom import storage
 from metaloom.flows.observer import IterationReport, mean_test_returns
 from metaloom.flows.run_log import LogLine, LogReader
+from metaloom.flows.views.class_returns import classes_of, returns_by_class
 from metaloom.flows.views.formatting import plural, size, stage_name
 from metaloom.flows.views.parts import as_text
 from metaloom.flows.views.progress import SPARKLINE_WIDTH, Panel, PlainLines, ProgressMode, is_live, json_line
@@ -70,6 +71,7 @@ class Watch:
         self._log = LogReader(path)
         self._next = max(0, len(self.run.iterations) - SPARKLINE_WIDTH)
         self._base: float | None = None
+        self._classes = classes_of(self.run)
         self._weighed = float("-inf")
 
     def look(self) -> list[IterationReport]:
@@ -132,6 +134,7 @@ class Watch:
             stage_seconds={f"{record.ref.stage}.{record.ref.step}": record.seconds for record in records},
             elapsed_seconds=last - self._base,
             steps_per_second=steps / seconds if seconds > 0 else None,
+            class_returns=returns_by_class(self.run, [iteration], self._classes).get(iteration, ()),
             evaluation_returns=mean_test_returns(self.run.load(record.ref) for record in evaluations),
         )
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.schema import Settings, later
 
 
 class EvaluationConfig(Settings):
@@ -19,6 +19,9 @@ class EvaluationConfig(Settings):
     """Tasks to draw; null: from the training set or a distribution as many as in training, else each task once."""
     evenly_by: str | None = None
     """Draw evenly from the classes of a fixed set, by the task field of this name; without num_tasks one of each."""
+    task_sampling: Literal["uniform", "balanced"] = later("uniform")
+    """balanced: draw equally many tasks of every class that the environment declares, num_tasks in all or as many as in
+    training."""
     adaptation_steps: int | None = Field(default=None, ge=0)
     """Largest number of adaptation steps; null: as in training. Beyond those of training, its last step size holds."""
     episodes: int | None = Field(default=None, ge=1)
@@ -35,4 +38,6 @@ class EvaluationConfig(Settings):
     def _tasks_are_a_table(self) -> "EvaluationConfig":
         if not isinstance(self.tasks, str) and len({len(task) for task in self.tasks}) != 1:
             raise ValueError(f"tasks has rows of {sorted({len(task) for task in self.tasks})} numbers; give one length")
+        if self.task_sampling == "balanced" and self.evenly_by is not None:
+            raise ValueError(f"task_sampling is balanced but evenly_by is {self.evenly_by}; leave one of them out")
         return self

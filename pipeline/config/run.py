@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -38,6 +38,9 @@ class RunConfig(Settings):
     """Meta-updates in the run."""
     num_tasks: int = Field(default=40, ge=1)
     """Tasks per iteration (the meta-batch)."""
+    task_sampling: Literal["uniform", "balanced"] = later("uniform")
+    """Draw of an iteration's tasks: as the environment draws them, or balanced: equally many of every class that it
+    declares, the remainder of a division going to classes that are drawn."""
     episodes_per_task: int = Field(default=20, ge=1)
     """Complete episodes per task in every round of rollouts."""
     max_episode_steps: int = Field(default=100, ge=1)

@@ -20,6 +20,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
     squared_norm,
 )
 from metaloom.pipeline.envs.point import GOAL
+from metaloom.pipeline.envs.task_classes import nearest
 from metaloom.pipeline.envs.task_draws import draw_directions, draw_on_disk
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
@@ -211,6 +212,7 @@ class PearlAntDir(FixedTasks, AntDir2D):
                     "which there are two tasks; leave one of them out"
                 )
             self.task_set, self.test_task_set = ((-1.0, 0.0), (1.0, 0.0)), None
+            self.task_classes = nearest(("direction_x", "direction_y"), {"forward": (1, 0), "backward": (-1, 0)})
 
 
 class PearlAntGoal(FixedTasks, AntGoal):

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import gymnasium
 import numpy as np
 
+from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array, EpisodeBatch
 
 
@@ -109,6 +110,9 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
     test_task_set: tuple[tuple[float, ...], ...] | None = None
     """Held-out tasks, where training has a fixed set of its own (`task_set`); None: a fresh draw is a held-out task."""
+
+    task_classes: Classes | None = None
+    """What tasks are like, by name: returns are told and tasks can be drawn by it. None: all alike."""
 
     observation_components: Sequence[tuple[str, str]] | None = None
     """Names and units of an observation's entries, flattened in C order, see Component; None: they have none."""

@@ -3,6 +3,7 @@
 import numpy as np
 
 from metaloom.pipeline.envs.contract import TaskField
+from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, QUADRANTS
 from metaloom.pipeline.envs.task_draws import draw_directions, draw_signs
 from metaloom.pipeline.types import Array
 
@@ -12,6 +13,7 @@ class AlongX:
 
     task_fields = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
     task_set = ((-1.0,), (1.0,))
+    task_classes = ONE_WAY_OR_THE_OTHER
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         """[B, 1], both ways equally likely."""
@@ -29,6 +31,7 @@ class AnyDirection:
         TaskField("direction_x", "1", "unit vector of the way to go, first coordinate"),
         TaskField("direction_y", "1", "unit vector of the way to go, second coordinate"),
     )
+    task_classes = QUADRANTS
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         """[B, 2], all directions equally likely."""

@@ -17,6 +17,7 @@ from metaloom.pipeline.envs.mujoco_robot import (
     check_obs_style,
     squared_norm,
 )
+from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, bins
 from metaloom.pipeline.envs.task_draws import draw_signs
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array, EpisodeBatch
@@ -98,6 +99,7 @@ class HalfCheetahDir(HalfCheetah):
 
     task_fields = (TaskField("direction", "1", "+1 to run forward, -1 to run backward"),)
     task_set = ((-1.0,), (1.0,))
+    task_classes = ONE_WAY_OR_THE_OTHER
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return draw_signs(num_tasks, rng)
@@ -124,6 +126,7 @@ class HalfCheetahVel(HalfCheetah):
     """
 
     task_fields = (TaskField("velocity", "m/s", "forward velocity to hold"),)
+    task_classes = bins("velocity", (1, 2))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return rng.uniform(0, 3, (num_tasks, 1))

@@ -7,11 +7,15 @@ import numpy as np
 from metaloom.pipeline.envs.contract import Component, EnvError, TaskField
 from metaloom.pipeline.envs.point import GOAL, PointRobot, norm
 from metaloom.pipeline.envs.point_picture import PointPicture
+from metaloom.pipeline.envs.task_classes import nearest
 from metaloom.pipeline.types import Array
 
 RewardName = Literal["dense", "dense_squared", "sparse"]
 
 CORNERS = ((-2.0, -2.0), (-2.0, 2.0), (2.0, -2.0), (2.0, 2.0))
+CORNER_NAMES: dict[str, tuple[float, float]] = dict(
+    zip(("lower left", "upper left", "lower right", "upper right"), CORNERS, strict=True)
+)
 
 
 class PointCorner(PointRobot):
@@ -36,6 +40,7 @@ class PointCorner(PointRobot):
 
     task_fields = GOAL
     task_set = CORNERS
+    task_classes = nearest(("goal_x", "goal_y"), CORNER_NAMES)
     max_action = 0.2
     rewards: ClassVar[tuple[RewardName, ...]] = ("dense", "dense_squared", "sparse")
     sparse_radius = 0.5

@@ -11,6 +11,7 @@ from metaloom.pipeline.envs import ENVS, PLUGINS
 from metaloom.pipeline.envs.config import EnvConfig, is_gymnasium_id
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError, MetaEnv
 from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, own_traceback
+from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import ConfigError, suggestion
 
@@ -91,10 +92,10 @@ def _make_unscaled(config: EnvConfig) -> MetaEnv:
 
     path = require_env(config.name)
     env = _make_from_gymnasium(path, config) if path in gymnasium.registry else _make_from_class(config)
-    return _with_sound_task_sets(env) if isinstance(env, MetaEnv) else SingleTask(env)
+    return _with_sound_tasks(env) if isinstance(env, MetaEnv) else SingleTask(env)
 
 
-def _with_sound_task_sets(env: MetaEnv) -> MetaEnv:
+def _with_sound_tasks(env: MetaEnv) -> MetaEnv:
     width = len(env.task_fields)
     for name, tasks in (("task_set", env.task_set), ("test_task_set", env.test_task_set)):
         if tasks is not None and not _is_task_set(tasks, width):
@@ -102,7 +103,25 @@ def _with_sound_task_sets(env: MetaEnv) -> MetaEnv:
                 f"{type(env.unwrapped).__name__}.{name}: found {tasks!r:.100}; required a tuple with a tuple of "
                 f"{width} numbers for every task, one per task field; of an array: tuple(map(tuple, array.tolist()))"
             )
+    _check_classes(env)
     return env
+
+
+def _check_classes(env: MetaEnv) -> None:
+    classes, name = env.task_classes, type(env.unwrapped).__name__
+    if classes is None:
+        return
+    if not isinstance(classes, Classes):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise EnvError(
+            f"{name}.task_classes: found {classes!r:.100}; required what `nearest` or `bins` of "
+            "metaloom.pipeline.envs.task_classes gives, or None"
+        )
+    fields = [field.name for field in env.task_fields]
+    if missing := [field for field in classes.fields if field not in fields]:
+        raise EnvError(
+            f"{name}.task_classes: found classes by {', '.join(missing)}, but the task fields are {fields}; required "
+            "classes by some of these, or task_classes = None where the class was inherited"
+        )
 
 
 def _is_task_set(tasks: Sequence[Sequence[float]], width: int) -> bool:

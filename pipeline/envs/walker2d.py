@@ -8,6 +8,7 @@ import numpy as np
 from metaloom.pipeline.envs.contract import EnvError, TaskField
 from metaloom.pipeline.envs.planar_walker import PlanarWalker
 from metaloom.pipeline.envs.random_dynamics import RandomDynamics
+from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, bins
 from metaloom.pipeline.envs.task_draws import draw_signs
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
@@ -75,6 +76,7 @@ class Walker2dDir(Walker2d):
 
     task_fields = (TaskField("direction", "1", "+1 to walk forward, -1 to walk backward"),)
     task_set = ((-1.0,), (1.0,))
+    task_classes = ONE_WAY_OR_THE_OTHER
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return draw_signs(num_tasks, rng)
@@ -100,6 +102,7 @@ class Walker2dVel(Walker2d):
     """
 
     task_fields = (TaskField("velocity", "m/s", "forward velocity to hold"),)
+    task_classes = bins("velocity", (2.5, 5, 7.5))
     alive_bonus = 15.0
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:

@@ -90,6 +90,7 @@ class PolicyActions(Wrapped):
         self.task_fields = env.task_fields
         self.task_set = env.task_set
         self.test_task_set = env.test_task_set
+        self.task_classes = env.task_classes
         if isinstance(space, Discrete):
             self.action_map: ActionMap | DiscreteActionMap = DiscreteActionMap(space, scale)
             self.action_space: gymnasium.Space[Any] = Discrete(int(space.n))

@@ -9,7 +9,13 @@ import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.seeding import generator, seed_for
-from metaloom.pipeline.tasks.samplers import TaskClasses, TaskDistribution, TaskPool
+from metaloom.pipeline.tasks.samplers import (
+    TaskClasses,
+    TaskDistribution,
+    TaskPool,
+    balanced_draw,
+    require_classes,
+)
 from metaloom.pipeline.types import Array, TaskBatch
 
 if TYPE_CHECKING:
@@ -63,13 +69,18 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
     asked = config.evaluation
     source = _source(config, env, updates)
     rng = generator(EvaluationPlan.of(config).run_seed, "tasks", 0)
+    balanced_by = None
+    if asked.task_sampling == "balanced":
+        balanced_by = require_classes(env, "evaluation.task_sampling")
     if isinstance(source, TaskDistribution):
         if asked.evenly_by is not None:
             raise EnvError(
                 f"evaluation.evenly_by is {asked.evenly_by} but the tasks are drawn from a distribution; required "
                 "finitely many tasks, such as a list of them"
             )
-        return source.sample(asked.num_tasks or config.num_tasks, rng)
+        return source.sample(asked.num_tasks or config.num_tasks, rng, balanced_by)
+    if balanced_by is not None:
+        return source.sample_balanced(asked.num_tasks or config.num_tasks, rng, balanced_by)
     if asked.evenly_by is not None:
         classes = TaskClasses(source, asked.evenly_by)
         return classes.sample(asked.num_tasks or classes.num_classes, rng)
@@ -114,4 +125,9 @@ def _given_pool(env: MetaEnv, tasks: tuple[tuple[float, ...], ...]) -> TaskPool:
 
 def _training_draw(config: RunConfig, env: MetaEnv, iteration: int) -> Array:
     """The tasks of an iteration, drawn again as `sample_tasks` drew them."""
-    return np.asarray(env.sample_tasks(config.num_tasks, generator(config.seed, "tasks", iteration)), np.float64)
+    rng = generator(config.seed, "tasks", iteration)
+    if config.task_sampling == "uniform":
+        return np.asarray(env.sample_tasks(config.num_tasks, rng), np.float64)
+    classes, fields = require_classes(env, "task_sampling"), env.task_fields
+    draw = lambda n: np.asarray(env.sample_tasks(n, rng), np.float64)  # noqa: E731
+    return balanced_draw(classes, fields, config.num_tasks, rng, draw, type(env.unwrapped).__name__)

@@ -1,14 +1,16 @@
-"""Samplers of the tasks a learner is tested on: from a distribution, a pool, or evenly from the classes of a pool."""
+"""Samplers of tasks: from a distribution or a pool, evenly by a field of it, or balanced by declared classes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
+from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array, TaskBatch
 
 _ATTEMPTS = 100
+_BALANCED_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
@@ -23,18 +25,28 @@ class TaskDistribution:
     env: MetaEnv
     seen: Array
 
-    def sample(self, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-        """So many tasks, all different from those seen.
+    def sample(self, num_tasks: int, rng: np.random.Generator, balanced_by: Classes | None = None) -> TaskBatch:
+        """So many tasks, all different from those seen; equally many of every class where classes are given.
 
         Raises:
-            EnvError: the distribution gives hardly any other tasks.
+            EnvError: the distribution gives hardly any other tasks, or hardly any of a class.
         """
+        fields = self.env.task_fields
+        if balanced_by is None:
+            tasks = self._draw(num_tasks, rng)
+        else:
+            tasks = balanced_draw(
+                balanced_by, fields, num_tasks, rng, lambda n: self._draw(n, rng), type(self.env.unwrapped).__name__
+            )
+        return task_batch(fields, tasks, np.full(num_tasks, -1))
+
+    def _draw(self, num_tasks: int, rng: np.random.Generator) -> Array:
         seen = {tuple(task) for task in self.seen.tolist()}
         tasks = np.asarray(self.env.sample_tasks(num_tasks, rng), np.float64)
         for _ in range(_ATTEMPTS):
             again = [b for b, task in enumerate(tasks.tolist()) if tuple(task) in seen]
             if not again:
-                return task_batch(self.env.task_fields, tasks, np.full(num_tasks, -1))
+                return tasks
             tasks[again] = self.env.sample_tasks(len(again), rng)
         raise EnvError(
             f"{type(self.env.unwrapped).__name__}.sample_tasks gives hardly any task that training has not drawn; "
@@ -72,6 +84,24 @@ class TaskPool:
         if self.with_replacement:
             return self._batch(rng.integers(n, size=num_tasks))
         return self._batch(shuffled_blocks(n, num_tasks, rng))
+
+    def sample_balanced(self, num_tasks: int, rng: np.random.Generator, classes: Classes) -> TaskBatch:
+        """So many tasks, equally many of every class, in random order; in a class none twice before all came up.
+
+        Raises:
+            EnvError: a class has none.
+        """
+        of = classes.of(self.tasks, [field.name for field in self.fields])
+        quotas, places = class_quotas(len(classes.names), num_tasks, rng), list[Array]()
+        for c, quota in enumerate(quotas):
+            members = np.flatnonzero(of == c)
+            if quota and not len(members):
+                raise EnvError(
+                    f"found no task of the class {classes.names[c]!r} among {len(self.tasks)}; required some of each "
+                    "class to draw them balanced"
+                )
+            places.append(members[shuffled_blocks(len(members), quota, rng)])
+        return self._batch(rng.permutation(np.concatenate(places)))
 
     def _batch(self, places: Array) -> TaskBatch:
         return task_batch(self.fields, self.tasks[places], places)
@@ -117,6 +147,68 @@ class TaskClasses:
             raise EnvError(f"found no task field {self.field!r} to draw evenly by; required one of {names}")
         column = self.pool.tasks[:, names.index(self.field)]
         return [np.flatnonzero(column == value) for value in np.unique(column)]
+
+
+def class_quotas(num_classes: int, num_tasks: int, rng: np.random.Generator) -> list[int]:
+    """Number of tasks of every class: equally many, and one more of as many classes, drawn, as there is a remainder."""
+    each, rest = divmod(num_tasks, num_classes)
+    more = set(rng.permutation(num_classes)[:rest].tolist())
+    return [each + (c in more) for c in range(num_classes)]
+
+
+def balanced_draw(
+    classes: Classes,
+    fields: Sequence[TaskField],
+    num_tasks: int,
+    rng: np.random.Generator,
+    draw: Callable[[int], Array],
+    source: str,
+) -> Array:
+    """[B, P] tasks, equally many of every class, each distributed as the draws of its class are.
+
+    Draws are taken in their order until each class has its number, and those beyond it are left out.
+
+    Args:
+        classes: of the tasks.
+        fields: what the columns are.
+        num_tasks: B.
+        rng: decides which classes have the remainder.
+        draw: so many independent draws [n, P].
+        source: of the draws, for the error.
+
+    Raises:
+        EnvError: a class hardly ever comes up.
+    """
+    left, kept = class_quotas(len(classes.names), num_tasks, rng), list[Array]()
+    names = [field.name for field in fields]
+    for _ in range(_BALANCED_ATTEMPTS):
+        tasks = draw(num_tasks)
+        for task, c in zip(tasks, classes.of(tasks, names).tolist(), strict=True):
+            if left[c]:
+                left[c] -= 1
+                kept.append(task)
+        if not any(left):
+            return np.stack(kept)
+    rare = [name for name, missing in zip(classes.names, left, strict=True) if missing]
+    raise EnvError(
+        f"{source}: found too few tasks of the class {rare[0]!r} among {_BALANCED_ATTEMPTS * num_tasks} draws; "
+        "required classes that all come up, or task_sampling=uniform"
+    )
+
+
+def require_classes(env: MetaEnv, setting: str) -> Classes:
+    """The classes that an environment declares, which a setting needs.
+
+    Raises:
+        EnvError: it declares none.
+    """
+    if env.task_classes is None:
+        raise EnvError(
+            f"{setting} is balanced, but {type(env.unwrapped).__name__} declares no classes of tasks; required an "
+            "environment with task_classes, such as half-cheetah-dir or one of your own that declares them, or "
+            f"{setting}=uniform"
+        )
+    return env.task_classes
 
 
 def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> TaskBatch:

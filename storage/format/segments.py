@@ -114,7 +114,7 @@ class Seal:
         held: dict[tuple[str, int], list[int]] = {}
         for record in records:
             held.setdefault((record.ref.stage, record.ref.step), []).append(record.ref.iteration)
-        outputs = {output: (*_ranges(numbers),) for output, numbers in sorted(held.items())}
+        outputs = {output: (*ranges(numbers),) for output, numbers in sorted(held.items())}
         sessions = frozenset((record.session, record.token) for record in records)
         return cls(iterations, outputs, (*join(map(Link.of, records)),), sessions, arrays, files)
 
@@ -251,7 +251,8 @@ def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | Non
     return None if offset == _ABSENT else (offset, size)
 
 
-def _ranges(numbers: Iterable[int]) -> Iterator[range]:
+def ranges(numbers: Iterable[int]) -> Iterator[range]:
+    """Join numbers that follow one another."""
     first = last = None
     for number in sorted(numbers):
         if first is None or last is None or number != last + 1:

@@ -30,6 +30,7 @@ from metaloom.storage.format.sessions import (
     ABOUT,
     FOLDER,
     INFO_COPY,
+    SessionFacts,
     SessionName,
     newest_session,
     session_facts,
@@ -38,6 +39,7 @@ from metaloom.storage.format.stages import LEARNER
 from metaloom.storage.keep.thinning import marker_path, packed_marker_path
 from metaloom.storage.read.ancestry import first_session
 from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.history import describe_missing, missing_positions, sealed_links
 from metaloom.storage.read.segments import Segment
 from metaloom.storage.write.sessions import Session
 
@@ -191,6 +193,16 @@ class _Repair:
         for ref in self._files.stages.sort(missing):
             self._lost.add(ref)
             yield f"{self._name(self._files.record_path(ref))}: is missing; {ref} is computed again"
+        yield from self._miss_positions(known)
+
+    def _miss_positions(self, known: SessionFacts | None) -> Iterator[str]:
+        """Say which positions of the history hold no record that could be read, and none is known to be lost."""
+        links = sealed_links(self._files.segments.all(), self._records.values())
+        end = max(links[-1].head.sequence if links else 0, known.known if known else 0)
+        told = known.lost if known else ()
+        gaps = [position for position in missing_positions(self._files.root, links, end) if position not in told]
+        if len(gaps) > len(self._lost):
+            yield f"_commits: {describe_missing(gaps, known)}; from now on they count as lost, and are not missed"
 
     def _check_files(self, record: StageRecord) -> Iterator[str]:
         for file in (*record.chunks, *record.tables):

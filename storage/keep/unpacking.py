@@ -1,20 +1,21 @@
 """Take damaged segments apart, so that what is left of them can be repaired like the rest of the run."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from metaloom.storage.errors import DamagedRun, StorageFailed, StoreError
+from metaloom.storage.errors import DamagedRun, StoreError
 from metaloom.storage.format.chunks import check_chunk, crc32c, largest_chunk
 from metaloom.storage.format.files import make_folder, read_file, sync_folder
 from metaloom.storage.format.records import StageRecord, StoredFile, parse_record
-from metaloom.storage.format.segments import FOLDER, RECORDS, SEAL, Seal, segment_iterations
+from metaloom.storage.format.segments import FOLDER, RECORDS, SEAL, Link, Seal, segment_iterations
 from metaloom.storage.keep.thinning import FOLDER as THINNED
 from metaloom.storage.keep.thinning import marker_path, packed_marker_path, render_marker
 from metaloom.storage.read.committed import TABLES, CommittedFiles
-from metaloom.storage.read.segments import LARGEST_FILE, Segment
+from metaloom.storage.read.parquet import open_records, parse_table, read_columns
+from metaloom.storage.read.segments import LARGEST_FILE, TABLE_SCALE, Segment
 from metaloom.storage.write.packed_tables import iteration_file
 from metaloom.storage.write.packer import packed_arrays
 from metaloom.storage.write.sessions import Session
@@ -50,14 +51,16 @@ def _problems(files: CommittedFiles, folder: Path) -> Iterator[str]:
     unsound = False
     for name in segment.seal.files:
         try:
-            segment.read(name)
+            segment.check(name)
         except DamagedRun as error:
             unsound = True
             yield _line(files, folder / name, error)
     if unsound:
         return
+    links: list[Link] = []
     try:
         for record in segment.records():
+            links.append(Link.of(record))
             if files.is_thinned(record):
                 continue
             for chunk in (chunk for chunk in record.chunks if chunk.size):
@@ -65,6 +68,7 @@ def _problems(files: CommittedFiles, folder: Path) -> Iterator[str]:
                     files.check(record, chunk)
                 except DamagedRun as error:
                     yield _line(files, folder, error)
+        segment.check_links(links)
     except DamagedRun as error:
         yield _line(files, folder / RECORDS, error)
 
@@ -136,7 +140,10 @@ class _Unpacking:
             for chunk in (chunk for chunk in record.chunks if chunk.size and chunk.array in self._segment.seal.arrays):
                 path, row = self._files.root / chunk.path, self._files.row(record.ref, chunk.array)
                 if not self._segment.seal.arrays[chunk.array].sharded:
-                    moved[self._segment.chunk_path(self._files.spec(chunk.array), row)] = path
+                    packed = self._segment.chunk_path(self._files.spec(chunk.array), row)
+                    # Nothing else has a second name, and what has none is missing from now on.
+                    if packed.is_file():
+                        moved[packed] = path
                 elif (raw := self._sound_chunk(chunk, row)) is not None:
                     yield path, raw
         self._session.link(moved)
@@ -177,27 +184,21 @@ class _Unpacking:
 def _sound_records(path: Path) -> Iterator[StageRecord]:
     """The records that can still be read from a file of them: each has a hash of its own."""
     try:
-        parquet = pq.ParquetFile(pa.BufferReader(read_file(path, limit=LARGEST_FILE)))
-    except (pa.ArrowException, OSError, DamagedRun) as error:
-        if isinstance(error, StorageFailed):
-            raise
+        parquet = open_records(read_file(path, limit=LARGEST_FILE), path)
+    except (DamagedRun, FileNotFoundError):
         return
     for group in range(parquet.num_row_groups):
         try:
-            documents = parquet.read_row_group(group, ["document"], use_threads=False).column("document").to_pylist()
-        except (pa.ArrowException, OSError, KeyError, ValueError):  # text that is none is a ValueError
+            (documents,) = read_columns(parquet, ["document"], path, group=group)
+        except DamagedRun:
             continue
         for document in documents:
-            try:
+            with suppress(DamagedRun):
                 yield parse_record(str(document).encode(), path)
-            except DamagedRun:
-                continue
 
 
 def _sound_table(path: Path) -> pa.Table | None:
     try:
-        return pq.read_table(pa.BufferReader(read_file(path, limit=LARGEST_FILE)))
-    except (pa.ArrowException, OSError, DamagedRun) as error:
-        if isinstance(error, StorageFailed):
-            raise
+        return parse_table(read_file(path, limit=LARGEST_FILE), path, scale=TABLE_SCALE)
+    except (DamagedRun, FileNotFoundError):
         return None

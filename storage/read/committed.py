@@ -190,6 +190,12 @@ class CommittedFiles:
                 return self.packed_markers(segment).get(iteration, {}) if segment else {}
         return {}
 
+    def thinned_in(self, iterations: range) -> dict[StageRef, str]:
+        """The same of consecutive iterations, without a look at those that nothing can be marked of."""
+        live = {*self.live_markers()}
+        marked = (i for i in iterations if i in live or self.segments.about(i) is not None)
+        return {ref: sha256 for i in marked for ref, sha256 in self.thinned(i).items()}
+
     def packed_markers(self, segment: Segment) -> Mapping[int, dict[StageRef, str]]:
         """The outputs of a segment that are thinned, by iteration, as far as no marker of the iteration says else.
 

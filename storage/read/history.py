@@ -8,7 +8,7 @@ from typing import Any
 from metaloom.storage.errors import DamagedRun, damaged
 from metaloom.storage.format.records import StageRecord, read_record
 from metaloom.storage.format.refs import StageRef
-from metaloom.storage.format.segments import Link
+from metaloom.storage.format.segments import Link, ranges
 from metaloom.storage.format.sessions import Head, SessionFacts, newest_session
 from metaloom.storage.read.ancestry import boundaries, first_sequence, first_session
 from metaloom.storage.read.committed import CommittedFiles
@@ -169,7 +169,10 @@ def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
 
 def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> str:
     """Words for records that are gone, with what is known of the newest one."""
-    found = f"the records at positions {[*positions]} of the history are missing"
+    parts: list[str] = []
+    for part in ranges(positions):
+        parts.append(f"{part.start} to {part[-1]}" if len(part) > 1 else f"{part.start}")
+    found = f"the records at positions {', '.join(parts)} of the history are missing"
     if known is None or known.head is None or known.head.sequence not in positions:
         return found
     return f"{found}; the newest that session {known.number} knew of was that of {known.head.ref}"

@@ -3,15 +3,21 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from metaloom.storage.errors import damaged
+from metaloom.storage.format.segments import MOST_RECORDS
 
 _MOST_CELLS = 2**24
 _MOST_TABLE_BYTES = 2**28
+_MOST_TEXT_BYTES = 2**28
+_NUMBERS = ("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE")
+_TEXT = "BYTE_ARRAY"
 
 
 def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
@@ -19,6 +25,7 @@ def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
     try:
         # Not pq.read_table: what it does beyond reading takes longer than a small file.
         with pq.ParquetFile(pa.BufferReader(raw)) as parquet:
+            _check_kinds(parquet.schema, where, _NUMBERS)
             _check_size(parquet.metadata, where, scale)
             table = parquet.read(use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:  # names that are no text are a ValueError
@@ -27,6 +34,68 @@ def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
     if len(found) != 1 or not pa.types.is_integer(table.schema.types[found[0]]):
         raise damaged(where, "has no column of iterations")
     return table
+
+
+def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
+    """The Parquet file of records that some bytes are; its text is to be read with `read_columns`.
+
+    Raises:
+        DamagedRun: they are none, or claim more records or bytes than there can be.
+    """
+    try:
+        schema = pq.ParquetFile(pa.BufferReader(raw)).schema
+        _check_kinds(schema, where, (*_NUMBERS, _TEXT))
+        parquet = pq.ParquetFile(pa.BufferReader(raw), read_dictionary=[column.name for column in _columns(schema)])
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise damaged(where, f"is no table ({error})") from None
+    about = parquet.metadata
+    largest = max((about.row_group(n).total_byte_size for n in range(about.num_row_groups)), default=0)
+    if about.num_rows > MOST_RECORDS or largest > _MOST_TEXT_BYTES:
+        raise damaged(where, f"claims {about.num_rows} rows, and up to {largest} bytes at once")
+    return parquet
+
+
+def read_columns(
+    parquet: pq.ParquetFile, names: Sequence[str], where: Path, *, group: int | None = None
+) -> list[list[object]]:
+    """Columns of records by name: of all of them, or of a group of rows.
+
+    Raises:
+        DamagedRun: one is missing, or holds more text than there can be, or bytes that are no text.
+    """
+    try:
+        if group is None:
+            table = parquet.read([*names], use_threads=False)
+        else:
+            table = parquet.read_row_group(group, [*names], use_threads=False)
+        return [_values(table.column(name), where) for name in names]
+    except (pa.ArrowException, KeyError, OSError, ValueError) as error:  # text that is none is a ValueError
+        raise damaged(where, f"is no table of records ({error})") from None
+
+
+def _values(column: pa.ChunkedArray, where: Path) -> list[object]:
+    if not pa.types.is_dictionary(column.type):
+        return column.to_pylist()
+    # Each text once, and where it stands: so a long one can stand for millions, and is looked at before it does.
+    taken = 0
+    for part in column.chunks:
+        lengths = pc.call_function("binary_length", [part.dictionary])
+        taken += pc.call_function("sum", [lengths.take(part.indices)]).as_py() or 0
+    if taken > _MOST_TEXT_BYTES:
+        raise damaged(where, f"has a column of {taken} bytes")
+    return column.cast(pa.string()).to_pylist()
+
+
+def _columns(schema: pq.ParquetSchema) -> list[pq.ColumnSchema]:
+    return [schema.column(n) for n in range(len(schema))]
+
+
+def _check_kinds(schema: pq.ParquetSchema, where: Path, kinds: Sequence[str]) -> None:
+    # Of a list or a text, a few bytes may stand for any number of values or letters.
+    for column in _columns(schema):
+        if column.physical_type not in kinds or column.max_repetition_level:
+            kind = "lists" if column.max_repetition_level else column.physical_type
+            raise damaged(where, f"has the column {column.name!r} of {kind}, not of one of {', '.join(kinds)}")
 
 
 def _check_size(about: pq.FileMetaData, where: Path, scale: int) -> None:

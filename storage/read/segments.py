@@ -18,11 +18,12 @@ from metaloom.storage.format.records import StageRecord, parse_record
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import (
     FOLDER,
-    MOST_RECORDS,
     RECORDS,
     SEAL,
+    Link,
     Seal,
     index_size,
+    join,
     place_in_shard,
     read_seal,
     segment_iterations,
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
 
 LARGEST_FILE = 2**33
 _CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
-_LARGEST_GROUP = 2**28
 _IN_MEMORY = 2
-_TABLE_SCALE = 8
+TABLE_SCALE = 8
 
 
 class Segment:
@@ -56,7 +56,7 @@ class Segment:
         try:
             self.seal = seal or read_seal(folder)
         except FileNotFoundError as error:
-            raise self.gone(error, folder) from None
+            raise self.gone(error, folder / SEAL) from None
 
     @property
     def iterations(self) -> range:
@@ -80,6 +80,15 @@ class Segment:
         """Go through all records, in order of iterations; raises as `record`."""
         for ref, row in self._rows.items():
             yield self._record_at(row, ref)
+
+    def check_links(self, links: Iterable[Link]) -> None:
+        """Compare the parts of the chain that the seal names with those that all records make up.
+
+        Raises:
+            DamagedRun: they differ.
+        """
+        if (*join(links),) != self.seal.links:
+            raise damaged(self.folder / SEAL, "does not name the parts of the chain that its records are")
 
     def holds_row(self, path: str, row: int) -> bool:
         """Tell whether rows of an array up to this one were packed."""
@@ -131,11 +140,19 @@ class Segment:
         Raises:
             DamagedRun: they are not what was packed.
         """
+        path = f"tables/{name}.parquet"
+        return self._parse_table(path, self.read(path)) if path in self.seal.files else None
+
+    def check(self, path: str) -> None:
+        """Compare a file with the seal that names it, and refuse a table that cannot be one; raises as `read`."""
+        raw = self.read(path)
+        if path.startswith("tables/"):
+            self._parse_table(path, raw)
+
+    def _parse_table(self, path: str, raw: bytes) -> "pa.Table":
         from metaloom.storage.read.parquet import parse_table
 
-        path = f"tables/{name}.parquet"
-        found = path in self.seal.files
-        return parse_table(self.read(path), self.folder / path, scale=_TABLE_SCALE) if found else None
+        return parse_table(raw, self.folder / path, scale=TABLE_SCALE)
 
     def read(self, path: str) -> bytes:
         """The bytes of a file that the seal names.
@@ -173,32 +190,19 @@ class Segment:
     @cached_property
     def _parquet(self) -> "pq.ParquetFile":
         # Imported here: a run without segments is opened without it.
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        from metaloom.storage.read.parquet import open_records
 
-        try:
-            parquet = pq.ParquetFile(pa.BufferReader(self.read(RECORDS)))
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, FileNotFoundError | StorageFailed):
-                raise
-            raise damaged(self.folder / RECORDS, f"is no table ({error})") from None
+        parquet = open_records(self.read(RECORDS), self.folder / RECORDS)
         about = parquet.metadata
-        sizes = [about.row_group(n).total_byte_size for n in range(about.num_row_groups)]
-        if about.num_rows > MOST_RECORDS or max(sizes, default=0) > _LARGEST_GROUP:
-            raise damaged(self.folder / RECORDS, f"claims {about.num_rows} rows, and up to {max(sizes)} bytes at once")
         rows = [about.row_group(n).num_rows for n in range(about.num_row_groups)]
         if any(count != rows[0] or not count for count in rows[:-1]) or rows[-1:] > rows[:1]:
             raise damaged(self.folder / RECORDS, f"has groups of {rows} rows")
         return parquet
 
-    def _columns(self, *names: str) -> list[list[object]]:
-        import pyarrow as pa
+    def _columns(self, *names: str, group: int | None = None) -> list[list[object]]:
+        from metaloom.storage.read.parquet import read_columns
 
-        try:
-            table = self._parquet.read([*names], use_threads=False)
-            return [table.column(name).to_pylist() for name in names]
-        except (pa.ArrowException, KeyError, OSError, ValueError) as error:  # text that is none is a ValueError
-            raise damaged(self.folder / RECORDS, f"is no table of records ({error})") from None
+        return read_columns(self._parquet, names, self.folder / RECORDS, group=group)
 
     @cached_property
     def _rows(self) -> dict[StageRef, int]:
@@ -219,19 +223,15 @@ class Segment:
     def _record_at(self, row: int, ref: StageRef) -> StageRecord:
         size = self._parquet.metadata.row_group(0).num_rows
         if self._group[0] != row // size:
-            import pyarrow as pa
-
-            try:
-                group = self._parquet.read_row_group(row // size, ["document"], use_threads=False)
-                documents = group.column("document").cast(pa.string())
-                if documents.null_count:
-                    raise ValueError("a document is missing")
-                self._group = (row // size, documents.to_pylist())
-            except (pa.ArrowException, KeyError, OSError, ValueError) as error:
-                raise damaged(self.folder / RECORDS, f"is no table of records ({error})") from None
+            (documents,) = self._columns("document", group=row // size)
+            if None in documents:
+                raise damaged(self.folder / RECORDS, "is no table of records (a document is missing)")
+            self._group = (row // size, [str(document) for document in documents])
         record = parse_record(self._group[1][row % size].encode(), self.folder / RECORDS)
         if record.ref != ref:
             raise damaged(self.folder / RECORDS, f"has the record of {record.ref} in place of that of {ref}")
+        if record.digest != self._digests[row]:
+            raise damaged(self.folder / RECORDS, f"names another digest of {ref} than its record does")
         return record
 
 

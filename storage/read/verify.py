@@ -23,7 +23,7 @@ from metaloom.storage.format.digests import array_digests, output_digest
 from metaloom.storage.format.records import SpanInput, StageRecord
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
-from metaloom.storage.format.segments import SEAL, segment_iterations
+from metaloom.storage.format.segments import SEAL, Link, segment_iterations
 from metaloom.storage.format.sessions import (
     ABOUT,
     CLAIM_NAME,
@@ -56,6 +56,7 @@ from metaloom.storage.run import read_info
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
 _CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
 _TABLE_NAME = re.compile(r"\d{8}\.parquet")
+_FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consists of files"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class Damage:
     step: int | None
     array: str | None
     problem: str
+
+    @property
+    def is_foreign(self) -> bool:
+        """True for what does not belong to the run: no repair takes away what Metaloom did not put there."""
+        return self.problem in (_FOREIGN, _LINK)
 
     def __str__(self) -> str:
         parts = ("" if self.stage is None else f"iteration {self.iteration} {self.stage} step {self.step}", self.array)
@@ -111,6 +117,7 @@ class _Verification:
         self.spans: list[tuple[StageRef, SpanInput]] = []
         self.uncounted: set[StageRef] = set()
         self.reported: set[str] = set()
+        self.told: set[tuple[Path | str, str]] = set()
 
     def damage(self) -> Iterator[Damage]:
         info = yield from self._info()
@@ -171,25 +178,20 @@ class _Verification:
         """Damage of a segment; its records are gone through and not kept, or memory would grow with the run."""
         for name in segment.seal.files:
             try:
-                segment.read(name)
+                segment.check(name)
             except (StoreError, OSError) as error:
+                self.told.add((segment.folder / name, _problem(error)))
                 yield self._damage(segment.folder / name, _problem(error))
         try:
-            thinned = self._thinned_in(segment)
+            thinned, links = self.files.thinned_in(segment.iterations), list[Link]()
             for record in segment.records():
+                links.append(Link.of(record))
                 yield from self._checked_record(record, thinned.get(record.ref) == record.sha256)
+            segment.check_links(links)
         except (StoreError, OSError) as error:  # told above, unless what it said was agreed on with its hash
             self.unreadable.update(segment.seal.refs())
             yield self._damage(Path(getattr(error, "where", segment.folder)), _problem(error))
         segment.forget()
-
-    def _thinned_in(self, segment: Segment) -> dict[StageRef, str]:
-        packed = self.files.packed_markers(segment)
-        found = {ref: sha256 for outputs in packed.values() for ref, sha256 in outputs.items()}
-        for iteration in (i for i in self.files.live_markers() if i in segment.iterations):
-            found = {ref: sha256 for ref, sha256 in found.items() if ref.iteration != iteration}
-            found |= self.files.thinned(iteration)
-        return found
 
     def _names_spans(self, segment: Segment) -> bool:
         try:
@@ -316,6 +318,8 @@ class _Verification:
     def _digest_of(self, ref: StageRef) -> str | None:
         if ref in self.records:
             return self.records[ref].digest
+        if ref in self.unreadable:
+            return None
         segment = self.files.segments.holding(ref)
         try:
             return segment and self.files.segments.digest(ref, segment)
@@ -352,6 +356,8 @@ class _Verification:
                 if not str(getattr(error, "where", "")).endswith("zarr.json") and chunk.path not in self.reported:
                     where = Path(getattr(error, "where", chunk.path))
                     file = where if where.is_relative_to(self.root / SEGMENTS) else chunk.path
+                    if (file, _problem(error)) in self.told:  # a file that all iterations share
+                        continue
                     yield self._damage(file, _problem(error), record.ref, chunk.array)
         for table in () if self.files.segments.holding(record.ref) else record.tables:
             try:
@@ -385,9 +391,9 @@ class _Verification:
                 path = folder / name
                 relative = path.relative_to(self.root).as_posix()
                 if path.is_symlink():
-                    yield self._damage(path, "is a symbolic link; a run consists of files")
+                    yield self._damage(path, _LINK)
                 elif relative not in committed and not self._is_known(relative):
-                    yield self._damage(path, "does not belong to the run")
+                    yield self._damage(path, _FOREIGN)
 
     def _is_known(self, relative: str) -> bool:
         match relative.split("/", 2):

@@ -57,6 +57,11 @@ class Writer:
         return self.host == socket.gethostname()
 
     @property
+    def is_stopped(self) -> bool:
+        """True if it is known to be stopped, as by Ctrl-Z: it neither ends nor hears anything until it is continued."""
+        return self.is_here and _process(self.pid)[0] in ("T", "t")
+
+    @property
     def is_alive(self) -> bool:
         """False if it is known to be gone: no such process here, or another one that has got its number since."""
         if not self.is_here:

@@ -215,6 +215,7 @@ class _Writing:
         self._files = files
         self._iterations = iterations
         self._records = records
+        self._thinned = files.thinned_in(iterations)
         self._arrays: dict[str, PackedArray] = {}
         self.written: dict[str, PackedFile] = {}
 
@@ -257,7 +258,7 @@ class _Writing:
             yield f"data.zarr/{spec.chunk_key(0)}", (*(chunk for chunk in raw if chunk is not None), index)
 
     def _chunk(self, record: StageRecord, chunk: StoredFile) -> bytes | None:
-        if self._files.is_thinned(record):
+        if self._thinned.get(record.ref) == record.sha256:
             return None
         return self._files.read_bytes(record, chunk)
 

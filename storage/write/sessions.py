@@ -297,7 +297,8 @@ def _claim(sessions: Path) -> int:
     number = max(map(_number, os.listdir(sessions)), default=-1) + 1
     while True:
         try:
-            os.close(os.open(sessions / f"{number:06d}.claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC))
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+            os.close(os.open(sessions / f"{number:06d}.claim", flags, 0o644))
         except FileExistsError:
             number += 1
         else:

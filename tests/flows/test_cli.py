@@ -190,6 +190,19 @@ def test_verify_exits_with_1_and_names_what_is_damaged(first, capsys):
         assert word in out
 
 
+def test_what_does_not_belong_to_a_run_is_left_to_the_user(first, capsys):
+    (first / "notes.txt").write_text("mine")
+    (first / "_commits" / "notes").write_text("mine")
+    capsys.readouterr()
+    assert run(["verify", "first"]) == 1
+    out = capsys.readouterr().out
+    assert "remove yourself, or move away" in out
+    assert "--repair" not in out
+    assert run(["resume", "first", "--repair", "--workers", "0"]) == 1
+    assert "remove yourself, or move away" in capsys.readouterr().out
+    assert (first / "notes.txt").read_text() == (first / "_commits" / "notes").read_text() == "mine"
+
+
 def test_resume_with_repair_computes_damaged_outputs_again(first, digests, capsys):
     before = digests(first)
     chunk = next((first / "data.zarr" / "samples_0" / "advantages").glob("c.0.*"))
@@ -299,6 +312,14 @@ def test_training_goes_on_when_nobody_reads_its_output_any_more(options, runs, c
 def test_a_command_whose_output_nobody_reads_ends_as_if_by_sigpipe(tokens, capsys):
     with nobody_reads():
         assert run(tokens) == 141
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_watching_ends_when_nobody_reads_it_any_more(options, first, capsys):
+    capsys.readouterr()
+    with nobody_reads():
+        assert run(["watch", str(first), *options]) == 141
     assert capsys.readouterr().err == ""
 
 

@@ -178,6 +178,44 @@ def test_a_dry_run_prints_sizes_and_creates_nothing(
     assert main(["train", "promp-point-corner", "--probe"]) == 2
 
 
+def test_a_dry_run_of_what_cannot_fit_prints_sizes_and_then_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path / "runs"))
+    arguments = ["train", "promp-point-corner", "--dry-run", "--probe", "--set", "num_tasks=1000000000"]
+    assert main([*arguments, "--workers", "0"]) == 2
+    output = capsys.readouterr()
+    assert "environment steps" in output.out
+    assert output.err.startswith("metaloom: num_tasks: found 1000000000, with which this run takes up to ")
+    assert main([*arguments, "--workers", "0", "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert found["memory_bytes"] > found["machine_memory_bytes"]
+    assert found["refusal"].startswith("num_tasks: found 1000000000")
+    assert found["iteration_seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ((), ", or retention.keep_last or retention.keep_every to keep fewer batches, or retention.max_bytes"),
+        (("retention.keep_last=90",), ", or a smaller retention.keep_last to keep fewer batches, or retention."),
+        (("retention.keep_every=2",), ", or a larger retention.keep_every to keep fewer batches, or retention."),
+        (("num_tasks=100000000",), ""),  # too much memory as well
+        (("retention.keep_last=0", "iterations=100000"), ", or retention.max_bytes to stop in time"),
+    ],
+)
+def test_what_to_keep_is_advised_only_where_it_makes_the_run_fit(
+    settings: tuple[str, ...], advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5 * 10**7))
+    config = new_config("promp-point-corner", ("iterations=100", *settings))
+    with pytest.raises(ConfigError) as refused:
+        limits.check_sizes(config, tmp_path, HERE)
+    message = str(refused.value)
+    assert advice in message
+    assert message.count(", or ") == advice.count(", or ")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_disk_that_is_estimated_is_what_a_run_takes_within_a_tenth_or_100_kB(family: str, tmp_path: Path) -> None:
     recipe, *settings = FAMILIES[family]

@@ -81,7 +81,7 @@ def test_a_report_shows_the_evaluations(run, tmp_path):
     files = write_report(run, tmp_path)
     html = files.html.read_text(encoding="utf-8")
     assert "<h2>Evaluation</h2>" in html
-    assert html.count("<img") == 7 + 2
+    assert html.count("<img") == 9 + 3  # two and one of them by class of task
     history = load_history(run)
     seconds = history.stage_seconds[storage.StageRef(0, "evaluate")]
     assert np.isnan(seconds).tolist() == [True, False, True, False, True]

@@ -27,7 +27,8 @@ CODES = {"diff": 1}
 # Each makes what later ones use.
 ORDER = (
     "train", "ls", "show", "watch", "cancel", "logs", "replay", "optimize", "evaluate", "verify", "report", "video",
-    "export", "policy", "pack", "thin", "fork", "diff", "du", "rm", "resume", "recipes", "graph", "doctor", "serve",
+    "export", "policy", "pack", "thin", "fork", "diff", "compare", "sweep", "du", "rm", "resume", "recipes", "graph",
+    "doctor", "serve",
 )  # fmt: skip
 
 THERMOSTAT = """
@@ -175,4 +176,14 @@ def test_completion_can_be_installed(shell, tmp_path):
         env={**os.environ, "HOME": str(tmp_path), "SHELL": f"/bin/{shell}"},
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
     assert any("watch" in file.read_text() for file in tmp_path.rglob("*") if file.is_file())
+
+
+def test_completion_is_offered_for_the_shells_that_are_tried_and_no_other(capsys, monkeypatch):
+    assert cli.run(["--install-completion", "--help"]) == 0
+    assert "powershell" not in capsys.readouterr().out
+    assert cli.run(["--install-completion", "--shell", "powershell"]) == 2
+    monkeypatch.setattr("cyclopts.completion.detect.detect_shell", lambda: "powershell")
+    assert cli.run(["--install-completion"]) == 2
+    assert "required one of --shell bash, zsh, fish" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.dask import DaskWorkers
-from metaloom.flows.rollouts.guard import MARK
+from metaloom.flows.rollouts.guard import MARK, _Trainer
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.config import EnvConfig
@@ -366,3 +366,12 @@ def wait_for(process: subprocess.Popen[str], pattern: str) -> str:
         if match := re.search(pattern, line):
             return match[1]
     raise AssertionError(f"the process ended before it said {pattern}: {''.join(said)}")
+
+
+def test_a_trainer_that_is_killed_between_calls_blames_no_environment(tmp_path, capsys):
+    (tmp_path / "recordings").mkdir()
+    _Trainer(None, "no process has this mark", "env").tidy_up(tmp_path / "recordings", [])
+    assert capsys.readouterr().err == (
+        "metaloom: the trainer's process was killed. No environment was being called then. What is stored is safe: "
+        "`metaloom resume` goes on\n"
+    )

@@ -55,6 +55,8 @@ def test_a_report_is_a_picture_and_a_page_that_holds_all_its_charts(run, tmp_pat
     charts = [base64.b64decode(data) for data in PICTURE.findall(html)]
     titles = [
         "Learning curve",
+        "Return by class of task, after adaptation",
+        "Return by class of task, before adaptation",
         "KL divergence",
         "Policy entropy",
         "Loss",

@@ -1,6 +1,7 @@
 """Runs that somebody else made: what their settings name is imported only if the user says so, whatever the command."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from metaloom.storage import StageRef
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 
 SERIAL = Backend(workers=0)
+PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
 TINY = {
     "env": "point-corner", "algorithm": "promp", "policy": {"hidden_sizes": [4]},
     "iterations": 2, "num_tasks": 2, "episodes_per_task": 2, "max_episode_steps": 4,
@@ -289,6 +291,14 @@ def test_what_is_changed_after_trust_was_given_is_not_trusted(capsys):
     assert "which you have not trusted" in says("replay own@0", capsys, 2)
 
 
+def test_the_page_says_of_every_command_how_it_uses_stored_runs():
+    rows = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith(("| import", "| compute"))]
+    inert, refused = ({*re.findall(r"`([a-z]+)", row.split("|")[2])} for row in rows)
+    for command, uses in USES.items():
+        asks = any(kind is REFUSED for kind, _ in uses)
+        assert not uses or command in (refused if asks else inert), command
+
+
 @pytest.mark.usefixtures("own")
 def test_a_module_of_the_same_name_in_another_folder_is_not_the_trusted_one(monkeypatch, user, capsys):
     (user / "evil").mkdir()
@@ -298,6 +308,22 @@ def test_a_module_of_the_same_name_in_another_folder_is_not_the_trusted_one(monk
     monkeypatch.chdir(user / "evil")
     line = says("replay own@0", capsys, 2)
     assert f"found own_measure (in {user / 'evil' / 'own_measure.py'}), which you have trusted in another place" in line
+    assert not Path("IMPORTED").exists()
+
+
+@pytest.mark.usefixtures("own")
+def test_a_module_that_was_not_there_when_trust_was_given_is_not_trusted(capsys):
+    shutil.rmtree(trust._folder())
+    trust._trusted_here.clear()
+    own = Path("own_measure.py").rename("elsewhere.py")
+    sys.modules.pop("own_measure")
+    says("replay own@0 --trust", capsys, 2)
+    own.rename("own_measure.py")
+    Path("own_measure.py").write_text(EVIL)
+    for _ in range(2):  # by what this process was told, and by what is remembered
+        line = says("replay own@0", capsys, 2)
+        assert f"found own_measure (in {Path('own_measure.py').resolve()}), which you have not trusted" in line
+        trust._trusted_here.clear()
     assert not Path("IMPORTED").exists()
 
 

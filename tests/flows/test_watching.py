@@ -322,6 +322,21 @@ def test_ctrl_c_while_waiting_leaves_the_request(copy_tiny_run, tmp_path, monkey
     assert "the request stands" in capsys.readouterr().out
 
 
+def test_a_writer_that_is_stopped_is_told_of_with_what_helps(copy_tiny_run, tmp_path, monkeypatch, capsys):
+    path = copy_tiny_run(tmp_path / "run")
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            owner = owner_document("0" * 16)
+            (path / "writer.lock").write_text(json.dumps({**owner, "pid": process.pid, "process_started": None}))
+            monkeypatch.setattr(time, "sleep", lambda seconds: process.kill())
+            cli.run(["cancel", str(path)])
+        finally:
+            process.kill()
+    assert f"`kill -CONT {process.pid}` lets it go on, `kill -9 {process.pid}` ends it" in capsys.readouterr().out
+
+
 def test_a_writer_on_another_machine_that_shares_the_folder_is_asked(copy_tiny_run, tmp_path, monkeypatch):
     path: Path = copy_tiny_run(tmp_path / "run")
     (path / "writer.lock").write_text(json.dumps({**owner_document("a" * 16), "host": "elsewhere.example"}))

@@ -7,6 +7,7 @@ from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks, tasks_are_new
+from metaloom.stages.sample_tasks import sample_tasks
 
 BASE = {"env": "half-cheetah-vel", "algorithm": "promp", "num_tasks": 4, "iterations": 3}
 
@@ -134,3 +135,28 @@ def test_adaptation_steps_need_an_algorithm_that_adapts():
 def test_it_can_be_set_from_the_command_line():
     settings = override(config().model_dump(mode="json"), ["evaluation.every=5", "evaluation.tasks=[[1.0], [2.0]]"])
     assert build_config(settings).evaluation.tasks == ((1.0,), (2.0,))
+
+
+def test_balanced_tasks_are_held_out_from_what_was_drawn_balanced():
+    asked = {"task_sampling": "balanced", "num_tasks": 7}
+    env = make_env(config().env)
+    settings = config(task_sampling="balanced", evaluation=asked)
+    tasks = evaluation_tasks(settings, env, 3)
+    counts = np.bincount(env.task_classes.of(tasks.params, tasks.names))
+    assert sorted(counts) == [2, 2, 3]
+    trained = evaluation_tasks(config(task_sampling="balanced", evaluation={"tasks": "train"}), env, 3)
+    assert np.bincount(env.task_classes.of(trained.params, trained.names)).max() == 2  # of four tasks in three classes
+    assert (
+        trained.params.tolist()
+        == sample_tasks(env, num_tasks=4, run_seed=1, iteration=2, balanced=True).params.tolist()
+    )
+    directions = config(env="half-cheetah-dir", evaluation=asked)
+    of_set = evaluation_tasks(directions, make_env(directions.env), 3)
+    assert sorted(np.bincount(of_set.ids)) == [3, 4]
+
+
+def test_balanced_evaluation_is_refused_without_classes_and_beside_evenly_by():
+    with pytest.raises(EnvError, match=r"evaluation\.task_sampling is balanced, but Fixed declares no classes"):
+        evaluation_tasks(config(evaluation={"task_sampling": "balanced"}), Fixed(), 3)
+    with pytest.raises(ConfigError, match="evenly_by is goal; leave one of them out"):
+        config(evaluation={"task_sampling": "balanced", "evenly_by": "goal"})

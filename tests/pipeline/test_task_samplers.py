@@ -4,7 +4,16 @@ import pytest
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError, TaskField
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.tasks.samplers import TaskClasses, TaskDistribution, TaskPool, distinct_tasks, shuffled_blocks
+from metaloom.pipeline.envs.task_classes import nearest
+from metaloom.pipeline.tasks.samplers import (
+    TaskClasses,
+    TaskDistribution,
+    TaskPool,
+    balanced_draw,
+    class_quotas,
+    distinct_tasks,
+    shuffled_blocks,
+)
 
 FIELDS = (TaskField("kind", "1", "class of the task"), TaskField("goal", "m", "where to go"))
 TASKS = np.array([[0, 0.1], [1, 0.2], [1, 0.3], [0, 0.4], [0, 0.5], [2, 0.6]])
@@ -130,3 +139,36 @@ def test_more_distinct_tasks_than_there_are_and_tasks_without_a_set_are_refused(
         distinct_tasks(make_env(EnvConfig(name="pearl-cheetah-dir")), 3, rng())
     with pytest.raises(EnvError, match="Navigation2D draws its tasks from a distribution; required a fixed set"):
         distinct_tasks(make_env(EnvConfig(name="navigation-2d")), 3, rng())
+
+
+KINDS = nearest("kind", {"zero": 0, "one": 1, "two": 2})
+
+
+@pytest.mark.parametrize("num_tasks", [1, 3, 8, 9])
+def test_quotas_differ_by_one_at_most_and_the_remainder_is_drawn(num_tasks):
+    quotas = class_quotas(3, num_tasks, rng())
+    assert sum(quotas) == num_tasks
+    assert max(quotas) - min(quotas) == (num_tasks % 3 > 0)
+    drawn = {tuple(class_quotas(3, num_tasks, rng(seed))) for seed in range(40)}
+    assert len(drawn) == (3 if num_tasks % 3 else 1)
+
+
+def test_a_balanced_draw_takes_draws_in_their_order_until_each_class_is_full():
+    rows = iter(np.array([[0, 0.1], [0, 0.2], [0, 0.3], [1, 0.4], [2, 0.5], [0, 0.6], [2, 0.7], [1, 0.8], [1, 0.9]]))
+    found = balanced_draw(KINDS, FIELDS, 6, rng(), lambda n: np.stack([next(rows) for _ in range(3)]), "Env")
+    assert found[:, 1].tolist() == [0.1, 0.2, 0.4, 0.5, 0.7, 0.8]
+
+
+def test_a_class_that_never_comes_up_is_named():
+    with pytest.raises(EnvError, match=r"Env: found too few tasks of the class 'two' among 3000 draws"):
+        balanced_draw(KINDS, FIELDS, 3, rng(), lambda n: np.array([[0, 0.1], [1, 0.2], [1, 0.3]]), "Env")
+
+
+def test_a_pool_gives_equally_many_of_every_class_and_none_twice_before_it_must():
+    batch = POOL.sample_balanced(9, rng(), KINDS)
+    assert np.bincount(batch.params[:, 0].astype(int)).tolist() == [3, 3, 3]
+    assert np.array_equal(batch.params, TASKS[batch.ids])
+    assert sorted(batch.ids[batch.params[:, 0] == 0]) == [0, 3, 4]
+    assert batch.params[:, 0].tolist() != sorted(batch.params[:, 0])
+    with pytest.raises(EnvError, match="no task of the class 'three' among 6"):
+        POOL.sample_balanced(4, rng(), nearest("kind", {"zero": 0, "one": 1, "two": 2, "three": 3}))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -81,6 +82,18 @@ def finish(train_tiny) -> Callable[..., Path]:
         return path
 
     return go_on
+
+
+@pytest.fixture(scope="session")
+def on_page() -> Callable[[str], list[int]]:
+    """Finds the numbers of docs/reliability.md that a regular expression has as groups, which must be there once."""
+    page = (HERE.parents[1] / "docs" / "reliability.md").read_text("utf-8")
+
+    def find(pattern: str) -> list[int]:
+        (match,) = re.finditer(pattern.replace("NUMBER", r"([0-9,]+)"), page)
+        return [int(number.replace(",", "")) for number in match.groups()]
+
+    return find
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,9 @@ from metaloom import storage
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume
+from metaloom.flows.opened import open_run
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.class_returns import classes_of
 
 ARCHIVE = Path(__file__).parents[1] / "fixtures" / "runs-0.1.tar.gz"
 """Two iterations each of promp, ppo, sac and pearl, at the smallest sizes."""
@@ -53,3 +55,12 @@ def test_it_is_forked(stored, name):
     run = storage.open_run(stored / "new")
     assert list(run.iterations) == [0, 1]
     assert storage.verify_run(run.path) == []
+
+
+def test_it_has_returns_by_class_of_task_once_it_goes_on(stored):
+    assert classes_of(storage.open_run(stored / "promp")) is None
+    before = storage.open_run(stored / "promp").lineage()["digest"].to_pylist()
+    resume(stored / "promp", iterations=3, backend=Backend(workers=0))
+    run = open_run(stored / "promp")
+    assert run.class_returns()["iteration"].unique().to_pylist() == [0, 1, 2]
+    assert run.lineage()["digest"].to_pylist()[: len(before)] == before

@@ -25,6 +25,12 @@ def points(tmp_path_factory, write_points, train_tiny):
     return len(names)
 
 
+def test_the_page_says_how_many_faults_are_tried(points, on_page):
+    assert on_page("one of two iterations about NUMBER;") == [pytest.approx(points, rel=0.05)]
+    tried = on_page("at each of the about NUMBER write points .* at every NUMBERrd, one way and the other")
+    assert tried == [pytest.approx(points, rel=0.05), STRIDE]
+
+
 @pytest.fixture
 def stays_whole(tmp_path, finish, digests, tiny_runs):
     """Require that what a fault has left can be read, and finished once the fault is gone."""

@@ -19,6 +19,15 @@ def points(tmp_path_factory, write_points, train_tiny):
     return names
 
 
+def test_the_page_says_how_many_kills_are_tried(points, on_page):
+    *counts, stride = on_page(
+        "before each of the about NUMBER write points .* its about NUMBER writes .* every NUMBERth of both"
+    )
+    assert counts == pytest.approx([len(points), points.count("write")], rel=0.05)
+    assert stride == STRIDE
+    assert on_page("six iterations of a tiny point robot has about NUMBER of them") == counts[:1]
+
+
 @pytest.fixture
 def kill_and_resume(tmp_path, killer, finish, digests, tiny_runs):
     """Kills a run at a point, checks what is left, resumes it and compares it with one that nothing disturbed."""

@@ -28,6 +28,11 @@ def disk(tmp_path_factory, power_loss, write_points, train_tiny):
     return disk
 
 
+def test_the_page_says_how_many_power_cuts_are_tried(disk, on_page):
+    tried = on_page("after each of the about NUMBER file operations .* every NUMBERrd operation on every change")
+    assert tried == [pytest.approx(len(disk.operations), rel=0.05), STRIDE]
+
+
 @pytest.fixture
 def check(tmp_path, disk, power_loss, finish, digests):
     expected = digests(disk.root)

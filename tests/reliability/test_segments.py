@@ -6,6 +6,7 @@ from pathlib import Path
 
 import duckdb
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import xarray as xr
 import zarr
@@ -231,7 +232,12 @@ def swap(path):
     path.write_bytes(content if content != path.read_bytes() else content + b"\0")
 
 
-WAYS = (flip, os.unlink, lambda path: os.truncate(path, path.stat().st_size // 2), swap)
+def replace_by_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+WAYS = (flip, os.unlink, lambda path: os.truncate(path, path.stat().st_size // 2), swap, replace_by_folder)
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +254,7 @@ def test_any_damaged_file_of_a_segment_is_named_and_repaired(to_damage, tiny_run
     inside = [f for f in sorted(to_damage.rglob("*")) if f.is_file() and {"_segments", "_thinned"} & {*f.parts}]
     assert len(inside) > 100
     for n, file in enumerate(inside):
-        for way in WAYS if stride == 1 else WAYS[n // stride % 4 :][:1] if n % stride == 0 else ():
+        for way in WAYS if stride == 1 else WAYS[n // stride % len(WAYS) :][:1] if n % stride == 0 else ():
             shutil.copytree(to_damage, path)
             name = file.relative_to(to_damage).as_posix()
             way(path / name)
@@ -259,6 +265,41 @@ def test_any_damaged_file_of_a_segment_is_named_and_repaired(to_damage, tiny_run
             assert result.damage == [], name
             assert digests(path) == expected, name
             shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("array", ["rollouts_0/observations", "rollouts_0/rewards"], ids=["own file", "shard"])
+def test_a_folder_in_place_of_a_file_with_rows_is_repaired(copy, packed, array):
+    (*_, name) = sorted((copy / "_segments/00000000-00000002/data.zarr" / array).glob("c.*"))
+    replace_by_folder(name)
+    assert name.relative_to(copy).as_posix() in {damage.file for damage in storage.verify_run(copy)}
+    assert resume(copy, repair=True, backend=SERIAL).damage == []
+    assert read(copy) == read(packed)
+
+
+def test_a_lost_file_that_iterations_share_is_named_once(copy):
+    (shard,) = (copy / "_segments/00000000-00000002/data.zarr/rollouts_0/rewards").glob("c.*")
+    shard.unlink()
+    assert [str(damage) for damage in storage.verify_run(copy)] == [f"{shard.relative_to(copy)}: is missing"]
+
+
+def test_a_lost_seal_is_named_and_what_it_held_in_few_words(copy):
+    (copy / "_segments/00000000-00000002/seal.json").unlink()
+    with pytest.raises(storage.DamagedRun, match=r"00000000-00000002/seal\.json: is missing"):
+        storage.open_run(copy).refs()
+    damages = {damage.file: damage.problem for damage in storage.verify_run(copy)}
+    records = pq.read_metadata(copy / "_segments/00000000-00000002/records.parquet").num_rows
+    assert f"positions 0 to {records - 1} of the history" in damages["_commits"]
+
+
+def test_a_repair_says_which_part_of_the_history_it_takes_for_lost(unpacked, tmp_path):
+    path = shutil.copytree(unpacked, tmp_path / "run")
+    evaluation = path / "_commits" / StageRef(1, "evaluate").file_name
+    position = storage.open_run(path).record(StageRef(1, "evaluate")).sequence
+    evaluation.unlink()  # nothing else tells that it was there
+    result = resume(path, repair=True, backend=SERIAL)
+    assert any(f"_commits: the records at positions {position} of the history" in line for line in result.repaired)
+    assert result.damage == []
+    assert read(path) == read(unpacked)
 
 
 def test_damage_of_old_iterations_does_not_stop_training(tmp_path, tiny_runs, monkeypatch, caplog):

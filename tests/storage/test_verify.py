@@ -223,10 +223,15 @@ def test_newest_records_that_were_taken_away_are_missed_by_all_and_computed_agai
     expected, run = run_digests(path), storage.open_run(path)
     assert run.is_sealed
     newest = sorted(run.refs(), key=lambda ref: run.record(ref).sequence)[-count:]
+    first, last = (run.record(ref).sequence for ref in (newest[0], newest[-1]))
     for ref in newest:
         run.files.record_path(ref).unlink()
     (damage,) = storage.verify_run(path)
-    assert "of the history are missing; the newest that session 0 knew of was that of meta_optimize(i=1" in str(damage)
+    positions = f"{first} to {last}" if count > 1 else f"{last}"
+    about = (
+        f"records at positions {positions} of the history are missing; the newest that session 0 knew of was that of"
+    )
+    assert f"{about} meta_optimize(i=1" in str(damage)
     storage.open_run(path)
     assert "its newest record, of meta_optimize(i=1, k=0) at position" in caplog.text
     again = make_batches()

@@ -1,13 +1,18 @@
 """The meta-update by Adam, or another optimizer, in epochs over the samples of one iteration."""
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, KernelChoice, Setup
-from metaloom.pipeline.algorithms.maml.learner import IterationSamples, MetaUpdate, euclidean_norm, mean_over_tasks
+from metaloom.pipeline.algorithms.maml.learner import IterationSamples, MetaUpdate, mean_over_tasks
 from metaloom.pipeline.algorithms.maml.losses import LOSS
-from metaloom.pipeline.algorithms.maml.meta_gradient import MetaProblem, TaskValues, meta_gradient, meta_objective
+from metaloom.pipeline.algorithms.maml.meta_gradient import (
+    MetaProblem,
+    TaskValues,
+    measured_meta_gradient,
+    meta_gradient,
+    meta_objective,
+)
 from metaloom.pipeline.algorithms.maml.rows import Chunk, minibatches
 from metaloom.pipeline.algorithms.maml.settings import MetaAdam
 from metaloom.pipeline.nn.optimizers import Adam
@@ -43,19 +48,22 @@ class AdamEpochs:
         evaluate = partial(meta_objective, problem, chunks=everything, parallel=parallel)
         before: TaskValues = {}
         after: TaskValues = {}
-        gradient_norm, epoch = math.nan, 0
+        metrics: Metrics = {}
+        epoch = 0
         for epoch in range(settings.num_epochs):
             for chunks in self._minibatches(samples, everything, epoch):
-                gradients, values = meta_gradient(problem, meta_params, chunks, parallel=parallel)
-                if not before:
+                if before:
+                    gradients, _ = meta_gradient(problem, meta_params, chunks, parallel=parallel)
+                else:
+                    gradients, values, metrics = measured_meta_gradient(
+                        problem, meta_params, chunks, noise=samples.noise, parallel=parallel
+                    )
                     before = values if chunks is everything else evaluate(meta_params)
-                    gradient_norm = euclidean_norm(gradients)
                 meta_params, optimizer_state = optimizer.step(meta_params, gradients, optimizer_state)
             if settings.tolerance is not None:
                 last, after = after or before, evaluate(meta_params)
                 if abs(mean_over_tasks(after[LOSS]) - mean_over_tasks(last[LOSS])) < settings.tolerance:
                     break
-        metrics: Metrics = {"meta_gradient_norm": gradient_norm}
         if settings.tolerance is not None:
             metrics["epochs"] = epoch + 1.0
         if settings.lr_schedule != "constant":

@@ -1,6 +1,5 @@
 """The learner of all algorithms that adapt by gradient steps: how it starts, adapts, and reports an update."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,12 +50,14 @@ class IterationSamples:
         chunks: makes chunks of all tasks, of the rows and in the dtype asked for; see build_chunks.
         generator: of what an epoch draws at random.
         parallel: maps over chunks.
+        noise: whether to measure the noise of the meta-gradient over tasks.
     """
 
     steps: Sequence[Step]
     chunks: Callable[..., list[Chunk]]
     generator: Callable[[int], np.random.Generator]
     parallel: ParallelMap
+    noise: bool = False
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
             parallel=parallel,
         )
         draws = partial(generator, run_seed, "minibatches", iteration)
-        samples = IterationSamples(experience, chunks, draws, parallel)
+        samples = IterationSamples(experience, chunks, draws, parallel, self.settings.gradient_noise)
         meta_params = state.params | step_size_logs(state.extra)
         made = self._meta_step(self.problem(state, experience), meta_params, state, samples)
         return self.next_state(state, made), self.metrics(state, made)
@@ -266,8 +267,3 @@ def inner_kls(values: TaskValues) -> list[float]:
 def mean_over_tasks(values: Array) -> float:
     """Mean of a quantity of every task [B], in float64."""
     return float(values.mean(dtype=np.float64))
-
-
-def euclidean_norm(gradients: Mapping[str, Array]) -> float:
-    """Norm over all parameters together, in float64."""
-    return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))

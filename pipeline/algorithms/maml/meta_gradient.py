@@ -8,6 +8,7 @@ A meta-parameter is a policy parameter or, with trainable inner step sizes, the 
 mapping.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
+from metaloom.pipeline.algorithms.maml.gradient_noise import TaskSpread, noise_metrics
 from metaloom.pipeline.algorithms.maml.losses import LOSS
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows, to_tensor
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.policies.contract import Policy
-from metaloom.pipeline.types import Array, ParallelMap, Params
+from metaloom.pipeline.types import Array, Metrics, ParallelMap, Params
 
 LOG_INNER_LR = "log_inner_lr."
 """Prefix of trainable inner step sizes: log α of every inner step and element, [K, ...]."""
@@ -100,20 +102,61 @@ def meta_gradient(
     Raises:
         NumericalError: naming the task and the quantity that is not finite.
     """
+    gradients, values, _ = _gradient(problem, meta_params, chunks, parallel, spread=False)
+    return gradients, values
 
-    def work(chunk: Chunk) -> tuple[TensorParams, TaskValues]:
+
+def measured_meta_gradient(
+    problem: MetaProblem,
+    meta_params: Mapping[str, Array],
+    chunks: Sequence[Chunk],
+    *,
+    noise: bool,
+    parallel: ParallelMap = map,
+) -> tuple[Params, TaskValues, Metrics]:
+    """The bits of `meta_gradient`, with `meta_gradient_norm` and, if asked for, its noise over tasks as metrics."""
+    gradients, values, spread = _gradient(problem, meta_params, chunks, parallel, spread=noise)
+    metrics = {"meta_gradient_norm": euclidean_norm(gradients)}
+    return gradients, values, metrics if spread is None else metrics | noise_metrics(gradients, spread)
+
+
+def euclidean_norm(gradients: Mapping[str, Array]) -> float:
+    """Norm over all parameters together, in float64."""
+    return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))
+
+
+def _gradient(
+    problem: MetaProblem,
+    meta_params: Mapping[str, Array],
+    chunks: Sequence[Chunk],
+    parallel: ParallelMap,
+    *,
+    spread: bool,
+) -> tuple[Params, TaskValues, TaskSpread | None]:
+    def work(chunk: Chunk) -> tuple[TensorParams, TaskValues, TensorParams, Array]:
         leaves = meta_leaves(problem, meta_params, chunk)
         values = objective_values(problem, leaves, chunk, differentiable=not problem.first_order)
         learned = [name for name, leaf in leaves.items() if leaf.requires_grad]
         gradients = torch.autograd.grad(values[LOSS].sum(), [leaves[name] for name in learned])
         per_task = {f"gradient of {name}": value for name, value in zip(learned, gradients, strict=True)}
         require_finite(per_task, chunk.first_task, "Lower outer_lr or inner_lr.")
-        return {name: value.sum(0) for name, value in zip(learned, gradients, strict=True)}, _arrays(values)
+        total = {name: value.sum(0) for name, value in zip(learned, gradients, strict=True)}
+        if not spread:
+            return total, _arrays(values), {}, np.zeros(0)
+        # Of tasks that are even in the whole batch, wherever the chunk begins.
+        even = {name: value[chunk.first_task % 2 :: 2].sum(0) for name, value in zip(learned, gradients, strict=True)}
+        # On the CPU, because not every device has float64.
+        squares = sum_in_order([value.cpu().double().flatten(1).square().sum(1) for value in gradients])
+        return total, _arrays(values), even, squares.numpy()
 
     results = list(parallel(work, chunks))
     num_tasks = sum(len(chunk) for chunk in chunks)
-    gradients = {name: sum_in_order([part[name] for part, _ in results]) / num_tasks for name in results[0][0]}
-    return _arrays(gradients), _join([values for _, values in results])
+    gradients = {name: sum_in_order([part[name] for part, *_ in results]) / num_tasks for name in results[0][0]}
+    values = _join([values for _, values, *_ in results])
+    if not spread:
+        return _arrays(gradients), values, None
+    even = _arrays({name: sum_in_order([part[name] for *_, part, _ in results]) for name in gradients})
+    return _arrays(gradients), values, TaskSpread(even, np.concatenate([squares for *_, squares in results]))
 
 
 def meta_objective(

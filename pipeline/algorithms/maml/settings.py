@@ -36,6 +36,10 @@ class GradientBased(AlgorithmSettings):
     tasks_per_chunk: int = Field(default=2, ge=1)
     """Tasks computed at once. Decides memory and the order of sums, so the last bits of results depend on it."""
 
+    gradient_noise: bool = later(False)
+    """Keep as metrics how much the meta-gradient differs from task to task: its standard error, and the cosine between
+    two halves of the tasks."""
+
     @model_validator(mode="after")
     def _inner_settings_agree(self) -> GradientBased:
         for name in ("trainable_inner_lr", "first_order"):
@@ -65,6 +69,8 @@ class GradientBased(AlgorithmSettings):
                 f"min_steps or min_rollouts is set, but {self.name} learns from equally many episodes of every task; "
                 "leave both out"
             )
+        if self.gradient_noise and run.num_tasks < 2:
+            yield "algorithm.gradient_noise is on but num_tasks is 1, and one task differs from no other; turn it off"
         parts, steps_per_task = self.minibatches_per_epoch, run.episodes_per_task * run.max_episode_steps
         if parts > steps_per_task:
             yield (

@@ -28,7 +28,6 @@ from metaloom.pipeline.algorithms.maml.learner import (
     IterationSamples,
     MetaLearner,
     MetaUpdate,
-    euclidean_norm,
     mean_over_tasks,
 )
 from metaloom.pipeline.algorithms.maml.losses import INNER_LOSSES, LOSS, OUTER_KL, likelihood_ratio_loss, policy_kls
@@ -36,7 +35,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     MetaProblem,
     Objective,
     TaskValues,
-    meta_gradient,
+    measured_meta_gradient,
     meta_objective,
 )
 from metaloom.pipeline.algorithms.maml.rows import Chunk
@@ -119,7 +118,9 @@ class TrustRegionStep:
     ) -> MetaUpdate:
         """Solve G x = g, scale x to a KL of max_kl by the quadratic model, and search along it; see MetaStep."""
         chunks, parallel = samples.chunks(), samples.parallel
-        gradients, before = meta_gradient(problem, meta_params, chunks, parallel=parallel)
+        gradients, before, measured = measured_meta_gradient(
+            problem, meta_params, chunks, noise=samples.noise, parallel=parallel
+        )
         flat = FlatParams({name: meta_params[name] for name in problem.policy.learned(meta_params)})
         at = MetaPoint(problem, meta_params, flat, self._product_chunks(samples, chunks), parallel)
         full_step, metrics = self._full_step(self._product(at), flat.pack(gradients))
@@ -130,7 +131,7 @@ class TrustRegionStep:
         updated, after = search.value if accepted else (meta_params, before)
         metrics |= {
             "outer_kl_before": mean_over_tasks(before[OUTER_KL]),
-            "meta_gradient_norm": euclidean_norm(gradients),
+            **measured,
             "line_search_trials": float(search.trials),
             "step_accepted": float(accepted),
         }

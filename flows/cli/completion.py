@@ -1,0 +1,42 @@
+"""`metaloom --install-completion`."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from metaloom.flows.cli.output import console
+from metaloom.flows.errors import UsageError
+
+Shell = Literal["bash", "zsh", "fish"]
+Output = Annotated[Path | None, Parameter(name=["--output", "-o"])]
+
+_NEXT = {
+    "bash": "start a new shell, or: source ~/.bashrc",
+    "zsh": "start a new shell, or: exec zsh (your .zshrc has to call compinit, as most do)",
+    "fish": "start a new shell, or: source ~/.config/fish/config.fish",
+}
+
+
+def install(*, shell: Shell | None = None, output: Output = None) -> int:
+    """Install completion for the shell in use: commands, options, names of runs and recipes.
+
+    Args:
+        shell: For this shell; by default for the one that runs the command.
+        output: Write the script there, rather than where the shell looks for it.
+    """
+    from cyclopts.completion.detect import ShellDetectionError, detect_shell
+
+    from metaloom.flows.cli import app
+
+    chosen = shell
+    if chosen is None:
+        with suppress(ShellDetectionError):
+            found = detect_shell()
+            chosen = None if found == "powershell" else found
+    if chosen is None:
+        raise UsageError(f"found no shell that completion is made for; required one of --shell {', '.join(_NEXT)}")
+    place = app.install_completion(shell=chosen, output=output, add_to_startup=True)
+    console().out(f"completion for {chosen} is in {place}; {_NEXT[chosen]}")
+    return 0

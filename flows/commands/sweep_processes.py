@@ -1,0 +1,103 @@
+"""Several runs of a sweep at once, each in a process of its own, which ends with this one."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from threading import Thread
+
+from metaloom.flows.commands.sweep_runs import Ending, Outcome, SweepObserver, train_or_resume
+from metaloom.flows.observer import IterationReport, Observer
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.sweeps import PlannedRun
+from metaloom.pipeline.config.run import RunConfig
+
+LOOK_SECONDS = 0.2
+Job = tuple[PlannedRun, RunConfig, Path]
+
+
+@dataclass(frozen=True)
+class _Working:
+    """A process at work on a run, and the end of the pipe by which it tells of it."""
+
+    run: PlannedRun
+    process: ForkServerProcess
+    told: Connection
+
+
+def train_at_once(jobs: Sequence[Job], parallel: int, backend: Backend, observer: SweepObserver) -> list[Outcome]:
+    """Train runs in so many processes at a time; asked to stop, every one finishes its stage."""
+    context = multiprocessing.get_context("forkserver")
+    # So that processes that follow need not import numerics again.
+    context.set_forkserver_preload(["metaloom.flows.commands.train"])
+    stop, waiting, working = context.Event(), [*jobs], list[_Working]()
+    outcomes: list[Outcome] = []
+    try:
+        while working or (waiting and not stop.is_set()):
+            if observer.should_stop():
+                stop.set()
+            while waiting and len(working) < parallel and not stop.is_set():
+                run, config, folder = waiting.pop(0)
+                told, tell = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(config, folder, backend, stop, tell), name=run.name)
+                process.start()
+                tell.close()  # else the end of the process would not end the pipe
+                working.append(_Working(run, process, told))
+                observer.begun(run)
+            for told in wait([one.told for one in working], LOOK_SECONDS):
+                one = next(one for one in working if one.told is told)
+                ended = _listen(one, observer)
+                if ended is not None:
+                    working.remove(one)
+                    outcomes.append(ended)
+                    observer.ended(ended)
+    finally:
+        stop.set()
+        for one in working:
+            one.process.join()
+    return outcomes
+
+
+def _listen(one: _Working, observer: SweepObserver) -> Outcome | None:
+    """Hear what a process has to tell; its outcome when that is the last."""
+    try:
+        message: IterationReport | tuple[Ending, str] = one.told.recv()
+    except EOFError:
+        one.process.join()
+        return Outcome(
+            one.run, "failed", f"its process ended with exit code {one.process.exitcode}; see `metaloom logs`"
+        )
+    if isinstance(message, IterationReport):
+        observer.iteration_done(one.run, message)
+        return None
+    one.process.join()
+    return Outcome(one.run, *message)
+
+
+def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection) -> None:
+    """Train a run in this process, and tell of it."""
+    # Ctrl-C reaches all processes of a terminal; the one that was started by the user decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+    def iteration_done(report: IterationReport) -> None:
+        with suppress(BrokenPipeError):
+            tell.send(report)
+
+    tell.send(
+        train_or_resume(config, folder, backend, Observer(iteration_done=iteration_done, should_stop=stop.is_set))
+    )
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, even by kill -9: what is committed is committed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

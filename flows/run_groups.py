@@ -1,0 +1,156 @@
+"""Runs in groups by their settings; no module that a run's settings name is imported for it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaloom.flows.commands.diff import settings_of
+from metaloom.flows.errors import UsageError
+from metaloom.pipeline.schema import suggestion
+from metaloom.storage import Run
+
+BESIDE = ("seed", "iterations", "stop", "evaluation", "retention", "replay")
+"""Settings that do not tell groups apart: the seed, how far a run goes, what is measured, kept and read on the way."""
+ENVIRONMENT = ("env", "max_episode_steps")
+"""Settings that decide what a return means."""
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that differ only in their seed.
+
+    Attributes:
+        settings: those that tell it from other groups, setting -> value.
+        runs: in the order of their seeds.
+    """
+
+    settings: Mapping[str, str]
+    runs: tuple[Run, ...]
+
+
+def section(setting: str) -> str:
+    """The part of the configuration that a setting belongs to: `env` of env.options.reward."""
+    return setting.partition(".")[0]
+
+
+def environment_settings(run: Run) -> dict[str, str]:
+    """What a run's episodes are of: returns of other environments mean something else."""
+    return {name: value for name, value in sorted(settings_of(run).items()) if section(name) in ENVIRONMENT}
+
+
+def environment_of(run: Run) -> str:
+    """The same as one text."""
+    return " ".join(f"{name}={value}" for name, value in environment_settings(run).items())
+
+
+def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
+    """Refuse runs whose scores mean different things, or of which one is there twice.
+
+    Raises:
+        UsageError: with what they differ in, and what can be done.
+    """
+    if not runs:
+        raise UsageError("found no runs to compare; required one or more, by name, path, pattern or sweep")
+    if twice := _repeated(str(run.path.resolve()) for run in runs):
+        raise UsageError(f"found the run {twice} twice; name it once")
+    environments = {run.name: environment_settings(run) for run in runs}
+    if not mixed and len({tuple(found.items()) for found in environments.values()}) > 1:
+        raise UsageError(
+            f"found runs of different environments: {_differing(environments)}; their returns mean different things. "
+            "Compare those of one, or say --mixed (in Python: mixed=True)"
+        )
+
+
+def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str, RunGroup]:
+    """Groups of runs by name: of all that differ only in their seed, or of equal values of some settings.
+
+    The name tells a group from the others; that of a single one, what it trains.
+
+    Raises:
+        UsageError: no run has such a setting, two runs of a group are the same, or groups were tested differently.
+    """
+    settings = {run.path: settings_of(run) for run in runs}
+    known = {name: None for found in settings.values() for name in found}
+    for key in by:
+        if key not in known:
+            raise UsageError(
+                f"found --group {key}; required a setting such as algorithm.inner_lr{suggestion(key, known)}"
+            )
+    ignored = (*BESIDE, *(ENVIRONMENT if mixed else ()))
+    keys = [*by] or [name for name in known if section(name) not in ignored]
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (int(run.config["seed"]), run.name)):
+        found.setdefault(tuple(settings[run.path].get(key, "-") for key in keys), []).append(run)
+    _refuse_repeated(found.values(), settings)
+    told = [*by] if by else _telling(keys, [*found])
+    groups: dict[str, RunGroup] = {}
+    for values, members in found.items():
+        own = {key: value for key, value in zip(keys, values, strict=True) if key in told}
+        name = " ".join(f"{key}={value}" for key, value in own.items()) or _subject(members[0])
+        groups[name] = RunGroup(own, tuple(members))
+    _require_same_strata(groups, mixed=mixed and not any(section(key) in ENVIRONMENT for key in by))
+    return groups
+
+
+def _telling(keys: Sequence[str], groups: Sequence[tuple[str, ...]]) -> list[str]:
+    """The settings in which groups differ.
+
+    Of different algorithms, their own settings differ too; told are those that differ within one algorithm.
+    """
+    differ = [n for n in range(len(keys)) if len({values[n] for values in groups}) > 1]
+    names = [keys[n] for n in differ]
+    if "algorithm.name" not in names:
+        return names
+    algorithm = keys.index("algorithm.name")
+    within = [n for n in differ if len({(v[algorithm], v[n]) for v in groups}) > len({v[algorithm] for v in groups})]
+    return ["algorithm.name", *(keys[n] for n in within if n != algorithm)]
+
+
+def _refuse_repeated(groups: Iterable[Sequence[Run]], settings: Mapping[Path, Mapping[str, str]]) -> None:
+    for runs in groups:
+        seen: dict[tuple[tuple[str, str], ...], Run] = {}
+        for run in runs:
+            decisive = {k: v for k, v in settings[run.path].items() if k == "seed" or section(k) not in BESIDE}
+            other = seen.setdefault(tuple(sorted(decisive.items())), run)
+            if other is not run:
+                raise UsageError(
+                    f"found runs {other.name} and {run.name} with the same settings and seed {run.config['seed']}: "
+                    "they are one run twice and say nothing about other seeds. Leave one of them out"
+                )
+
+
+def _require_same_strata(groups: Mapping[str, RunGroup], *, mixed: bool) -> None:
+    if not mixed:
+        return
+    tested = {name: " | ".join(sorted({environment_of(run) for run in g.runs})) for name, g in groups.items()}
+    if len(set(tested.values())) > 1:
+        raise UsageError(
+            f"found groups that were trained in different environments: {_examples(tested)}; required the same, "
+            "or --group env.name"
+        )
+
+
+def _subject(run: Run) -> str:
+    settings = settings_of(run)
+    return f"{settings.get('algorithm.name', 'unknown')}, {settings.get('env.name', 'unknown')}"
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)
+
+
+def _differing(by_name: Mapping[str, Mapping[str, str]]) -> str:
+    """One name for each different value of what differs."""
+    names = list(dict.fromkeys(name for found in by_name.values() for name in found))
+    differ = [name for name in names if len({found.get(name) for found in by_name.values()}) > 1]
+    told = "env.name" if "env.name" in differ else differ[0]
+    return _examples({run: f"{told}={found.get(told, '-')}" for run, found in by_name.items()})
+
+
+def _examples(by_name: Mapping[str, str]) -> str:
+    """One name for each different value."""
+    first: dict[str, str] = {}
+    for name, value in by_name.items():
+        first.setdefault(value, name)
+    return "; ".join(f"{name} has {value}" for value, name in first.items())

@@ -1,0 +1,122 @@
+"""Returns by class of task of a stored run: from its tables, and the classes that its environment declared.
+
+They are nothing stored of their own: the tables of episodes have the return and the task of every episode, and stay
+when an iteration is thinned, so no digest depends on what counts as a class.
+"""
+# pyarrow ships no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from metaloom.flows.views.formatting import finite, number
+from metaloom.pipeline.estimation.class_returns import BALANCED, ClassReturns, Estimate, class_returns
+from metaloom.storage import IncompatibleFormat, Run
+from metaloom.storage.read.sessions import mapping
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from metaloom.pipeline.envs.task_classes import Classes
+
+ByStep = Sequence[ClassReturns]
+"""Of an iteration: one for every inner step, the first before adaptation."""
+
+
+def classes_of(run: Run) -> "Classes | None":
+    """Return the classes of tasks that a run's environment declared when it last went on; None if it had none.
+
+    Raises:
+        IncompatibleFormat: what is recorded is no declaration of classes.
+    """
+    for session in reversed(run.sessions()):
+        if facts := mapping(session.environment.get("task_classes")):
+            # Here, because most runs are shown without it, and it brings pydantic.
+            from metaloom.pipeline.envs.task_classes import Classes
+
+            try:
+                return Classes.from_facts(facts)
+            except ValueError as problem:
+                raise IncompatibleFormat(
+                    run.path,
+                    found=f"environment of session {session.number}: {problem}",
+                    required="classes of tasks as this version records them",
+                    action="Read the run with the version that wrote it; `run.episodes()` needs no classes",
+                ) from None
+    return None
+
+
+def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | None") -> dict[int, ByStep]:
+    """Returns of complete iterations by class of task; nothing where the environment has none."""
+    if classes is None or not iterations:
+        return {}
+    keys = ["iteration", "step", "task"]
+    fields = [f"task_{field}" for field in classes.fields]
+    episodes = run.episodes(iterations)
+    if not {*fields} <= {*episodes.column_names}:  # a graph of one's own may draw no tasks
+        return {}
+    rows = episodes.group_by([*keys, *fields]).aggregate([("return", "mean")])
+    rows = rows.sort_by([(key, "ascending") for key in keys])
+    params = np.stack([rows[field].to_numpy() for field in fields], axis=1)
+    place, step, returns = (rows[name].to_numpy() for name in ("iteration", "step", "return_mean"))
+    of = classes.of(params, classes.fields)
+    # Rows are sorted, so that a round of an iteration is a stretch of them.
+    starts = np.flatnonzero(np.diff(place, prepend=-1) | np.diff(step, prepend=-1))
+    found: dict[int, list[ClassReturns]] = {}
+    for start, stop in zip(starts, [*starts[1:], len(place)], strict=True):
+        tasks = slice(start, stop)
+        found.setdefault(int(place[start]), []).append(class_returns(returns[tasks], of[tasks], classes.names))
+    return dict(found)
+
+
+def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.Table":
+    """`class_rows` of some iterations as one table."""
+    import pyarrow as pa
+
+    rows = [
+        {"iteration": iteration, **row}
+        for iteration, by_step in returns_by_class(run, iterations, classes).items()
+        for row in class_rows(by_step)
+    ]
+    kinds = [("iteration", pa.int32()), ("step", pa.int32()), ("class", pa.string()), ("num_tasks", pa.int32())]
+    numbers = [("average_return", pa.float64()), ("standard_error", pa.float64())]
+    return pa.Table.from_pylist(rows, schema=pa.schema([*kinds, *numbers]))
+
+
+def class_rows(by_step: ByStep) -> list[dict[str, Any]]:
+    """One row per inner step and class, and one in which all classes count alike, as JSON data."""
+    return [
+        {
+            "step": k,
+            "class": name,
+            "num_tasks": count,
+            "average_return": finite(estimate.mean),
+            "standard_error": finite(estimate.standard_error),
+        }
+        for k, returns in enumerate(by_step)
+        for name, count, estimate in named_estimates(returns)
+    ]
+
+
+def named_estimates(returns: ClassReturns) -> list[tuple[str, int, Estimate]]:
+    """Name, number of tasks and estimate of every class; last the mean over classes."""
+    each = zip(returns.names, returns.num_tasks, returns.estimates, strict=True)
+    return [*each, (BALANCED, sum(returns.num_tasks), returns.balanced)]
+
+
+def classes_text(by_step: ByStep) -> str:
+    """Returns after adaptation in a few words: "forward 7.3, backward 83.1, balanced 45.2 ± 1.2"."""
+    if not by_step:
+        return ""
+    *each, (balanced, _, estimate) = named_estimates(by_step[-1])
+    parts = [f"{name} {number(value.mean)}" for name, _, value in each]
+    return ", ".join([*parts, f"{balanced} {plus_minus(estimate)}"])
+
+
+def plus_minus(estimate: Estimate) -> str:
+    """A mean with its standard error, where there is one: "45.2 ± 1.2"."""
+    mean, error = estimate
+    return number(mean) if math.isnan(error) else f"{number(mean)} ± {number(error)}"

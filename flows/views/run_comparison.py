@@ -1,0 +1,137 @@
+"""Output of `metaloom compare`: tables for the terminal, and the figure. Nothing here prints."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from metaloom.flows.views import charts
+from metaloom.flows.views.formatting import count, number, plural
+from metaloom.flows.views.parts import as_text, heading, new_table
+from metaloom.pipeline.comparison.groups import Band, Estimate
+from metaloom.pipeline.types import Array
+
+if TYPE_CHECKING:
+    from metaloom.flows.commands.compare import Comparison
+
+COLORS = (charts.AFTER, charts.BEFORE, *charts.BETWEEN, charts.INK)
+MOST_PAIRS = 12
+
+
+def comparison_view(found: "Comparison") -> RenderableType:
+    """Groups, pairs, and what can be said of their order."""
+    parts: list[RenderableType] = [_groups_table(found)]
+    if found.pairs:
+        parts += [heading("pairs"), _pairs_table(found)]
+    parts += [heading("order"), *(as_text(line) for line in found.verdicts)]
+    if found.notes:
+        parts += [heading("notes"), *(as_text(line) for line in found.notes)]
+    return Group(*parts)
+
+
+def comparison_figure(found: "Comparison") -> Figure:
+    """Four panels: interquartile means, curves over environment steps, profiles, probabilities of improvement."""
+    figure = Figure(figsize=(11, 7.6), layout="constrained")
+    told = f"{found.about}; after {count(float(found.env_steps))} environment steps\n{_band_note(found)}"
+    figure.suptitle(told, x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False)
+    (means, curves), (profiles, improvements) = figure.subplots(2, 2)
+    names = [group.name for group in found.groups]
+    colors = [COLORS[place % len(COLORS)] for place in range(len(names))]
+    _estimates(means, "Interquartile mean", names, [group.iqm for group in found.groups], colors)
+    _lines(curves, "Sample efficiency", found.curve_steps, [group.curve for group in found.groups], colors)
+    curves.set(xlabel="environment steps", ylabel="interquartile mean over runs")
+    _lines(profiles, "Performance profile", found.thresholds, [group.profile for group in found.groups], colors)
+    profiles.set(xlabel="score", ylabel="fraction of scores above")
+    pairs = found.pairs[:MOST_PAIRS]
+    labels = [f"{pair.a}\nover {pair.b}" for pair in pairs]
+    _estimates(
+        improvements, "Probability of improvement", labels, [p.improvement for p in pairs], [charts.INK] * len(pairs)
+    )
+    improvements.axvline(0.5, color="#8c959f", linewidth=1, linestyle="--")
+    improvements.set_xlim(-0.02, 1.02)
+    figure.legend(
+        [curves.lines[place] for place in range(len(names))],
+        names,
+        loc="outside lower center",
+        ncols=min(3, len(names)),
+        frameon=False,
+        fontsize=9,
+    )
+    return figure
+
+
+def _groups_table(found: "Comparison") -> Table:
+    table = new_table(
+        "group", ">runs", ">interquartile mean", "95 % interval", ">mean", "95 % interval", "lowest to highest run"
+    )
+    for group in found.groups:
+        means = group.scores.run_means
+        table.add_row(
+            as_text(group.name),
+            str(len(group.scores)),
+            number(group.iqm.value),
+            _ends(group.iqm),
+            number(group.mean.value),
+            _ends(group.mean),
+            f"{number(float(means.min()))} to {number(float(means.max()))}",
+        )
+    table.title = as_text(f"{found.about}; after {count(float(found.env_steps))} environment steps")
+    table.caption = as_text(_band_note(found))
+    return table
+
+
+def _pairs_table(found: "Comparison") -> Table:
+    table = new_table("a", "b", ">a - b", "95 % interval", ">P(a > b)", "95 % interval", ">p")
+    for pair in found.pairs:
+        table.add_row(
+            as_text(pair.a),
+            as_text(pair.b),
+            number(pair.difference.value),
+            _ends(pair.difference),
+            f"{pair.improvement.value:.2f}",
+            _ends(pair.improvement),
+            f"{pair.adjusted_p:.2g}",
+        )
+    unit = "of one task" if found.groups[0].scores.same_tasks else "by their mean scores"
+    table.caption = as_text(f"P(a > b): that a run of a is higher than one of b, {unit}; p: adjusted for all pairs")
+    return table
+
+
+def _band_note(found: "Comparison") -> str:
+    return (
+        f"intervals: 95 % over seeds, {plural(found.resamples, 'bootstrap resample')} of whole runs, "
+        f"seed {found.seed}; Student's t"
+    )
+
+
+def _ends(estimate: Estimate) -> str:
+    return "-" if np.isnan(estimate.low) else f"{number(estimate.low)} to {number(estimate.high)}"
+
+
+def _estimates(axes: Axes, title: str, labels: list[str], values: list[Estimate], colors: list[str]) -> None:
+    _begin(axes, title)
+    for place, (estimate, color) in enumerate(zip(values, colors, strict=True)):
+        if not np.isnan(estimate.low):
+            axes.plot([estimate.low, estimate.high], [place, place], color=color, linewidth=6, alpha=0.35)
+        axes.plot([estimate.value], [place], "o", color=color, markersize=6)
+    axes.set_yticks(range(len(labels)), labels, fontsize=8, parse_math=False)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+
+
+def _lines(axes: Axes, title: str, x: Array, bands: list[Band], colors: list[str]) -> None:
+    _begin(axes, title)
+    marker = "o" if len(x) <= charts.MARKED_POINTS else ""
+    for band, color in zip(bands, colors, strict=True):
+        axes.plot(x, band.values, color=color, linewidth=1.7, marker=marker, markersize=3)
+        axes.fill_between(x, band.low, band.high, color=color, alpha=0.16, linewidth=0)
+
+
+def _begin(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=charts.INK)
+    charts.style(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(5))

@@ -1,0 +1,118 @@
+"""Progress of a sweep: bars in a terminal, else a line or JSON object for every run that begins and ends."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from metaloom.flows.commands.sweep_runs import Outcome, SweepObserver
+from metaloom.flows.observer import IterationReport
+from metaloom.flows.sweeps import PlannedRun
+from metaloom.flows.views.formatting import adaptation_returns, duration, number
+from metaloom.flows.views.progress import ProgressMode, is_live
+from metaloom.pipeline.shown import printable
+
+
+@contextmanager
+def sweep_progress(
+    num_runs: int,
+    num_done: int,
+    mode: ProgressMode = "auto",
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    out: TextIO | None = None,
+) -> Generator[SweepObserver, None, None]:
+    """Give a SweepObserver that reports to `out`, standard output when None, for as long as the context lasts.
+
+    Args:
+        num_runs: of the sweep.
+        num_done: of them, complete before.
+        mode: as of flows.views.progress.progress.
+        should_stop: asked before every stage.
+        out: where to write.
+    """
+    stream = sys.stdout if out is None else out
+    console = Console(file=stream, highlight=False)
+    if mode == "auto" and is_live(console):
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, TextColumn("{task.fields[told]}", markup=False), console=console) as bars:
+            shown = _Bars(bars, num_runs, num_done)
+            yield SweepObserver(shown.begun, shown.iteration_done, shown.ended, should_stop)
+        return
+    lines = _Lines(stream, num_runs, num_done, as_json=mode == "json")
+    yield SweepObserver(lines.begun, lines.iteration_done, lines.ended, should_stop)
+
+
+class _Lines:
+    """Lines of text or JSON."""
+
+    def __init__(self, stream: TextIO, num_runs: int, num_done: int, *, as_json: bool) -> None:
+        self._stream, self._as_json = stream, as_json
+        self._num_runs, self._ended = num_runs, num_done
+        self._began: dict[str, float] = {}
+        self._returns: dict[str, list[float]] = {}
+
+    def begun(self, run: PlannedRun) -> None:
+        """Say that work on a run begins."""
+        self._began[run.name] = time.monotonic()
+        self._write({"run": run.name, "state": "training"}, f"{run.name}  begins")
+
+    def iteration_done(self, run: PlannedRun, report: IterationReport) -> None:
+        """Remember the newest returns."""
+        self._returns[run.name] = adaptation_returns(report.metrics)
+
+    def ended(self, outcome: Outcome) -> None:
+        """Say how a run ended, and how many have."""
+        name, returns = outcome.run.name, self._returns.get(outcome.run.name, [])
+        self._ended += outcome.ending == "complete"
+        seconds = time.monotonic() - self._began[name]
+        words = [f"{name}  {outcome.ending}", duration(seconds), f"{self._ended} of {self._num_runs} complete"]
+        if returns:
+            words.insert(1, "return " + " to ".join(map(number, (returns[0], returns[-1])[-len(returns) :])))
+        if outcome.message:
+            words.append(outcome.message)
+        found = {"run": name, "state": outcome.ending, "seconds": seconds, "message": outcome.message}
+        self._write(found, "  ".join(words))
+
+    def _write(self, found: dict[str, Any], line: str) -> None:
+        text = json.dumps(found) if self._as_json else printable(line).replace("\N{MINUS SIGN}", "-")
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+class _Bars:
+    """A bar for the sweep, and one for each run that trains."""
+
+    def __init__(self, bars: Progress, num_runs: int, num_done: int) -> None:
+        self._bars = bars
+        self._all = bars.add_task("runs", total=num_runs, completed=num_done, told="")
+        self._tasks: dict[str, TaskID] = {}
+
+    def begun(self, run: PlannedRun) -> None:
+        """Show a bar for a run."""
+        self._tasks[run.name] = self._bars.add_task(printable(run.name), total=None, told="")
+
+    def iteration_done(self, run: PlannedRun, report: IterationReport) -> None:
+        """Move its bar."""
+        returns = adaptation_returns(report.metrics)
+        told = f"return {number(returns[-1])}" if returns else ""
+        task = self._tasks[run.name]
+        self._bars.update(task, total=report.iterations, completed=report.iteration + 1, told=told)
+
+    def ended(self, outcome: Outcome) -> None:
+        """Take its bar away."""
+        self._bars.remove_task(self._tasks.pop(outcome.run.name))
+        if outcome.ending == "complete":
+            self._bars.advance(self._all)
+        if outcome.message:
+            self._bars.console.out(printable(f"{outcome.run.name}  {outcome.ending}  {outcome.message}"))

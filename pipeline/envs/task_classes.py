@@ -1,0 +1,135 @@
+"""Classes of tasks: what an environment says its tasks are like, so that returns can be told apart by it.
+
+Plain data, which a run records: whoever reads the run tells the class of a task without the environment.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+
+from metaloom.pipeline.estimation.class_returns import BALANCED
+from metaloom.pipeline.types import Array
+
+
+@dataclass(frozen=True)
+class Classes:
+    """A division of all tasks into C classes, by some of their fields; see `nearest` and `bins`.
+
+    Attributes:
+        fields: names of the task fields that decide the class.
+        names: of the classes, in order.
+        centers: a point for each class, with a number per field: a task is of the class whose point is nearest, the
+            first of equally near ones; empty where `edges` decide.
+        edges: of one field, increasing: class c holds edges[c - 1] <= x < edges[c], without end at both ends.
+
+    Raises:
+        ValueError: these do not fit together.
+    """
+
+    fields: tuple[str, ...]
+    names: tuple[str, ...]
+    centers: tuple[tuple[float, ...], ...] = ()
+    edges: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if problem := self._problem():
+            raise ValueError(f"task_classes: {problem}")
+
+    def _problem(self) -> str | None:
+        names = [name.strip() for name in self.names]
+        if len(names) < 2 or len({*names}) < len(names) or "" in names or BALANCED in names:
+            return f"found the names {self.names}; required two or more, all different, none empty or {BALANCED!r}"
+        if not np.isfinite([*self.edges, *(x for center in self.centers for x in center)]).all():
+            return f"found centers {self.centers} and edges {self.edges}; required finite numbers"
+        if self.edges:
+            if self.centers or len(self.fields) != 1 or len(names) != len(self.edges) + 1:
+                return (
+                    f"found {len(self.edges)} edges for {len(names)} classes by {self.fields}; required one field, and "
+                    "one edge less than classes"
+                )
+            increasing = all(low < high for low, high in pairwise(self.edges))
+            return None if increasing else f"found edges {self.edges}; required increasing ones"
+        sizes = {len(center) for center in self.centers}
+        if len(self.centers) != len(names) or sizes != {len(self.fields)} or len({*self.centers}) < len(names):
+            return (
+                f"found the centers {self.centers}; required one for each of the {len(names)} classes, all different, "
+                f"with a number for each of the fields {self.fields}"
+            )
+        return None
+
+    def of(self, params: Array, fields: Sequence[str]) -> Array:
+        """[B] int64, the class of every task.
+
+        Args:
+            params: [B, P].
+            fields: names of the P columns.
+
+        Raises:
+            ValueError: the tasks lack a field that decides the class.
+        """
+        if missing := [field for field in self.fields if field not in fields]:
+            raise ValueError(
+                f"task_classes: found the task fields {[*fields]}; required {missing} too, to tell the class"
+            )
+        chosen = params[:, [[*fields].index(field) for field in self.fields]]
+        if self.edges:
+            return np.searchsorted(self.edges, chosen[:, 0], side="right").astype(np.int64)
+        distances = np.square(chosen[:, None] - np.array(self.centers, np.float64)).sum(axis=2)
+        return distances.argmin(axis=1).astype(np.int64)
+
+    def facts(self) -> dict[str, Any]:
+        """Return all of it as JSON data."""
+        return {name: _as_lists(value) for name, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """Return what `facts` gave.
+
+        Raises:
+            ValueError: they are of something else.
+        """
+        try:
+            fields, names = (tuple(map(_text, facts[name])) for name in ("fields", "names"))
+            centers = tuple(tuple(map(float, center)) for center in facts.get("centers", ()))
+            return cls(fields, names, centers, tuple(map(float, facts.get("edges", ()))))
+        except (KeyError, TypeError) as problem:
+            raise ValueError(f"task_classes: found {facts!r:.200}; required what `Classes.facts` gives") from problem
+
+
+def nearest(fields: str | Sequence[str], centers: Mapping[str, float | Sequence[float]]) -> Classes:
+    """Classes by name, each around a point: a task belongs to the nearest.
+
+    Args:
+        fields: one or several task fields.
+        centers: name of a class -> a number for each of the fields; a bare number for one field.
+    """
+    points = ((center,) if isinstance(center, int | float) else center for center in centers.values())
+    return Classes(
+        fields=(fields,) if isinstance(fields, str) else tuple(fields),
+        names=tuple(centers),
+        centers=tuple(tuple(map(float, point)) for point in points),
+    )
+
+
+def bins(field: str, edges: Sequence[float]) -> Classes:
+    """Classes by the value of one task field, cut at increasing edges; named after their ends: "velocity 1 to 2"."""
+    inner = (f"{field} {low:g} to {high:g}" for low, high in pairwise(edges))
+    names = (f"{field} below {edges[0]:g}", *inner, f"{field} from {edges[-1]:g}") if edges else ()
+    return Classes(fields=(field,), names=names, edges=tuple(map(float, edges)))
+
+
+ONE_WAY_OR_THE_OTHER = nearest("direction", {"forward": 1, "backward": -1})
+QUADRANTS = nearest(("direction_x", "direction_y"), {"+x": (1, 0), "+y": (0, 1), "-x": (-1, 0), "-y": (0, -1)})
+
+
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(part) for part in value] if isinstance(value, tuple) else value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name")
+    return value

@@ -1,0 +1,186 @@
+"""Returns by class of task, in all places that show a run, and tasks that are drawn balanced."""
+
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import metaloom
+from metaloom import storage
+from metaloom.flows.commands.evaluate import evaluate
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.train import Observer, train
+from metaloom.flows.errors import UsageError
+from metaloom.flows.prefect_app.artifacts import iteration_line
+from metaloom.flows.recipes import RECIPES
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views import tables
+from metaloom.flows.views.class_returns import classes_of, plus_minus
+from metaloom.flows.views.progress import Panel, PlainLines, json_line
+from metaloom.flows.views.report import BALANCED_NOTE, BAND_NOTE, learning_curve, load_history, report_page
+from metaloom.flows.views.watching import Watch
+from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.estimation.class_returns import Estimate
+
+SERIAL = Backend(workers=0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_config):
+    """A run of two iterations with eight tasks, two of each corner, and what its observer was told."""
+    path, told = tmp_path_factory.mktemp("runs") / "corners", []
+    config = tiny_config(
+        iterations=2,
+        num_tasks=8,
+        task_sampling="balanced",
+        evaluation={"every": 2, "task_sampling": "balanced", "test_episodes": 2},
+    )
+    train(config, path, backend=SERIAL, observer=Observer(iteration_done=told.append))
+    return metaloom.open_run(path), told
+
+
+def by_hand(run, iteration, step):
+    """Mean and standard error of each corner by pandas."""
+    rows = run.episodes(iteration, step).to_pandas()
+    tasks = rows.groupby(["task", "task_goal_x", "task_goal_y"])["return"].mean()
+    corners = tasks.groupby(["task_goal_x", "task_goal_y"])
+    return corners.mean().to_numpy(), corners.sem().to_numpy()
+
+
+def test_the_table_has_every_class_and_the_mean_in_which_they_count_alike(trained):
+    run, _ = trained
+    found = run.class_returns().to_pandas().set_index(["iteration", "step", "class"])
+    corners = ["lower left", "upper left", "lower right", "upper right"]  # in the order of their coordinates
+    for i in (0, 1):
+        for k in (0, 1):
+            means, errors = by_hand(run, i, k)
+            rows = found.loc[(i, k)].loc[corners]
+            assert rows["num_tasks"].tolist() == [2, 2, 2, 2]
+            np.testing.assert_allclose(rows["average_return"], means, rtol=1e-12)
+            np.testing.assert_allclose(rows["standard_error"], errors, rtol=1e-9)
+            balanced = found.loc[(i, k, "balanced")]
+            assert balanced["average_return"] == pytest.approx(means.mean())
+            assert balanced["standard_error"] == pytest.approx(np.sqrt(np.square(errors).sum()) / 4)
+
+
+def test_whoever_watches_is_told_the_same_as_whoever_trains(trained):
+    run, told = trained
+    watched = Watch(run.path).look()
+    assert len(watched) == len(told) == 2
+    for here, there in zip(told, watched, strict=True):
+        for a, b in zip(here.class_returns, there.class_returns, strict=True):
+            assert a.names == b.names
+            np.testing.assert_allclose(a.estimates, b.estimates, rtol=1e-12)
+
+
+def test_progress_and_show_tell_the_classes(trained):
+    run, (_, report) = trained
+    estimate = report.class_returns[1].estimates[1]
+    assert f"upper left {estimate.mean:.2f}" in PlainLines()(report)
+    assert "+/-" in PlainLines()(report)
+    rows = json.loads(json_line(report))["class_returns"]
+    assert len(rows) == 2 * 5
+    assert rows[6] == {
+        "step": 1, "class": "upper left", "num_tasks": 2,
+        "average_return": estimate.mean, "standard_error": estimate.standard_error,
+    }  # fmt: skip
+    assert plus_minus(report.class_returns[1].balanced) in iteration_line(report)
+    panel, out = Panel(clock=lambda: 0.0), io.StringIO()
+    panel.iteration_done(report)
+    for view in (panel, tables.run_view(run), tables.iteration_view(run, 1)):
+        Console(file=out, width=160).print(view)
+    assert out.getvalue().count(plus_minus(report.class_returns[1].balanced)) == 3
+    np.testing.assert_allclose(
+        [row["average_return"] for row in tables.run_info(run)["last_class_returns"]],
+        [row["average_return"] for row in rows],
+        rtol=1e-12,
+    )
+
+
+def test_the_report_draws_the_balanced_mean_only_where_every_class_was_drawn(trained, tmp_path, tiny_config):
+    run, _ = trained
+    history = load_history(run)
+    figure = learning_curve("name", history)
+    after = figure.axes[0].lines[1].get_ydata()
+    np.testing.assert_allclose(after, [by_hand(run, i, 1)[0].mean() for i in (0, 1)], rtol=1e-12)
+    assert BALANCED_NOTE in [text.get_text() for text in figure.axes[0].texts]
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert legend == ["before adaptation", "after adaptation", "± 1 standard error"]
+    page = report_page(run, history)
+    assert [heading for heading, _ in page.sections][:2] == ["By class of task", "Evaluation"]
+    assert "Test return by class of task" in page.html()
+    few = tmp_path / "few"
+    train(tiny_config(iterations=1, num_tasks=3), few, backend=SERIAL)  # three tasks cannot be of four corners
+    assert BAND_NOTE in [
+        text.get_text() for text in learning_curve("few", load_history(metaloom.open_run(few))).axes[0].texts
+    ]
+
+
+def test_an_evaluation_tells_the_classes_too(trained):
+    run, _ = trained
+    outcome = evaluate(run.path, num_tasks=8, task_sampling="balanced", test_episodes=2, backend=SERIAL)
+    rows = tables.evaluation_info(outcome)["classes"]
+    assert [row["num_tasks"] for row in rows] == [2, 2, 2, 2, 8] * 2
+    after = outcome.evaluation.test_returns[:, 1].mean(axis=1)
+    assert rows[-1]["adaptation_steps"] == 1
+    assert rows[-1]["average_return"] == pytest.approx(after.mean())
+    out = io.StringIO()
+    Console(file=out, width=160).print(tables.evaluation_view(outcome))
+    assert "lower right" in out.getvalue()
+
+
+def test_a_balanced_run_is_replayed_bit_for_bit(trained):
+    run, _ = trained
+    assert all(stage.identical for stage in replay(run.path, 1))
+
+
+def test_what_is_shown_of_classes_changes_no_output(tmp_path, tiny_config, digests, monkeypatch):
+    from metaloom.pipeline.envs.point_corner import PointCorner
+
+    train(tiny_config(iterations=1), tmp_path / "with", backend=SERIAL)
+    monkeypatch.setattr(PointCorner, "task_classes", None)
+    train(tiny_config(iterations=1), tmp_path / "without", backend=SERIAL)
+    assert digests(tmp_path / "with") == digests(tmp_path / "without")
+    without = metaloom.open_run(tmp_path / "without")
+    assert classes_of(without) is None
+    assert load_history(without).by_class == []
+    with pytest.raises(UsageError, match="declared no classes of tasks"):
+        without.class_returns()
+
+
+def test_balanced_is_refused_before_a_run_is_made(tmp_path, tiny_config):
+    no_classes = tiny_config(env={"name": "point-2d-goal"}, task_sampling="balanced")
+    with pytest.raises(EnvError, match="task_sampling is balanced, but Point2DGoal declares no classes"):
+        train(no_classes, tmp_path / "new", backend=SERIAL)
+    pearl = build_config({**RECIPES["pearl-point-robot"]().model_dump(), "task_sampling": "balanced"})
+    with pytest.raises(ConfigError, match="task_sampling is balanced, but pearl learns from"):
+        train(pearl, tmp_path / "new", backend=SERIAL)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_estimate_without_an_error_is_its_mean_alone():
+    assert plus_minus(Estimate(2.5, float("nan"))) == "2.5"
+
+
+def test_classes_of_a_run_that_nothing_of_ours_wrote_are_refused(tmp_path, copy_tiny_run, monkeypatch):
+    run = metaloom.open_run(copy_tiny_run(tmp_path / "run"))
+    (first,) = run.sessions()
+    foreign = replace(first, environment={"task_classes": {"names": 3}})
+    monkeypatch.setattr(type(run), "sessions", lambda self: [foreign])
+    with pytest.raises(
+        storage.IncompatibleFormat,
+        match=r"session 0: task_classes: found .*required: classes of tasks as this version records them",
+    ):
+        run.class_returns()
+
+
+def test_several_runs_have_one_table(trained):
+    run, _ = trained
+    table = metaloom.Runs([run]).class_returns(0).to_pandas()
+    assert table["run"].unique().tolist() == ["corners"]
+    assert len(table) == 2 * 5

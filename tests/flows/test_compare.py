@@ -1,0 +1,226 @@
+"""Comparisons of stored runs: what is read of them, what is refused, and what is said."""
+
+import json
+import shutil
+from itertools import count
+
+import numpy as np
+import pytest
+
+import metaloom
+from metaloom.flows import cli
+from metaloom.flows.commands.compare import compare
+from metaloom.flows.commands.train import train
+from metaloom.flows.errors import UsageError
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.estimation.statistics import interquartile_mean
+
+EVALUATED = {"every": 1, "num_tasks": 3, "test_episodes": 2, "tasks": [[2, 2], [-2, 2], [2, -2]]}
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory, tiny_config):
+    """Trains a tiny run with some settings, once for all tests that ask for the same."""
+    folder, made, number = tmp_path_factory.mktemp("compared"), {}, count()
+
+    def trained(*settings, name=None):
+        if settings not in made:
+            config = build_config(override(tiny_config().model_dump(mode="json"), ["iterations=2", *settings]))
+            path = folder / (name or f"run-{next(number)}")
+            train(config, path, backend=Backend(workers=0))
+            made[settings] = path
+        return metaloom.open_run(made[settings])
+
+    return trained
+
+
+@pytest.fixture
+def runs(make):
+    """Two settings with two seeds each."""
+    return [make(f"algorithm.inner_lr={lr}", f"seed={seed}") for lr in (0.05, 0.1) for seed in (1, 2)]
+
+
+@pytest.fixture
+def evaluated(make):
+    section = f"evaluation={json.dumps(EVALUATED)}"
+    return [make(section, f"algorithm.inner_lr={lr}", f"seed={seed}") for lr in (0.05, 0.1) for seed in (1, 2)]
+
+
+def test_runs_that_differ_only_in_their_seed_are_a_group_named_by_what_tells_it_apart(runs):
+    found = compare(runs)
+    assert {group.name: group.seeds for group in found.groups} == {
+        "algorithm.inner_lr=0.05": [1, 2],
+        "algorithm.inner_lr=0.1": [1, 2],
+    }
+    assert found.groups[0].iqm.value >= found.groups[1].iqm.value
+    assert compare(runs[:2]).groups[0].name == "promp, point-corner"
+
+
+def test_the_score_is_the_return_of_every_task_after_adaptation_in_the_last_iterations(runs):
+    found = compare(runs[:2], last=1)
+    episodes = [run.episodes(-1).to_pandas() for run in runs[:2]]
+    expected = np.array([e[e["step"] == 1].groupby("task")["return"].mean() for e in episodes])
+    assert found.metric == "return"
+    np.testing.assert_allclose(np.array(found.groups[0].scores.runs), expected)
+    assert found.groups[0].iqm.value == pytest.approx(interquartile_mean(expected.ravel()))
+    assert [len(run) for run in compare(runs[:2], last=5).groups[0].scores.runs] == [8, 8]
+    assert not found.groups[0].scores.same_tasks
+
+
+def test_where_all_runs_have_stored_evaluations_it_is_that_of_their_tasks(evaluated):
+    found = compare(evaluated)
+    assert found.metric == "evaluation"
+    table = evaluated[0].evaluations(-1).to_pandas()
+    tests = table[table["test"] & (table["adaptation_steps"] == 1)]
+    (group,) = (group for group in found.groups if group.name == "algorithm.inner_lr=0.05")
+    np.testing.assert_allclose(group.scores.runs[0], tests.groupby(["task_goal_y", "task_goal_x"])["return"].mean())
+    assert group.scores.same_tasks  # the same three in all runs, though each tests them in an order of its own
+    np.testing.assert_allclose(group.curve.values[-1], np.mean([run.mean() for run in group.scores.runs]))
+
+
+def test_where_only_some_have_evaluations_it_says_so_and_takes_the_return(runs, evaluated):
+    found = compare([evaluated[0], runs[1]])
+    assert (found.metric, "1 of 2 runs have stored evaluations" in found.notes[0]) == ("return", True)
+    with pytest.raises(UsageError, match=r"has no stored evaluation; .*evaluation.every"):
+        compare([evaluated[0], runs[1]], metric="evaluation")
+
+
+def test_any_metric_can_be_compared_and_an_unknown_one_gets_a_suggestion(runs):
+    found = compare(runs, metric="outer_kl", last=1)
+    values = [run.metrics(-1)["outer_kl"][0].as_py() for run in runs]
+    assert sorted(found.scores()["score"].to_pylist()) == pytest.approx(sorted(values))
+    with pytest.raises(UsageError, match=r"no metric 'outer_kll'.*did you mean outer_kl"):
+        compare(runs, metric="outer_kll")
+
+
+def test_runs_are_compared_after_as_many_environment_steps_as_all_have(make, runs):
+    longer = make("algorithm.inner_lr=0.1", "seed=3", "iterations=3")
+    found = compare([*runs, longer], last=1)
+    assert found.env_steps == 2 * 4 * 3 * 10 * 2
+    assert "the most that all runs have" in found.notes[-1]
+    (group,) = (group for group in found.groups if group.seeds == [1, 2, 3])
+    second = longer.episodes(1).to_pandas()
+    expected = second[second["step"] == 1].groupby("task")["return"].mean()
+    np.testing.assert_allclose(group.scores.runs[2], expected)
+    np.testing.assert_allclose(found.curve_steps, [240, 480])
+
+
+def test_runs_of_other_environments_are_refused_unless_told(make, runs):
+    other = make("env=point-momentum", "algorithm.inner_lr=0.05", "seed=1")
+    with pytest.raises(UsageError, match=r"different environments: .*point-corner.*point-momentum.*--mixed"):
+        compare([runs[0], other])
+    found = compare([runs[0], other], mixed=True)
+    assert found.groups[0].scores.stratum_names == sorted({*found.groups[0].scores.strata})
+    assert len(found.groups[0].scores.stratum_names) == 2
+    by_env = compare([runs[0], other], mixed=True, group=["env.name"])
+    assert {group.name for group in by_env.groups} == {"env.name=point-corner", "env.name=point-momentum"}
+    with pytest.raises(UsageError, match="groups that were trained in different environments"):
+        compare([runs[0], runs[2], other], mixed=True)
+    with pytest.raises(UsageError, match="different environments"):
+        compare([runs[0], make("max_episode_steps=5", "algorithm.inner_lr=0.05", "seed=1")])
+
+
+def test_other_evaluations_are_refused_unless_told(make, evaluated):
+    section = json.dumps(EVALUATED | {"test_episodes": 1})
+    other = make(f"evaluation={section}", "algorithm.inner_lr=0.05", "seed=9")
+    with pytest.raises(UsageError, match=r"different evaluations: evaluation.test_episodes is 2 .* and 1 "):
+        compare([evaluated[0], other])
+    assert len(compare([evaluated[0], other], mixed=True).groups) == 1
+
+
+def test_one_run_twice_is_refused(make, runs):
+    with pytest.raises(UsageError, match="twice"):
+        compare([runs[0], runs[0]])
+    again = make("algorithm.inner_lr=0.05", "seed=1", "iterations=1")
+    with pytest.raises(UsageError, match="same settings and seed 1"):
+        compare([runs[0], again])
+
+
+def test_groups_by_chosen_settings_put_together_what_else_differs(make, runs):
+    other = make("algorithm.inner_lr=0.1", "algorithm.clip_eps=0.1", "seed=5")
+    assert len(compare([*runs, other]).groups) == 3
+    found = compare([*runs, other], group=["algorithm.inner_lr"])
+    assert {group.name: len(group.scores) for group in found.groups} == {
+        "algorithm.inner_lr=0.05": 2,
+        "algorithm.inner_lr=0.1": 3,
+    }
+    with pytest.raises(UsageError, match=r"found --group algorithm.iner_lr; .*did you mean algorithm.inner_lr"):
+        compare(runs, group=["algorithm.iner_lr"])
+
+
+def test_other_algorithms_are_told_by_their_names(make, runs):
+    other = make("algorithm=maml-trpo", "seed=1")
+    names = {group.name for group in compare([runs[0], runs[2], other]).groups}
+    assert "algorithm.name=maml-trpo algorithm.inner_lr=0.1" in names
+    assert {"algorithm.name=promp algorithm.inner_lr=0.05", "algorithm.name=promp algorithm.inner_lr=0.1"} < names
+
+
+def test_too_few_seeds_are_said_plainly(runs):
+    found = compare(runs)
+    (verdict,) = found.verdicts
+    assert verdict.startswith("too few seeds to order algorithm.inner_lr=")
+    assert verdict.endswith("with 2 and 2 runs the smallest p there can be is 0.33; 4 runs of each could tell")
+    assert compare(runs[:1]).verdicts == ("one group: nothing to order",)
+    assert np.isnan(compare(runs[:1]).groups[0].iqm.low)
+
+
+def test_the_same_comparison_gives_the_same_numbers_and_another_seed_others(runs):
+    first, again, other = compare(runs), compare(runs[::-1]), compare(runs, seed=1)
+    assert first.table() == again.table()
+    assert first.table()["iqm_low"] != other.table()["iqm_low"]
+    assert first.as_dict()["bootstrap"] == {
+        "seed": 0,
+        "resamples": 2000,
+        "resampled": "runs",
+        "interval": "student",
+    }
+    with pytest.raises(UsageError, match="resamples=10"):
+        compare(runs, resamples=10)
+
+
+def test_tables_have_a_row_for_everything(runs):
+    found = compare(runs)
+    assert found.table()["group"].to_pylist() == [group.name for group in found.groups]
+    assert found.differences().num_rows == 1
+    assert found.curves().num_rows == 2 * len(found.curve_steps)
+    assert found.profiles().num_rows == 2 * len(found.thresholds)
+    assert {*found.scores().to_pandas().groupby(["group", "run"]).size()} == {8}
+
+
+def test_the_command_prints_says_and_plots(runs, tmp_path, capsys):
+    folders = [str(run.path) for run in runs]
+    for name in ("comparison.png", "comparison.svg"):
+        assert cli.run(["compare", *folders, "--plot", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).stat().st_size > 10_000
+    told = capsys.readouterr().out
+    assert "too few seeds to order" in told
+    assert "2,000 bootstrap resamples of whole runs, seed 0" in told
+    assert cli.run(["compare", *folders, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["groups"]) == 2
+    assert document["pairs"][0]["shown"] is False
+    for more, problem in (([folders[0]], "twice"), (["--plot", "x.pdf"], "plot file"), (["--last", "0"], "last=0")):
+        assert cli.run(["compare", *folders, *more]) == 2
+        assert problem in capsys.readouterr().err
+
+
+def test_names_patterns_and_lists_all_name_runs(runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    for n, run in enumerate(runs):
+        shutil.copytree(run.path, tmp_path / f"mine-{n}")
+    by_name = metaloom.compare(["mine-0", "mine-1", "mine-2", "mine-3"])
+    assert by_name.table() == metaloom.compare(runs).table()
+    assert metaloom.compare("mine-*").table() == by_name.table()
+    assert metaloom.compare("mine-0").groups[0].seeds == [1]
+    with pytest.raises(UsageError, match="no runs to compare"):
+        metaloom.compare([])
+
+
+def test_a_single_task_has_a_score_for_every_iteration(tmp_path):
+    settings = {"env": "CartPole-v1", "algorithm": "a2c", "iterations": 2, "max_episode_steps": 10}
+    train(build_config(settings), tmp_path / "one", backend=Backend(workers=0))
+    run = metaloom.open_run(tmp_path / "one")
+    expected = run.metrics()["step_0.average_return"].to_pylist()
+    assert metaloom.compare(run).groups[0].scores.runs[0].tolist() == pytest.approx(expected)

@@ -1,0 +1,125 @@
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaloom.pipeline.comparison.groups import Resampled
+from metaloom.pipeline.comparison.measures import interquartile_mean
+from metaloom.pipeline.comparison.order import divisions, holm, permutation_test, runs_needed, smallest_p
+from metaloom.pipeline.comparison.scores import Scores
+
+
+def test_of_three_and_three_runs_that_are_apart_two_of_twenty_divisions_are_as_far_apart():
+    test = permutation_test(Scores.of([[1.0], [2], [3]]), Scores.of([[11.0], [12], [13]]), np.random.default_rng(0))
+    assert (test.p, test.exact, test.smallest) == (pytest.approx(2 / 20), True, pytest.approx(2 / 20))
+
+
+def test_it_is_what_trying_all_divisions_one_by_one_gives():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(4, 5)), 0.8 + rng.normal(size=(3, 5))
+    rows, larger = np.concatenate([a, b]), 0
+    observed = abs(float(interquartile_mean(Scores.of(a)) - interquartile_mean(Scores.of(b))))
+    for side in combinations(range(7), 4):
+        rest = [n for n in range(7) if n not in side]
+        apart = abs(
+            float(interquartile_mean(Scores.of(rows[[*side]]))) - float(interquartile_mean(Scores.of(rows[rest])))
+        )
+        larger += apart >= observed - 1e-12
+    assert permutation_test(Scores.of(a), Scores.of(b), rng).p == pytest.approx(larger / 35)
+
+
+def test_runs_change_sides_within_their_environment():
+    x = Scores((np.array([1.0]), np.array([5.0])), ("a", "b"))
+    y = Scores((np.array([0.0]), np.array([4.0])), ("a", "b"))
+    assert divisions(x, y) == 4
+    # All four divisions: both stay, both change, or one: the differences are 1, 1, 0 and 0.
+    assert permutation_test(x, y, np.random.default_rng(0)).p == pytest.approx(0.5)
+
+
+def test_with_many_runs_divisions_are_drawn_and_p_is_never_zero():
+    rng = np.random.default_rng(0)
+    test = permutation_test(Scores.of(rng.normal(size=(15, 1))), Scores.of(9 + rng.normal(size=(15, 1))), rng)
+    assert (test.exact, test.p) == (False, pytest.approx(1 / 20001))
+
+
+def test_if_groups_are_alike_p_is_below_a_twentieth_one_time_in_twenty():
+    rng = np.random.default_rng(0)
+    found = [
+        permutation_test(Scores.of(rng.exponential(size=(4, 2))), Scores.of(rng.exponential(size=(5, 2))), rng).p
+        for _ in range(1000)
+    ]
+    # Of 126 divisions, 6 make at most 0.05: 0.0476 of the time, with a standard error of 0.007.
+    assert np.mean(np.array(found) <= 0.05) == pytest.approx(6 / 126, abs=0.021)
+
+
+def test_holm_by_hand():
+    # In order .01 .02 .04: times 3, 2, 1 makes .03 .04 .04.
+    assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.5, 0.9]) == [1, 1]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_is_between_the_p_and_that_of_bonferroni_and_keeps_the_order(p_values):
+    adjusted = holm(p_values)
+    for p, after in zip(p_values, adjusted, strict=True):
+        assert p - 1e-12 <= after <= min(1, len(p_values) * p) + 1e-12
+    assert [adjusted[n] for n in np.argsort(p_values, kind="stable")] == sorted(adjusted)
+
+
+@pytest.mark.parametrize(("pairs", "runs"), [(1, 4), (2, 5), (3, 5), (10, 6)])
+def test_the_runs_needed_are_the_fewest_that_can_show_an_order(pairs, runs):
+    def least(n):
+        return 2 * pairs / math.comb(2 * n, n)
+
+    assert runs_needed(pairs) == runs
+    assert least(runs) <= 0.05 < least(runs - 1)
+    rising = Scores.of([[float(n)] for n in range(runs)])
+    assert smallest_p(rising, Scores.of([[n + 100.0] for n in range(runs)])) == pytest.approx(least(runs) / pairs)
+
+
+def planted(difference, runs=5, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(2, runs, 1)) + rng.normal(size=(2, runs, 10))
+    return {"high": Scores.of(rows[0] + difference), "low": Scores.of(rows[1])}
+
+
+def test_a_planted_difference_is_shown_and_none_is_not():
+    (pair,) = Resampled(planted(5.0), 0, 1000).pairs()
+    assert (pair.a, pair.shown, pair.attainable) == ("high", True, True)
+    assert pair.difference.low < 5 < pair.difference.high
+    assert pair.improvement.value == 1
+    assert np.isnan(pair.improvement.low)  # every run of one is higher: resamples know no other
+    (pair,) = Resampled(planted(0.0), 0, 1000).pairs()
+    assert (pair.shown, pair.attainable) == (False, True)
+    assert pair.difference.low < 0 < pair.difference.high
+
+
+def test_three_runs_can_show_nothing_however_large_the_difference():
+    (pair,) = Resampled(planted(1000.0, runs=3), 0, 500).pairs()
+    assert (pair.shown, pair.attainable) == (False, False)
+
+
+def test_intervals_of_a_group_do_not_depend_on_the_others_or_the_order_of_groups():
+    groups = planted(1.0)
+    both = Resampled(groups, 3, 500)
+    alone = Resampled({"low": groups["low"]}, 3, 500)
+    assert both.interquartile_mean("low") == alone.interquartile_mean("low")
+    assert both.pairs() == Resampled(dict(reversed(groups.items())), 3, 500).pairs()
+    assert Resampled(groups, 4, 500).interquartile_mean("low") != both.interquartile_mean("low")
+
+
+def test_profiles_stay_between_none_and_all_and_curves_within_their_bands():
+    groups = planted(2.0)
+    resampled = Resampled(groups, 0, 500)
+    profile = resampled.profile("high", np.array([-100.0, 100.0]))
+    assert (profile.values == [1, 0]).all()
+    assert (profile.low >= 0).all()
+    assert (profile.high <= 1).all()
+    curve = resampled.curve("high", np.stack([groups["high"].run_means, groups["high"].run_means + 1], axis=1))
+    assert curve.values[1] - curve.values[0] == pytest.approx(1)
+    assert (curve.low < curve.values).all()
+    assert (curve.values < curve.high).all()

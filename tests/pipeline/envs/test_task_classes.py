@@ -1,0 +1,104 @@
+"""Classes of tasks as environments declare them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from metaloom.pipeline.envs import ENVS, registry
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
+from metaloom.pipeline.envs.point_corner import PointCorner
+from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.envs.task_classes import Classes, bins, nearest
+
+
+def test_a_task_belongs_to_the_nearest_center_by_the_fields_that_decide():
+    classes = nearest(("x", "y"), {"east": (1, 0), "north": (0, 1)})
+    # Columns in another order, and one more that does not matter. Equally near: the first.
+    tasks = np.array([[0.2, 9.0, 0.9], [0.9, -9.0, 0.2], [0.5, 0.0, 0.5]])
+    assert classes.of(tasks, ["y", "mass", "x"]).tolist() == [0, 1, 0]
+
+
+def test_bins_hold_their_lower_edge_and_have_no_ends():
+    classes = bins("velocity", (1, 2.5))
+    assert classes.names == ("velocity below 1", "velocity 1 to 2.5", "velocity from 2.5")
+    assert classes.of(np.array([[-7.0], [0.999], [1.0], [2.4], [2.5], [99.0]]), ["velocity"]).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
+
+
+@pytest.mark.parametrize(
+    "classes", [bins("v", (1,)), nearest("v", {"a": 0, "b": 2}), nearest(["x", "y"], {"a": (0, 1), "b": (1, 0)})]
+)
+def test_they_are_plain_data(classes):
+    assert Classes.from_facts(json.loads(json.dumps(classes.facts()))) == classes
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nearest("v", {"only": 1}), "two or more"),
+        (lambda: nearest("v", {"fast": 1, "balanced": 0}), "'balanced'"),
+        (lambda: nearest("v", {"a": 1, "b": 1}), "all different"),
+        (lambda: nearest("v", {"a": (1, 2), "b": (0, 1)}), "a number for each of the fields"),
+        (lambda: nearest("v", {"a": float("nan"), "b": 1}), "finite"),
+        (lambda: bins("v", (2, 1)), "increasing"),
+        (lambda: bins("v", ()), "required two"),
+        (lambda: Classes(("v", "w"), ("a", "b"), edges=(1.0,)), "one field"),
+        (lambda: Classes.from_facts({"fields": ["v"], "colour": 1}), "Classes.facts"),
+        (lambda: Classes.from_facts({"fields": [3], "names": ["a", "b"], "edges": [1]}), "'fields': .3."),
+        (lambda: Classes.from_facts({"fields": ["v"], "names": ["a", "b"], "edges": [[]]}), r"'edges': \[\[\]\]"),
+        (lambda: Classes.from_facts({"fields": ["v"], "names": "ab", "centers": 7}), "'centers': 7"),
+    ],
+)
+def test_what_is_no_division_into_classes_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_every_class_of_a_built_in_environment_comes_up(name):
+    env = make_env(EnvConfig(name=name))
+    if env.task_classes is not None:
+        tasks = env.sample_tasks(200, np.random.default_rng(0))
+        of = env.task_classes.of(tasks, [field.name for field in env.task_fields])
+        # Of 200 draws even a class of probability 1/5 has fewer than 15 once in 30,000 times.
+        assert np.bincount(of, minlength=len(env.task_classes.names)).min() >= 15
+
+
+def test_directions_and_corners_are_named_for_what_they_are():
+    cheetah = make_env(EnvConfig(name="half-cheetah-dir")).task_classes
+    assert [cheetah.names[c] for c in cheetah.of(np.array([[-1.0], [1.0]]), ["direction"])] == ["backward", "forward"]
+    corner = make_env(EnvConfig(name="point-corner")).task_classes
+    assert corner.names[corner.of(np.array([[-2.0, 2.0]]), ["goal_x", "goal_y"])[0]] == "upper left"
+    ant = make_env(EnvConfig(name="pearl-ant-dir", options={"forward_backward": True}))
+    assert ant.task_classes.of(np.array(ant.task_set), ["direction_x", "direction_y"]).tolist() == [1, 0]
+
+
+class Renamed(PointCorner):
+    task_fields = HalfCheetahDir.task_fields
+    task_set = None
+
+
+class Listed(PointCorner):
+    task_classes = ("forward", "backward")
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (Renamed, r"Renamed.task_classes: found classes by goal_x, goal_y.*'direction'"),
+        (Listed, "Listed.*`nearest` or `bins`"),
+    ],
+)
+def test_an_environment_whose_classes_do_not_fit_its_tasks_is_refused(cls, message, monkeypatch):
+    monkeypatch.setattr(registry, "find_env", lambda name: cls)
+    with pytest.raises(EnvError, match=message):
+        make_env(EnvConfig(name="point-corner"))
