@@ -31,6 +31,7 @@ from metaloom.flows.views.progress import progress as shown_progress
 from metaloom.flows.views.sweep_progress import sweep_progress
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.plugins import path_of
 from metaloom.pipeline.schema import ConfigError
 
 IN_PROCESS = Backend(workers=0)
@@ -120,7 +121,7 @@ def replay(
 
     Args:
         run: which.
-        iteration: all complete ones when None.
+        iteration: a negative one counts from the end; all complete ones when None.
         stage: only this one.
         step: only this inner step.
         backend: where rollouts run.
@@ -162,6 +163,8 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, type):  # which another process could not find
+        raise ConfigError(f'found the class {value.__qualname__}; required its name, "{path_of(value)}"')
     raise ConfigError(f"found the setting {value!r}; required numbers, text, lists or mappings")
 
 

@@ -67,6 +67,9 @@ class RunDataset(Dataset[Item]):
         self._ends = np.cumsum(counts)
         self._cache: OrderedDict[_Part, dict[str, Array]] = OrderedDict()
 
+    def __repr__(self) -> str:
+        return f"RunDataset({len(self):,} {self.unit} of {self._run.location!r})"
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 

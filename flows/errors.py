@@ -8,8 +8,8 @@ class UsageError(ValueError):
 class ExtraMissing(UsageError):
     """A package is needed that only one of Metaloom's extras brings."""
 
-    def __init__(self, extra: str) -> None:
-        super().__init__(f"{extra} is not installed; `pip install 'metaloom[{extra}]'` brings it")
+    def __init__(self, extra: str, package: str | None = None) -> None:
+        super().__init__(f"{package or extra} is not installed; `pip install 'metaloom[{extra}]'` brings it")
 
 
 class WorkersError(ConnectionError):

@@ -48,12 +48,12 @@ def require_iteration(run: storage.Run, iteration: int) -> None:
         storage.StageMissing: nothing of it is stored.
     """
     if all(ref.iteration != iteration for ref in run.refs()):
-        done = len(run.iterations)
+        done, more = len(run.iterations), f" --iterations {iteration + 1}" if iteration >= run.capacity else ""
         raise storage.StageMissing(
             run.path,
             found=f"nothing of iteration {iteration} is stored; {done} are complete",
             required=f"an iteration from 0 to {done - 1}" if done else "an iteration that has begun",
-            action=f"`metaloom resume {run.path} --iterations {max(iteration + 1, done)}` computes it",
+            action=f"`metaloom resume {run.path}{more}` computes it",
         )
 
 

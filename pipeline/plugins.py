@@ -157,8 +157,8 @@ def is_installed(file: str) -> bool:
 
 def _not_found(path: str, problem: BaseException) -> str:
     return (
-        f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class or module:function, with the "
-        f"module in {os.getcwd()} or installed"
+        f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class (of a metric or recipe "
+        f"module:function), with the module in {os.getcwd()} or installed"
     )
 
 

@@ -250,8 +250,16 @@ class Run:
         return self.files.read_experience(self.record(ref))
 
     def __getitem__(self, iteration: int) -> Iteration:
-        """One iteration, complete or not; a negative number counts from the last complete one."""
-        return Iteration(self, self.select(iteration)[0] if iteration < 0 else iteration)
+        """One iteration, complete or not; a negative number counts from the last complete one.
+
+        Raises:
+            StageMissing: the run is not to have so many iterations.
+        """
+        if iteration < 0:
+            (iteration,) = self.select(iteration)
+        elif iteration >= self.capacity:
+            raise self._incomplete(iteration)
+        return Iteration(self, iteration)
 
     def __iter__(self) -> Iterator[Iteration]:
         return (Iteration(self, i) for i in self.iterations)
@@ -260,7 +268,7 @@ class Run:
         return len(self.iterations)
 
     def select(self, iterations: Iterations) -> Sequence[int]:
-        """The complete iterations that a selection names.
+        """The complete iterations that a selection names; negative numbers count from the end.
 
         Raises:
             ValueError: they are no whole numbers.
@@ -272,12 +280,11 @@ class Run:
         if isinstance(iterations, slice):
             return complete[iterations]
         numbers = whole_numbers(iterations, "iteration")
-        if not isinstance(iterations, Iterable) and numbers[0] < 0:
-            numbers = [numbers[0] + len(complete)]
-        for i in numbers:
+        found = [i + len(complete) if i < 0 else i for i in numbers]
+        for asked, i in zip(numbers, found, strict=True):
             if i not in complete:
-                raise self._missing(self.last_ref(max(i, 0)))
-        return numbers
+                raise self._incomplete(asked)
+        return found
 
     def steps(
         self,
@@ -294,7 +301,7 @@ class Run:
         Args:
             iterations: None for all complete ones.
             columns: None for all; only what the columns need is read. `observation.NAME` and `action.NAME` are single
-                components, where the environment names them, and `observation.*` all of them.
+                components, where the environment names them, and `observation.*` all of them; `reward_*` are all terms.
             steps: inner steps k to include; None for all.
             stage: one group of arrays: `rollouts_1`, or `memory_fill`, what a replay buffer began with; None for the
                 rollouts of all inner steps.
@@ -379,12 +386,25 @@ class Run:
         return read_tables(self.files, name, self.select(iterations))
 
     def _missing(self, ref: StageRef) -> StageMissing:
+        steps = sorted(r.step for r in self.files.refs_of({ref.iteration}) if r.stage == ref.stage)
+        if steps and ref.iteration in self.iterations:
+            return StageMissing(
+                self.location,
+                found=f"{ref} is not stored, and iteration {ref.iteration} is complete",
+                required=f"an inner step that it has: {', '.join(map(str, steps))}",
+                action=f"`metaloom show {self.name}@{ref.iteration}` lists them",
+            )
+        return self._incomplete(ref.iteration, f"{ref} is not stored")
+
+    def _incomplete(self, iteration: int, found: str | None = None) -> StageMissing:
         count = len(self.iterations)
+        # A run that has all that it shall have goes on only if it is told how far.
+        further = f" --iterations {iteration + 1}" if iteration >= self.capacity else ""
         return StageMissing(
             self.location,
-            found=f"{ref} is not stored; {count} iterations are complete",
+            found=f"{found or f'iteration {iteration} is not there'}; {count} iterations are complete",
             required=f"an iteration from 0 to {count - 1}" if count else "a run with a complete iteration",
-            action=f"`metaloom resume {self.name}` computes what is missing",
+            action=f"`metaloom resume {self.name}{further}` computes what is missing",
         )
 
 

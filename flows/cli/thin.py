@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from metaloom.flows.cli.options import AsJson, Flag, RunArgument
+from metaloom.flows.cli.options import AsJson, Flag, RunArgument, Trust, agree
 from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
 from metaloom.storage import Retention
@@ -14,12 +14,15 @@ def thin(
     keep_every: int | None = None,
     keep_last: int | None = None,
     dry_run: Flag = False,
+    anyway: Flag = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
     """Remove the episodes, samples and adapted parameters of iterations; everything else stays.
 
     An off-policy run keeps its episodes as well, since they are its replay buffer: only minibatches and adapted
-    parameters go. `metaloom replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit.
+    parameters go. `metaloom replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit. So refused
+    are iterations that used a plug-in, such as an environment of your own, whose source has changed since.
 
     Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
 
@@ -27,11 +30,13 @@ def thin(
         keep_every: Keep iterations 0, N, 2N, ... complete.
         keep_last: Keep the N newest iterations complete.
         dry_run: Only say what would be removed.
+        anyway: Remove also what a changed plug-in can no longer recompute.
     """
     folder = run_folder(run)
+    agree(folder, trust)
     from metaloom.flows.commands.thin import thin as thin_run
     from metaloom.flows.views.tables import thinned_line
 
-    thinned = thin_run(folder, Retention(keep_last=keep_last, keep_every=keep_every), dry_run=dry_run)
+    thinned = thin_run(folder, Retention(keep_last=keep_last, keep_every=keep_every), dry_run=dry_run, anyway=anyway)
     answer(as_json, lambda: {**asdict(thinned), "dry_run": dry_run}, lambda: thinned_line(thinned, dry_run=dry_run))
     return 0

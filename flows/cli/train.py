@@ -166,6 +166,9 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bo
         tell(as_json, "\n".join([*lines, *ending]))
     if result.damage:
         return 1
+    if not result.computed and result.damage is None:
+        done, name = plural(result.iterations_done, "iteration"), location(folder)
+        tell(as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N")
     tell(as_json, _next_steps(result.path))
     return 0
 

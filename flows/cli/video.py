@@ -19,7 +19,7 @@ def video(
     task: int | None = None,
     best: Flag = False,
     worst: Flag = False,
-    episode: int = 0,
+    episode: int | None = None,
     step: Annotated[tuple[int, ...], Parameter(negative=(), show_default=False)] = (),
     size: str = "480x360",
     every: int = 1,
@@ -38,7 +38,7 @@ def video(
         task: Place of the task in the iteration; 0 by default.
         best: The task with the highest mean return after adaptation.
         worst: The task with the lowest.
-        episode: Place of the episode among those of its task.
+        episode: Place of the episode among those of its task; by default the one of median return, of each step.
         step: Inner step whose episode is shown; repeatable, side by side. By default the first and the last one.
         size: Width and height of each picture in pixels, for MuJoCo's robots.
         every: Show every so many steps only.
@@ -66,8 +66,8 @@ def video(
         every=every,
         renderer=drawn_by,
     )
-    shown = ", ".join(f"step {k}: {value:.2f}" for k, value in done.returns.items())
-    console().print(f"{done.path}  {done.frames} frames, task {done.task}, return at {shown}")
+    shown = ", ".join(f"{value:.2f} at step {k} (episode {done.episodes[k]})" for k, value in done.returns.items())
+    console().print(f"{done.path}  {done.frames} frames, task {done.task}, return {shown}")
     if done.agrees:
         console().print(f"observations agree with the stored ones: largest difference {done.largest_difference:.1g}")
         return 0

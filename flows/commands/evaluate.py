@@ -24,16 +24,18 @@ from metaloom.flows.views.evaluation_summary import (
     summarize_steps,
     summarize_tasks,
 )
+from metaloom.flows.views.formatting import number, plural
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.task_classes import Classes
+from metaloom.pipeline.shown import Row, Shown
 from metaloom.pipeline.tasks.evaluation import tasks_are_new
 from metaloom.pipeline.types import Evaluation, LearnerState, TaskBatch, Update
 from metaloom.stages.evaluate import Tested, unseen
 
 
-@dataclass(frozen=True)
-class EvaluationOutcome:
+@dataclass(frozen=True, repr=False)
+class EvaluationOutcome(Shown):
     """A learner's returns after 0 ... K adaptation steps.
 
     Attributes:
@@ -49,6 +51,19 @@ class EvaluationOutcome:
     evaluation: Evaluation
     tasks_are_new: bool
     classes: Classes | None = None
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Return over tasks after every number of adaptation steps, with its interval; see pipeline.shown."""
+        tasks, (_, _, tests) = plural(len(self.tasks), "task"), self.evaluation.test_returns.shape
+        updates = plural(self.updates, "update")
+        rows = [
+            (str(s.adaptation_steps), number(s.average_return), f"{number(s.average_low)} to {number(s.average_high)}")
+            for s in self.summary()
+        ]
+        return (
+            f"EvaluationOutcome of the learner after {updates}: {tasks}, {plural(tests, 'test episode')} each",
+            [("adaptation steps", "average return", "95 % interval"), *rows],
+        )
 
     @property
     def tasks(self) -> TaskBatch:

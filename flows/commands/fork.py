@@ -10,8 +10,9 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.commands.train import environment
 from metaloom.flows.estimate.limits import check_sizes
+from metaloom.flows.graph.changed_sources import tell_changed_sources
 from metaloom.flows.graph.recomputed import Recomputed
-from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run, tell_changed_sources
+from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import updates_at

@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,18 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.changed_sources import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, run_checked
-from metaloom.flows.graph.run_stages import config_at, stages_of, tell_changed_sources
+from metaloom.flows.graph.run_stages import config_at, stages_of
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.stage import StageOutput
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views.formatting import finite
+from metaloom.flows.views.formatting import finite, number
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
+from metaloom.pipeline.shown import Row, Shown
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Samples, Update
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import flatten
@@ -49,7 +51,7 @@ class Outcome:
     """
 
     settings: tuple[str, ...]
-    config: RunConfig
+    config: RunConfig = field(repr=False)
     value: StageOutput
     seconds: float
     identical: bool
@@ -68,8 +70,8 @@ class Outcome:
         return self.value.learner
 
 
-@dataclass(frozen=True)
-class Counterfactual:
+@dataclass(frozen=True, repr=False)
+class Counterfactual(Shown):
     """One stage under the settings of its run and under changed ones.
 
     Attributes:
@@ -83,6 +85,15 @@ class Counterfactual:
     stored: Outcome
     changed: Outcome
     start: Mapping[str, Array]
+
+    def shown(self) -> tuple[str, list[Row]]:
+        """Return what describes both outcomes side by side; see pipeline.shown."""
+        rows = [
+            (name, *("-" if value is None else number(value) for value in pair))
+            for name, pair in self.quantities().items()
+        ]
+        title = f"Counterfactual of {self.ref} under {', '.join(self.changed.settings) or 'the same settings'}"
+        return title, [("quantity", "as stored", "changed"), *rows]
 
     def quantities(self) -> dict[str, tuple[float | None, float | None]]:
         """Describe both outcomes: name -> (stored, changed); None where one has no such quantity."""

@@ -101,7 +101,7 @@ def replay(
 
     Args:
         path: the run's folder.
-        iteration: which iteration; all complete ones when None.
+        iteration: which iteration, a negative one from the end; all complete ones when None.
         stage: only this stage, such as collect_rollouts.
         step: only this inner step of the stage.
         until_diff: stop after the first stage that differs.
@@ -203,6 +203,8 @@ def _selected(
     if iteration is None and not run.iterations:
         raise UsageError(f"{run.path}: no iteration is complete; name one, as in: metaloom replay {run.path}@0")
     if iteration is not None:
+        if iteration < 0:
+            (iteration,) = run.select(iteration)
         require_iteration(run, iteration)
     # An iteration that was interrupted has stored stages too; they can be replayed by its number.
     iterations = run.iterations if iteration is None else [iteration]

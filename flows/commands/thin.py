@@ -1,39 +1,63 @@
 """Make a stored run smaller, and bring back what was taken from it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.recomputed import Recomputed
-from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.graph.run_stages import changed_since, stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
+from metaloom.flows.views.formatting import plural
+from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Retention, StageRef, Thinned
 from metaloom.storage.format.codec import Value
 
 
-def thin(path: Path, retention: Retention, *, dry_run: bool = False) -> Thinned:
+def thin(path: Path, retention: Retention, *, dry_run: bool = False, anyway: bool = False) -> Thinned:
     """Remove the arrays that can be computed again (`storage.THINNABLE`) of the complete iterations that are not kept.
 
     Args:
         path: the run's folder.
         retention: which iterations keep theirs.
         dry_run: only tell what would go.
+        anyway: also what comes of plug-ins whose sources have changed since, and which may therefore not come back.
 
     Raises:
-        UsageError: it names no iterations to keep.
+        UsageError: it names no iterations to keep, or what would go could not be computed again.
+        UntrustedRun: the settings name modules that the user has not agreed to import.
         storage.RunLocked: another process writes the run.
     """
     if not retention.thins:
         raise UsageError("required --keep-every N, --keep-last N or both: which iterations stay whole")
     run = storage.open_run(path)
     chosen = [i for i in run.iterations if not retention.keeps(i, len(run.iterations))]
+    goes = (ref for ref in run.thinnable({*chosen}) if not run.is_thinned(ref))
+    refs = [*goes] if dry_run else goes
+    if not anyway:
+        _require_same_sources(run, refs)
     if dry_run:
-        refs = [ref for ref in run.thinnable({*chosen}) if not run.is_thinned(ref)]
         return Thinned.of([run.record(ref) for ref in refs], run.files.files_of)
     with storage.open_writer(path) as writer:
         return writer.thin(chosen)
+
+
+def _require_same_sources(run: storage.Run, refs: Iterable[StageRef]) -> None:
+    try:
+        changed = changed_since(run, refs)
+    except ConfigError as problem:
+        raise UsageError(
+            f"{run.location}: found settings that cannot be built today, so that what is removed could not be computed "
+            f"again ({problem}); mend that first, or remove it all the same: --anyway"
+        ) from None
+    if changed:
+        iterations = sorted(set[int]().union(*changed.values()))
+        raise UsageError(
+            f"{run.location}: found that {'; '.join(changed)}, so that {plural(len(iterations), 'iteration')}, the "
+            f"first {iterations[0]}, could not be computed again; required the sources as they were. Bring them back, "
+            "or remove the batches all the same: --anyway"
+        )
 
 
 def materialise(

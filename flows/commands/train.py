@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from metaloom import storage
 from metaloom.flows.estimate.limits import check_sizes
+from metaloom.flows.graph.changed_sources import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine
-from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run, tell_changed_sources
+from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.observer import IterationReport as IterationReport
@@ -21,6 +22,7 @@ from metaloom.flows.observer import mean_test_returns
 from metaloom.flows.rollouts.workers import Backend, code_digest
 from metaloom.flows.run_log import kept_log
 from metaloom.flows.trust import require_trust, trust_run
+from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
@@ -52,6 +54,7 @@ class TrainResult:
         path: the run's folder.
         iterations_done: how many are complete.
         stopped: it was asked to stop before its last iteration.
+        computed: how many outputs were missing and are stored now.
         repaired: what was mended before, a line for each damaged file.
         damage: what verification found after a repair; None where there was none, or it was stopped.
     """
@@ -59,6 +62,7 @@ class TrainResult:
     path: Path
     iterations_done: int
     stopped: bool
+    computed: int = 0
     repaired: Sequence[str] = ()
     damage: Sequence[storage.Damage] | None = None
 
@@ -142,7 +146,7 @@ def resume(
                 path,
                 capacity=config.iterations,
                 take_over=take_over,
-                retention=retention_of(config),
+                retention=_retention_for(run, config),
             ) as writer,
             kept.of(writer, backend.for_tasks(config.num_tasks)),
             stages_of_run(run, backend, config, check) as stages,
@@ -204,6 +208,23 @@ def retention_of(config: RunConfig) -> Retention:
     return Retention(**config.retention.model_dump())
 
 
+def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
+    """As configured, but iterations of plug-ins that have changed since are kept: they could not be computed again."""
+    retention = retention_of(config)
+    if not retention.thins:
+        return retention
+    changed = changed_since(run, (ref for ref in run.thinnable(run.iterations) if not run.is_thinned(ref)))
+    for change, iterations in changed.items():
+        log.warning(
+            "%s: %s; %s computed with it, the first %d, will not be thinned: they could not be computed again",
+            run.location,
+            change,
+            plural(len(iterations), "iteration"),
+            min(iterations),
+        )
+    return replace(retention, kept=frozenset[int]().union(*changed.values()))
+
+
 def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
     """A stored run's configuration with another retention, which is all of it that may change.
 
@@ -248,10 +269,10 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
     for line in plan.config.algorithm.warnings():
         log.warning("%s", line)
     history: list[Metrics] = []
-    began = time.perf_counter()
+    began, computed = time.perf_counter(), 0
     for iteration in range(iterations):
         if stop is not None and stop.met(history):
-            return TrainResult(path, iteration, stopped=False)
+            return TrainResult(path, iteration, stopped=False, computed=computed)
         if stop is None and writer.is_whole(iteration):
             continue
         # Not only the iterations behind the last complete one: whatever was lost is computed again.
@@ -265,13 +286,14 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
         iteration_began = time.perf_counter()
         for ref in missing:
             if observer.should_stop():
-                return TrainResult(path, iteration, stopped=True)
+                return TrainResult(path, iteration, stopped=True, computed=computed)
             observer.stage_started(ref)
             stages = plan.stages_for(ref)
             if stages.graph[ref.stage].ends_iteration:
                 # Now: once the iteration is complete, it may be thinned at any time.
                 by_class = _returns_by_class(stages, writer, iteration)
             call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
+            computed += 1
             # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
             if stages.graph[ref.stage].output is EpisodeBatch:
                 steps += _num_steps(writer, ref)
@@ -292,7 +314,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 evaluation_returns=mean_test_returns(writer.load(ref) for ref in evaluations),
             )
         )
-    return TrainResult(path, iterations, stopped=False)
+    return TrainResult(path, iterations, stopped=False, computed=computed)
 
 
 def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:

@@ -35,6 +35,7 @@ class Film:
         path: where.
         frames: how many pictures it has.
         task: place of its task in the iteration.
+        episodes: which of the task's episodes it shows, by the inner step that they were sampled at.
         returns: of the episodes that it shows, by the inner step that they were sampled at.
         largest_difference: of any observation from the stored one.
     """
@@ -42,6 +43,7 @@ class Film:
     path: Path
     frames: int
     task: int
+    episodes: Mapping[int, int]
     returns: Mapping[int, float]
     largest_difference: float
 
@@ -57,7 +59,7 @@ def video(
     out: Path,
     *,
     task: WhichTask = 0,
-    episode: int = 0,
+    episode: int | None = None,
     steps: Sequence[int] | None = None,
     size: tuple[int, int] = (480, 360),
     every: int = 1,
@@ -70,7 +72,7 @@ def video(
         iteration: the iteration; -1 is the newest that is complete.
         out: .gif, .webp, .mp4, or .png for the last picture alone.
         task: place of the task in the iteration, or the one with the best or worst mean return after adaptation.
-        episode: place of the episode among those of its task.
+        episode: place of the episode among those of its task; when None, of every round the one with the median return.
         steps: inner steps whose episodes are shown side by side; by default the first and the last one.
         size: width and height of each picture in pixels; environments that draw themselves have their own.
         every: show every so many steps only.
@@ -88,7 +90,8 @@ def video(
     require_iteration(run, iteration)
     recordings = _recordings(run, iteration, task, episode, steps)
     tasks, b = recordings[0].tasks, recordings[0].b
-    caption = f"{run.name}, iteration {iteration}, task {b}{_described(tasks, b)}"
+    which = "episodes of median return" if episode is None else f"episode {episode}"
+    caption = f"{run.name}, iteration {iteration}, task {b}{_described(tasks, b)}, {which}"
     with ExitStack() as stack:
         panels = [_Panels(recording, size, renderer, stack) for recording in recordings]
         fps = min(panels[0].fps / every, 50.0)
@@ -97,7 +100,7 @@ def video(
     frames = 1 + max(-(-recording.length // every) for recording in recordings)
     difference = max(panel.largest_difference for panel in panels)
     returns = {recording.ref.step: float(recording.rewards.sum(dtype=np.float64)) for recording in recordings}
-    return Film(out, frames, b, returns, difference)
+    return Film(out, frames, b, {recording.ref.step: recording.e for recording in recordings}, returns, difference)
 
 
 class _Panels:
@@ -131,7 +134,7 @@ def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[Panel]]:
 
 
 def _recordings(
-    run: Run, iteration: int, task: WhichTask, episode: int, steps: Sequence[int] | None
+    run: Run, iteration: int, task: WhichTask, episode: int | None, steps: Sequence[int] | None
 ) -> list[Recording]:
     stored = _rounds(run, iteration)
     chosen = [*dict.fromkeys((min(stored), max(stored)) if steps is None else steps)]
@@ -143,12 +146,10 @@ def _recordings(
         tasks: TaskBatch = run[iteration].tasks()
         batches: dict[int, EpisodeBatch] = {k: outputs.load(stored[k]) for k in {*chosen, max(stored)}}
         b = _place(task, batches[max(stored)])
-        recordings = [Recording(stages.config(stored[k]), stored[k], b, episode, tasks, batches[k]) for k in chosen]
-    for recording in recordings:
-        episodes = int(recording.episodes.real[b].sum())
-        if not 0 <= episode < episodes:
-            raise UsageError(f"found episode {episode} of task {b}; required one from 0 to {episodes - 1}")
-    return recordings
+        return [
+            Recording(stages.config(stored[k]), stored[k], b, _episode(episode, batches[k], b), tasks, batches[k])
+            for k in chosen
+        ]
 
 
 def _rounds(run: Run, iteration: int) -> dict[int, StageRef]:
@@ -173,6 +174,17 @@ def _place(task: WhichTask, after: EpisodeBatch) -> int:
     sums = np.where(after.real, after.rewards.sum(-1, dtype=np.float64), np.nan)
     returns = np.nanmean(sums, axis=1)
     return int(returns.argmax() if task == "best" else returns.argmin())
+
+
+def _episode(asked: int | None, batch: EpisodeBatch, b: int) -> int:
+    """The episode of a task that was asked for; else that of median return, the lower of two."""
+    episodes = int(batch.real[b].sum())
+    if asked is None:
+        returns = batch.rewards[b, :episodes].sum(-1, dtype=np.float64)
+        return int(np.argsort(returns, kind="stable")[(episodes - 1) // 2])
+    if not 0 <= asked < episodes:
+        raise UsageError(f"found episode {asked} of task {b}; required one from 0 to {episodes - 1}")
+    return asked
 
 
 def _when(recording: Recording) -> str:

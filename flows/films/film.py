@@ -114,5 +114,5 @@ def _mp4_writer() -> Any:
         import imageio_ffmpeg  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
         from imageio import get_writer  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
     except ImportError:
-        raise ExtraMissing("video") from None
+        raise ExtraMissing("video", "imageio with imageio-ffmpeg") from None
     return get_writer  # pyright: ignore[reportUnknownVariableType]

@@ -36,7 +36,7 @@ class Recomputed:
             return self._run.load(ref)
         except storage.StageThinned:
             value = self._stages.of(ref).compute(ref, self)
-        require_same(self._run.record(ref), value)
+        require_same(self._run.record(ref), value, changed=self._stages.changes(ref))
         self.remember(ref, value)
         return value
 

@@ -1,8 +1,8 @@
 """The stages of a stored run, under the settings that decide each of its outputs."""
 
 import json
-import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from metaloom.flows.graph.changed_sources import changes_of, tell_changed_sources
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.backends import rollout_workers
@@ -17,10 +18,8 @@ from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.flows.trust import require_trust
 from metaloom.flows.views.run_info import planned_iterations
 from metaloom.pipeline.config.run import RunConfig, build_stored
-from metaloom.pipeline.config.sources import changed_sources, plugin_sources
+from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.storage import Run, StageRef
-
-log = logging.getLogger(__name__)
 
 
 def no_check() -> None:
@@ -107,6 +106,13 @@ class RunStages:
             self._told |= tell_changed_sources(self._run, ref, self._sources[key], self._told)
         return self._known[key]
 
+    def changes(self, ref: StageRef) -> Sequence[str]:
+        """Sources that are not those of a stored output any more, half a sentence each."""
+        key, config = self._configured(ref)
+        if key not in self._sources:
+            self._sources[key] = plugin_sources(config)
+        return changes_of(self._run, ref, self._sources[key])
+
     def own(self) -> Runner:
         """The stages that compute what is not shared with another run."""
         return self.of(self._run.last_ref(self._own.iterations))
@@ -128,33 +134,6 @@ def stages_of_run(
         yield RunStages(run, backend, stack, config, check)
 
 
-def tell_changed_sources(
-    run: Run, ref: StageRef, now: Mapping[str, str], told: Collection[str] = frozenset()
-) -> set[str]:
-    """Warn, once, of plug-ins that are no longer written as they were when a stored output was computed.
-
-    Args:
-        run: the run.
-        ref: the output.
-        now: digests of the sources that would compute it today.
-        told: what need not be said again.
-
-    Returns:
-        What was said.
-    """
-    if not now:  # as of most runs, for which nothing need be read
-        return set()
-    record = run.record(ref)
-    then = run.environment_of(ref).get("plugins", {})
-    lines = {
-        f"{run.location}, session {record.session}: {change}; numbers may differ"
-        for change in changed_sources(now, then if isinstance(then, Mapping) else {})
-    }
-    for line in sorted(lines.difference(told)):
-        log.warning("%s", line)
-    return lines
-
-
 def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
     """A stored run's configuration, with the iterations that it was last given; the one that decides `ref`, if given.
 
@@ -172,3 +151,27 @@ def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
 def config_at(run: Run, iteration: int) -> RunConfig:
     """The configuration that an iteration was, or will be, computed under."""
     return config_of(run, run.last_ref(iteration))
+
+
+def changed_since(run: Run, refs: Iterable[StageRef]) -> dict[str, set[int]]:
+    """Iterations whose outputs would come of other sources today, by what has changed, half a sentence each.
+
+    Nothing is imported for a run that needed no plug-ins.
+
+    Args:
+        run: the run.
+        refs: stored outputs.
+
+    Raises:
+        UntrustedRun: the settings name modules that the user has not agreed to import.
+        ConfigError: one cannot be imported any more, or is not what the settings need.
+    """
+    first = [run.info, *run.info.get("ancestors", [])]
+    environments = [*(info["environment"] for info in first), *(session.environment for session in run.sessions())]
+    changed = defaultdict[str, set[int]](set)
+    if any(environment.get("plugins") for environment in environments):
+        with stages_of_run(run, Backend(workers=0)) as stages:
+            for ref in refs:
+                for change in stages.changes(ref):
+                    changed[change].add(ref.iteration)
+    return changed

@@ -135,7 +135,8 @@ def replay(
     folder = run_folder(run)
     if trust:
         trust_run(folder)
-    outcomes = list(replay_run(folder, iteration, stage=stage, step=step, backend=Backend(workers=workers)))
+    with _quiet_libraries():
+        outcomes = list(replay_run(folder, iteration, stage=stage, step=step, backend=Backend(workers=workers)))
     publish_replay(folder, outcomes)
     different = sum(not outcome.identical for outcome in outcomes)
     if different:
@@ -182,20 +183,21 @@ def evaluate(
     folder = run_folder(run)
     if trust:
         trust_run(folder)
-    outcome = evaluate_run(
-        folder,
-        iteration,
-        tasks=tasks,
-        num_tasks=num_tasks,
-        evenly_by=evenly_by,
-        task_sampling=task_sampling,
-        adaptation_steps=adaptation_steps,
-        episodes=episodes,
-        test_episodes=test_episodes,
-        deterministic=deterministic,
-        seed=seed,
-        backend=Backend(workers=workers),
-    )
+    with _quiet_libraries():
+        outcome = evaluate_run(
+            folder,
+            iteration,
+            tasks=tasks,
+            num_tasks=num_tasks,
+            evenly_by=evenly_by,
+            task_sampling=task_sampling,
+            adaptation_steps=adaptation_steps,
+            episodes=episodes,
+            test_episodes=test_episodes,
+            deterministic=deterministic,
+            seed=seed,
+            backend=Backend(workers=workers),
+        )
     publish_evaluation(folder, outcome)
     return Completed(message=f"{plural(len(outcome.tasks), 'task')}, learner after {plural(outcome.updates, 'update')}")
 

@@ -113,7 +113,7 @@ def save_program(policy: DeployedPolicy, path: Path) -> None:
 def save_onnx(policy: DeployedPolicy, path: Path) -> None:
     """Write an ONNX model, `observations` [N, ...] float32 to `actions`; see TrainedPolicy.save."""
     if importlib.util.find_spec("onnxscript") is None:
-        raise ExtraMissing("onnx")
+        raise ExtraMissing("onnx", "onnxscript")
     with _quiet():
         model = torch.onnx.export(
             _program(policy), input_names=["observations"], output_names=["actions"], dynamo=True, verbose=False

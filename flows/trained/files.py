@@ -34,6 +34,7 @@ class PolicyFile:
         params: what every task acts with.
         adapted: whether they came of an adaptation.
         seed: decides all that is drawn.
+        particle: see TrainedPolicy.
     """
 
     blueprint: Blueprint
@@ -41,12 +42,14 @@ class PolicyFile:
     params: TaskParams
     adapted: bool
     seed: int
+    particle: int = 0
 
     def write(self, path: Path) -> None:
         """Write it to a file."""
         arrays = {f"{part}.{name}": value for part in _PARTS for name, value in getattr(self.state, part).items()}
         arrays |= {f"task.{name}": value for name, value in self.params.params.items()}
-        described = json.dumps({"adapted": self.adapted, "seed": self.seed, **self.blueprint.to_json()})
+        numbers = {"adapted": self.adapted, "seed": self.seed, "particle": self.particle}
+        described = json.dumps({**numbers, **self.blueprint.to_json()})
         metadata = {"format": FORMAT, "version": metaloom.__version__, "policy": described}
         metadata["sha256"] = digest_of(metadata, arrays)
         # Who could make the policy has imported what it names.
@@ -73,6 +76,7 @@ class PolicyFile:
                 settings.trust()
             settings.require_trust()
             blueprint, seed, adapted = Blueprint.from_json(described), int(described["seed"]), described["adapted"]
+            particle = range(blueprint.config.algorithm.num_policies).index(int(described.get("particle", 0)))
         except ConfigError:
             raise
         except (KeyError, TypeError, ValueError, RecursionError) as problem:
@@ -80,7 +84,11 @@ class PolicyFile:
                 f"{path}: found a description that is damaged ({problem}); save the policy again"
             ) from None
         state = LearnerState(**{part: _named(arrays, part) for part in _PARTS})
-        return cls(blueprint, state, TaskParams(_named(arrays, "task")), adapted, seed)
+        try:
+            params = TaskParams(_named(arrays, "task"))
+        except ValueError as problem:
+            raise UsageError(f"{path}: {problem}; save the policy again") from None
+        return cls(blueprint, state, params, adapted, seed, particle)
 
 
 def digest_of(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:
@@ -109,7 +117,10 @@ def _contents(path: str | Path) -> tuple[Mapping[str, str], Mapping[str, Array]]
     except FileNotFoundError:
         raise UsageError(f"{path}: found no such file; required one that `policy.save` wrote") from None
     except (OSError, SafetensorError) as problem:
-        raise UsageError(f"{path}: found no safetensors file ({problem}); required one of `policy.save`") from None
+        raise UsageError(
+            f"{path}: found no safetensors file ({problem}); required one that `policy.save` wrote with the suffix "
+            ".safetensors; ONNX and .pt2 are for other programs"
+        ) from None
     if metadata.get("format") != FORMAT:
         raise UsageError(
             f"{path}: found a safetensors file with format {metadata.get('format')!r}; required {FORMAT!r}, as "

@@ -11,6 +11,7 @@ from metaloom.pipeline.envs.wrappers import PolicyActions
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, collect_rollouts
 from metaloom.stages.rollouts.blocks import episodes_together
+from metaloom.stages.rollouts.faults import RolloutError, describe
 from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
 
 
@@ -35,12 +36,17 @@ def collect_in(
     task = np.array(env.task, np.float64) if env.task_fields else np.zeros(0)
     tasks = TaskBatch(task[None], np.array([-1], np.int64), names, units)
 
-    return episodes_together(
-        [
-            collect_rollouts(sampler, params, tasks, position=replace(position, first_episode=episode))
-            for episode in range(0, episodes, in_trial)
-        ]
-    )
+    try:
+        return episodes_together(
+            [
+                collect_rollouts(sampler, params, tasks, position=replace(position, first_episode=episode))
+                for episode in range(0, episodes, in_trial)
+            ]
+        )
+    except RolloutError as fault:
+        # Its position is of no iteration of a run.
+        about = {**fault.about, "adaptation": position.step}
+        raise RolloutError(describe(about), about, fault.arrays) from fault
 
 
 class _InOneEnv(Sampler):

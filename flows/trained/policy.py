@@ -16,6 +16,7 @@ from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_pr
 from metaloom.flows.trained.files import PolicyFile
 from metaloom.flows.trained.own_env import collect_in
 from metaloom.flows.views.formatting import plural
+from metaloom.pipeline.policies.remembering import TRIAL_LAST, TRIAL_STATE
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.shown import arrays_in, as_html
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
@@ -39,6 +40,8 @@ class TrainedPolicy:
         params: what every task acts with; the learner's own for one task when None.
         rounds: the episodes that led to them, a batch for every adaptation step.
         seed: decides all that is drawn.
+        particle: which of the policies that the algorithm learns side by side it is before it adapts: SVPG's particles;
+            of all others only 0.
     """
 
     def __init__(
@@ -48,11 +51,16 @@ class TrainedPolicy:
         params: TaskParams | None = None,
         rounds: Sequence[EpisodeBatch] = (),
         seed: int = 0,
+        particle: int = 0,
     ) -> None:
         self.blueprint = blueprint
         self.state = state
+        self.particle = particle
         self._adapted = params is not None
-        self._params = blueprint.learner().acting_params(state, 1) if params is None else params
+        if params is None:
+            # Tasks take the policies that are learned side by side in turn.
+            params = blueprint.learner().acting_params(state, particle + 1).slice(particle, particle + 1)
+        self._params = params
         self._rounds = tuple(rounds)
         self._acting = Acting(blueprint, self._params, seed)
 
@@ -61,7 +69,9 @@ class TrainedPolicy:
         steps = f" by {plural(len(self._rounds), 'step')}" if self._rounds else ""
         adapted = f", adapted{steps}" if self._adapted else ""
         tasks = f", {self.num_tasks} tasks" if self.num_tasks > 1 else ""
-        return f"TrainedPolicy({config.algorithm.name} in {config.env.name}{adapted}{tasks})"
+        n = config.algorithm.num_policies
+        particle = f", particle {self.particle} of {n}" if n > 1 else ""
+        return f"TrainedPolicy({config.algorithm.name} in {config.env.name}{particle}{adapted}{tasks})"
 
     def _repr_html_(self) -> str:
         return as_html(repr(self), [*arrays_in(self.params)])
@@ -94,15 +104,16 @@ class TrainedPolicy:
     @property
     def unadapted(self) -> TrainedPolicy:
         """The policy as it was before it adapted to anything."""
-        return TrainedPolicy(self.blueprint, self.state, seed=self.seed)
+        return TrainedPolicy(self.blueprint, self.state, seed=self.seed, particle=self.particle)
 
     def task(self, b: int) -> TrainedPolicy:
-        """The policy of one of its tasks."""
-        if not -self.num_tasks <= b < self.num_tasks:
-            raise IndexError(f"found task {b}; required one from 0 to {self.num_tasks - 1}")
-        b %= self.num_tasks
+        """The policy of one of its tasks; of an SVPG run, which particle b has learned and task b is sampled with."""
+        count = self.num_tasks if self._adapted else self.blueprint.config.algorithm.num_policies
+        if not -count <= b < count:
+            raise IndexError(f"found task {b}; required one from 0 to {count - 1}")
+        b %= count
         if not self._adapted:
-            return self.unadapted
+            return TrainedPolicy(self.blueprint, self.state, seed=self.seed, particle=b)
         rounds = [episodes.slice(b, b + 1) for episodes in self._rounds]
         return TrainedPolicy(self.blueprint, self.state, self._params.slice(b, b + 1), rounds, self.seed)
 
@@ -247,12 +258,14 @@ class TrainedPolicy:
             if path.exists():
                 raise UsageError(f"{path}: found a file already; required a path where nothing is")
             part.touch()
+            mode = part.stat().st_mode  # as of any new file; a library may write its own
         except OSError as problem:
             raise UsageError(
                 f"{path}: cannot be written ({problem.strerror}); required a path in a folder that can"
             ) from None
         try:
             _FORMATS[path.suffix](self, part)
+            part.chmod(mode)
             part.rename(path)
         finally:
             part.unlink(missing_ok=True)
@@ -315,16 +328,26 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
     """
     found = PolicyFile.read(path, trust=trust)
     try:
-        return TrainedPolicy(found.blueprint, found.state, found.params if found.adapted else None, seed=found.seed)
+        params = found.params if found.adapted else None
+        policy = TrainedPolicy(found.blueprint, found.state, params, seed=found.seed, particle=found.particle)
+        required = {*policy.unadapted.params}
     except ConfigError:
         raise
     except ValueError as problem:
         raise UsageError(f"{path}: {problem}; save the policy again") from None
+    if found.adapted and found.blueprint.config.algorithm.trial is not None:
+        required |= {TRIAL_STATE, TRIAL_LAST}  # what it remembers
+    if found.params.params.keys() != required:
+        wrong = ", ".join(sorted(found.params.params.keys() ^ required))
+        raise UsageError(
+            f"{path}: found {wrong} either too much or missing among the parameters; save the policy again"
+        )
+    return policy
 
 
 def _save_numbers(policy: TrainedPolicy, path: Path) -> None:
     params = TaskParams(dict(policy.params))
-    PolicyFile(policy.blueprint, policy.state, params, policy.adapted, policy.seed).write(path)
+    PolicyFile(policy.blueprint, policy.state, params, policy.adapted, policy.seed, policy.particle).write(path)
 
 
 _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {

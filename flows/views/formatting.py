@@ -1,5 +1,6 @@
 """Formatting of numbers, times, sizes and stages for people, and of numbers for JSON."""
 
+import json
 import math
 import os
 import shutil
@@ -93,8 +94,11 @@ def finite(value: float) -> float | None:
 
 
 def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A nested configuration as names, spelled as `--set` takes them, and values."""
-    return ((name, str(value)) for name, value in settings.dotted(config))
+    """A nested configuration as names and values, spelled as `--set` and files of settings take them."""
+    return (
+        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in settings.dotted(config)
+    )
 
 
 def program(name: str) -> str:

@@ -6,11 +6,9 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-import yaml
-
 from metaloom.flows.errors import UsageError
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.config.yaml import parse
+from metaloom.pipeline.config.yaml import dump, parse
 
 SettingsFormat = Literal["yaml", "toml", "json"]
 
@@ -53,7 +51,7 @@ def _key(name: str) -> str:
 
 
 _FORMATS: Mapping[SettingsFormat, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
-    "yaml": (lambda settings: yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), parse),
+    "yaml": (dump, parse),
     "toml": (_toml, tomllib.loads),
     "json": (lambda settings: json.dumps(settings, indent=2) + "\n", json.loads),
 }

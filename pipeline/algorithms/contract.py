@@ -239,6 +239,11 @@ class AlgorithmSettings(PluginSettings):
         """Episodes per task that each of them adapts to where an evaluation does not say; None: as in training."""
         return None
 
+    @property
+    def num_policies(self) -> int:
+        """Policies that are learned side by side and act in tasks in turn: one unless an algorithm says otherwise."""
+        return 1
+
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Tell what of a run's other settings does not fit, in words that say what to do."""
         del run

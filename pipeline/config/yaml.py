@@ -31,6 +31,11 @@ def parse(text: str) -> JsonValue:
         raise ValueError(str(error)) from None
 
 
+def dump(value: object) -> str:
+    """YAML from which `parse`, and other readers of YAML, make the same value."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     _refuse_repeated([key for key, _ in pairs])
     return dict(pairs)
@@ -56,6 +61,10 @@ class _Loader(yaml.SafeLoader):
     }
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that YAML 1.1 or 1.2 would read as something else, such as 1e3."""
+
+
 def _construct_int(loader: _Loader, node: Any) -> int:
     return int(loader.construct_scalar(node))
 
@@ -71,7 +80,8 @@ for _kind, _pattern, _first in (
 ):
     # PyYAML tries a kind for values that begin with one of these characters; "" stands for an empty value.
     _starts = [*_first, ""] if _kind == "null" else [*_first]
-    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"({_pattern})\Z"), _starts)
+    for _either in (_Loader, _Dumper):
+        _either.add_implicit_resolver(_TAG + _kind, re.compile(rf"({_pattern})\Z"), _starts)
 
 
 def _load(text: str) -> Any:

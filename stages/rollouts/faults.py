@@ -156,6 +156,8 @@ def describe(about: Mapping[str, Any]) -> str:
 def _stage(about: Mapping[str, Any]) -> str:
     if "evaluation" in about:
         return f"evaluate, {about['evaluation']}"
+    if "adaptation" in about:
+        return f"adapt, step {about['adaptation']}"
     return f"iteration {about['iteration']}, collect_rollouts k={about['step']}"
 
 

@@ -5,10 +5,13 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from metaloom.storage.errors import NotARun, RunLocked, RunNotFound, StoreError, damaged, system_errors
 from metaloom.storage.format.files import make_folder, sync_folder
+from metaloom.storage.format.segments import FOLDER as SEGMENTS
+from metaloom.storage.read.verify import may_belong
 from metaloom.storage.run import read_info
 from metaloom.storage.write.holder import FOLDER, LOCK_NAME, current_writer
 from metaloom.storage.write.locks import acquire_lock
@@ -43,6 +46,7 @@ def check_removable(path: Path) -> Path:
     except StoreError:  # of a damaged run, which one may want to remove
         pass
     foreign = sorted(name for name in os.listdir(path) if name not in _OWN and not name.startswith(LOCK_NAME))
+    foreign += [] if foreign else islice(_foreign(path), 3)
     if foreign:
         raise NotARun(
             path,
@@ -82,6 +86,14 @@ def remove_run(path: Path) -> None:
         finally:
             lock.release()
     _remove(aside)
+
+
+def _foreign(path: Path) -> Iterator[str]:
+    """Files in a run's folders that have no name of a run's files, except in quarantine and in segments."""
+    for folder, _, names in os.walk(path):
+        for relative in sorted(os.path.relpath(os.path.join(folder, name), path) for name in names):
+            if not relative.startswith(f"{SEGMENTS}{os.sep}") and not may_belong(relative, None):
+                yield relative
 
 
 def unfinished_removals(root: Path) -> list[Path]:

@@ -103,8 +103,13 @@ class Thinner:
         require_same(record, value)
 
 
-def require_same(record: StageRecord, value: Value) -> None:
+def require_same(record: StageRecord, value: Value, *, changed: Sequence[str] = ()) -> None:
     """Refuse an output, computed again, that is not the one of a record.
+
+    Args:
+        record: of the output.
+        value: that came out now.
+        changed: what else than versions is known to differ from then, half a sentence each.
 
     Raises:
         DigestMismatch: naming what may be the reason.
@@ -112,10 +117,10 @@ def require_same(record: StageRecord, value: Value) -> None:
     found = array_digests(value)
     if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
         wrong = sorted(name for name in {*found, *record.arrays} if found.get(name) != record.arrays.get(name))
-        raise mismatch(record, f"other bits in {', '.join(wrong[:5])}")
+        raise mismatch(record, f"other bits in {', '.join(wrong[:5])}", changed)
 
 
-def mismatch(record: StageRecord, found: str) -> DigestMismatch:
+def mismatch(record: StageRecord, found: str, differs: Sequence[str] = ()) -> DigestMismatch:
     """The error for an output that did not come out as it was, with what may be the reason."""
     now = versions()
     changed = [
@@ -123,9 +128,13 @@ def mismatch(record: StageRecord, found: str) -> DigestMismatch:
         for name in sorted({*now, *record.versions})
         if now.get(name) != record.versions.get(name)
     ]
+    if differs:
+        action = f"Changed since: {'; '.join([*differs, *changed])}. Compute it with what it was computed with"
+    else:
+        action = f"Versions: {'; '.join(changed) or 'the same'}. Compute it with those, on a processor of the same kind"
     return DigestMismatch(
         str(record.ref),
         found=f"{found} than the record says, so nothing was stored",
         required=f"the output with digest {record.digest[:12]}",
-        action=f"Versions: {'; '.join(changed) or 'the same'}. Compute it with those, on a processor of the same kind",
+        action=action,
     )

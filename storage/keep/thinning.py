@@ -34,6 +34,7 @@ class Retention:
         keep_last: so many of the newest are kept.
         keep_every: those whose number it divides are kept.
         max_bytes: the writer stops before the run's files hold more than this.
+        kept: iterations that are kept whatever the rest says.
 
     With neither `keep_last` nor `keep_every` all are kept; with both, those that either keeps.
     """
@@ -41,6 +42,7 @@ class Retention:
     keep_last: int | None = None
     keep_every: int | None = None
     max_bytes: int | None = None
+    kept: frozenset[int] = frozenset()
 
     @property
     def thins(self) -> bool:
@@ -51,7 +53,7 @@ class Retention:
         """Tell whether an iteration stays whole when so many are complete."""
         newest = self.keep_last is not None and iteration >= complete - self.keep_last
         chosen = self.keep_every is not None and iteration % self.keep_every == 0
-        return not self.thins or newest or chosen
+        return not self.thins or newest or chosen or iteration in self.kept
 
 
 KEEP_ALL = Retention()

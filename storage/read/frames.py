@@ -74,7 +74,7 @@ def scan_steps(
     Args:
         files: of the run.
         chosen: which rows.
-        columns: None for all; `observation.*` stands for all components of a vector.
+        columns: None for all; `observation.*` stands for all components of a vector, `reward_*` for all terms.
         components: units of the named components of vectors by name, by the vector's column.
 
     Raises:
@@ -85,7 +85,7 @@ def scan_steps(
     sources = _step_sources(files, batches)
     known = (*_POSITION, *sources)
     single = {vector: _components(vector, sources, units) for vector, units in components.items() if units}
-    names = known if columns is None else tuple(c for column in columns for c in _expanded(column, single))
+    names = known if columns is None else tuple(c for column in columns for c in _expanded(column, single, known))
     sources |= {name: source for parts in single.values() for name, source in parts.items()}
     if unknown := [name for name in names if name not in (*_POSITION, *sources)]:
         more = "".join(f", and {next(iter(parts))} ... {vector}.*" for vector, parts in single.items() if parts)
@@ -93,7 +93,7 @@ def scan_steps(
     schema = pa.schema([_field(name, sources) for name in names])
     iterations = set(chosen.iterations)
     wanted = [_Rows.of_round(files, ref, chosen) for ref in batches if ref.iteration in iterations]
-    steps = chosen_steps(chosen.steps)
+    steps = _known_steps(chosen.steps, batches)
     rounds = [rows for rows in wanted if steps is None or rows.ref.step in steps]
     return pa.RecordBatchReader.from_batches(schema, (_step_rows(files, rows, sources, schema) for rows in rounds))
 
@@ -109,12 +109,25 @@ def _batches(files: CommittedFiles, stage: str | None) -> list[StageRef]:
     return [ref for ref in refs if stages.group_of(ref) == stage]
 
 
+def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None:
+    """The inner steps that are meant; None for all.
+
+    Raises:
+        ValueError: no iteration has one of them.
+    """
+    steps, known = chosen_steps(chosen), sorted({ref.step for ref in batches})
+    if unknown := [step for step in steps or () if step not in known]:
+        raise ValueError(f"found inner step {unknown[0]}; required one of {', '.join(map(str, known))}")
+    return steps
+
+
 def read_episodes(files: CommittedFiles, chosen: StepFilter) -> pa.Table:
     """Rows of the table of episodes; raises as `read_tables`, and ValueError where there is no such task or episode."""
     table = read_tables(files, "episodes", chosen.iterations)
-    B, E, _ = shape_of_rounds(files, files.stages.group_of(_batches(files, None)[0]))
+    batches = _batches(files, None)
+    B, E, _ = shape_of_rounds(files, files.stages.group_of(batches[0]))
     of_columns = {
-        "step": chosen_steps(chosen.steps),
+        "step": _known_steps(chosen.steps, batches),
         "task": None if chosen.task is None else places(chosen.task, B, "task"),
         "episode": None if chosen.episode is None else places(chosen.episode, E, "episode"),
     }
@@ -246,9 +259,12 @@ def _components(vector: str, sources: Mapping[str, _Source], units: Mapping[str,
     }
 
 
-def _expanded(column: str, single: Mapping[str, Mapping[str, _Source]]) -> Iterable[str]:
+def _expanded(column: str, single: Mapping[str, Mapping[str, _Source]], known: Iterable[str]) -> Iterable[str]:
     vector, star = column[:-2], column.endswith(".*")
-    return single[vector] if star and single.get(vector) else (column,)
+    if star and single.get(vector):
+        return single[vector]
+    # Such as reward_*: all terms of the reward.
+    return [name for name in known if column.endswith("_*") and name.startswith(column[:-1])] or (column,)
 
 
 def _field(name: str, sources: Mapping[str, _Source]) -> pa.Field:

@@ -9,7 +9,10 @@ import numpy as np
 from metaloom.storage.read.committed import CommittedFiles
 
 Places = None | int | range | slice | Sequence[int]
-"""All tasks or episodes of a batch, one (negative: from the end), or some, by their places in it."""
+"""All tasks or episodes of a batch, one (negative: from the end), or some, by their places in it.
+
+Batches have them in the order asked for; rows of tables keep the stored order, each once.
+"""
 
 Steps = None | int | Sequence[int]
 """All inner steps, one, or some."""

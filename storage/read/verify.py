@@ -400,7 +400,7 @@ class _Verification:
             case [folder, name, file] if folder == SEGMENTS and segment_iterations(name):
                 return name not in self.segments or self.segments[name].has_place_for(file)
             case _:
-                return _belongs(relative, self.files.stages)
+                return may_belong(relative, self.files.stages)
 
     def _damage(self, file: Path | str, problem: str, ref: StageRef | None = None, array: str | None = None) -> Damage:
         relative = file if isinstance(file, str) else file.relative_to(self.root).as_posix()
@@ -447,8 +447,13 @@ def _walk(root: Path) -> Iterator[tuple[Path, Iterable[str]]]:
         yield Path(folder), sorted([*names, *links])
 
 
-def _belongs(relative: str, stages: StageTable) -> bool:
-    """Tell whether a file that no record commits may lie at a path: metadata, or what an interruption leaves."""
+def may_belong(relative: str, stages: StageTable | None) -> bool:
+    """Tell whether a file that no record commits may lie at a path: metadata, or what an interruption leaves.
+
+    Args:
+        relative: path in the run's folder.
+        stages: of the run; None where they are not known, for any.
+    """
     match relative.split("/"):
         case (
             ["run.json"] | ["data.zarr", "zarr.json"] | ["data.zarr", _, "zarr.json"] | ["data.zarr", _, _, "zarr.json"]
@@ -460,7 +465,7 @@ def _belongs(relative: str, stages: StageTable) -> bool:
             return _LOCK_NAME.fullmatch(name) is not None
         case ["_commits", name]:
             ref = StageRef.from_file_name(name)
-            return ref is not None and ref.stage in stages
+            return ref is not None and (stages is None or ref.stage in stages)
         case [folder, name] if folder == THINNED:
             return is_marker(name)
         case ["_sessions", session, part, _, *_]:

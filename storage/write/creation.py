@@ -109,7 +109,8 @@ def check_free(path: Path) -> None:
             location(path),
             found="there is a run" if "run.json" in names else f"there is {', '.join(sorted(names)[:3])}",
             required="a path where nothing is stored yet",
-            action=f"`metaloom resume {path.name}` continues a run; choose another name for a new one",
+            action=f"`metaloom resume {path.name}`, in Python metaloom.resume({path.name!r}), continues a run; "
+            f"`metaloom rm {path.name}` removes it; choose another name for a new one",
         )
 
 

@@ -45,6 +45,20 @@ def test_a_notebook_runs_and_what_it_shows_is_small(notebook, tmp_path, monkeypa
         assert abs(names["expected"] - names["samples"].returns).max() < 1e-4
 
 
+def test_a_notebook_can_be_run_again():
+    """What trains a run under a name that the notebook fixes would find the run of the first time."""
+    for notebook in NOTEBOOKS:
+        calls = [
+            n
+            for cell in cells(notebook)
+            for n in ast.walk(ast.parse("".join(cell["source"])))
+            if isinstance(n, ast.Call)
+        ]
+        trained = [call for call in calls if ast.unparse(call.func) == "metaloom.train"]
+        assert trained
+        assert not any(isinstance(name, ast.Constant) for call in trained for name in call.args[1:])
+
+
 def test_there_are_three_notebooks_without_outputs():
     assert len(NOTEBOOKS) == 3
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for path in NOTEBOOKS for cell in cells(path))

@@ -11,6 +11,7 @@ import pytest
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import train
+from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.config.sources import plugin_sources
@@ -40,9 +41,9 @@ def say(tmp_path, monkeypatch, capsys, caplog):
     config = {"env": "point-corner", "algorithm": "promp", "policy": {"hidden_sizes": [4]}, **sizes}
     train(build_config({**config, "metrics": ["own_measure:longest"]}), Path("runs/first"), backend=Backend(workers=0))
 
-    def run(words):
+    def run(words, code=0):
         caplog.clear()
-        assert cli.run(words.split()) == 0
+        assert cli.run(words.split()) == code
         return capsys.readouterr().out, [record.getMessage() for record in caplog.records]
 
     yield run
@@ -110,6 +111,49 @@ def test_a_session_of_an_earlier_version_computed_with_what_its_run_began_with(s
         file.write_bytes(render(sealed(document | {"environment": nonsense, "versions": 3})))
         assert "all identical" in say("replay first@2")[0]
         say("show first")
+
+
+def test_batches_of_a_plug_in_that_has_changed_since_are_thinned_only_on_request(say, capsys):
+    Path("own_scale.py").write_text(SCALES[1])
+    for dry in ("", " --dry-run"):
+        assert cli.run(f"thin first --keep-last 1{dry}".split()) == 2
+        message = capsys.readouterr().err
+        assert f"the source of own_scale had the SHA-256 {DIGESTS[0][:12]}..., found {DIGESTS[1][:12]}..." in message
+        assert "1 iteration, the first 0, could not be computed again; required the sources as they were" in message
+    assert storage.open_run("runs/first").thinned_iterations() == []
+    warnings = say("resume first --iterations 4 --set retention.keep_last=1 --workers 0")[1]
+    assert any("2 iterations computed with it, the first 0, will not be thinned" in warning for warning in warnings)
+    assert storage.open_run("runs/first").thinned_iterations() == [2]
+    say("thin first --keep-every 2 --anyway")
+    assert storage.open_run("runs/first").thinned_iterations() == [1, 2, 3]
+    Path("own_scale.py").write_text(SCALES[0])
+    say("thin first --keep-last 0")  # as they were when iteration 0 was computed
+    assert storage.open_run("runs/first").thinned_iterations() == [0, 1, 2, 3]
+    assert storage.verify_run("runs/first") == []
+
+
+def test_what_a_plug_in_brings_back_otherwise_is_refused_with_what_has_changed(say, capsys, monkeypatch):
+    say("thin first --keep-last 1")
+    whole, original = Path("own_measure.py").read_text(), Runner.run
+    Path("own_measure.py").unlink()
+    module = sys.modules.pop("own_measure")
+    assert cli.run(["thin", "first", "--keep-last", "0"]) == 2
+    assert "settings that cannot be built today, so that what is removed" in capsys.readouterr().err
+    Path("own_measure.py").write_text(whole)
+    sys.modules["own_measure"] = module
+    Path("own_scale.py").write_text(SCALES[1])
+
+    def otherwise(stages, ref, inputs):
+        value = original(stages, ref, inputs)
+        if ref == StageRef(0, "collect_rollouts"):
+            value.rewards[0, 0, 0] += 1
+        return value
+
+    monkeypatch.setattr(Runner, "run", otherwise)
+    assert cli.run(["replay", "first@0", "--materialise"]) == 1
+    message = capsys.readouterr().err
+    assert f"Changed since: the source of own_scale had the SHA-256 {DIGESTS[0][:12]}" in message
+    assert "Versions: the same" not in message
 
 
 REGISTERS = """

@@ -10,6 +10,7 @@ from prefect.utilities.schema_tools.validation import ValidationError
 
 from metaloom.flows.commands.train import IterationReport
 from metaloom.flows.prefect_app import artifacts as prefect_page
+from metaloom.flows.prefect_app import deployments
 from metaloom.flows.prefect_app.artifacts import TrainingPage, artifact_key, iteration_line, summary, table_of
 from metaloom.flows.prefect_app.deployments import is_new, meta_train, settings_for
 from metaloom.flows.recipes import RECIPES
@@ -24,6 +25,26 @@ NOTHING = {"recipe": None, "config": None, "seed": None, "iterations": None}
 def report(iteration: int, iterations: int = 10, **metrics: float) -> IterationReport:
     returns = {"step_0.average_return": -1.0, "step_1.average_return": 2.0}
     return IterationReport(iteration, iterations, metrics or returns, {}, 61.0, 39_200.0)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "replay"])
+def test_flows_besides_training_tell_nothing_of_dask_connections_either(name, tmp_path, monkeypatch):
+    class Reached(Exception):
+        """The work itself."""
+
+    def work(*args, **options):
+        raise Reached(logging.getLogger("distributed.core").getEffectiveLevel())
+
+    monkeypatch.setattr(deployments, f"{name}_run", work)
+    logger = logging.getLogger("distributed")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        with pytest.raises(Reached, match=f"^{logging.WARNING}$"):
+            getattr(deployments, name).fn(str(tmp_path))
+        assert logger.level == logging.INFO
+    finally:
+        logger.setLevel(before)
 
 
 class Recorder:

@@ -103,6 +103,15 @@ class TestRemove:
         assert "first: notes.txt in it; required" in says("rm first --yes", capsys, 2)
         assert (runs / "first" / "run.json").exists()
 
+    @pytest.mark.parametrize("file", ["_commits/thesis.txt", "data.zarr/mine", "tables/notes/a.parquet", "_sessions/x"])
+    def test_a_file_of_the_users_within_its_folders_is_no_part_of_it(self, file, runs, tmp_path, capsys):
+        for run in (runs / "first", tmp_path / "thesis"):
+            (run / "_commits").mkdir(parents=True, exist_ok=True)
+            (run / file).parent.mkdir(parents=True, exist_ok=True)
+            (run / file).touch()
+            assert f"{file} in it; required" in says(f"rm {run} --yes", capsys, 2)
+            assert (run / file).exists()
+
     def test_a_damaged_run_goes_too(self, runs, capsys):
         (runs / "first" / "run.json").write_text("{")
         says("rm first --yes", capsys)

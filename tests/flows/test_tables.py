@@ -128,6 +128,8 @@ def test_show_run_has_progress_metrics_sizes_and_settings(complete):
         "observation_size",
     ):
         assert part in view
+    settings = dict(line.split(maxsplit=1) for line in view.splitlines() if line.strip().startswith("retention."))
+    assert settings["retention.keep_last"].strip() == "null"
 
 
 def test_show_iteration_lists_stages_in_the_order_of_writing_with_their_inputs(complete):

@@ -57,6 +57,14 @@ def test_all_that_was_thinned_can_be_asked_for_at_once(trained, capsys):
     assert len(json.loads(out[out.index("[") :])) == 15
 
 
+def test_a_run_to_which_nothing_is_missing_says_so_and_how_it_goes_on(trained, capsys):
+    assert command(["resume", "run", "--workers", "0"]) == 0
+    told = capsys.readouterr().out
+    assert "nothing was missing: the run has its 3 iterations; for more: metaloom resume" in told
+    assert command(["replay", "run@7"]) == 1
+    assert "run --iterations 8` computes it" in capsys.readouterr().err
+
+
 def test_a_dry_run_tells_what_would_go_and_changes_nothing(trained, capsys):
     before = files_of(trained)
     assert command(["thin", "run", "--keep-last", "1", "--dry-run", "--json"]) == 0

@@ -91,6 +91,28 @@ def test_it_acts_and_weighs_actions_as_the_stored_episodes_say(trained):
     np.testing.assert_allclose(found[real], expected.numpy()[real], rtol=1e-4, atol=1e-4)
 
 
+def test_every_particle_acts_and_weighs_actions_as_the_stored_episodes_of_its_task_say(made, tmp_path):
+    run = made("svpg")
+    batch, policy = run[1].rollouts(0), run.policy(1)
+    log_probs = torch.as_tensor(batch.behavior["log_probs"])
+    expected = log_probs.gather(-1, torch.as_tensor(batch.actions)[..., None])[..., 0].numpy()
+    n = run.config["algorithm"]["num_particles"]
+    assert len(batch.lengths) == n == 4
+    for b in range(n):
+        particle, real, seen = policy.task(b), batch.mask[b].astype(bool), batch.observations[b, :, :-1]
+        np.testing.assert_array_equal(particle.act(seen)[real], most_likely(run, batch)[b][real])
+        np.testing.assert_allclose(particle.log_prob(seen, batch.actions[b])[real], expected[b][real], atol=1e-4)
+        assert repr(particle) == f"TrainedPolicy(svpg in CartPole-v1, particle {b} of 4)"
+    assert np.array_equal(policy.log_prob(seen, batch.actions[-1]), policy.task(0).log_prob(seen, batch.actions[-1]))
+    assert not np.array_equal(particle.log_prob(seen, batch.actions[-1]), policy.log_prob(seen, batch.actions[-1]))
+    with pytest.raises(IndexError, match="found task 4; required one from 0 to 3"):
+        policy.task(4)
+    particle.save(tmp_path / "particle.safetensors")
+    for again in (metaloom.load_policy(tmp_path / "particle.safetensors"), particle.unadapted, policy.task(-1)):
+        assert repr(again) == repr(particle)
+        assert np.array_equal(again.log_prob(seen, batch.actions[-1]), particle.log_prob(seen, batch.actions[-1]))
+
+
 @pytest.mark.parametrize("trained", GRADIENT_BASED, indirect=True)
 def test_adapted_to_stored_episodes_it_is_the_stored_adapted_policy_bit_for_bit(trained):
     adapted = trained.policy(1).adapt(trained[1].rollouts(0))
@@ -138,6 +160,8 @@ def test_what_is_saved_acts_alike_without_the_run(trained, tmp_path, monkeypatch
             policy.save(tmp_path / "policy.pt2")
     else:
         policy.save(tmp_path / "policy.pt2")
+    (tmp_path / "other").touch()
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
     monkeypatch.setattr("metaloom.storage.run.read_info", lambda path: pytest.fail("a run was opened"))
     loaded = metaloom.load_policy(tmp_path / "policy.safetensors")
     assert np.array_equal(loaded(seen), expected)
@@ -340,7 +364,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
 def test_a_robot_that_fails_is_told_with_its_own_error(made):
     env = Robot()
     env.step = lambda action: 1 / 0
-    with pytest.raises(RolloutError, match=r"Robot, task 0, episode 0 .*ZeroDivisionError"):
+    with pytest.raises(RolloutError, match=r"^adapt, step 0: Robot, task 0, episode 0 .*ZeroDivisionError"):
         made("promp").policy().adapt(env)
 
 
@@ -395,6 +419,23 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
         with pytest.raises(UsageError, match=f"policy parameter {name}.*required"):
             metaloom.load_policy(path)
 
+    state = {f"params.{key}": value for key, value in policy.state.params.items()}
+    task = {f"task.{key}": value for key, value in policy.params.items()}
+    crafted = (
+        {f"task.{name}": policy.params[name].astype(np.float64)},
+        {f"task.{name}": policy.params[name][:2]},
+        {f"params.{name}": policy.state.params[name].astype(np.float64)},
+        {"task.other": policy.params[name]},
+    )
+    PolicyFile(policy.blueprint, policy.state, policy._params, True, 0).write(tmp_path / "whole.safetensors")
+    with safetensors.safe_open(tmp_path / "whole.safetensors", framework="numpy") as file:
+        metadata = file.metadata()
+    for arrays in ({**state, **task, **wrong} for wrong in crafted):
+        metadata["sha256"] = digest_of(metadata, arrays)
+        safetensors.numpy.save_file(arrays, path, metadata)
+        with pytest.raises(UsageError, match="save the policy again"):
+            metaloom.load_policy(path)
+
 
 def test_the_command_writes_the_policy_of_an_iteration(made, tmp_path, capsys):
     run = made("promp")
@@ -421,10 +462,16 @@ def test_the_api_trains_resumes_replays_forks_and_questions_runs(tmp_path, monke
     assert both.metrics()["run"].to_pylist() == ["first"] * 2 + ["second"] * 2
     assert both.episodes().num_rows == 2 * 2 * 2 * 2 * 2
     assert both[1:][0].config["algorithm"]["inner_lr"] == 0.1
+    assert all(stage.ref.iteration == 1 for stage in metaloom.replay(run, -1, stage="adapt"))
     other = metaloom.optimize(run, 1, algorithm={"clip_eps": 0.01})
+    assert repr(other).startswith("Counterfactual of meta_optimize(i=1, k=0) under algorithm.clip_eps=0.01\n")
+    assert "RunConfig" not in repr((other, other.changed))
     assert other.ref.stage == "meta_optimize"
     newest = metaloom.evaluate(run, -1, num_tasks=2, episodes=2)
     assert (newest.updates, newest.evaluation.adaptation_steps) == (2, 1)
+    title, *rows = repr(newest).splitlines()
+    assert title == "EvaluationOutcome of the learner after 2 updates: 2 tasks, 2 test episodes each"
+    assert [row.split()[0] for row in rows] == ["adaptation", "0", "1"]
     assert metaloom.optimize(run, -1, algorithm={"clip_eps": 0.01}).ref == other.ref
     assert "promp-point-corner" in metaloom.recipes()
     with pytest.raises(UsageError, match="found no run"):
@@ -451,6 +498,8 @@ def test_numbers_of_numpy_and_paths_are_settings_too():
     assert assignments(settings) == ["seed=3", "algorithm.inner_lr=0.1", 'init_from="runs/a"']
     with pytest.raises(ConfigError, match=r"found the setting \{1\}; required numbers"):
         assignments({"seed": {1}})
+    with pytest.raises(ConfigError, match=rf'found the class Robot; required its name, "{Robot.__module__}:Robot"'):
+        assignments({"env": Robot})
 
 
 def test_an_empty_mapping_changes_nothing_of_a_section():

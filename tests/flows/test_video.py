@@ -82,6 +82,14 @@ def test_the_best_and_the_worst_task_are_those_after_adaptation(points, tmp_path
     assert found == {"best": returns.argmax(), "worst": returns.argmin()}
 
 
+def test_without_an_episode_it_is_the_one_of_median_return_on_each_side(points, tmp_path):
+    done = metaloom.video(points, tmp_path / "film.png", 0, task="best")
+    for step in (0, 1):
+        returns = points[0].rollouts(step).rewards[done.task].sum(-1, dtype=float)
+        assert done.returns[step] == np.sort(returns)[0]  # of two episodes the lower one
+        assert done.episodes[step] == returns.argmin()
+
+
 def test_thinned_episodes_are_sampled_again(points, tmp_path):
     path = shutil.copytree(points.path, tmp_path / "thinned")
     thin(path, Retention(keep_last=1))
@@ -163,7 +171,7 @@ def test_an_environment_without_pictures_is_refused(monkeypatch):
 
 def test_an_mp4_without_the_package_that_writes_it_is_refused(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ExtraMissing, match=r"metaloom\[video\]"):
+    with pytest.raises(ExtraMissing, match=r"^imageio with imageio-ffmpeg is not installed; .*metaloom\[video\]"):
         film.check_film_file(tmp_path / "film.mp4")
 
 

@@ -1,8 +1,9 @@
 import math
 
 import pytest
+import yaml
 
-from metaloom.pipeline.config.yaml import parse
+from metaloom.pipeline.config.yaml import dump, parse
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,14 @@ def test_values_mean_what_yaml_1_2_and_json_say(text, value):
     found = parse(text)
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["1e3", "1E-3", "010", "+3", ".inf", "true", "no", "1:30", "2024-01-01", "", "~", "<<"]
+)
+def test_text_that_looks_like_something_else_is_written_so_that_it_stays_text(text):
+    value = {"a": text, "b": [text, 1e-5, 3, True, None]}
+    assert parse(dump(value)) == yaml.safe_load(dump(value)) == value
 
 
 def test_what_two_aliases_share_becomes_two_values():

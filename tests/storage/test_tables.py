@@ -111,6 +111,7 @@ def test_lineage_has_one_row_per_output_in_the_order_of_their_making(run):
         (slice(None, None, 2), [0, 2]),
         (slice(-2, None), [1, 2]),
         ([2, 0], [0, 2]),
+        ([-1, 0], [0, 2]),
         (slice(3, None), []),
     ],
 )
@@ -132,6 +133,25 @@ def test_iterations_that_are_not_complete_are_refused_or_left_out(make_run, put,
         run.steps(1)
     with pytest.raises(storage.StageMissing):
         run.episodes([0, 1])
+    for wrong, told in (([-2], "iteration -2 is not there; 1 iterations are complete"), (1, "`metaloom resume run` c")):
+        with pytest.raises(storage.StageMissing, match=told):
+            run.select(wrong)
+    with pytest.raises(storage.StageMissing, match=r"`metaloom resume run --iterations 101` computes"):
+        run[100]
+
+
+def test_an_inner_step_that_does_not_exist_is_refused_as_such(run):
+    with pytest.raises(
+        storage.StageMissing, match=r"k=7\) is not stored, and iteration 0 is complete; .*it has: 0, 1\."
+    ):
+        run[0].rollouts(7)
+    for read in (run.steps, run.episodes):
+        with pytest.raises(ValueError, match="found inner step 5; required one of 0, 1"):
+            read(steps=5)
+
+
+def test_a_star_stands_for_all_terms_of_the_reward(run):
+    assert run.steps(columns=["t", "reward_*"]).column_names == ["t", "reward_control", "reward_run"]
 
 
 def test_a_run_without_iterations_says_that_it_has_none(tmp_path, creation):

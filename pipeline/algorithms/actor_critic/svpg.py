@@ -54,6 +54,11 @@ class SVPG(AlgorithmSettings):
         """See RUN_DEFAULTS; particles take the places of tasks."""
         return {**RUN_DEFAULTS, "num_tasks": self.num_particles}
 
+    @property
+    def num_policies(self) -> int:
+        """See AlgorithmSettings."""
+        return self.num_particles
+
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Tell what does not fit particles with critics; see AlgorithmSettings."""
         yield from self.particle.problems_of(self.name, run)
