@@ -267,6 +267,12 @@ class TaskParams(Shown):
         for name, value in self.params.items():
             _require(self, f"params[{name!r}]", value, np.float32, value.shape)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is the same for all tasks is sent to workers once, and not once for every task.
+        same = {name for name, value in self.params.items() if len(value) > 1 and value.strides[0] == 0}
+        sent = {name: (value[:1], len(value)) if name in same else value for name, value in self.params.items()}
+        return _received, (sent,)
+
     def slice(self, start: int, stop: int) -> "TaskParams":
         """The parameters of the tasks start ... stop - 1."""
         return TaskParams({name: value[start:stop] for name, value in self.params.items()})
@@ -275,6 +281,16 @@ class TaskParams(Shown):
     def broadcast(cls, params: Mapping[str, Array], num_tasks: int) -> "TaskParams":
         """The same parameters for every task, without copying them."""
         return cls({name: np.broadcast_to(value, (num_tasks, *value.shape)) for name, value in params.items()})
+
+
+def _received(sent: Mapping[str, Array | tuple[Array, int]]) -> TaskParams:
+    """Unpickle what TaskParams pickles."""
+    return TaskParams(
+        {
+            name: np.broadcast_to(value[0][0], (value[1], *value[0].shape[1:])) if isinstance(value, tuple) else value
+            for name, value in sent.items()
+        }
+    )
 
 
 @dataclass(frozen=True, repr=False)

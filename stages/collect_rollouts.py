@@ -10,9 +10,10 @@ from metaloom.pipeline.envs.fact_checks import check_facts
 from metaloom.pipeline.envs.finite_checks import is_ctrl_c
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
+from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
-from metaloom.stages.rollouts.blocks import collect_until, tasks_together
+from metaloom.stages.rollouts.blocks import collect_until, episodes_together, tasks_together
 from metaloom.stages.rollouts.faults import Circumstances, RolloutPosition, not_finite
 from metaloom.stages.rollouts.sampler import Sampler
 from metaloom.stages.rollouts.watch import UNWATCHED, RolloutWatch
@@ -37,7 +38,7 @@ def collect_rollouts(
         ValueError: the parameters do not fit the environment.
     """
     if sampler.enough is None:
-        return _collect_together(sampler, params, tasks, position, watch)
+        return _collect_trials(sampler, params, tasks, position, watch)
     # Task by task, since each needs a number of blocks of its own.
     return tasks_together(
         [
@@ -45,6 +46,22 @@ def collect_rollouts(
             for b in range(len(tasks))
         ]
     )
+
+
+def _collect_trials(
+    sampler: Sampler, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch
+) -> EpisodeBatch:
+    """Collect the episodes of every trial one after the other: first the first ones of all trials, and so on.
+
+    So a longer trial has more episodes behind those of a shorter one, and none of them changes.
+    """
+    blocks: list[EpisodeBatch] = []
+    memory = None
+    for _ in range(sampler.episodes_per_trial):
+        at = replace(position, first_episode=position.first_episode + len(blocks) * sampler.episodes_at_once)
+        block, memory = _collect_together(sampler, params, tasks, at, watch, memory)
+        blocks.append(block)
+    return blocks[0] if len(blocks) == 1 else episodes_together(blocks)
 
 
 def _collect_block(
@@ -58,17 +75,25 @@ def _collect_block(
 ) -> EpisodeBatch:
     """Collect episodes of task b from a place on, as many as are sampled at once."""
     at = replace(position, first_task=position.first_task + b, first_episode=first_episode)
-    return _collect_together(sampler, params.slice(b, b + 1), tasks.slice(b, b + 1), at, watch)
+    block, _ = _collect_together(sampler, params.slice(b, b + 1), tasks.slice(b, b + 1), at, watch)
+    return block
 
 
 def _collect_together(
-    sampler: Sampler, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch
-) -> EpisodeBatch:
+    sampler: Sampler,
+    params: TaskParams,
+    tasks: TaskBatch,
+    position: RolloutPosition,
+    watch: RolloutWatch,
+    memory: Memory | None = None,
+) -> tuple[EpisodeBatch, Memory | None]:
+    """Collect episodes side by side, by an actor with a memory of those before; returns its memory after them."""
     env = sampler.batch(len(tasks), watch)
     check_actor_params(sampler.actor, sampler.policy, params.params, sampler.spaces)
     # Numbers that are too large are found at the end, and told better than by a warning.
     with np.errstate(over="ignore", invalid="ignore"):
-        return _Rollout(sampler, env, params, tasks, position, watch).run()
+        rollout = _Rollout(sampler, env, params, tasks, position, watch, memory)
+        return rollout.run(), rollout.actor.memory
 
 
 class _Rollout:
@@ -82,6 +107,7 @@ class _Rollout:
         tasks: TaskBatch,
         position: RolloutPosition,
         watch: RolloutWatch,
+        memory: Memory | None,
     ) -> None:
         B, E, T = len(tasks), sampler.episodes_at_once, sampler.max_episode_steps
         self.B, self.E, self.T, self.N = B, E, T, B * E
@@ -89,7 +115,7 @@ class _Rollout:
         self.circumstances = Circumstances(sampler.env, tasks, position, E)
         self.observations = np.zeros((T + 1, B * E, env.observation_size), np.float32)
         self.taken = watch.actions((T, B * E, env.action_size), position)
-        self.actor = _actor(sampler, params, self.taken, B, position)
+        self.actor = _actor(sampler, params, self.taken, B, position, memory)
         self.rewards = np.zeros((T, B * E), np.float32)
         self.terms: dict[str, Array] = {}
         self.declared = sampler.facts
@@ -127,6 +153,7 @@ class _Rollout:
             result = self.env.step(actions, rows)
             self._record(t, rows, result)
             ended = result.terminated | result.truncated
+            self.actor.learn_of(rows, self.rewards[t, rows], ended | (t == self.T - 1))
             if ended.any():
                 rows = rows[~ended]
                 if not len(rows):
@@ -195,7 +222,14 @@ class _Rollout:
         return np.array(np.moveaxis(split, 0, 2), order="C")
 
 
-def _actor(sampler: Sampler, params: TaskParams, taken: Array, num_tasks: int, position: RolloutPosition) -> Actor:
+def _actor(
+    sampler: Sampler,
+    params: TaskParams,
+    taken: Array,
+    num_tasks: int,
+    position: RolloutPosition,
+    memory: Memory | None,
+) -> Actor:
     rngs = None
     if not sampler.deterministic:
         rngs = [generator(position.run_seed, "actions", *position.of_task(b)) for b in range(num_tasks)]
@@ -207,6 +241,7 @@ def _actor(sampler: Sampler, params: TaskParams, taken: Array, num_tasks: int, p
         spaces=sampler.spaces,
         rngs=rngs,
         belief_rng=lambda b, e: generator(position.run_seed, "beliefs", *position.of_episode(b, e)),
+        memory=memory,
     )
     return make_actor(sampler.actor, setup)
 

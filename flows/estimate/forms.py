@@ -134,7 +134,8 @@ def _kept_by_compression(
     tasks = sample_tasks(env, num_tasks=min(config.num_tasks, 4), run_seed=config.seed, iteration=0)
     acting = learner.acting_params(state, len(tasks))
     steps = min(config.max_episode_steps, _MEASURED_STEPS)
-    number = max(1, _MEASURED_STEPS // (steps * len(tasks)))
+    of_trial = config.algorithm.trial or 1
+    number = of_trial * max(1, _MEASURED_STEPS // (steps * len(tasks) * of_trial))
     episodes = _episodes(config, acting, tasks, Sampler, number=number, steps=steps)
     arrays = flatten(episodes)
     if any(stage.output is Samples for stage in graph_of(config).stages):

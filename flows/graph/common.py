@@ -76,12 +76,17 @@ def evaluated(
     config, learner, sampling = context.config, context.learner, context.rollouts.sampling
     plan = EvaluationPlan.of(config)
     tasks = evaluation_tasks(config, context.env, updates)
+    adapting = sampling(
+        plan.episodes,
+        deterministic=plan.deterministic and not explores,
+        one_trial=config.algorithm.trial is not None,
+    )
     return evaluate(
         learner,
         state,
         tasks,
         adaptation_steps=plan.adaptation_steps,
-        adaptation_rollouts=sampling(plan.episodes, deterministic=plan.deterministic and not explores).collect,
+        adaptation_rollouts=adapting.collect,
         test_rollouts=sampling(plan.test_episodes, deterministic=plan.deterministic).collect,
         run_seed=plan.run_seed,
         parallel=context.parallel,

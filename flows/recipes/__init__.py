@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from metaloom.pipeline.config.input import ConfigError, load_config, override
 from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import step_limits_left_open
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
+from metaloom.pipeline.nn.spec import SIZED_NETWORKS
 from metaloom.pipeline.plugins import Plugins, load
 from metaloom.pipeline.schema import suggestion
 
@@ -69,7 +69,7 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
     """
     recipe, assignments = load_settings(recipe_or_file), [*assignments]
     networks = [value for key, _, value in (a.partition("=") for a in assignments) if key == "policy.network"]
-    if networks and networks[-1] not in BUILT_IN_NETWORKS and not is_settings_file(recipe_or_file):
+    if networks and networks[-1] not in SIZED_NETWORKS and not is_settings_file(recipe_or_file):
         # Sizes of the recipe's networks are not those of the user's own.
         for section in recipe.keys() & {"policy", "algorithm"}:
             fields = recipe[section].items()

@@ -78,8 +78,11 @@ class Shard:
     def _circumstances(self, recording: Recording) -> Circumstances:
         """Of the episodes that were sampled side by side: all of the shard's, or a block of one task's."""
         spec = self.spec
-        if spec.enough is None or recording.env_step == NOT_YET:
+        if recording.env_step == NOT_YET:
             return Circumstances(spec.env, self.tasks, self.position, spec.episodes_at_once)
+        if spec.enough is None:
+            at = replace(self.position, first_episode=recording.first_episode)
+            return Circumstances(spec.env, self.tasks, at, spec.episodes_at_once)
         at = replace(self.position, first_task=recording.first_task, first_episode=recording.first_episode)
         b = recording.first_task - self.position.first_task
         return Circumstances(spec.env, self.tasks.slice(b, b + 1), at, spec.episodes_at_once)

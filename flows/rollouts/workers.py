@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from threadpoolctl import threadpool_limits
 
@@ -126,6 +126,7 @@ class SamplerSpec(Settings):
     deterministic: bool = False
     min_steps: int | None = None
     min_rollouts: int | None = None
+    episodes_per_trial: int = 1
 
     @classmethod
     def of(cls, config: "RunConfig", threads: int) -> "SamplerSpec":
@@ -139,11 +140,15 @@ class SamplerSpec(Settings):
             actor=config.algorithm.actor,
             min_steps=config.min_steps,
             min_rollouts=config.min_rollouts,
+            episodes_per_trial=config.algorithm.trial or 1,
         )
 
-    def sampling(self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None) -> "SamplerSpec":
+    def sampling(
+        self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
+    ) -> "SamplerSpec":
         """The same environment and policy for another kind of episodes, and always as many of them."""
-        kind = {"deterministic": deterministic, "actor": actor or self.actor}
+        kind: dict[str, Any] = {"deterministic": deterministic, "actor": actor or self.actor}
+        kind |= {"episodes_per_trial": episodes_per_task if one_trial else 1}
         number = {"episodes_per_task": episodes_per_task, "min_steps": None, "min_rollouts": None}
         return self.model_copy(update=kind | number)
 
@@ -166,7 +171,7 @@ class SamplerSpec(Settings):
         if self.enough is not None:
             return self.enough.block_size
         assert self.episodes_per_task is not None, "nothing says when there are enough episodes"
-        return self.episodes_per_task
+        return self.episodes_per_task // self.episodes_per_trial
 
 
 @dataclass(frozen=True)
@@ -183,12 +188,16 @@ class RolloutWorkers(ABC):
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task."""
 
-    def sampling(self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None) -> Self:
+    def sampling(
+        self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
+    ) -> Self:
         """The same workers for another number of episodes, by the most likely action instead of a draw if asked.
 
-        And by another actor than the algorithm's, if one is named.
+        By another actor than the algorithm's, if one is named; and one after the other, each with the actor's memory of
+        those before, if they are to be one trial.
         """
-        return replace(self, spec=self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor))
+        spec = self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor, one_trial=one_trial)
+        return replace(self, spec=spec)
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
         """The same workers for as many episodes of each task as it takes to have so many steps, drawn by an actor."""
@@ -259,10 +268,11 @@ def _build(spec: SamplerSpec) -> Sampler:
     return Sampler(
         spec.env,
         spec.policy,
-        episodes_per_task=spec.episodes_at_once,
+        episodes_per_task=spec.episodes_at_once * spec.episodes_per_trial,
         max_episode_steps=spec.max_episode_steps,
         num_threads=spec.threads,
         actor=spec.actor,
         deterministic=spec.deterministic,
         enough=spec.enough,
+        episodes_per_trial=spec.episodes_per_trial,
     )

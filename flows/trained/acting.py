@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import check_seed
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.algorithms.off_policy.tanh_gaussian import log_slope
@@ -18,6 +19,8 @@ from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.q_values import EPSILON
 from metaloom.pipeline.policies.build import build_policy
+from metaloom.pipeline.policies.recurrent import RecurrentPolicy
+from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, TaskParams
 
@@ -53,6 +56,9 @@ class Acting:
         self._blueprint, self._params = blueprint, params
         self._episode = 0
         self._actors: dict[tuple[int, bool], _Steps] = {}
+        # Of a policy with a memory: who acted last, and whether it has to hear what that earned.
+        self._last: _Steps | None = None
+        self._awaits = False
         # Actors write into arrays of their own, which the next call overwrites.
         self._turn = RLock()
 
@@ -69,13 +75,35 @@ class Acting:
             self._episode = self._episode + 1 if seed is None else 0
             self.seed = self.seed if seed is None else seed
             self._actors.clear()
+            self._last, self._awaits = None, False
 
     def act(self, observations: Array, *, deterministic: bool) -> Array:
         """See TrainedPolicy.act."""
         rows, leading = self.rows(observations)
         with self._turn:
-            actions = self._steps(rows.shape[1], deterministic).act(rows)
+            steps = self._steps(rows.shape[1], deterministic)
+            self._go_on(steps)
+            actions = steps.act(rows)
+            self._last, self._awaits = (steps, True) if self._remembers else (None, False)
             return np.array(actions.reshape((*leading, *actions.shape[1:])))
+
+    def observe(self, rewards: Array, ended: Array) -> None:
+        """See TrainedPolicy.observe."""
+        with self._turn:
+            if not self._awaits or self._last is None:
+                raise UsageError("found rewards before actions; required `policy(observations)` before each of them")
+            actor = self._last.actor
+            num_rows = actor.actions.shape[1]
+            with np.errstate(over="ignore"):
+                earned = np.asarray(rewards, np.float32).reshape(-1)
+            flags = np.asarray(ended, np.bool_).reshape(-1)
+            if (len(earned), len(flags)) != (num_rows, num_rows) or not np.isfinite(earned).all():
+                raise ValueError(
+                    f"found {np.asarray(rewards)} and {np.asarray(ended)} for {num_rows} actions; required a finite "
+                    "reward of each, and whether an episode ended with it"
+                )
+            actor.learn_of(np.arange(num_rows), earned, flags)
+            self._awaits = False
 
     def log_prob(self, observations: Array, actions: Array) -> Array:
         """See TrainedPolicy.log_prob."""
@@ -98,9 +126,38 @@ class Acting:
             actor = self._steps(1, deterministic=True).actor
             return {*actor.behavior_by_step, *actor.behavior_by_task}
 
+    @property
+    def _remembers(self) -> bool:
+        return self._blueprint.config.algorithm.trial is not None
+
+    def _go_on(self, steps: _Steps) -> None:
+        """Have a policy with a memory act on what it has kept, whoever acted last."""
+        if self._last is None:
+            return
+        if self._awaits:
+            raise UsageError(
+                "found a policy with a memory that was not told what its last actions earned; required "
+                "`policy.observe(reward, ended)` after every step, or `policy.reset()` to begin a trial"
+            )
+        memory = self._last.actor.memory
+        if memory is None or self._last is steps:
+            return
+        if (found := steps.actor.actions.shape[1]) != (kept := self._last.actor.actions.shape[1]):
+            raise UsageError(
+                f"found {found} observations for a policy that remembers {kept}; required as many as in the steps "
+                "before, or `policy.reset()` to begin a trial"
+            )
+        steps.actor.recall(memory)
+
     def _distribution(self, rows: Array) -> Acted:
-        actor = self._steps(rows.shape[1], deterministic=True).actor
+        steps = self._steps(rows.shape[1], deterministic=True)
+        self._go_on(steps)
+        actor = steps.actor
+        memory = actor.memory
         actor.act(0, rows.reshape(-1, rows.shape[-1]), np.arange(rows.shape[0] * rows.shape[1]))
+        if memory is not None:
+            # Asking changes nothing that is remembered.
+            actor.recall(memory)
         found = {
             name: torch.as_tensor(value[0].reshape(*rows.shape[:2], *value.shape[2:]))
             for name, value in actor.behavior_by_step.items()
@@ -111,6 +168,10 @@ class Acting:
             case "q_values":
                 # As in training; the actor itself is greedy here.
                 return epsilon_greedy(found["action_values"], torch.tensor(self._params.params[EPSILON]))
+            case "recurrent":
+                by_task = {name: torch.as_tensor(v)[:, None] for name, v in actor.behavior_by_task.items()}
+                policy = RecurrentPolicy(self._blueprint.spaces, self._blueprint.config.policy)
+                return policy.recorded({**found, **by_task})
             case _:
                 by_task = {name: torch.as_tensor(v)[:, None] for name, v in actor.behavior_by_task.items()}
                 config = self._blueprint.config.policy
@@ -163,19 +224,19 @@ class _Steps:
         self._blueprint, self._params, self._position = blueprint, params, position
         self._num_rows, self._deterministic = num_rows, deterministic
         self._t = 0
-        self.actor = self._begin(0)
+        self.actor = self._begin(0, None)
 
     def act(self, rows: Array) -> Array:
         block, t = divmod(self._t, DRAWN_AHEAD)
         if block and not t:
-            self.actor = self._begin(block)
+            self.actor = self._begin(block, self.actor.memory)
         observations = rows.reshape(-1, rows.shape[-1])
         actions = self.actor.act(t, observations, np.arange(len(observations)))
         # What draws nothing has nothing to begin anew: its first step is all its steps.
         self._t += not self._deterministic
         return actions
 
-    def _begin(self, block: int) -> Actor:
+    def _begin(self, block: int, memory: Memory | None) -> Actor:
         (seed, episode), spaces = self._position, self._blueprint.spaces
         B = len(next(iter(self._params.params.values())))
         steps = 1 if self._deterministic else DRAWN_AHEAD
@@ -191,6 +252,7 @@ class _Steps:
             rngs=rngs,
             # All rows are of one episode: whoever acts in several asks several policies, or one after the other.
             belief_rng=lambda b, e: generator(seed, "beliefs", episode, 0, b),
+            memory=memory,
         )
         return make_actor(self._blueprint.config.algorithm.actor, setup)
 

@@ -33,6 +33,11 @@ class DeployedPolicy(nn.Module):
 
     def __init__(self, blueprint: Blueprint, params: Params, latent: Array | None) -> None:
         super().__init__()
+        if blueprint.config.algorithm.trial is not None:
+            raise UsageError(
+                f"found {blueprint.config.algorithm.name}, whose policy keeps a memory from step to step, which such a "
+                "module has not; required .safetensors, which `metaloom.load_policy` reads"
+            )
         self.observation_shape = blueprint.spaces.observation_shape
         self._names = list(params)
         for n, name in enumerate(self._names):

@@ -30,7 +30,9 @@ def collect_in(
     Raises:
         RolloutError: the environment failed, or an observation, action or reward is not finite.
     """
-    sampler = _InOneEnv(env, blueprint, max_episode_steps)
+    # With a memory, every episode is acted in on what those before have shown.
+    in_trial = episodes if blueprint.config.algorithm.trial is not None else 1
+    sampler = _InOneEnv(env, blueprint, max_episode_steps, in_trial)
     names, units = zip(*((f.name, f.unit) for f in env.task_fields), strict=True) if env.task_fields else ((), ())
     task = np.array(env.task, np.float64) if env.task_fields else np.zeros(0)
     tasks = TaskBatch(task[None], np.array([-1], np.int64), names, units)
@@ -39,7 +41,7 @@ def collect_in(
         return episodes_together(
             [
                 collect_rollouts(sampler, params, tasks, position=replace(position, first_episode=episode))
-                for episode in range(episodes)
+                for episode in range(0, episodes, in_trial)
             ]
         )
     except RolloutError as fault:
@@ -51,13 +53,14 @@ def collect_in(
 class _InOneEnv(Sampler):
     """The user's environment as it is, in place of simulators that are made by name."""
 
-    def __init__(self, env: PolicyActions, blueprint: Blueprint, max_episode_steps: int) -> None:
+    def __init__(self, env: PolicyActions, blueprint: Blueprint, max_episode_steps: int, in_trial: int) -> None:
         config = blueprint.config
         super().__init__(
             # As faults are to name it.
             config.env.model_copy(update={"name": type(env.unwrapped).__name__, "options": {}}),
             config.policy,
-            episodes_per_task=1,
+            episodes_per_task=in_trial,
+            episodes_per_trial=in_trial,
             max_episode_steps=max_episode_steps,
             actor=config.algorithm.actor,
         )

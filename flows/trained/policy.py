@@ -16,6 +16,7 @@ from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_pr
 from metaloom.flows.trained.files import PolicyFile
 from metaloom.flows.trained.own_env import collect_in
 from metaloom.flows.views.formatting import plural
+from metaloom.pipeline.policies.remembering import TRIAL_LAST, TRIAL_STATE
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.shown import arrays_in, as_html
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
@@ -154,10 +155,29 @@ class TrainedPolicy:
     def reset(self, *, seed: int | None = None) -> None:
         """Begin an episode: a policy that infers its task draws anew what the task may be.
 
+        One that adapts by its memory begins a trial, with what it remembered when it was adapted, at first nothing. Its
+        memory lasts until then, also from one episode to the next, which `observe` tells it.
+
         Args:
             seed: start all over, with draws that this number decides.
         """
         self._acting.reset(seed)
+
+    def observe(self, rewards: Array | float, ended: Array | bool) -> None:
+        """Tell a policy that adapts by its memory what its last actions earned; it needs to know after every step.
+
+        Args:
+            rewards: of the last actions, with their leading axes: one number where there was one observation.
+            ended: whether an episode ended with them, terminated or truncated; the next observation is that of a reset.
+
+        Raises:
+            UsageError: the policy has no memory, or has not acted since.
+            ValueError: there are more or fewer rewards than actions, or they are not finite.
+        """
+        algorithm = self.blueprint.config.algorithm
+        if algorithm.trial is None:
+            raise UsageError(f"found {algorithm.name}, whose policy keeps no memory; leave `observe` out")
+        self._acting.observe(np.asarray(rewards), np.asarray(ended))
 
     def adapt(
         self,
@@ -169,8 +189,9 @@ class TrainedPolicy:
     ) -> TrainedPolicy:
         """Adapt to a task as the algorithm does, and return the adapted policy; this one stays as it is.
 
-        The policy family of MAML takes gradient steps on the episodes; PEARL infers the task from them; A2C, PPO and
-        the other learners of a single task do not adapt, and raise.
+        The policy family of MAML takes gradient steps on the episodes; PEARL infers the task from them; RL2 remembers
+        them, one after the other, in the order of the batch; A2C, PPO and the other learners of a single task do not
+        adapt, and raise.
 
         Args:
             to: an environment that shows and takes what the run's own does, in which the episodes are collected; or
@@ -186,7 +207,7 @@ class TrainedPolicy:
             RolloutError: the environment failed.
         """
         config = self.blueprint.config
-        if not config.algorithm.adaptation_steps:
+        if not config.algorithm.adapts:
             raise UsageError(f"found {config.algorithm.name}, which does not adapt; use the policy as it is")
         if self._adapted and not self._rounds:
             raise UsageError(
@@ -309,13 +330,15 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
     try:
         params = found.params if found.adapted else None
         policy = TrainedPolicy(found.blueprint, found.state, params, seed=found.seed, particle=found.particle)
-        start = policy.unadapted.params
+        required = {*policy.unadapted.params}
     except ConfigError:
         raise
     except ValueError as problem:
         raise UsageError(f"{path}: {problem}; save the policy again") from None
-    if found.params.params.keys() != start.keys():
-        wrong = ", ".join(sorted(found.params.params.keys() ^ start.keys()))
+    if found.adapted and found.blueprint.config.algorithm.trial is not None:
+        required |= {TRIAL_STATE, TRIAL_LAST}  # what it remembers
+    if found.params.params.keys() != required:
+        wrong = ", ".join(sorted(found.params.params.keys() ^ required))
         raise UsageError(
             f"{path}: found {wrong} either too much or missing among the parameters; save the policy again"
         )

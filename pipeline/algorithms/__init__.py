@@ -20,6 +20,7 @@ ALGORITHMS = Plugins(
         "ppo": "metaloom.pipeline.algorithms.actor_critic.ppo:PPO",
         "ppo2": "metaloom.pipeline.algorithms.actor_critic.ppo2:PPO2",
         "promp": "metaloom.pipeline.algorithms.maml.settings:ProMP",
+        "rl2": "metaloom.pipeline.algorithms.rl2.settings:RL2",
         "sac": "metaloom.pipeline.algorithms.off_policy.sac:SAC",
         "svpg": "metaloom.pipeline.algorithms.actor_critic.svpg:SVPG",
         "vpg-dice": "metaloom.pipeline.algorithms.maml.settings:VPGDice",

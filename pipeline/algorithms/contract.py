@@ -213,8 +213,31 @@ class AlgorithmSettings(PluginSettings):
 
     @property
     def adaptation_steps(self) -> int:
-        """Adaptation steps of an iteration and, by default, of an evaluation."""
+        """Adaptation steps of an iteration."""
         return 0
+
+    @property
+    def trial(self) -> int | None:
+        """Episodes of a task, one after the other, through which an actor's memory lasts; None for actors without one.
+
+        The episodes of a task then are those of several trials side by side: first the first ones of all, and so on.
+        """
+        return None
+
+    @property
+    def adapts(self) -> bool:
+        """Whether what a task acts with depends on its episodes."""
+        return bool(self.adaptation_steps) or self.trial is not None
+
+    @property
+    def evaluation_steps(self) -> int:
+        """Adaptation steps of an evaluation that does not say how many."""
+        return self.adaptation_steps
+
+    @property
+    def evaluation_episodes(self) -> int | None:
+        """Episodes per task that each of them adapts to where an evaluation does not say; None: as in training."""
+        return None
 
     @property
     def num_policies(self) -> int:

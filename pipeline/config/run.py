@@ -17,7 +17,7 @@ from metaloom.pipeline.config.stopping import StoppingConfig
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, RECURRENT_NETWORKS, SIZED_NETWORKS
 from metaloom.pipeline.plugins import ByName
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.schema import Settings, later
@@ -91,7 +91,7 @@ class RunConfig(Settings):
         return self
 
     def _problems(self) -> Iterator[str]:
-        if self.evaluation.adaptation_steps and not self.algorithm.adaptation_steps:
+        if self.evaluation.adaptation_steps and not self.algorithm.adapts:
             yield (
                 f"evaluation.adaptation_steps is {self.evaluation.adaptation_steps} but {self.algorithm.name} does not "
                 "adapt (inner_steps is 0); leave it out or set it to 0"
@@ -99,6 +99,11 @@ class RunConfig(Settings):
         for name, found in (("iterations", self.iterations), ("inner steps", self.algorithm.adaptation_steps + 1)):
             if found > (most := MOST_ITERATIONS if name == "iterations" else MOST_STEPS):
                 yield f"{name}: found {found}, but a run has room for {most}; use at most that many"
+        if self.policy.network in RECURRENT_NETWORKS and self.algorithm.trial is None:
+            yield (
+                f"policy.network is {self.policy.network}, which has a memory, but {self.algorithm.name} keeps none; "
+                f"required one of {', '.join(BUILT_IN_NETWORKS)}, or an algorithm that adapts by memory, such as rl2"
+            )
         yield from self._idle_sizes()
         if self.min_rollouts is not None and self.min_rollouts > self.episodes_per_task:
             yield (
@@ -118,7 +123,7 @@ class RunConfig(Settings):
             if field.endswith("_hidden_sizes"):
                 sizes.append((f"algorithm.{field}", critic, getattr(algorithm, field), (about.default,)))
         for name, network, found, expected in sizes:
-            if network not in BUILT_IN_NETWORKS and found not in expected:
+            if network not in SIZED_NETWORKS and found not in expected:
                 yield f"{name} is {found} but the network is {network}, which has sizes of its own; leave it out"
 
     @property

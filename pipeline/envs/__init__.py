@@ -9,6 +9,7 @@ ENVS: dict[str, str] = {
     "ant-dir": "metaloom.pipeline.envs.ant:AntDir",
     "ant-dir-2d": "metaloom.pipeline.envs.ant:AntDir2D",
     "ant-goal": "metaloom.pipeline.envs.ant:AntGoal",
+    "bernoulli-bandit": "metaloom.pipeline.envs.bandit:BernoulliBandit",
     "half-cheetah-dir": "metaloom.pipeline.envs.half_cheetah:HalfCheetahDir",
     "half-cheetah-vel": "metaloom.pipeline.envs.half_cheetah:HalfCheetahVel",
     "hidden-goal-grid": "metaloom.pipeline.envs.hidden_goal_grid:HiddenGoalGrid",

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, model_validator
 from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import Settings, later
 
-DISCRETE = ("hidden-goal-grid", "tabular-mdp")
+DISCRETE = ("bernoulli-bandit", "hidden-goal-grid", "tabular-mdp")
 """Built-in environments whose actions are discrete, so that they have no scale unless one is asked for."""
 
 

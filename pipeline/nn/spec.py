@@ -13,6 +13,11 @@ from metaloom.pipeline.schema import ConfigError, Settings
 
 MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"
 BUILT_IN_NETWORKS = (MLP, CNN, RESIDUAL)
+GRU, LSTM = "gru", "lstm"
+RECURRENT_NETWORKS = (GRU, LSTM)
+"""Networks with a memory, for algorithms whose actors have one."""
+SIZED_NETWORKS = (*BUILT_IN_NETWORKS, *RECURRENT_NETWORKS)
+"""Networks whose layers hidden_sizes describes."""
 
 NETWORKS = Plugins(
     "network",
@@ -21,6 +26,8 @@ NETWORKS = Plugins(
         MLP: "metaloom.pipeline.nn.networks:MLP",
         CNN: "metaloom.pipeline.nn.networks:CNN",
         RESIDUAL: "metaloom.pipeline.nn.networks:ResidualMLP",
+        GRU: "metaloom.pipeline.nn.recurrent:GRU",
+        LSTM: "metaloom.pipeline.nn.recurrent:LSTM",
     },
 )
 """Networks; those of others are subclasses of torch.nn.Module."""
@@ -110,6 +117,33 @@ class NetworkSpec:
         return is_image(self.input_shape, self.input_scale)
 
 
+@dataclass(frozen=True)
+class CellSpec:
+    """A network with a memory: one input and a state give features and the next state.
+
+    Attributes:
+        name: gru, lstm, another registered name, or module:Class of a torch.nn.Module.
+        input_size: numbers in one input.
+        hidden_size: units of a gru or lstm, and their features.
+        options: keyword arguments of a module's class.
+    """
+
+    name: str
+    input_size: int
+    hidden_size: int
+    options: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+
+    @property
+    def num_gates(self) -> int:
+        """Layers that a gru or lstm computes of one input."""
+        return {GRU: 3, LSTM: 4}[self.name]
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that a gru or lstm keeps; an lstm's cell is behind its features."""
+        return {GRU: 1, LSTM: 2}[self.name] * self.hidden_size
+
+
 class ConvolutionOptions(Settings):
     """Options of a cnn: its convolutions, without padding, before the layers of `hidden_sizes`."""
 
@@ -147,11 +181,14 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
     NETWORKS.path(name)
     if name == CNN:
         ConvolutionOptions.model_validate(dict(options))
-    elif name in BUILT_IN_NETWORKS and options:
+    elif name in SIZED_NETWORKS and options:
         raise ValueError(f"network {name} has no options, found {dict(options)}; those of cnn are {_CNN_OPTIONS}")
     if name == RESIDUAL and len(set(hidden_sizes)) > 1:
         raise ValueError(f"network residual adds every layer to the one before, found hidden_sizes {hidden_sizes}; "
                          "required equal sizes")  # fmt: skip
+    if name in RECURRENT_NETWORKS and len(hidden_sizes) != 1:
+        raise ValueError(f"network {name} is one layer, found hidden_sizes {hidden_sizes}; required one size, that of "
+                         "its state")  # fmt: skip
 
 
 def check_fits(spec: NetworkSpec) -> None:
@@ -161,6 +198,11 @@ def check_fits(spec: NetworkSpec) -> None:
         ConfigError: naming the network that takes such inputs.
     """
     shape = spec.input_shape
+    if spec.name in RECURRENT_NETWORKS:
+        raise ConfigError(
+            f"policy.network is {spec.name}, which has a memory, but the algorithm's actor has none; required one of "
+            f"{', '.join(BUILT_IN_NETWORKS)}, or an algorithm that adapts by memory, such as rl2"
+        )
     if spec.name == CNN:
         convolutions(spec)
     elif spec.name in BUILT_IN_NETWORKS and spec.is_image:

@@ -7,18 +7,20 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from metaloom.pipeline.nn.spec import (
     ACTIVATIONS,
     BUILT_IN_NETWORKS,
+    CellSpec,
     NetworkSpec,
     Spaces,
     check_fits,
     check_network_settings,
+    is_image,
 )
 from metaloom.pipeline.plugins import Plugins
-from metaloom.pipeline.schema import Settings, later, suggestion
+from metaloom.pipeline.schema import ConfigError, Settings, later, suggestion
 
-ActorKind = Literal["policy", "uniform", "tanh_gaussian", "q_values"]
+ActorKind = Literal["policy", "recurrent", "uniform", "tanh_gaussian", "q_values"]
 """The ways of choosing actions in rollouts: "policy" is the Gaussian where actions are continuous and the categorical
-where they are discrete, "uniform" draws all with equal probability, "tanh_gaussian" and "q_values" are those of
-off-policy learners."""
+where they are discrete, "recurrent" is the same with a memory, "uniform" draws all with equal probability,
+"tanh_gaussian" and "q_values" are those of off-policy learners."""
 
 LayerSize = Annotated[int, Field(ge=1)]
 
@@ -48,7 +50,7 @@ class PolicyConfig(Settings):
     """Let adaptation and meta-training change the standard deviation; otherwise it stays at init_std."""
     network: str = later("mlp")
     """mlp, cnn (for images), residual, one that a plug-in brings, or module:Class of a torch.nn.Module of your own;
-    critics have the same kind of network."""
+    critics have the same kind of network. Of algorithms that adapt by memory: gru, lstm, or module:Class likewise."""
     network_options: dict[str, JsonValue] = later({})
     """Of cnn: channels, kernel_sizes, strides, channels_first. Of module:Class: keyword arguments of the class."""
     activation: str | None = later(None)
@@ -128,6 +130,23 @@ class PolicyConfig(Settings):
         )
         check_fits(spec)
         return spec
+
+    def cell_spec(self, spaces: Spaces) -> CellSpec:
+        """Describe the network with a memory that sees an observation, and the last action, reward and end.
+
+        Raises:
+            ConfigError: observations are images.
+        """
+        if is_image(spaces.observation_shape, spaces.observation_scale):
+            raise ConfigError(
+                f"policy.network is {self.network}, but observations are images of shape {spaces.observation_shape}; "
+                "required observations that are numbers, or gymnasium.wrappers.FlattenObservation around the "
+                "environment to take pixels for such"
+            )
+        action_size = spaces.num_actions or spaces.action_size
+        return CellSpec(
+            self.network, spaces.observation_size + action_size + 2, self.hidden_sizes[-1], self.network_options
+        )
 
     def critic(self, hidden_sizes: tuple[int, ...]) -> "PolicyConfig":
         """Return the settings of a critic's network: the policy's kind, with its own layers and a linear last one."""

@@ -44,12 +44,13 @@ class EvaluationPlan:
     def of(cls, config: RunConfig) -> EvaluationPlan:
         """The evaluation that a run's configuration describes."""
         asked = config.evaluation
-        steps = config.algorithm.adaptation_steps if asked.adaptation_steps is None else asked.adaptation_steps
+        algorithm = config.algorithm
+        steps = algorithm.evaluation_steps if asked.adaptation_steps is None else asked.adaptation_steps
         # Halved because run seeds are below 2**63.
         run_seed = seed_for(config.seed, "evaluation", asked.seed) // 2
         return cls(
             adaptation_steps=steps,
-            episodes=asked.episodes or config.episodes_per_task,
+            episodes=asked.episodes or algorithm.evaluation_episodes or config.episodes_per_task,
             test_episodes=asked.test_episodes or config.episodes_per_task,
             deterministic=asked.deterministic,
             run_seed=run_seed,

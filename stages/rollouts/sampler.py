@@ -30,6 +30,8 @@ class Sampler:
         actor: how actions come about.
         deterministic: take the most likely actions instead of drawing them.
         enough: when to stop sampling a task.
+        episodes_per_trial: episodes of a task that are sampled one after the other, with the actor's memory of those
+            before; the trials of a task are sampled side by side. 1 where no episode knows of another.
     """
 
     _KEPT: ClassVar[int] = 4
@@ -43,12 +45,15 @@ class Sampler:
     actor: ActorKind = "policy"
     deterministic: bool = False
     enough: Enough | None = None
+    episodes_per_trial: int = 1
     _batches: dict[int, BatchEnv] = field(init=False, repr=False, default_factory=dict[int, BatchEnv])
 
     @property
     def episodes_at_once(self) -> int:
         """Episodes of a task that are sampled side by side."""
-        return self.episodes_per_task if self.enough is None else self.enough.block_size
+        if self.enough is not None:
+            return self.enough.block_size
+        return self.episodes_per_task // self.episodes_per_trial
 
     @cached_property
     def spaces(self) -> Spaces:

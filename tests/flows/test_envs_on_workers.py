@@ -12,6 +12,7 @@ from metaloom.flows.graph.context import build_learner
 from metaloom.flows.rollouts.dask import dask_client
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
 from metaloom.pipeline.algorithms.maml.settings import ProMP
+from metaloom.pipeline.algorithms.rl2.settings import RL2
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import EnvConfig
@@ -23,7 +24,10 @@ pytestmark = [pytest.mark.dask, pytest.mark.slow]
 
 
 def run_config(name: str) -> RunConfig:
-    return RunConfig(env=EnvConfig(name=name), algorithm=ProMP(), num_tasks=2, episodes_per_task=2, max_episode_steps=8)
+    algorithm = RL2() if isinstance(make_env(EnvConfig(name=name)).action_space, Discrete) else ProMP()
+    return RunConfig(
+        env=EnvConfig(name=name), algorithm=algorithm, num_tasks=2, episodes_per_task=2, max_episode_steps=8
+    )
 
 
 @pytest.fixture(scope="module")

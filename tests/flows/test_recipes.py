@@ -11,7 +11,8 @@ from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
 
 SINGLE_TASK = ["a2c", "dql", "ppo", "ppo2", "sac", "svpg"]
-NAMES = sorted(ALGORITHMS.builtin.keys() - {*SINGLE_TASK, "pearl"})
+BY_NO_GRADIENT = ["pearl", "rl2"]
+NAMES = sorted(ALGORITHMS.builtin.keys() - {*SINGLE_TASK, *BY_NO_GRADIENT})
 
 
 @pytest.mark.parametrize("env", ["point-corner", "half-cheetah-dir"])
@@ -21,7 +22,7 @@ def test_every_algorithm_has_a_recipe(algorithm, env):
     assert (config.algorithm.name, config.env.name) == (algorithm, env)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "pearl"])
+@pytest.mark.parametrize("name", [*NAMES, *BY_NO_GRADIENT])
 def test_an_algorithm_by_name_trains_on_the_environment_that_is_set(name):
     config = new_config(name, ["env=ant-dir"])
     assert (config.algorithm.name, config.env.name) == (name, "ant-dir")
@@ -46,6 +47,8 @@ def test_recipes_are_named_for_what_they_run_and_say_where_they_are_from(name):
         assert config.env.name in ("half-cheetah-dir", "pearl-cheetah-vel")
     elif config.algorithm.name == "pearl":
         assert name == config.env.name
+    elif name == "rl2-bandit":  # there is one kind
+        assert config.env.name == "bernoulli-bandit"
     else:
         assert name == f"{config.algorithm.name}-{config.env.name}"
     assert RECIPES[name].__doc__

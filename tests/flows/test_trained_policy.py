@@ -65,7 +65,9 @@ def most_likely(run, batch):
     return np.tanh(behavior["mean"]) if run.config["algorithm"]["name"] == "sac" else behavior["mean"]
 
 
-@pytest.mark.parametrize("trained", [name for name in SMALL_RUNS if name not in ("pearl", "svpg")], indirect=True)
+@pytest.mark.parametrize(
+    "trained", [name for name in SMALL_RUNS if name not in ("pearl", "svpg", "rl2")], indirect=True
+)
 def test_it_acts_and_weighs_actions_as_the_stored_episodes_say(trained):
     batch, policy = trained[1].rollouts(0), trained.policy(1)
     real, seen = batch.mask.astype(bool), batch.observations[:, :, :-1]
@@ -152,14 +154,24 @@ def test_what_is_saved_acts_alike_without_the_run(trained, tmp_path, monkeypatch
     expected = policy(seen)
     assert expected.dtype == make_env(policy.blueprint.config.env).env.action_space.dtype
     policy.save(tmp_path / "policy.safetensors")
-    policy.save(tmp_path / "policy.pt2")
+    remembers = policy.blueprint.config.algorithm.trial is not None
+    if remembers:
+        with pytest.raises(UsageError, match="keeps a memory from step to step"):
+            policy.save(tmp_path / "policy.pt2")
+    else:
+        policy.save(tmp_path / "policy.pt2")
     (tmp_path / "other").touch()
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
     monkeypatch.setattr("metaloom.storage.run.read_info", lambda path: pytest.fail("a run was opened"))
     loaded = metaloom.load_policy(tmp_path / "policy.safetensors")
     assert np.array_equal(loaded(seen), expected)
+    if remembers:
+        for each in (policy, loaded):
+            each.reset()
     drawn = [each.act(seen, deterministic=False) for each in (policy, loaded)]
     assert np.array_equal(*drawn)
+    if remembers:
+        return
     program = torch.export.load(tmp_path / "policy.pt2").module()
     np.testing.assert_allclose(program(torch.tensor(seen)).numpy(), expected, atol=1e-6)
     np.testing.assert_allclose(program(torch.tensor(one)).numpy(), policy(one), atol=1e-6)

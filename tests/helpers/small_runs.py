@@ -12,6 +12,7 @@ GRADIENT_BASED = ("promp", "maml-trpo", "maml-vpg", "maml-ppo", "e-maml", "dice-
 SMALL_RUNS = {
     **{name: (f"{name}-point-corner", *_META) for name in GRADIENT_BASED},
     **{name: (name, *_ONE_TASK) for name in ("a2c", "ppo", "ppo2", "svpg")},
+    "rl2": ("rl2-navigation-2d", "num_tasks=3", "episodes_per_task=4", "max_episode_steps=6"),
     "dql": ("dql", "env=CartPole-v1", *_REPLAY),
     "sac": ("sac", "env=Pendulum-v1", "algorithm.critic_hidden_sizes=[8]", *_REPLAY),
     "pearl": (

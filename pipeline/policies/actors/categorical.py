@@ -3,7 +3,7 @@
 import numpy as np
 
 from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
-from metaloom.pipeline.policies.inference import LOGITS_NETWORK, log_softmax
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, Inference, log_softmax
 from metaloom.pipeline.types import Array
 
 
@@ -13,9 +13,9 @@ class CategoricalActor(Actor):
     Where there is nothing to draw from it takes the most probable one, the first of them if there are several.
     """
 
-    def __init__(self, setup: ActorSetup) -> None:
+    def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:
         super().__init__(setup)
-        self._network = setup.network(LOGITS_NETWORK, setup.spaces.num_actions)
+        self._network = network or setup.network(LOGITS_NETWORK, setup.spaces.num_actions)
         self._uniform, T = None, len(setup.taken)
         if setup.rngs is not None:
             self._uniform = setup.drawn(lambda rng: rng.random((T, setup.num_rows), np.float32))

@@ -9,6 +9,7 @@ import numpy as np
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import Inference, network_inference
+from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.types import Array, TaskParams
 
 
@@ -24,6 +25,7 @@ class ActorSetup:
         spaces: of the environment.
         rngs: B generators, from which each task's actions are drawn; None for the most likely actions.
         belief_rng: the generator from which the latent variable of a task's episode is drawn: (b, e) -> generator.
+        memory: what the rows have kept of the episodes before, for an actor with a memory; None where a trial begins.
     """
 
     config: PolicyConfig
@@ -33,6 +35,7 @@ class ActorSetup:
     spaces: Spaces
     rngs: Sequence[np.random.Generator] | None
     belief_rng: Callable[[int, int], np.random.Generator]
+    memory: Memory | None = None
 
     @property
     def num_tasks(self) -> int:
@@ -82,6 +85,25 @@ class Actor(ABC):
 
         Rows that have ended take part in the matrix products, to keep their shapes.
         """
+
+    def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
+        """Be told what the last actions earned.
+
+        Args:
+            rows: [n] that have acted.
+            rewards: [n] float32, as they are stored.
+            ended: [n] bool, the task or the step limit ended the episode.
+        """
+        del rows, rewards, ended
+
+    @property
+    def memory(self) -> Memory | None:
+        """What the rows have kept; None of actors without a memory."""
+        return None
+
+    def recall(self, memory: Memory) -> None:
+        """Go on from what another actor of the same rows has kept; only actors with a memory can be asked."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no memory ({memory.state.shape})")
 
     def _record(self, name: str, size: int) -> Array:
         """Zeros [T, N, size] for what the acting distribution is at every step."""

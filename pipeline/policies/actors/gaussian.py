@@ -3,16 +3,16 @@
 import numpy as np
 
 from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
-from metaloom.pipeline.policies.inference import MEAN_NETWORK
+from metaloom.pipeline.policies.inference import MEAN_NETWORK, Inference
 from metaloom.pipeline.types import Array
 
 
 class GaussianActor(Actor):
     """Actions mean + std * noise; the mean where there is nothing to draw from. See Actor."""
 
-    def __init__(self, setup: ActorSetup) -> None:
+    def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:
         super().__init__(setup)
-        self._network = setup.network(MEAN_NETWORK, setup.spaces.action_size)
+        self._network = network or setup.network(MEAN_NETWORK, setup.spaces.action_size)
         log_std = np.maximum(setup.params.params["log_std"], np.float32(np.log(setup.config.min_std)))
         self._noise = setup.normal_noise()
         self._noise *= np.exp(log_std)[:, None, :]

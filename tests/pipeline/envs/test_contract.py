@@ -52,11 +52,11 @@ TASK_IS_A_BODY = tuple(name for name in ENVS if name.endswith("-rand-params"))
 
 # Names whose episodes all begin in one place.
 STARTS_AT_THE_ORIGIN = ("point-2d-goal", "navigation-2d", "pearl-sparse-point-robot")
-BEGINS_ALIKE = (*STARTS_AT_THE_ORIGIN, "hidden-goal-grid", "tabular-mdp")
+BEGINS_ALIKE = (*STARTS_AT_THE_ORIGIN, "bernoulli-bandit", "hidden-goal-grid", "tabular-mdp")
 NOTHING_IS_LEFT_TO_CHANCE = (*STARTS_AT_THE_ORIGIN, "hidden-goal-grid")
 
-REWARDS_ARE_DRAWN = ("tabular-mdp",)
-FIELDS_OF_A_KIND = {**dict.fromkeys(TASK_IS_A_BODY, ("BODY_mass", "JOINT_damping"))}
+REWARDS_ARE_DRAWN = ("bernoulli-bandit", "tabular-mdp")
+FIELDS_OF_A_KIND = {**dict.fromkeys(TASK_IS_A_BODY, ("BODY_mass", "JOINT_damping")), "bernoulli-bandit": ("p_0",)}
 
 every_env = pytest.mark.parametrize("config", CONFIGS, ids=config_id)
 

@@ -1,0 +1,1 @@
+"""RL2: adaptation by the memory of a recurrent policy."""

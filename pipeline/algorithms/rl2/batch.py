@@ -1,0 +1,74 @@
+"""An iteration's trials on a device, of which gradient steps take some."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metaloom.pipeline.algorithms.rl2.losses import Sequences
+from metaloom.pipeline.estimation.config import ProcessingConfig
+from metaloom.pipeline.estimation.trials import Trials
+from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.policies.recurrent import RecurrentPolicy
+from metaloom.pipeline.types import Array, Samples
+
+_SMALLEST_STD = 1e-4
+"""Where all targets are equal there is nothing to divide by."""
+
+
+class Batch:
+    """All trials of an iteration, time first.
+
+    Attributes:
+        scale: mean and standard deviation of the values' targets over all real steps, [2] float32.
+        recorded: the distributions [n] that acted, of all real steps, in the order of `sequences` of all trials.
+    """
+
+    def __init__(
+        self,
+        trials: Trials,
+        samples: Samples,
+        policy: RecurrentPolicy,
+        processing: ProcessingConfig,
+        device: torch.device,
+    ) -> None:
+        self._device = device
+        values = trials.along(samples.values)
+        # Not the stored advantages: those are shifted and scaled.
+        targets = values + trials.advantages(values, processing.discount, processing.gae_lambda)
+        real_targets = targets[trials.mask]
+        self.scale = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
+        self._inputs, self._actions = self._tensor(trials.inputs), self._tensor(trials.actions)
+        self._advantages = self._tensor(trials.along(samples.advantages))
+        mean, std = self.scale
+        self._targets = self._tensor(((targets - mean) / std).astype(np.float32))
+        self._real = None if trials.mask.all() else self._tensor(trials.mask)
+        behavior = {name: self._tensor(value) for name, value in trials.behavior.items()}
+        self._old_log_prob = policy.recorded(behavior).log_prob(self._actions)
+        real = self._places(self._real)
+        self.recorded: Distribution = policy.recorded({name: _rows(value, real) for name, value in behavior.items()})
+
+    def __len__(self) -> int:
+        return self._inputs.shape[1]
+
+    def sequences(self, which: Array) -> Sequences:
+        """Some of the trials."""
+        chosen = torch.from_numpy(which).to(self._device)
+        real = self._places(None if self._real is None else self._real[:, chosen])
+        parts = (self._actions, self._old_log_prob, self._advantages, self._targets)
+        return Sequences(self._inputs[:, chosen], real, *(_rows(part[:, chosen], real) for part in parts))
+
+    @staticmethod
+    def _places(real: Tensor | None) -> Tensor | None:
+        return None if real is None else real.flatten().nonzero().squeeze(-1)
+
+    def _tensor(self, values: Array) -> Tensor:
+        """Time first."""
+        return torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))).to(self._device)
+
+
+def _rows(values: Tensor, real: Tensor | None) -> Tensor:
+    """[n, ...] of [L, N, ...]."""
+    flat = values.flatten(0, 1)
+    return flat if real is None else flat[real]

@@ -1,0 +1,97 @@
+"""Bernoulli bandits: the smallest tasks in which one has to explore."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, TaskField
+from metaloom.pipeline.types import Array
+
+
+class BernoulliBandit(MetaEnv):
+    """Pull one of k arms, each of which pays 1 with a probability of its own that nothing shows (RL2's bandits).
+
+    | observation | unit | | action | unit | range     |
+    | ----------- | ---- |-| ------ | ---- | --------- |
+    | nothing (0) | 1    | | arm    | 1    | 0 ... k-1 |
+
+    | task field    | unit | distribution      |
+    | ------------- | ---- | ----------------- |
+    | p_0 ... p_k-1 | 1    | U(0, 1), each arm |
+
+    Option `arms`: k, 5 unless said. Reward term: payout = 1 with the probability of the arm, else 0. Never terminates;
+    max_episode_steps is the number of pulls. The payouts of an episode follow from the seed of its reset alone: pull t
+    of an episode pays if its number t from U(0, 1) is below the arm's probability.
+    """
+
+    action_components = ()
+
+    def __init__(self, arms: int = 5) -> None:
+        if arms < 2:
+            raise EnvError(f"{type(self).__name__}: arms is {arms}; required at least 2")
+        self.task_fields = tuple(TaskField(f"p_{n}", "1", f"probability that arm {n} pays") for n in range(arms))
+        self.observation_space = Box(0, 1, (1,), np.float64)
+        self.action_space: gymnasium.Space[Any] = Discrete(arms)
+        self.observation_components = (("nothing", "1"),)
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return rng.uniform(0, 1, (num_tasks, len(self.task_fields)))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        payout = float(self.np_random.random() < self.task[int(action)])
+        return np.zeros(1), payout, False, False, {"reward_terms": {"payout": payout}}
+
+    def batch(self, num_rows: int, num_threads: int) -> "BanditBatch | None":
+        del num_threads
+        # A subclass with a step or reset of its own has rules that the batch does not know.
+        if type(self).step is not BernoulliBandit.step or type(self).reset is not BernoulliBandit.reset:
+            return None
+        return BanditBatch(num_rows)
+
+
+class BanditBatch:
+    """N bandits, pulled together."""
+
+    observation_size = 1
+    action_size = 1
+    _DRAWN_AHEAD = 64
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self._probabilities = np.zeros((num_rows, 0))
+        self._generators: list[np.random.Generator] = []
+        self._numbers = np.zeros((num_rows, self._DRAWN_AHEAD))
+        self._pulls = np.zeros(num_rows, np.int64)
+
+    def reset(self, tasks: Array, seeds: Array) -> Array:
+        self._probabilities = tasks.copy()
+        self._generators = [np.random.Generator(np.random.PCG64(seed)) for seed in seeds.tolist()]
+        self._pulls[:] = 0
+        return np.zeros((self.num_rows, 1))
+
+    def step(self, actions: Array, rows: Array) -> BatchStep:
+        self._draw_ahead(rows)
+        numbers = self._numbers[rows, self._pulls[rows] % self._DRAWN_AHEAD]
+        self._pulls[rows] += 1
+        payouts = (numbers < self._probabilities[rows, actions.reshape(-1)]).astype(np.float64)
+        none = np.zeros(len(rows), np.bool_)
+        return BatchStep(np.zeros((len(rows), 1)), {"payout": payouts}, none, none)
+
+    def _draw_ahead(self, rows: Array) -> None:
+        # Many numbers of a generator at once are those that it gives one by one.
+        for row in rows[self._pulls[rows] % self._DRAWN_AHEAD == 0].tolist():
+            self._numbers[row] = self._generators[row].random(self._DRAWN_AHEAD)
+
+    @property
+    def state(self) -> Array:
+        # A bandit has none: what it will pay follows from the seed of the reset.
+        return np.zeros((self.num_rows, 0))
+
+    def close(self) -> None:
+        pass

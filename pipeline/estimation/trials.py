@@ -1,0 +1,95 @@
+"""Trials as sequences: the episodes of a task that share a memory, one behind the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from metaloom.pipeline.estimation.returns import gae
+from metaloom.pipeline.types import Array, EpisodeBatch, Params
+
+
+class Trials:
+    """An iteration's N = B·M trials of n episodes each, as sequences of their real steps, padded behind to L.
+
+    Of the E = n·M episodes of a task, the first M are the first ones of its trials, and so on; trial m of task b is
+    sequence b·M + m.
+
+    Attributes:
+        mask: [N, L] bool, where a step is real.
+        inputs: [N, L, O + A + 2], what a policy with a memory sees: the observation; and of the step before the action
+            (one-hot where actions are discrete), the reward, and whether an episode ended with it, all zero for the
+            first step of a trial.
+        actions: [N, L, A] float32 or [N, L] int64.
+        rewards: [N, L], zero on padding.
+        behavior: name -> [N, L, ...], what the acting distribution was.
+    """
+
+    def __init__(self, episodes: EpisodeBatch, episodes_per_trial: int, num_actions: int) -> None:
+        """`num_actions` is 0 where actions are continuous."""
+        self._shape, self._n = episodes.rewards.shape, episodes_per_trial
+        mask = self._joined(episodes.mask != 0)
+        self._order: Array | None = None
+        if not mask.all():
+            # Real steps first, in order.
+            self._order = np.argsort(~mask, axis=1, kind="stable")[:, : int(mask.sum(1).max())]
+        self.mask = self.along(episodes.mask != 0)
+        self.actions = self.along(episodes.actions)
+        self.rewards = self.along(episodes.rewards) * self.mask
+        observations = self.along(episodes.observations[:, :, :-1])
+        taken = np.eye(num_actions, dtype=np.float32)[self.actions] if num_actions else self.actions
+        ends = self.along((np.arange(self._shape[2]) + 1 == episodes.lengths[..., None]).astype(np.float32))
+        seen = np.concatenate([taken, self.rewards[..., None], ends[..., None]], axis=-1)
+        before = np.zeros_like(seen)
+        before[:, 1:] = seen[:, :-1]
+        self.inputs = np.concatenate([observations, before], axis=-1, dtype=np.float32)
+        self.behavior = self._behavior(episodes)
+
+    def __len__(self) -> int:
+        return len(self.mask)
+
+    def along(self, values: Array) -> Array:
+        """Bring [B, E, T, ...] into the order of the trials, [N, L, ...]; what is on padding stays there."""
+        joined = self._joined(values)
+        if self._order is None:
+            return joined
+        order = self._order.reshape(*self._order.shape, *(1,) * (joined.ndim - 2))
+        return np.take_along_axis(joined, order, axis=1)
+
+    def by_episode(self, values: Array) -> Array:
+        """Bring [N, L] back to [B, E, T], zero on padding."""
+        (B, E, T), n = self._shape, self._n
+        joined = np.zeros((len(values), n * T), values.dtype)
+        np.put_along_axis(joined, self._places, np.where(self.mask, values, 0), axis=1)
+        return np.ascontiguousarray(joined.reshape(B, E // n, n, T).swapaxes(1, 2)).reshape(B, E, T)
+
+    def advantages(self, values: Array, discount: float, gae_lambda: float) -> Array:
+        """Return advantages [N, L] float64 by values [N, L] of the steps' beginnings, zero on padding.
+
+        They run through the ends of episodes, behind which the next one follows, and stop at the trial's end, behind
+        which nothing does: the objective is the discounted return of the trial (Duan et al. 2016, section 2.2).
+        """
+        values = np.where(self.mask, values, 0)
+        next_values = np.zeros_like(values)
+        next_values[:, :-1] = values[:, 1:]
+        return gae(self.rewards, values, next_values, discount, gae_lambda)
+
+    @property
+    def _places(self) -> Array:
+        num_trials, length = self.mask.shape
+        return self._order if self._order is not None else np.broadcast_to(np.arange(length), (num_trials, length))
+
+    def _joined(self, values: Array) -> Array:
+        """[B, E, T, ...] as [N, n·T, ...]: a trial's episodes one behind the other."""
+        (B, E, T), n = self._shape, self._n
+        split = values.reshape(B, n, E // n, T, *values.shape[3:])
+        return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(B * (E // n), n * T, *values.shape[3:])
+
+    def _behavior(self, episodes: EpisodeBatch) -> Params:
+        num_trials, length = self.mask.shape
+        of_tasks = np.arange(num_trials) // (num_trials // self._shape[0])
+        return {
+            name: self.along(value)
+            if value.shape[1:3] == self._shape[1:] and value.ndim > 3
+            else np.repeat(value[of_tasks][:, None], length, axis=1)
+            for name, value in episodes.behavior.items()
+        }

@@ -1,0 +1,205 @@
+"""Networks with a memory as functions of explicit parameters: GRU, LSTM, and any cell of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from metaloom.pipeline.memory import require_room
+from metaloom.pipeline.nn.cells import CELL, cell_shapes
+from metaloom.pipeline.nn.modules import seeded
+from metaloom.pipeline.nn.spec import GRU as GRU_NAME
+from metaloom.pipeline.nn.spec import LSTM as LSTM_NAME
+from metaloom.pipeline.nn.spec import NETWORKS, CellSpec, Shapes
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import Params
+
+
+class Cell(Protocol):
+    """A network that keeps a state from one input of a sequence to the next; holds no parameters itself.
+
+    Attributes:
+        spec: what it is.
+        shapes: of its parameters by name, in order.
+        state_size: numbers S that it keeps; zero where a sequence begins.
+        feature_size: numbers F that it gives for every input.
+    """
+
+    @property
+    def spec(self) -> CellSpec: ...
+
+    @property
+    def shapes(self) -> Shapes: ...
+
+    @property
+    def state_size(self) -> int: ...
+
+    @property
+    def feature_size(self) -> int: ...
+
+    def initialize(self, rng: np.random.Generator) -> Params:
+        """Draw float32 parameters by name, in order; the same for the same generator."""
+        ...
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features [L, N, F] of N sequences [L, N, in], and the states [N, S] behind them."""
+        ...
+
+
+@dataclass(frozen=True)
+class GRU:
+    """A gated recurrent unit, Cho et al. 2014, arXiv:1406.1078, with its reset gate behind the product, as in torch.
+
+    r = σ(x Wᵣ + bᵣ + h Uᵣ + cᵣ), z likewise, n = tanh(x Wₙ + bₙ + r (h Uₙ + cₙ)), h' = (1 - z) n + z h. See Cell.
+    """
+
+    spec: CellSpec
+
+    @property
+    def shapes(self) -> Shapes:
+        return cell_shapes(self.spec)
+
+    @property
+    def state_size(self) -> int:
+        return self.spec.state_size
+
+    @property
+    def feature_size(self) -> int:
+        return self.spec.hidden_size
+
+    def initialize(self, rng: np.random.Generator) -> Params:
+        """Draw all parameters from U(±1/√H), as torch does; see Cell."""
+        require_room(self.shapes, setting="policy.hidden_sizes")
+        limit = 1 / np.sqrt(self.spec.hidden_size)
+        return {name: rng.uniform(-limit, limit, shape).astype(np.float32) for name, shape in self.shapes.items()}
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """By torch's own kernel, which takes no longer than the products in it; see Cell."""
+        # Not in its type stubs: what nn.GRU calls.
+        run = cast(Callable[..., tuple[Tensor, Tensor]], torch.gru)  # pyright: ignore
+        features, last = run(inputs, state.unsqueeze(0).contiguous(), _as_torch(params), *_ONE_LAYER)
+        return features, last[0]
+
+
+@dataclass(frozen=True)
+class LSTM(GRU):
+    """Long short-term memory, Hochreiter and Schmidhuber 1997, with a forget gate. See Cell.
+
+    i, f, o = σ(x W + b + h U + c) of their own, g = tanh(...); c' = f c + i g, h' = o tanh(c'). The state is (h, c).
+    """
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """See GRU."""
+        run = cast(Callable[..., tuple[Tensor, Tensor, Tensor]], torch.lstm)  # pyright: ignore
+        before = [part.unsqueeze(0).contiguous() for part in state.chunk(2, -1)]
+        features, hidden, cell = run(inputs, before, _as_torch(params), *_ONE_LAYER)
+        return features, torch.cat([hidden[0], cell[0]], -1)
+
+
+_ONE_LAYER = (True, 1, 0.0, False, False, False)
+"""With biases, one layer, no dropout, neither training mode, nor both directions, nor batches first."""
+
+
+def _as_torch(params: Mapping[str, Tensor]) -> list[Tensor]:
+    """Parameters of a cell in torch's order, kernels as (out, in)."""
+    kernels = [params[f"{CELL}.{name}"].t() for name in ("input_kernel", "hidden_kernel")]
+    return [*kernels, *(params[f"{CELL}.{name}"] for name in ("input_bias", "hidden_bias"))]
+
+
+class ModuleCell:
+    """A module of the user's, constructed as Class(input_size, **options). See Cell.
+
+    It has the attributes `state_size` and `feature_size`, and is called with float32 inputs [N, in] and states [N, S];
+    it gives features [N, F] and the next states [N, S]. What it computes may depend on nothing else that changes.
+    """
+
+    def __init__(self, spec: CellSpec) -> None:
+        self.spec = spec
+        try:
+            self._class: Any = NETWORKS.find(spec.name, nn.Module)
+        except ConfigError as problem:
+            raise ConfigError(f"policy.network: {problem}") from problem
+        self._module = self._construct(0)
+        self.state_size, self.feature_size = (self._size(name) for name in ("state_size", "feature_size"))
+        self._probe()
+
+    @property
+    def shapes(self) -> Shapes:
+        return {f"{CELL}.{name}": tuple(value.shape) for name, value in self._module.named_parameters()}
+
+    def initialize(self, rng: np.random.Generator) -> Params:
+        """Parameters as the module's own constructor draws them, from a seed that the generator gives; see Cell."""
+        module = self._construct(int(rng.integers(2**63)))
+        return {f"{CELL}.{name}": value.detach().numpy().copy() for name, value in module.named_parameters()}
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Input by input; see Cell."""
+        own = {name: params[f"{CELL}.{name}"] for name, _ in self._module.named_parameters()}
+        features: list[Tensor] = []
+        for rows in inputs:
+            of_rows, state = functional_call(self._module, own, (rows, state))
+            features.append(of_rows)
+        return torch.stack(features), state
+
+    def _construct(self, seed: int) -> nn.Module:
+        try:
+            with seeded(seed):
+                return self._class(self.spec.input_size, **self.spec.options)
+        except Exception as problem:
+            raise ConfigError(
+                f"policy.network: {self.spec.name}({self.spec.input_size}, ...) raised {type(problem).__name__}: "
+                f"{problem}; the class of a network with a memory is called with (input_size), and with "
+                "policy.network_options by keyword"
+            ) from problem
+
+    def _size(self, name: str) -> int:
+        size = getattr(self._module, name, None)
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError(
+                f"policy.network: {self.spec.name}.{name} is {size!r}; required the whole numbers state_size and "
+                "feature_size, of what it keeps and of what it gives"
+            )
+        return size
+
+    def _probe(self) -> None:
+        """Refuse a module that is no function of its parameters, inputs and states, row by row."""
+        name, expected = self.spec.name, [(4, self.feature_size), (4, self.state_size)]
+        wrong = [p for p, value in self._module.named_parameters() if value.dtype != torch.float32]
+        if wrong or not self.shapes:
+            raise ConfigError(f"policy.network: {name} has {wrong or 'no parameters'}; required float32 parameters")
+        with seeded(0), torch.no_grad():
+            rows, states = torch.rand(4, self.spec.input_size), torch.rand(4, self.state_size)
+            try:
+                found = [self._module(rows, states), self._module(rows, states)]
+                shapes = [[tuple(part.shape) for part in parts] for parts in found]
+            except Exception as problem:
+                raise ConfigError(
+                    f"policy.network: {name} raised {type(problem).__name__} on inputs and states of shapes "
+                    f"{tuple(rows.shape)} and {tuple(states.shape)}: {problem}"
+                ) from problem
+            if shapes[0] != expected:
+                raise ConfigError(f"policy.network: {name} gives {shapes[0]}; required features and states {expected}")
+            fewer = self._module(rows[:3], states[:3])
+        if not all(torch.equal(*pair) for pair in zip(*found, strict=True)):
+            raise ConfigError(
+                f"policy.network: {name} gives other outputs when it is called again with the same inputs, so no stage "
+                "could be computed again; required outputs that follow from parameters, inputs and states alone"
+            )
+        if not all(torch.allclose(a, b[:3], rtol=1e-3, atol=1e-4) for a, b in zip(fewer, found[0], strict=True)):
+            raise ConfigError(f"policy.network: what {name} gives for a row depends on the other rows; required not")
+
+
+def build_cell(spec: CellSpec) -> Cell:
+    """Build the network with a memory that a spec describes.
+
+    Raises:
+        ConfigError: there is no such network, or it does not keep to the contract of Cell.
+    """
+    built_in: dict[str, Callable[[CellSpec], Cell]] = {GRU_NAME: GRU, LSTM_NAME: LSTM}
+    return built_in.get(spec.name, ModuleCell)(spec)

@@ -1,0 +1,146 @@
+"""Acting with a memory: what a policy has seen of its trial, as the state of a network and the last thing it did."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from metaloom.pipeline.nn.spec import Shapes, Spaces
+from metaloom.pipeline.policies.cell_inference import cell_inference, shapes_of
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, check_shapes
+from metaloom.pipeline.types import Array, Params, TaskParams
+
+TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"
+"""Names under which parameters of a task hold what it is to begin with; without them a trial begins with nothing."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What B tasks x E rows remember.
+
+    Attributes:
+        state: [B, E, S] of the network; zero where a trial begins.
+        last: [B, E, A + 2], the last action (one-hot where actions are discrete), reward and end of an episode (1 or
+            0); zero where a trial begins.
+    """
+
+    state: Array
+    last: Array
+
+    def of_task(self) -> Params:
+        """As parameters of the tasks; there is one row."""
+        return {TRIAL_STATE: self.state[:, 0].copy(), TRIAL_LAST: self.last[:, 0].copy()}
+
+
+class Remembering:
+    """The network of B tasks x E rows with its memory, input by input: an Inference whose inputs are observations.
+
+    `outputs` looks at the current observations; `keep` makes what it saw then part of the memory, for those rows whose
+    episodes go on, and `learn_of` tells what the action earned. Rows that have ended take part in the products only.
+
+    Attributes:
+        inputs: [B, E, O] float32: write the observations here.
+        output_size: of the policy: means of actions, or logits.
+    """
+
+    def __init__(
+        self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int, memory: Memory | None = None
+    ) -> None:
+        head, own = head_name(spaces), params.params
+        self._cell = cell_inference(config.cell_spec(spaces), own)
+        self._kernel, self._bias = own[f"{head}.kernel"], np.ascontiguousarray(own[f"{head}.bias"][:, None])
+        self._discrete, self.output_size = spaces.num_actions > 0, spaces.num_actions or spaces.action_size
+        B, O = len(self._bias), spaces.observation_size
+        self._inputs = np.zeros((B, num_rows, O + self.output_size + 2), np.float32)
+        self.inputs, self._last = self._inputs[..., :O], self._inputs[..., O:]
+        self._state = np.zeros((B, num_rows, self._cell.state_size), np.float32)
+        self._next = self._state
+        # Views of the same, row by row.
+        self._last_rows = self._inputs.reshape(B * num_rows, -1)[:, O:]
+        self._state_rows = self._state.reshape(B * num_rows, -1)
+        self.memory = memory or _of_params(own, self.memory)
+
+    @property
+    def memory(self) -> Memory:
+        """What the rows remember; the next step does not change it."""
+        return Memory(self._state.copy(), self._last.copy())
+
+    @memory.setter
+    def memory(self, memory: Memory) -> None:
+        self._state[:] = memory.state
+        self._last[:] = memory.last
+
+    def outputs(self) -> Array:
+        """Return outputs [B, E, A] for the current observations, on what is remembered; see Inference."""
+        features, self._next = self._cell.step(self._inputs, self._state)
+        return np.matmul(features, self._kernel) + self._bias
+
+    def keep(self, rows: Array, actions: Array) -> None:
+        """Remember the last observations of some rows [n], and the actions [n, ...] that they led to."""
+        self._state_rows[rows] = self._next.reshape(self._state_rows.shape)[rows]
+        taken = np.zeros((len(rows), self.output_size + 2), np.float32)
+        if self._discrete:
+            taken[np.arange(len(rows)), actions] = 1
+        else:
+            taken[:, :-2] = actions
+        self._last_rows[rows] = taken
+
+    def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
+        """Remember the rewards [n] of some rows' actions, and whether an episode ended with them [n]."""
+        self._last_rows[rows, -2] = rewards
+        self._last_rows[rows, -1] = ended
+
+
+def head_name(spaces: Spaces) -> str:
+    """Prefix of the layer behind a cell: of logits where actions are discrete, else of means."""
+    return f"{LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK}.output"
+
+
+def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
+    """Refuse parameters [B, ...] that are not those of a policy with a memory.
+
+    Raises:
+        ValueError: naming the parameter, its shape and the one required.
+    """
+    spec, A = config.cell_spec(spaces), spaces.num_actions or spaces.action_size
+    cell = cell_inference(spec, params)
+    required: Shapes = {
+        **shapes_of(spec),
+        f"{head_name(spaces)}.kernel": (cell.feature_size, A),
+        f"{head_name(spaces)}.bias": (A,),
+    }
+    if not spaces.num_actions:
+        required["log_std"] = (A,)
+    if TRIAL_STATE in params or TRIAL_LAST in params:
+        required |= {TRIAL_STATE: (cell.state_size,), TRIAL_LAST: (A + 2,)}
+    check_shapes(params, required)
+
+
+def _of_params(params: Params, nothing: Memory) -> Memory:
+    if TRIAL_STATE not in params:
+        return nothing
+    return Memory(params[TRIAL_STATE][:, None] + nothing.state, params[TRIAL_LAST][:, None] + nothing.last)
+
+
+def recollect(remembering: Remembering, observations: Array, actions: Array, rewards: Array, lengths: Array) -> Array:
+    """Go through stored episodes of B x E rows as if acting, and return the outputs [B, E, T, A] on the way.
+
+    The memory behind them is then that of `remembering`. Bits are those of acting, if the number of rows is the same.
+
+    Args:
+        remembering: with the memory before the episodes.
+        observations: [B, E, T+1, O].
+        actions: [B, E, T, ...].
+        rewards: [B, E, T].
+        lengths: [B, E].
+    """
+    B, E, T = rewards.shape
+    outputs = np.zeros((B, E, T, remembering.output_size), np.float32)
+    flat_actions, flat_rewards = actions.reshape(B * E, *actions.shape[2:]), rewards.reshape(B * E, T)
+    for t in range(int(lengths.max())):
+        rows = np.flatnonzero(lengths.reshape(-1) > t)
+        remembering.inputs[:] = observations[:, :, t]
+        outputs[:, :, t] = remembering.outputs()
+        remembering.keep(rows, flat_actions[rows, t])
+        remembering.learn_of(rows, flat_rewards[rows, t], lengths.reshape(-1)[rows] == t + 1)
+    return outputs

@@ -1,0 +1,28 @@
+"""RL2 finds the best arm about as well as can be."""
+
+import numpy as np
+import pytest
+
+import metaloom
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.envs.bandit_references import REFERENCES, earned
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("arms", [5, 10])
+def test_rl2_earns_almost_what_gittins_indices_do_in_ten_pulls(tmp_path, arms, seed):
+    run = metaloom.train(
+        "rl2-bandit",
+        tmp_path / "run",
+        progress=False,
+        seed=seed,
+        env={"options": {"arms": arms}},
+        backend=Backend(workers=0),
+    )
+    evaluation = metaloom.evaluate(run, -1, num_tasks=20_000, test_episodes=1).evaluation
+    # In the same bandits, which decide most of what is earned.
+    rng = np.random.default_rng(0)
+    reference = np.mean([earned(REFERENCES["gittins"], evaluation.task_params, 10, rng) for _ in range(5)], axis=0)
+    assert evaluation.test_returns[:, 0, 0].mean() >= 0.97 * reference.mean()

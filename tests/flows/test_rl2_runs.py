@@ -1,0 +1,215 @@
+"""Runs that adapt by memory: stored, resumed, forked and computed again as all others, and trials on any worker."""
+
+import numpy as np
+import pytest
+
+import metaloom
+from metaloom import storage
+from metaloom.flows.commands.evaluate import evaluate
+from metaloom.flows.commands.fork import fork
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.errors import UsageError
+from metaloom.flows.recipes import RECIPES
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.input import override
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.policies.remembering import Remembering, recollect
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import TaskParams
+
+SERIAL = Backend(workers=0)
+SMALL = ("policy.hidden_sizes=[8]", "iterations=2", "num_tasks=3", "episodes_per_task=4", "max_episode_steps=6")
+EVALUATED = ("evaluation.every=2", "evaluation.num_tasks=2", "evaluation.test_episodes=3")
+RUNS = {
+    "bandit": ("rl2-bandit", "algorithm.episodes_per_trial=2"),
+    "robot": ("rl2-navigation-2d",),
+    "lstm": ("rl2-navigation-2d", "policy.network=lstm"),
+}
+
+
+def config_of(name, *changes):
+    recipe, *settings = RUNS[name]
+    before = RECIPES[recipe]()
+    return build_config(
+        override(before.model_dump(mode="json", include=before.model_fields_set), [*SMALL, *settings, *changes])
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Small runs by name, trained once in this process."""
+    found = {}
+
+    def path_of(name):
+        if name not in found:
+            found[name] = tmp_path_factory.mktemp(name) / "run"
+            train(config_of(name, *EVALUATED), found[name], backend=SERIAL)
+        return found[name]
+
+    return path_of
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_learns_and_replays_bit_for_bit(made, name):
+    run = storage.open_run(made(name))
+    start, end = run[0].learner(), run[1].update().learner
+    assert all(not np.array_equal(start.params[p], end.params[p]) for p in start.params)
+    assert not np.array_equal(start.extra["critic.output.kernel"], end.extra["critic.output.kernel"])
+    assert storage.verify_run(made(name)) == []
+    outcomes = replay(made(name))
+    assert {outcome.ref.stage for outcome in outcomes} >= {"collect_rollouts", "process_samples", "meta_optimize"}
+    assert all(outcome.identical for outcome in outcomes)
+
+
+@pytest.mark.parametrize("name", ["bandit", "robot"])
+def test_one_and_two_workers_give_the_digests_of_this_process(made, name, tmp_path, digests):
+    train(config_of(name, *EVALUATED), tmp_path / "run", backend=Backend(workers=2))
+    assert digests(tmp_path / "run") == digests(made(name))
+
+
+def test_one_worker_gives_the_digests_of_this_process(made, tmp_path, digests):
+    train(config_of("bandit", *EVALUATED), tmp_path / "run", backend=Backend(workers=1))
+    assert digests(tmp_path / "run") == digests(made("bandit"))
+
+
+def test_a_resumed_run_is_one_that_was_never_interrupted(made, tmp_path, digests):
+    train(config_of("robot", *EVALUATED, "iterations=1"), tmp_path / "run", backend=SERIAL)
+    resume(tmp_path / "run", iterations=2, backend=SERIAL)
+    assert digests(tmp_path / "run") == digests(made("robot"))
+
+
+def test_a_fork_goes_on_as_its_parent_did_unless_a_setting_changes(made, tmp_path, digests):
+    for name, changes in (("same", ()), ("other", ("algorithm.clip_eps=0.01",))):
+        fork(made("robot"), 1, tmp_path / name, changes)
+        resume(tmp_path / name, backend=SERIAL)
+    same, other, parent = digests(tmp_path / "same"), digests(tmp_path / "other"), digests(made("robot"))
+    assert same == parent
+    assert {ref for ref in parent if other[ref] != parent[ref]} == {"1.meta_optimize.0", "1.evaluate.0"}
+
+
+def test_hidden_states_of_a_stored_run_come_again_bit_for_bit(made):
+    run = metaloom.open_run(made("robot"))
+    config, batch, state = config_of("robot"), run[1].rollouts(0), run[1].learner()
+    spaces = run.policy(1).blueprint.spaces
+    remembering = Remembering(config.policy, spaces, TaskParams.broadcast(state.params, 3), num_rows=2)
+    for episodes in (slice(0, 2), slice(2, 4)):  # the first ones of the two trials of a task, then the second ones
+        parts = (batch.observations, batch.actions, batch.rewards, batch.lengths)
+        outputs = recollect(remembering, *(part[:, episodes] for part in parts))
+        mask = batch.mask[:, episodes] != 0
+        assert np.array_equal(outputs[mask], batch.behavior["mean"][:, episodes][mask])
+
+
+def test_trials_of_a_longer_kind_begin_as_shorter_ones_do(made, tmp_path):
+    longer = ("algorithm.episodes_per_trial=3", "episodes_per_task=6", "iterations=1")
+    train(config_of("robot", *longer), tmp_path / "run", backend=SERIAL)
+    short, long = (storage.open_run(path)[0].rollouts(0) for path in (made("robot"), tmp_path / "run"))
+    assert long.rewards.shape[1] == 6
+    for name in ("observations", "actions", "rewards"):
+        assert np.array_equal(getattr(long, name)[:, :4], getattr(short, name))
+
+
+def test_an_evaluation_has_a_return_for_every_number_of_episodes_remembered(made):
+    stored = storage.open_run(made("robot"))[1].evaluation()
+    assert stored.test_returns.shape == (2, 2, 3)
+    assert stored.adaptation_returns.shape == (2, 1, 1)
+    outcome = evaluate(made("robot"), adaptation_steps=3, backend=SERIAL)
+    assert [row.adaptation_steps for row in outcome.summary()] == [0, 1, 2, 3]
+    assert np.array_equal(outcome.evaluation.test_returns[:, :2], stored.test_returns)
+
+
+def test_adapted_to_the_first_stored_episode_of_a_trial_it_acts_as_the_workers_did_in_the_second(made):
+    run = metaloom.open_run(made("robot"))
+    batch, policy = run[1].rollouts(0), run.policy(1)
+    # Episode 2 is the second one of the first of two trials, whose first one is episode 0.
+    adapted = policy.adapt(first_episodes(batch, 1))
+    assert adapted.num_tasks == 3
+    first, mean = batch.observations[:, 2, 0], batch.behavior["mean"][:, 2, 0]
+    np.testing.assert_allclose(adapted.act(first), mean, atol=1e-6)
+    assert not np.allclose(policy.act(first), mean, atol=1e-6)
+    np.testing.assert_allclose(adapted.task(1).act(first[1]), mean[1], atol=1e-6)
+    np.testing.assert_array_equal(adapted.params["trial.last"][:, -1], 1)
+
+
+def first_episodes(batch, number):
+    """So many episodes of each task."""
+
+    def cut(value):
+        return value[:, :number]
+
+    places = ("observations", "actions", "rewards", "terminated", "truncated", "lengths", "initial_state")
+    return type(batch)(
+        **{name: cut(getattr(batch, name)) for name in places},
+        reward_terms={name: cut(value) for name, value in batch.reward_terms.items()},
+        behavior={name: cut(value) if value.ndim > 2 else value for name, value in batch.behavior.items()},
+    )
+
+
+def test_adapting_is_to_remember_and_reset_is_to_begin_a_trial(made):
+    run = metaloom.open_run(made("robot"))
+    policy, env = run.policy(1), make_env(config_of("robot").env)
+    env.set_task(np.array([0.3, -0.2]))
+    adapted = policy.adapt(env, episodes=2)
+    seen = np.array([0.1, 0.2])
+    fresh, remembered = policy.act(seen), adapted.act(seen)
+    assert not np.array_equal(fresh, remembered)
+    with pytest.raises(UsageError, match=r"required `policy.observe\(reward, ended\)` after every step"):
+        policy.act(seen)
+    policy.observe(1.0, False)
+    assert not np.array_equal(policy.act(seen), fresh)
+    for each, first in ((policy, fresh), (adapted, remembered)):
+        each.reset()
+        assert np.array_equal(each.act(seen), first)
+    # Weighing actions is no step.
+    policy.reset()
+    before = policy.log_prob(seen, fresh)
+    assert np.array_equal(policy.log_prob(seen, fresh), before)
+    # What was drawn is remembered by what is then most likely, and the other way round.
+    policy.act(seen, deterministic=False)
+    policy.observe(1.0, False)
+    assert not np.array_equal(policy.act(seen), fresh)
+    policy.observe(0.0, True)
+    with pytest.raises(UsageError, match="found 2 observations for a policy that remembers 1"):
+        policy.act(np.stack([seen, seen]))
+    with pytest.raises(UsageError, match="found rewards before actions"):
+        policy.observe(0.0, True)
+
+
+def test_a_saved_policy_keeps_what_it_remembers(made, tmp_path):
+    run = metaloom.open_run(made("robot"))
+    env = make_env(config_of("robot").env)
+    adapted = run.policy().adapt(env, episodes=2)
+    adapted.save(tmp_path / "policy.safetensors")
+    loaded = metaloom.load_policy(tmp_path / "policy.safetensors")
+    assert np.array_equal(loaded.act(np.ones(2)), adapted.act(np.ones(2)))
+    with pytest.raises(UsageError, match=r"use `policy.unadapted.adapt`"):
+        loaded.adapt(env)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("episodes_per_task=3", "episodes_per_task is 3 but a trial has 2 episodes"),
+        ("policy.network=mlp", "policy.network is mlp, which has no memory; required gru, lstm"),
+        ("policy.hidden_sizes=[8, 8]", "network gru is one layer"),
+        ("baseline=linear_feature", "rl2 has values of its own"),
+        ("min_steps=10", "as many episodes in every trial"),
+        ("policy.activation=relu", "activation is relu but network is gru"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_with_the_reason(change, reason):
+    with pytest.raises(ConfigError, match=reason):
+        config_of("robot", change)
+
+
+def test_a_network_with_a_memory_is_refused_where_nothing_remembers(tmp_path):
+    before = RECIPES["ppo"]()
+    settings = before.model_dump(mode="json", include=before.model_fields_set)
+    with pytest.raises(ConfigError, match=r"policy\.network is gru, which has a memory, but ppo keeps none"):
+        build_config(override(settings, ["policy={network: gru, hidden_sizes: [8]}", "env=CartPole-v1"]))
+    config = build_config(
+        override(settings, ["algorithm.critic_network=gru", "algorithm.critic_hidden_sizes=[8]", "env=CartPole-v1"])
+    )
+    with pytest.raises(ConfigError, match=r"policy\.network is gru, which has a memory, but the algorithm's actor has"):
+        train(config, tmp_path / "run", backend=SERIAL)

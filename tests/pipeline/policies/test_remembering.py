@@ -1,0 +1,224 @@
+"""Acting with a memory: what is remembered, what is not, and the same bits from stored data."""
+
+import numpy as np
+import pytest
+import torch
+
+from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.policies.acting import check_actor_params
+from metaloom.pipeline.policies.actors import ActorSetup
+from metaloom.pipeline.policies.actors.recurrent import RecurrentActor
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.recurrent import RecurrentPolicy
+from metaloom.pipeline.policies.remembering import Remembering, recollect
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import TaskParams
+
+O, B, E, T = 3, 2, 3, 4
+CONTINUOUS, DISCRETE = Spaces((O,), 1.0, 2, 0), Spaces((O,), 1.0, 0, 5)
+ROWS = np.arange(B * E)
+of_both = pytest.mark.parametrize("spaces", [CONTINUOUS, DISCRETE], ids=["gaussian", "categorical"])
+of_networks = pytest.mark.parametrize("network", ["gru", "lstm", "own_cells:Elman"])
+
+OWN = """
+import torch
+from torch import nn
+
+class Elman(nn.Module):
+    def __init__(self, input_size, size=5):
+        super().__init__()
+        self.state_size = self.feature_size = size
+        self.layer = nn.Linear(input_size + size, size)
+
+    def forward(self, inputs, state):
+        state = torch.tanh(self.layer(torch.cat([inputs, state], -1)))
+        return state, state
+
+class Drawing(Elman):
+    def forward(self, inputs, state):
+        return super().forward(inputs, state + torch.rand_like(state))
+
+class Statistics(Elman):
+    def forward(self, inputs, state):
+        return super().forward(inputs - inputs.mean(0), state)
+
+class Silent(nn.Module):
+    def __init__(self, input_size):
+        super().__init__()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cells(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cells")
+    (folder / "own_cells.py").write_text(OWN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield
+
+
+def config_of(network):
+    return PolicyConfig(network=network) if ":" in network else PolicyConfig(network=network, hidden_sizes=(6,))
+
+
+def made(network, spaces, num_tasks=B):
+    """A policy's settings, itself in torch, and its parameters for every task."""
+    config = config_of(network)
+    policy = RecurrentPolicy(spaces, config)
+    params = policy.initialize(np.random.default_rng(0), 1.0)
+    return config, policy, params, TaskParams.broadcast(params, num_tasks)
+
+
+def actor_of(config, spaces, params, *, tasks=range(B), deterministic=False, memory=None, episode=0):
+    taken = np.zeros((T, len(tasks) * E, spaces.action_size or 1), np.float32)
+    rngs = None if deterministic else [generator(0, "actions", b, episode) for b in tasks]
+    return RecurrentActor(
+        ActorSetup(config, params, taken, num_rows=E, spaces=spaces, rngs=rngs, belief_rng=generator, memory=memory)
+    )
+
+
+def episode_of(actor, observations, *, rewards=None):
+    """Act through an episode of T steps; rewards follow from the observations unless given."""
+    rows = np.arange(observations.shape[1])
+    for t in range(T):
+        actor.act(t, observations[t], rows)
+        earned = observations[t, :, 0] if rewards is None else rewards[t]
+        actor.learn_of(rows, earned.astype(np.float32), np.full(len(rows), t == T - 1))
+    return {name: value.copy() for name, value in actor.behavior_by_step.items()}
+
+
+def observed(seed=1, tasks=B):
+    return np.random.default_rng(seed).normal(size=(T, tasks * E, O)).astype(np.float32)
+
+
+@of_networks
+@of_both
+def test_acting_is_what_torch_computes_of_the_whole_sequence(network, spaces):
+    config, policy, params, of_tasks = made(network, spaces)
+    actor, seen = actor_of(config, spaces, of_tasks), observed()
+    behavior = episode_of(actor, seen)
+    before = np.zeros((T, B * E, (spaces.num_actions or spaces.action_size) + 2), np.float32)
+    actions = np.eye(5)[actor.actions] if spaces.num_actions else actor.actions
+    before[1:] = np.concatenate([actions, seen[..., :1], np.zeros((T, B * E, 1))], -1)[:-1]
+    tensors = {name: torch.tensor(value) for name, value in params.items()}
+    features = policy.features(tensors, torch.tensor(np.concatenate([seen, before], -1)))
+    now = policy.distribution(tensors, features.flatten(0, 1))
+    name, value = ("log_probs", now.log_probs) if spaces.num_actions else ("mean", now.mean)
+    np.testing.assert_allclose(behavior[name], value.numpy().reshape(behavior[name].shape), atol=2e-6)
+
+
+@of_networks
+@of_both
+def test_hidden_states_come_again_bit_for_bit_from_what_is_stored(network, spaces):
+    config, _, _, params = made(network, spaces)
+    first = actor_of(config, spaces, params)
+    episode_of(first, observed())
+    second = actor_of(config, spaces, params, memory=first.memory, episode=1)
+    behavior = episode_of(second, observed(2))
+
+    remembering = Remembering(config, spaces, params, E)
+    for actor, seen in ((first, observed()), (second, observed(2))):
+
+        def stored(values):
+            return np.moveaxis(values.reshape(T, B, E, *values.shape[2:]), 0, 2)
+
+        outputs = recollect(
+            remembering,
+            stored(seen),
+            stored(actor.actions),
+            stored(seen[..., 0]),
+            np.full((B, E), T),
+        )
+    for name in ("state", "last"):
+        assert np.array_equal(getattr(remembering.memory, name), getattr(second.memory, name))
+    if not spaces.num_actions:
+        assert np.array_equal(outputs, stored(behavior["mean"]))
+
+
+@of_both
+def test_a_trial_begins_with_zeros_and_its_second_episode_with_what_was_seen(spaces):
+    config, _, _, params = made("gru", spaces)
+    first = actor_of(config, spaces, params, deterministic=True)
+    assert not first.memory.state.any()
+    assert not first.memory.last.any()
+    begun = episode_of(first, observed())
+    assert first.memory.state.any()
+    assert (first.memory.last[..., -1] == 1).all()  # the end of an episode
+
+    # Another trial after it, as far as one can be: nothing of state, action, reward or end is left.
+    again = episode_of(actor_of(config, spaces, params, deterministic=True), observed())
+    going_on = episode_of(actor_of(config, spaces, params, deterministic=True, memory=first.memory), observed())
+    for name in begun:
+        assert np.array_equal(again[name], begun[name])
+        assert not np.array_equal(going_on[name][0], begun[name][0])
+
+
+@of_both
+@pytest.mark.parametrize("part", ["state", "last"])
+def test_each_part_of_the_memory_counts(spaces, part):
+    config, _, _, params = made("gru", spaces)
+    actor = actor_of(config, spaces, params, deterministic=True)
+    nothing = actor.memory
+    begun = episode_of(actor, observed())
+    memory = type(nothing)(**{**vars(nothing), part: getattr(actor.memory, part)})
+    other = episode_of(actor_of(config, spaces, params, deterministic=True, memory=memory), observed())
+    assert all(not np.array_equal(other[name][0], begun[name][0]) for name in begun)
+
+
+@of_networks
+@of_both
+def test_a_tasks_bits_depend_on_no_other_task(network, spaces):
+    config, _, _, params = made(network, spaces, num_tasks=3)
+    together = actor_of(config, spaces, params, tasks=range(3))
+    behavior, seen = episode_of(together, observed(tasks=3)), observed(tasks=3)
+    for b in range(3):
+        rows = slice(b * E, (b + 1) * E)
+        alone = actor_of(config, spaces, params.slice(b, b + 1), tasks=[b])
+        found = episode_of(alone, seen[:, rows])
+        assert np.array_equal(alone.actions, together.actions[:, rows])
+        assert all(np.array_equal(found[name], behavior[name][:, rows]) for name in found)
+
+
+def test_rows_that_have_ended_remember_what_they_had():
+    config, _, _, params = made("gru", CONTINUOUS)
+    actor = actor_of(config, CONTINUOUS, params)
+    actor.act(0, observed()[0], ROWS)
+    actor.learn_of(ROWS, np.ones(len(ROWS), np.float32), ROWS == 4)
+    before, others = actor.memory, ROWS[ROWS != 4]
+    actor.act(1, observed()[1], others)
+    actor.learn_of(others, np.zeros(len(others), np.float32), np.zeros(len(others), bool))
+    for name in ("state", "last"):
+        after = getattr(actor.memory, name)
+        assert np.array_equal(after[1, 1], getattr(before, name)[1, 1])
+        assert not np.array_equal(after[0, 0], getattr(before, name)[0, 0])
+
+
+def test_parameters_that_do_not_fit_are_refused():
+    config, _, _params, of_tasks = made("gru", CONTINUOUS)
+    check_actor_params("recurrent", config, of_tasks.params, CONTINUOUS)
+    wrong = {**of_tasks.params, "cell.hidden_bias": np.zeros((B, 3), np.float32)}
+    with pytest.raises(ValueError, match=r"policy parameter cell.hidden_bias: found \(2, 3\); required \[B, 18\]"):
+        check_actor_params("recurrent", config, wrong, CONTINUOUS)
+    half = {**of_tasks.params, "trial.state": np.zeros((B, 6), np.float32)}
+    with pytest.raises(ValueError, match=r"policy parameter trial\.last: found nothing"):
+        check_actor_params("recurrent", config, half, CONTINUOUS)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Drawing", "gives other outputs when it is called again"),
+        ("Statistics", "depends on the other rows"),
+        ("Silent", "state_size is None; required the whole numbers"),
+        ("Nothing", "own_cells:Nothing"),
+    ],
+)
+def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
+    with pytest.raises(ConfigError, match=reason):
+        RecurrentPolicy(CONTINUOUS, config_of(f"own_cells:{name}"))
+
+
+def test_images_are_refused():
+    with pytest.raises(ConfigError, match=r"observations are images of shape \(8, 8, 3\)"):
+        RecurrentPolicy(Spaces((8, 8, 3), 255.0, 0, 4), config_of("gru"))
