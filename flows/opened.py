@@ -177,9 +177,11 @@ def _facts(run: storage.Run) -> dict[str, str]:
     done = len(run.iterations)
     metrics = run.metrics(-1).to_pylist()[0] if done else {}
     returns = " → ".join(formatting.number(value) for value in formatting.adaptation_returns(metrics))
+    success = " → ".join(formatting.number(value) for value in formatting.by_inner_step(metrics, "success_rate"))
     settings = {name: run.config.get(name) for name in ("algorithm", "env")}
     names = {name: str(part.get("name") if isinstance(part, Mapping) else part) for name, part in settings.items()}
-    return {**names, "iterations": f"{done} of {run.capacity}", "last returns, by inner step": returns}
+    about = {**names, "iterations": f"{done} of {run.capacity}", "last returns, by inner step": returns}
+    return about | ({"last success rates, by inner step": success} if success else {})
 
 
 def _is_within_a_run(folder: Path) -> bool:

@@ -86,6 +86,8 @@ class EpisodeBatch(Shown):
             Q-values `action_values` [B, E, T, number of actions] and `epsilon` [B]; nothing for uniform actions.
         reward_terms: name -> [B, E, T] float32; they sum to `rewards`.
         initial_state: [B, E, S] float64, the simulator's state after reset, from which an episode can be rendered.
+        facts: name -> what the environment tells besides, bool or float32: [B, E, T] of every step, or [B, E] of the
+            episode; NaN only where a declaration allows it.
     """
 
     observations: Array
@@ -97,6 +99,7 @@ class EpisodeBatch(Shown):
     behavior: Mapping[str, Array]
     reward_terms: Mapping[str, Array]
     initial_state: Array
+    facts: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
     def __post_init__(self) -> None:
         if self.rewards.ndim != 3:
@@ -114,6 +117,9 @@ class EpisodeBatch(Shown):
         _require(self, "initial_state", self.initial_state, np.float64, (B, E, None))
         for name, value in self.reward_terms.items():
             _require(self, f"reward_terms[{name!r}]", value, np.float32, (B, E, T))
+        for name, value in self.facts.items():
+            dtype = np.bool_ if value.dtype == np.bool_ else np.float32
+            _require(self, f"facts[{name!r}]", value, dtype, (B, E) if value.ndim == 2 else (B, E, T))
         for name, value in self.behavior.items():
             _require(self, f"behavior[{name!r}]", value, np.float32, (B, *value.shape[1:]))
         if self.lengths.size and not (self.lengths.min() >= 0 and self.lengths.max() <= T):
@@ -137,6 +143,11 @@ class EpisodeBatch(Shown):
     def each_episode(self) -> dict[str, Array]:
         """The arrays [B, E] by name."""
         return {name: value for name in EACH_EPISODE if (value := getattr(self, name)) is not None}
+
+    @property
+    def episode_facts(self) -> dict[str, Array]:
+        """The facts of whole episodes, name -> [B, E]; see `fact_of_episodes`."""
+        return {name: fact_of_episodes(values, self.lengths) for name, values in self.facts.items()}
 
     @property
     def real(self) -> Array:
@@ -192,6 +203,19 @@ EACH_EPISODE: Mapping[str, type[np.generic]] = {
     f.name: f.metadata["each_episode"] for f in fields(EpisodeBatch) if "each_episode" in f.metadata
 }
 """Fields [B, E] of EpisodeBatch, with their dtypes."""
+
+
+def fact_of_episodes(values: Array, lengths: Array) -> Array:
+    """[B, E] of a fact [B, E, T] of steps: if a flag was true in any step, or the number in the last one.
+
+    A fact [B, E] of episodes is what it is.
+    """
+    if values.ndim == 2:
+        return values
+    if values.dtype == np.bool_:
+        return np.asarray(values.any(axis=2))
+    last = np.maximum(lengths - 1, 0)[..., None]
+    return np.take_along_axis(values, last, axis=2)[..., 0]
 
 
 @dataclass(frozen=True, repr=False)
@@ -384,6 +408,8 @@ class Evaluation(Shown):
         adaptation_returns: [B, K, N] float64, of the episodes that step k + 1 adapted to.
         adaptation_lengths: [B, K, N] int32.
         adaptation_terminated: [B, K, N] bool.
+        test_facts: name -> [B, K+1, M] bool or float32, the facts of whole episodes, see `fact_of_episodes`.
+        adaptation_facts: the same names -> [B, K, N].
     """
 
     task_params: Array
@@ -396,6 +422,8 @@ class Evaluation(Shown):
     adaptation_returns: Array
     adaptation_lengths: Array
     adaptation_terminated: Array
+    test_facts: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    adaptation_facts: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
     def __post_init__(self) -> None:
         tasks = self.tasks  # checks them
@@ -405,6 +433,15 @@ class Evaluation(Shown):
         for kind, shape in (("test", (B, K + 1, M)), ("adaptation", (B, K, None))):
             for name, dtype in (("returns", np.float64), ("lengths", np.int32), ("terminated", np.bool_)):
                 _require(self, f"{kind}_{name}", getattr(self, f"{kind}_{name}"), dtype, shape)
+            facts: Mapping[str, Array] = getattr(self, f"{kind}_facts")
+            for name, value in facts.items():
+                dtype = np.bool_ if value.dtype == np.bool_ else np.float32
+                _require(self, f"{kind}_facts[{name!r}]", value, dtype, shape)
+        if self.test_facts.keys() != self.adaptation_facts.keys():
+            raise BatchError(
+                f"Evaluation.adaptation_facts has {sorted(self.adaptation_facts)}; required the names of test_facts, "
+                f"{sorted(self.test_facts)}"
+            )
 
     @property
     def tasks(self) -> TaskBatch:

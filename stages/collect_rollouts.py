@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError
+from metaloom.pipeline.envs.fact_checks import check_facts
 from metaloom.pipeline.envs.finite_checks import is_ctrl_c
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
@@ -117,6 +118,11 @@ class _Rollout:
         self.actor = _actor(sampler, params, self.taken, B, position, memory)
         self.rewards = np.zeros((T, B * E), np.float32)
         self.terms: dict[str, Array] = {}
+        self.declared = sampler.facts
+        self.facts = {
+            fact.name: np.zeros((T, B * E)[fact.per == "episode" :], np.bool_ if fact.kind == "flag" else np.float32)
+            for fact in self.declared
+        }
         self.lengths = np.zeros(B * E, np.int32)
         self.terminated = np.zeros(B * E, np.bool_)
         self.env_step: int | None = None
@@ -167,6 +173,12 @@ class _Rollout:
         self.rewards[t, at] = sum(result.reward_terms.values())
         for name, term in result.reward_terms.items():
             self.terms[name][t, at] = term
+        if self.declared or result.facts:
+            check_facts(result.facts, self.declared, rows)
+        for fact in self.declared:
+            kept = self.facts[fact.name]
+            # Of an episode the last step is kept, which nobody knows before.
+            (kept[t] if fact.per == "step" else kept)[at] = result.facts[fact.name]
         self.lengths[at] += 1
         self.terminated[at] = result.terminated
 
@@ -184,6 +196,10 @@ class _Rollout:
             | self.actor.behavior_by_task,
             reward_terms={name: self._by_task(term) for name, term in self.terms.items()},
             initial_state=initial_state.reshape(self.B, self.E, -1),
+            facts={
+                name: self._by_task(values) if values.ndim == 2 else values.reshape(self.B, self.E)
+                for name, values in self.facts.items()
+            },
         )
 
     def _check_finite(self) -> None:

@@ -1,6 +1,6 @@
 """Evaluation of a learner: fresh episodes to adapt to, and after every step fresh episodes that measure its return."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -82,7 +82,7 @@ def evaluate(
                 rounds.append(adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k)))
             params = learner.adapt_to_episodes(state, params, rounds, run_seed=run_seed, parallel=parallel)
             adapted.append(_outcome(rounds[-1], returns))
-            rounds[-1] = replace(rounds[-1], behavior={}, reward_terms={})
+            rounds[-1] = replace(rounds[-1], behavior={}, reward_terms={}, facts={})
     return Evaluation(
         task_params=tasks.params,
         task_ids=tasks.ids,
@@ -90,6 +90,8 @@ def evaluate(
         units=tasks.units,
         **_outcomes("test", tests, len(tasks)),
         **_outcomes("adaptation", adapted, len(tasks)),
+        test_facts=(facts := _facts(tests, {})),
+        adaptation_facts=_facts(adapted, {name: values[:, :0, :0] for name, values in facts.items()}),
     )
 
 
@@ -108,10 +110,14 @@ class _Outcome(NamedTuple):
     returns: Array
     lengths: Array
     terminated: Array
+    facts: Mapping[str, Array]
+
+
+_COLUMNS = ("returns", "lengths", "terminated")
 
 
 def _outcome(episodes: EpisodeBatch, returns: Callable[[EpisodeBatch], Array]) -> _Outcome:
-    return _Outcome(returns(episodes), episodes.lengths, episodes.terminated)
+    return _Outcome(returns(episodes), episodes.lengths, episodes.terminated, episodes.episode_facts)
 
 
 @contextmanager
@@ -130,5 +136,12 @@ def _outcomes(kind: str, rounds: Sequence[_Outcome], num_tasks: int) -> dict[str
         empty = np.zeros((num_tasks, 0, 0))
         columns = [empty, empty.astype(np.int32), empty.astype(np.bool_)]
     else:
-        columns = [np.stack(column, axis=1) for column in zip(*rounds, strict=True)]
-    return {f"{kind}_{name}": column for name, column in zip(_Outcome._fields, columns, strict=True)}
+        columns = [np.stack([getattr(round, name) for round in rounds], axis=1) for name in _COLUMNS]
+    return {f"{kind}_{name}": column for name, column in zip(_COLUMNS, columns, strict=True)}
+
+
+def _facts(rounds: Sequence[_Outcome], without: Mapping[str, Array]) -> dict[str, Array]:
+    """Name -> [B, rounds, E]; where there are no rounds, other arrays."""
+    if not rounds:
+        return dict(without)
+    return {name: np.stack([round.facts[name] for round in rounds], axis=1) for name in rounds[0].facts}

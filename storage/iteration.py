@@ -116,7 +116,7 @@ class Iteration(Shown):
         self.run.record(ref := self._ref("rollouts", k))
         count, _, _ = shape_of_rounds(self.run.files, self.run.stages.group_of(ref))
         components = {axis: self.run.components(axis) for axis in ("observation", "action")}
-        return to_xarray(self.run.files, self.index, k, places(task, count, "task"), components)
+        return to_xarray(self.run.files, self.index, k, places(task, count, "task"), components, self.run.facts)
 
     def _load(self, group: str, step: int, kind: type[V], task: Places = None) -> V:
         return self._expect(self._ref(group, step), kind, task)

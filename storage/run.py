@@ -153,6 +153,12 @@ class Run:
         declared = mapping(mapping(self.info["environment"].get("components")).get(axis))
         return dict(zip(declared.get("names", ()), declared.get("units", ()), strict=True))
 
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """Name what the environment tells besides observations and rewards, each with its unit; often nothing."""
+        declared = mapping(self.info["environment"].get("facts"))
+        return {name: str(mapping(fact).get("unit", "1")) for name, fact in declared.items()}
+
     def sessions(self) -> list[ComputedWith]:
         """List the sessions that computed outputs, the first one first, as far as they wrote down with what."""
         return read_sessions(self.path, self.info)
@@ -327,16 +333,16 @@ class Run:
         from metaloom.storage.read.frames import StepFilter, scan_steps
 
         chosen = StepFilter(self.select(iterations), steps, stage, task, episode)
-        return scan_steps(
-            self.files, chosen, columns, {axis: self.components(axis) for axis in ("observation", "action")}
-        )
+        components = {axis: self.components(axis) for axis in ("observation", "action")}
+        return scan_steps(self.files, chosen, columns, components, self.facts)
 
     def episodes(
         self, iterations: Iterations = None, steps: Steps = None, *, task: Places = None, episode: Places = None
     ) -> "pa.Table":
         """One row per episode: return, length, how it ended, and the parameters of its task as `task_*`.
 
-        Selected as `steps` does.
+        What the environment tells besides as `fact_*`: of a flag of steps if it was true in any of them, of a number
+        of steps the last one. Selected as `steps` does.
         """
         from metaloom.storage.read.frames import StepFilter, read_episodes
 

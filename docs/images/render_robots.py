@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib import image
 
 from metaloom.pipeline.envs import ENVS
-from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.config import DISCRETE, EnvConfig
 from metaloom.pipeline.envs.registry import make_env
 
 FOLDER = Path(__file__).parent
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 def robots() -> dict[str, str]:
     """Robot -> the name of one of its environments."""
     modules = {path.partition(":")[0].rpartition(".")[2]: name for name, path in ENVS.items()}
-    return {robot: name for robot, name in modules.items() if not robot.startswith("point")}
+    return {robot: name for robot, name in modules.items() if not robot.startswith("point") and name not in DISCRETE}
 
 
 def draw(robot: str, env_name: str) -> Path:

@@ -9,6 +9,7 @@ from metaloom.flows.commands.doctor import Check
 from metaloom.flows.errors import UsageError
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.fact_checks import check_facts, declared_facts
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.types import Array
 
@@ -49,7 +50,9 @@ def check_environment(config: EnvConfig) -> list[Check]:
 
 def _episodes(config: EnvConfig) -> list[Array]:
     """Everything that new environments answer to fixed tasks, seeds and actions."""
-    tasks = np.asarray(make_env(config).sample_tasks(ROWS, np.random.default_rng(0)), np.float64)
+    one = make_env(config)
+    facts = declared_facts(one)
+    tasks = np.asarray(one.sample_tasks(ROWS, np.random.default_rng(0)), np.float64)
     batch = make_batch_env(config, ROWS)
     rng = np.random.default_rng(1)
     try:
@@ -57,7 +60,9 @@ def _episodes(config: EnvConfig) -> list[Array]:
         for _ in range(STEPS):
             actions = rng.normal(0, 3, (ROWS, batch.action_size)).astype(np.float32)
             step = batch.step(actions[rows], rows)
-            answers.extend([step.observations.copy(), step.terminated.copy(), *step.reward_terms.values()])
+            check_facts(step.facts, facts, rows)
+            answers.extend([step.observations.copy(), step.terminated.copy()])
+            answers.extend([*step.reward_terms.values(), *step.facts.values()])
             rows = rows[~(step.terminated | step.truncated)]
             if not len(rows):
                 break
@@ -66,9 +71,13 @@ def _episodes(config: EnvConfig) -> list[Array]:
         batch.close()
 
 
+def _same_bits(one: Array, other: Array) -> bool:
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")  # optional facts may be NaN
+
+
 def _repeats(first: list[Array], second: list[Array]) -> Check:
     required = "the same bits with the same seeds"
-    if len(first) == len(second) and all(map(np.array_equal, first, second)):
+    if len(first) == len(second) and all(map(_same_bits, first, second)):
         return Check("repeats", "ok", "twice the same", required)
     advice = "draw from self.np_random alone, and start anew in reset; without it replay and resume give other numbers"
     return Check("repeats", "fail", "two runs differ", required, advice)

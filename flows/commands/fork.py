@@ -19,6 +19,7 @@ from metaloom.flows.runs import updates_at
 from metaloom.flows.trust import trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs.fact_checks import declared_facts
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.types import Evaluation, LearnerState, Update
@@ -132,6 +133,7 @@ def _interface(env: Any) -> dict[str, Any]:
             "the size of an action": env.action_space.shape,
             "the task fields": [(field.name, field.unit) for field in env.unwrapped.task_fields],
             "the reward terms": sorted(info.get("reward_terms", {})),
+            "the facts": declared_facts(env),
         }
     finally:
         env.close()

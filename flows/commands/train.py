@@ -26,11 +26,12 @@ from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
+from metaloom.pipeline.envs.fact_checks import declared_facts, described_facts
 from metaloom.pipeline.envs.facts import component_facts, env_facts
 from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.class_returns import ClassReturns, class_returns
-from metaloom.pipeline.estimation.diagnostics import refuse_taken_names
+from metaloom.pipeline.estimation.diagnostics import names_of_metrics
 from metaloom.pipeline.nn.device import device_facts
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, TaskBatch, Update
 from metaloom.storage import Retention, RunWriter, StageRef
@@ -94,9 +95,7 @@ def train(
     with kept_log() as kept, stages_of(config, backend, check) as stages:
         # Only with parameters does an optimizer say what it refuses.
         stages.context.learner.initialize(run_seed=config.seed)
-        if config.metrics:
-            processed = any(stage.output is Samples for stage in stages.graph.stages)
-            refuse_taken_names(stages.context.measures, spaces_of(stages.context.env), processed=processed)
+        _check_metrics(stages)
         with storage.create_run(
             path,
             config=kept_config.model_dump(mode="json"),
@@ -185,6 +184,17 @@ def _repair(path: Path, take_over: bool) -> Sequence[str]:
         return writer.repaired
 
 
+def _check_metrics(stages: Runner) -> None:
+    """Refuse metrics under names that are taken, and a criterion about one that there will not be."""
+    config, env, stop = stages.config, stages.context.env, stages.config.stop
+    if config.metrics or (stop is not None and stop.metric is not None):
+        processed = any(stage.output is Samples for stage in stages.graph.stages)
+        facts = {fact.name: fact.kind == "flag" for fact in declared_facts(env)}
+        names = names_of_metrics(stages.context.measures, spaces_of(env), facts, processed=processed)
+        if stop is not None and names is not None:
+            stop.require_metric(names)
+
+
 def _continued(run: storage.Run, iterations: int | None, retention: Sequence[str]) -> RunConfig:
     """The configuration under which a stored run goes on."""
     config = with_retention(config_of(run), retention)
@@ -243,12 +253,14 @@ def with_retention(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
 def environment(stages: Runner) -> dict[str, Any]:
     """Return what decides the numbers besides the configuration and the store does not know: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
-    components, classes = component_facts(stages.context.env), stages.context.env.task_classes
+    env = stages.context.env
+    components, told, classes = component_facts(env), described_facts(env), env.task_classes
     return {
         "code": code_digest(),
         "env": env_facts(stages.config.env, stages.context.env),
         "kernel": asdict(stages.context.learner.kernel),
         **({"components": components} if components else {}),
+        **({"facts": told} if told else {}),
         **({"task_classes": classes.facts()} if classes is not None else {}),
         **({"plugins": plugins} if plugins else {}),
         **({"device": facts} if facts else {}),

@@ -1,6 +1,6 @@
 """What sizes cannot be read from settings: the forms of arrays, seen in an episode of one step and in a learner."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.workers import SamplerSpec
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, MetaEnv
+from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, Fact, MetaEnv
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import (
@@ -100,6 +100,8 @@ def _outputs(
     rows = np.zeros((1, 1, 1), np.int64)
     found = {f"{kind}_{name}": np.zeros((1, 1, 1), dtype) for kind in ("test", "adaptation")
              for name, dtype in (("returns", np.float64), ("lengths", np.int32), ("terminated", np.bool_))}  # fmt: skip
+    for name, value in episode.episode_facts.items():
+        found |= {f"{kind}_facts.{name}": np.zeros((1, 1, 1), value.dtype) for kind in ("test", "adaptation")}
     values: tuple[Value, ...] = (
         tasks,
         episode,
@@ -153,14 +155,15 @@ class _StandIn(Sampler):
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
         del num_tasks, watch
-        return _Nothing(self.spaces)
+        return _Nothing(self.spaces, self.facts)
 
 
 class _Nothing:
     """One row of an environment that does nothing; see BatchEnv."""
 
-    def __init__(self, spaces: Spaces) -> None:
+    def __init__(self, spaces: Spaces, facts: Sequence[Fact]) -> None:
         self.num_rows = 1
+        self.facts = {fact.name: np.zeros(1, np.bool_ if fact.kind == "flag" else np.float64) for fact in facts}
         self.observation_size = spaces.observation_size
         self.action_size = max(spaces.action_size, 1)
         self.state = np.zeros((1, 0))
@@ -172,7 +175,7 @@ class _Nothing:
     def step(self, actions: Array, rows: Array) -> BatchStep:
         del actions, rows
         one = np.zeros(1)
-        return BatchStep(np.zeros((1, self.observation_size)), {"reward": one}, one > 0, one > 0)
+        return BatchStep(np.zeros((1, self.observation_size)), {"reward": one}, one > 0, one > 0, self.facts)
 
     def close(self) -> None:
         pass

@@ -28,7 +28,7 @@ def export_minari(
     """Write the episodes, in the order in which they were sampled, as the dataset `NAME-v0` below the folder.
 
     Actions are as the policy emitted them, before they were clipped to the environment's bounds: their space has none.
-    An episode's `options` say its iteration, inner step, task, place and task parameters.
+    An episode's `options` say its iteration, inner step, task, place, task parameters and facts.
 
     Raises:
         ExtraMissing: Minari is not installed.
@@ -122,7 +122,8 @@ def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) 
         }
         place = {"iteration": iteration, "step": k, "task": b, "episode": e, "task_id": int(tasks.ids[b])}
         others = {name: values[b, e].item() for name, values in episodes.each_episode.items() if name not in _IN_STEPS}
-        yield arrays, {**place, **fields, **others}
+        facts = {f"fact_{name}": values[b, e].item() for name, values in episodes.episode_facts.items()}
+        yield arrays, {**place, **fields, **others, **facts}
 
 
 FORMAT = ExportFormat(export_minari, holds_episodes=True)

@@ -4,7 +4,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from uuid import UUID
 
@@ -124,7 +123,7 @@ def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
 def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
     """Returns after every number of adaptation steps."""
     create_table_artifact(
-        [{name: number(value) for name, value in asdict(row).items()} for row in outcome.summary()],
+        [{name: number(value) for name, value in row.columns.items()} for row in outcome.summary()],
         key=artifact_key("evaluation", folder.name),
         description=f"{folder} after {plural(outcome.updates, 'update')}, on {plural(len(outcome.tasks), 'task')}",
     )

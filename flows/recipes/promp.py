@@ -46,6 +46,11 @@ def promp_half_cheetah_vel() -> RunConfig:
     return _run("half-cheetah-vel")
 
 
+def promp_hidden_goal_grid() -> RunConfig:
+    """Find one of 21 cells of a grid, 15 steps as in VariBAD's experiments; sizes of ours."""
+    return _run("hidden-goal-grid", _for_small_worlds(), max_episode_steps=15)
+
+
 def promp_hopper_rand_params() -> RunConfig:
     """Hop with an unknown body, 200 steps; inner step 0.05, three Adam steps, adaptive KL penalty from 1e-3."""
     return _run("hopper-rand-params", _for_unknown_bodies(), max_episode_steps=LONG)
@@ -71,6 +76,11 @@ def promp_swimmer_vel() -> RunConfig:
     return _run("swimmer-vel", max_episode_steps=LONG)
 
 
+def promp_tabular_mdp() -> RunConfig:
+    """Learn a random process of 10 states and 5 actions, 10 steps as in RL2's experiments; sizes of ours."""
+    return _run("tabular-mdp", _for_small_worlds(), max_episode_steps=10)
+
+
 def promp_walker2d_dir() -> RunConfig:
     """Walk forwards or backwards in a plane, 200 steps."""
     return _run("walker2d-dir", max_episode_steps=LONG)
@@ -84,6 +94,11 @@ def promp_walker2d_rand_params() -> RunConfig:
 def promp_walker2d_vel() -> RunConfig:
     """Walk at a target speed between 0 and 10 m/s, 200 steps."""
     return _run("walker2d-vel", max_episode_steps=LONG)
+
+
+def _for_small_worlds() -> ProMP:
+    # Unit vectors make for small gradients.
+    return ProMP(inner_lr=1.0, outer_lr=3e-3)
 
 
 def _for_unknown_bodies() -> ProMP:

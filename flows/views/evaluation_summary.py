@@ -1,11 +1,13 @@
 """An evaluation in figures: by number of adaptation steps, and by task. Needs no torch."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from metaloom.pipeline.estimation.class_returns import ClassReturns, class_returns
+from metaloom.pipeline.estimation.facts import fact_means
 from metaloom.pipeline.estimation.statistics import bootstrap, interquartile_mean, mean
 from metaloom.pipeline.types import Array, Evaluation
 
@@ -31,6 +33,7 @@ class AdaptationSummary:
         iqm_return: interquartile mean of the tasks' mean returns.
         iqm_low, iqm_high: ends of its interval.
         lower_quartile, upper_quartile: of the tasks' mean returns.
+        facts: means over test episodes of what the environment tells, such as `success_rate`; see `fact_means`.
     """
 
     adaptation_steps: int
@@ -44,6 +47,13 @@ class AdaptationSummary:
     iqm_high: float
     lower_quartile: float
     upper_quartile: float
+    facts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def columns(self) -> dict[str, float]:
+        """All of it side by side."""
+        about = asdict(self)
+        return about | about.pop("facts")
 
 
 def summarize_steps(evaluation: Evaluation) -> list[AdaptationSummary]:
@@ -86,6 +96,7 @@ def _summary(evaluation: Evaluation, k: int) -> AdaptationSummary:
         iqm_high=iqm.high,
         lower_quartile=float(lower),
         upper_quartile=float(upper),
+        facts=fact_means({name: values[:, k] for name, values in evaluation.test_facts.items()}),
     )
 
 
@@ -107,6 +118,7 @@ def _task_row(evaluation: Evaluation, k: int, b: int) -> dict[str, Any]:
         "num_episodes": len(returns),
         "average_length": float(evaluation.test_lengths[b, k].mean()),
         "termination_rate": float(evaluation.test_terminated[b, k].mean()),
+        **fact_means({name: values[b, k] for name, values in evaluation.test_facts.items()}),
         # What is adapted to next explores with the same policy; None where nothing follows.
         "next_adaptation_return": None if seen is None else float(seen.mean()),
     }

@@ -30,10 +30,15 @@ def stage_label(stage: str, step: int) -> str:
 
 def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:
     """Average episode return of every inner step: before adaptation, after one inner step, and so on."""
-    returns: list[float] = []
-    while (key := f"step_{len(returns)}.average_return") in metrics:
-        returns.append(metrics[key])
-    return returns
+    return by_inner_step(metrics, "average_return")
+
+
+def by_inner_step(metrics: Mapping[str, float], name: str) -> list[float]:
+    """A metric of every inner step; empty where there is none."""
+    values: list[float] = []
+    while (key := f"step_{len(values)}.{name}") in metrics:
+        values.append(metrics[key])
+    return values
 
 
 def adaptation_label(k: int, last: int) -> str:

@@ -21,6 +21,7 @@ from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.views.class_returns import class_rows, classes_text
 from metaloom.flows.views.formatting import (
     adaptation_returns,
+    by_inner_step,
     count,
     duration,
     finite,
@@ -235,7 +236,9 @@ def _returns_text(report: IterationReport, prefix: str = "") -> Text:
     if not returns:
         return Text(f"{prefix}unknown")
     before = "" if len(returns) == 1 else f"before {number(returns[0])}  after "
-    return Text.assemble(prefix, before, (number(returns[-1]), "bold"))
+    success = " to ".join(map(number, by_inner_step(report.metrics, "success_rate")))
+    told = f"  success rate {success}" if success else ""
+    return Text.assemble(prefix, before, (number(returns[-1]), "bold"), told)
 
 
 def _evaluation_text(returns: Sequence[float]) -> str:

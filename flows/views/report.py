@@ -162,6 +162,7 @@ def report_page(run: Run, history: History) -> Page:
             "Learning curve: average episode return before and after adaptation against environment steps",
         ),
         sections=[
+            *([("Success", pictures)] if (pictures := list(_success_pictures(history))) else []),
             *_class_section(history),
             *_evaluation_section(run, history),
             ("Optimization", list(_optimization_pictures(history))),
@@ -258,6 +259,16 @@ def _return_series(history: History) -> Iterator[Series]:
         edges = np.quantile(by_task, [0.25, 0.75], axis=1) if k in (0, last) else None
         band = None if edges is None or by_task.shape[1] == 1 else (edges[0], edges[1])
         yield Series(adaptation_label(k, last), charts.step_color(k, last), by_task.mean(axis=1), band)
+
+
+def _success_pictures(history: History) -> Iterator[Picture]:
+    yield from _chart_of(
+        history,
+        "Success rate",
+        "share of episodes",
+        _of_every_step(history, "success_rate"),
+        "Episodes in any step of which the environment told of success.",
+    )
 
 
 def _optimization_pictures(history: History) -> Iterator[Picture]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from metaloom import storage
 from metaloom.flows.views.class_returns import class_rows, classes_of, returns_by_class
-from metaloom.flows.views.formatting import adaptation_returns, finite
+from metaloom.flows.views.formatting import adaptation_returns, by_inner_step, finite
 from metaloom.pipeline.shown import printable
 from metaloom.storage import Run
 from metaloom.storage.format.settings import changed
@@ -147,7 +147,8 @@ def list_run_row(folder: Path) -> dict[str, Any]:
         run = storage.open_run(folder)
         row["bytes"] = run.files.num_bytes()
         writer = storage.current_writer(folder, run.files.remote)
-        returns = adaptation_returns(_metrics(run))
+        metrics = _metrics(run)
+        returns, success = adaptation_returns(metrics), by_inner_step(metrics, "success_rate")
         return row | {
             "state": state_of(run, writer),
             "writer": str(writer) if writer else None,
@@ -157,6 +158,7 @@ def list_run_row(folder: Path) -> dict[str, Any]:
             "iterations_done": len(run.iterations),
             "iterations": planned_iterations(run),
             "last_return": returns[-1] if returns else None,
+            **({"last_success_rate": success[-1]} if success else {}),
         }
     except (storage.StoreError, OSError, ValueError, KeyError, TypeError) as error:
         return row | {"state": "damaged", "problem": printable(error)}

@@ -47,7 +47,10 @@ DIGEST_PREFIX = 12
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """`metaloom ls`."""
-    table = new_table("run", "started", "environment", "algorithm", ">iterations", ">last return", ">on disk", "state")
+    # A column for those whose environments tell of success, if there are any.
+    told = [">success rate"] if any("last_success_rate" in row for row in rows) else []
+    columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *told, ">on disk", "state")
+    table = new_table(*columns)
     for row in rows:
         known = "iterations" in row
         table.add_row(
@@ -57,6 +60,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             as_text(row.get("algorithm", "")),
             f"{row['iterations_done']} / {row['iterations']}" if known else "",
             optional(row.get("last_return")),
+            *(optional(row.get("last_success_rate")) for _ in told),
             size(row["bytes"]),
             _state_text(row),
         )
@@ -254,7 +258,7 @@ def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
         "tasks_are_new": outcome.tasks_are_new,
         "env_steps": outcome.env_steps,
         "evaluation": outcome.config.evaluation.model_dump(mode="json", exclude={"every"}),
-        "adaptation": [_finite(asdict(step)) for step in outcome.summary()],
+        "adaptation": [_finite(step.columns) for step in outcome.summary()],
         "tasks": [_finite(row) for row in outcome.table().to_pylist()],
         "classes": [{"adaptation_steps": row.pop("step"), **row} for row in class_rows(outcome.by_class())],
     }
@@ -265,6 +269,7 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
     table = new_table(
         *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
         *(">interquartile mean", "95 % interval", "middle half of tasks"),
+        *(f">{name.replace('_', ' ')}" for name in outcome.summary()[0].facts),
     )
     new = " that training never drew" if outcome.tasks_are_new else ""
     table.title = f"learner after {plural(outcome.updates, 'update')}, {plural(len(outcome.tasks), 'task')}{new}"
@@ -277,6 +282,7 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
             number(row.iqm_return),
             _range(row.iqm_low, row.iqm_high),
             _range(row.lower_quartile, row.upper_quartile),
+            *map(number, row.facts.values()),
         )
     test_episodes = outcome.evaluation.test_returns.shape[2]
     table.caption = (

@@ -1,13 +1,14 @@
 """When a run has learned enough, judged by the metrics of its iterations and by nothing else."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.schema import ConfigError, Settings, later, suggestion
 from metaloom.pipeline.types import Array, Metrics
 
 
@@ -24,13 +25,27 @@ class StoppingConfig(Settings):
     """Iterations over which the return is to have no trend: a straight line through it is flat."""
     convergence_p_value: float = Field(default=0.99, gt=0, lt=1)
     """Required certainty of flatness: the chance of a steeper line if there is no trend (two-sided t test)."""
+    metric: str | None = later(None, min_length=1)
+    """A metric of the last iteration's episodes that is compared, such as success_rate: that after adaptation where
+    there is any, or of the inner step that it names, as step_0.success_rate."""
+    at_least: float | None = later(None)
+    """The metric's value from which on it is enough."""
+    at_most: float | None = later(None)
+    """The metric's value down to which it is not enough yet: for a distance, say."""
     combine: Literal["any", "all"] = "any"
     """any: one criterion is enough; all: they have to be met at once."""
 
     @model_validator(mode="after")
     def _options_have_their_criterion(self) -> "StoppingConfig":
-        if self.samples is None and self.return_threshold is None and self.convergence_window is None:
-            raise ValueError("stop names no criterion; give samples, return_threshold or convergence_window")
+        criteria = (self.samples, self.return_threshold, self.convergence_window, self.metric)
+        if all(criterion is None for criterion in criteria):
+            raise ValueError("stop names no criterion; give samples, return_threshold, convergence_window or metric")
+        bounds = [bound for bound in (self.at_least, self.at_most) if bound is not None]
+        if len(bounds) != (self.metric is not None):
+            raise ValueError(
+                f"metric is {self.metric!r}, at_least {self.at_least}, at_most {self.at_most}; give a metric and one "
+                "of the two bounds, or none of the three"
+            )
         if self.convergence_window is None and self.convergence_p_value != 0.99:
             raise ValueError("convergence_p_value is set but convergence_window is not; set both or neither")
         if self.return_threshold is None and self.convergence_window is None and self.statistic != "min":
@@ -47,15 +62,49 @@ class StoppingConfig(Settings):
             found.append(last["env_steps"] >= self.samples)
         if self.return_threshold is not None:
             found.append(self._return(last) >= self.return_threshold)
+        if self.metric is not None:
+            value = self._metric(last)
+            found.append(value >= self.at_least if self.at_least is not None else value <= (self.at_most or 0.0))
         if (window := self.convergence_window) is not None:
             enough = len(history) >= window
             returns = np.array([self._return(metrics) for metrics in history[-window:]])
             found.append(enough and trend_p_value(returns) >= self.convergence_p_value)
         return any(found) if self.combine == "any" else all(found)
 
+    def require_metric(self, names: Collection[str]) -> None:
+        """Refuse a metric that no round of the run will have.
+
+        Raises:
+            ConfigError: it is not among the names, which are without `step_k.`.
+        """
+        if self.metric is not None and _within_step(self.metric) not in names:
+            raise ConfigError(
+                f"stop.metric: found {self.metric!r}; required a metric of the run's episodes: "
+                f"{', '.join(sorted(names))}{suggestion(self.metric, names)}"
+            )
+
+    def _metric(self, metrics: Metrics) -> float:
+        assert self.metric is not None
+        name = self.metric if _IN_STEP.match(self.metric) else f"step_{_last_step(metrics)}.{self.metric}"
+        if name not in metrics:
+            known = sorted(key for key in metrics if _IN_STEP.match(key))
+            raise ConfigError(f"stop.metric: found {self.metric!r}; required a metric of the run: {', '.join(known)}")
+        return metrics[name]
+
     def _return(self, metrics: Metrics) -> float:
-        last = max(int(name[5:].split(".")[0]) for name in metrics if name.startswith("step_"))
-        return metrics[f"step_{last}.{self.statistic}_return"]
+        return metrics[f"step_{_last_step(metrics)}.{self.statistic}_return"]
+
+
+_IN_STEP = re.compile(r"step_\d+\.")
+
+
+def _within_step(metric: str) -> str:
+    """A metric without the inner step that it names."""
+    return _IN_STEP.sub("", metric, count=1) if _IN_STEP.match(metric) else metric
+
+
+def _last_step(metrics: Metrics) -> int:
+    return max(int(name[5:].split(".")[0]) for name in metrics if name.startswith("step_"))
 
 
 def trend_p_value(values: Array) -> float:

@@ -4,15 +4,34 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
 from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import Settings, later
 
-DISCRETE = ("bernoulli-bandit",)
+DISCRETE = ("bernoulli-bandit", "hidden-goal-grid", "tabular-mdp")
 """Built-in environments whose actions are discrete, so that they have no scale unless one is asked for."""
+
+
+class InfoFact(Settings):
+    """A fact that a plain gymnasium environment tells in its `info`, in every step.
+
+    A bare string stands for the key: `--set env.facts.success=is_success`.
+    """
+
+    key: str = Field(min_length=1)
+    """The key in info."""
+    kind: Literal["flag", "number"] = "flag"
+    """flag: True or False, 1 or 0; number: a finite number."""
+    per: Literal["step", "episode"] = "step"
+    """step: kept of every step; episode: kept of the episode's last step alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_a_bare_key(cls, value: Any) -> Any:
+        return {"key": value} if isinstance(value, str) else value
 
 
 class EnvConfig(Settings):
@@ -32,6 +51,9 @@ class EnvConfig(Settings):
 
     diagnostics: bool = later(False)
     """Keep the numbers by which the environment describes a round, such as forward_velocity, with the metrics."""
+    facts: dict[str, InfoFact] = later({})
+    """Facts to keep that a plain gymnasium environment tells in info, by the names to keep them under, such as
+    success: is_success; a MetaEnv declares its facts itself."""
 
     @model_validator(mode="before")
     @classmethod

@@ -3,7 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
@@ -43,6 +44,27 @@ class Component(NamedTuple):
     unit: str = "1"
 
 
+class Fact(NamedTuple):
+    """Something that an environment tells of its steps besides observation and reward, such as success.
+
+    Attributes:
+        name: short, unique in the environment; the column of tables is `fact_NAME`.
+        kind: "flag", true or false; "number".
+        per: "step": kept of every step; "episode": kept of the episode's last step alone.
+        unit: "m", "N"; "1" for a number without a unit.
+        optional: NaN stands for a number that there is not.
+    """
+
+    name: str
+    kind: Literal["flag", "number"] = "number"
+    per: Literal["step", "episode"] = "step"
+    unit: str = "1"
+    optional: bool = False
+
+
+NO_FACTS: Mapping[str, Array] = MappingProxyType({})
+
+
 class BatchStep(NamedTuple):
     """The result of one control step of n rows.
 
@@ -51,12 +73,14 @@ class BatchStep(NamedTuple):
         reward_terms: name -> [n] float64; their sum is the reward.
         terminated: [n] bool, the task ended the episode.
         truncated: [n] bool, the environment's own time limit ended it.
+        facts: name -> [n] bool or float64, every one that the environment declares, in every step.
     """
 
     observations: Array
     reward_terms: Mapping[str, Array]
     terminated: Array
     truncated: Array
+    facts: Mapping[str, Array] = NO_FACTS
 
 
 class BatchEnv(Protocol):
@@ -97,7 +121,8 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     """A gymnasium Env with a distribution of tasks.
 
     A subclass names its task parameters in `task_fields` and uses `self.task` in `step`; it puts the terms of the
-    reward into `info["reward_terms"]`, name -> number, summing to the reward. Task ranges in the class docstring.
+    reward into `info["reward_terms"]`, name -> number, summing to the reward, and the facts that it declares into
+    `info["facts"]`, name -> number or flag. Task ranges in the class docstring.
 
     Episodes have no time limit of their own: the sampler's `max_episode_steps` ends them.
     """
@@ -119,6 +144,9 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
     action_components: Sequence[tuple[str, str]] | None = None
     """Names and units of an action's entries, as the environment takes it."""
+
+    facts: Sequence[Fact] = ()
+    """What `step` tells besides observation and reward, see Fact; of a class or of an instance."""
 
     _task: Array | None = None
 

@@ -60,7 +60,7 @@ def number_of(answer: Any, name: str) -> float:
     """
     value = np.asarray(answer)
     if value.ndim or value.dtype.kind not in "biuf":
-        raise EnvError(f"found {_shown(answer)} as {name}; required one number")
+        raise EnvError(f"found {shown(answer)} as {name}; required one number")
     number = float(value)
     if not abs(number) <= LARGEST:
         raise EnvError(f"found {number} as {name}; required {_FINITE}")
@@ -75,22 +75,22 @@ def flag_of(answer: Any, name: str) -> bool:
     """
     value = np.asarray(answer)
     if value.ndim or value.dtype.kind != "b":
-        raise EnvError(f"found {_shown(answer)} as {name}; required True or False")
+        raise EnvError(f"found {shown(answer)} as {name}; required True or False")
     return bool(value)
 
 
 def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
-    """The terms that `info` names, or the reward as the only one. Nothing else in `info` is looked at.
+    """The terms that `info` names, or the reward as the only one. Of what else it holds only facts are looked at.
 
     Raises:
         EnvError: they are not numbers, or do not sum to the reward.
     """
     if not isinstance(info, Mapping):
-        raise EnvError(f"found {_shown(info)} as info; required a dict")
+        raise EnvError(f"found {shown(info)} as info; required a dict")
     if "reward_terms" not in info:
         return {"reward": reward}
     if not isinstance(info["reward_terms"], Mapping):
-        raise EnvError(f'found {_shown(info["reward_terms"])} as info["reward_terms"]; required a dict of numbers')
+        raise EnvError(f'found {shown(info["reward_terms"])} as info["reward_terms"]; required a dict of numbers')
     terms = {str(name): number_of(term, f"reward term {name}") for name, term in info["reward_terms"].items()}
     total = sum(terms.values())
     if not np.isclose(total, reward, rtol=1e-6, atol=1e-6):
@@ -124,6 +124,7 @@ _LONGEST_TRACEBACK = 6000
 _FINITE = "a finite number within float32"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value of a user's code, with its type, in at most 80 characters."""
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= 80 else f"{text[:77]}..."

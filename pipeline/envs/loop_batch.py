@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv
+from metaloom.pipeline.envs.fact_checks import declared_facts, facts_in
 from metaloom.pipeline.envs.finite_checks import (
     RowFault,
     flag_of,
@@ -55,6 +56,7 @@ class LoopBatch:
         self.observation_size = int(np.prod(space.shape))
         self.action_size = int(np.prod(first.action_space.shape or ()))
         self._terms: tuple[str, ...] | None = None
+        self._facts = declared_facts(first)
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
         observations = np.empty((self.num_rows, self.observation_size))
@@ -69,14 +71,23 @@ class LoopBatch:
         observations = np.empty((n, self.observation_size))
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
         terms: list[list[float]] = []
+        told: list[list[float]] = []
         for i, row in enumerate(rows.tolist()):
             self.watch_row(row)
             if not np.isfinite(actions[i]).all():
                 raise RowFault(f"found the action {actions[i]}; required finite numbers from the policy", row, "act")
-            observations[i], values, terminated[i], truncated[i] = self._ask(row, "step", actions[i].copy())
+            observations[i], values, terminated[i], truncated[i], facts = self._ask(row, "step", actions[i].copy())
             terms.append(values)
+            told.append(facts)
         columns = np.array(terms, np.float64).T
-        return BatchStep(observations, dict(zip(self._terms or (), columns, strict=True)), terminated, truncated)
+        named = dict(zip(self._terms or (), columns, strict=True))
+        return BatchStep(observations, named, terminated, truncated, self._columns_of_facts(told))
+
+    def _columns_of_facts(self, told: list[list[float]]) -> dict[str, Array]:
+        return {
+            fact.name: np.array([values[i] for values in told], np.bool_ if fact.kind == "flag" else np.float64)
+            for i, fact in enumerate(self._facts)
+        }
 
     def _ask(self, row: int, call: str, *arguments: Any, **options: Any) -> Any:
         """Call the row's environment, and read and check its answer."""
@@ -102,7 +113,7 @@ class LoopBatch:
             )
         return observation_of(observation, self._shape)
 
-    def _read_step(self, env: MetaEnv, answer: Any) -> tuple[Array, list[float], bool, bool]:
+    def _read_step(self, env: MetaEnv, answer: Any) -> tuple[Array, list[float], bool, bool, list[float]]:
         del env
         observation, reward, terminated, truncated, info = answer
         terms = reward_terms_of(number_of(reward, "reward"), info)
@@ -118,6 +129,7 @@ class LoopBatch:
             [terms[name] for name in self._terms],
             flag_of(terminated, "terminated"),
             flag_of(truncated, "truncated"),
+            [*facts_in(info, self._facts).values()],
         )
 
     @property

@@ -59,6 +59,11 @@ class PointRobot(MetaEnv):
         del tasks
         return np.zeros(len(states), np.bool_)
 
+    def facts_of(self, states: Array, tasks: Array) -> dict[str, Array]:
+        """Name -> [n], the declared facts of states that were just reached; the default is none."""
+        del states, tasks
+        return {}
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         self._state = self.start(self.np_random)
@@ -72,7 +77,9 @@ class PointRobot(MetaEnv):
         terminated = bool(self.terminal(next_states, tasks)[0])
         self._state = next_states[0]
         self._path.append(self._state)
-        return self._state.copy(), sum(terms.values()), terminated, False, {"reward_terms": terms}
+        facts = {name: value[0].item() for name, value in self.facts_of(next_states, tasks).items()}
+        info = {"reward_terms": terms, "facts": facts}
+        return self._state.copy(), sum(terms.values()), terminated, False, info
 
     def render(self) -> Any:
         """[height, width, 3] uint8: the way since the last reset, the task's goal, and those of other tasks."""
@@ -120,7 +127,8 @@ class PointBatch:
         self._states[rows] = next_states
         terms = self._robot.reward_terms(states, next_states, tasks)
         terminated = self._robot.terminal(next_states, tasks)
-        return BatchStep(next_states, terms, terminated, np.zeros(len(rows), np.bool_))
+        facts = self._robot.facts_of(next_states, tasks)
+        return BatchStep(next_states, terms, terminated, np.zeros(len(rows), np.bool_), facts)
 
     @property
     def state(self) -> Array:

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import Component, EnvError, TaskField
+from metaloom.pipeline.envs.contract import Component, EnvError, Fact, TaskField
 from metaloom.pipeline.envs.point import GOAL, PointRobot, norm
 from metaloom.pipeline.envs.point_picture import PointPicture
 from metaloom.pipeline.envs.task_classes import nearest
@@ -35,6 +35,11 @@ class PointCorner(PointRobot):
     | dense_squared    | squared_distance | -d(s')², m²                                                         |
     | sparse (default) | progress         | d(s) - d(s') where ‖s'‖₁ >= 0.5 m and no corner is nearer, else 0   |
 
+    | fact (with option `success_radius`) | kind   | value                         |
+    | ----------------------------------- | ------ | ----------------------------- |
+    | success                             | flag   | d(s') <= `success_radius`     |
+    | goal_distance                       | number | d(s'), m                      |
+
     Start: U(-0.2, 0.2) per axis. Never terminates.
     """
 
@@ -45,9 +50,12 @@ class PointCorner(PointRobot):
     rewards: ClassVar[tuple[RewardName, ...]] = ("dense", "dense_squared", "sparse")
     sparse_radius = 0.5
 
-    def __init__(self, reward: RewardName = "sparse") -> None:
+    def __init__(self, reward: RewardName = "sparse", success_radius: float | None = None) -> None:
         super().__init__()
         self.reward = _check_reward(self, reward)
+        self.success_radius = _check_radius(self, success_radius)
+        if success_radius is not None:
+            self.facts = (Fact("success", "flag"), Fact("goal_distance", unit="m"))
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return np.array(CORNERS)[rng.integers(len(CORNERS), size=num_tasks)]
@@ -62,6 +70,12 @@ class PointCorner(PointRobot):
         if self.reward == "dense_squared":
             return {"squared_distance": -np.square(distance)}
         return self.sparse_terms(states, next_states, tasks, distance)
+
+    def facts_of(self, states: Array, tasks: Array) -> dict[str, Array]:
+        if self.success_radius is None:
+            return {}
+        distance = norm(states[:, :2] - tasks[:, :2])
+        return {"success": distance <= self.success_radius, "goal_distance": distance}
 
     def sparse_terms(self, states: Array, next_states: Array, tasks: Array, distance: Array) -> dict[str, Array]:
         """The reward term of the sparse variant; `distance` [n] is the one after the step."""
@@ -95,6 +109,7 @@ class PointWalls(PointCorner):
     Start: U(-0.2, 0.2) per axis. Never terminates. Differs from the original: the reward is that of the place where
     the point really ends, not of the place behind the wall; the sparse reward is 0 outside its radius, where the
     original gives none; and a point exactly on a wall counts as inside it, where the original stops with an error.
+    Facts: see PointCorner.
     """
 
     task_fields = (
@@ -109,8 +124,8 @@ class PointWalls(PointCorner):
     sparse_radius = 2.0
     gap_reach = 1.0
 
-    def __init__(self, reward: RewardName = "dense") -> None:
-        super().__init__(reward)
+    def __init__(self, reward: RewardName = "dense", success_radius: float | None = None) -> None:
+        super().__init__(reward, success_radius)
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         goals = super().sample_tasks(num_tasks, rng)
@@ -156,7 +171,7 @@ class PointMomentum(PointCorner):
     | sparse (default) | nearness         | max(2 - d(s'), 0)                         |
 
     The velocity changes first and moves the point in the same step; speed has no limit. Start: position U(-0.2, 0.2),
-    velocity U(-0.1, 0.1) per axis. Never terminates.
+    velocity U(-0.1, 0.1) per axis. Never terminates. Facts: see PointCorner.
     """
 
     max_action = 0.1
@@ -183,3 +198,9 @@ def _check_reward(env: PointCorner, reward: RewardName) -> RewardName:
     if reward not in env.rewards:
         raise EnvError(f"{type(env).__name__}: reward is {reward!r}; required one of {', '.join(env.rewards)}")
     return reward
+
+
+def _check_radius(env: PointCorner, radius: float | None) -> float | None:
+    if radius is not None and not (np.isfinite(radius) and radius > 0):
+        raise EnvError(f"{type(env).__name__}: success_radius is {radius}; required a length above 0, in m, or null")
+    return radius

@@ -49,7 +49,9 @@ def with_all_options(config: EnvConfig) -> EnvConfig:
     if config.name not in ENVS:
         return config
     parameters = inspect.signature(find_env(config.name)).parameters.values()
-    defaults = {parameter.name: parameter.default for parameter in parameters if parameter.name != "render_mode"}
+    # What is None by default is off, and left out: so a run's digest does not change when an option is added.
+    options = [parameter for parameter in parameters if parameter.name != "render_mode"]
+    defaults = {option.name: option.default for option in options if option.default is not None}
     return config.model_copy(update={"options": {**defaults, **config.options}})
 
 
@@ -92,7 +94,14 @@ def _make_unscaled(config: EnvConfig) -> MetaEnv:
 
     path = require_env(config.name)
     env = _make_from_gymnasium(path, config) if path in gymnasium.registry else _make_from_class(config)
-    return _with_sound_tasks(env) if isinstance(env, MetaEnv) else SingleTask(env)
+    if not isinstance(env, MetaEnv):
+        return SingleTask(env, config.facts)
+    if config.facts:
+        raise EnvError(
+            f"env.facts: found {', '.join(config.facts)} for {config.name}, which is a MetaEnv; required a plain "
+            "gymnasium environment, of whose info they are read. Declare them as `facts` of its class"
+        )
+    return _with_sound_tasks(env)
 
 
 def _with_sound_tasks(env: MetaEnv) -> MetaEnv:

@@ -8,7 +8,9 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.spaces.utils import flatten, flatten_space
 
-from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, MetaEnv
+from metaloom.pipeline.envs.config import InfoFact
+from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, Fact, MetaEnv
+from metaloom.pipeline.envs.fact_checks import declared_facts
 from metaloom.pipeline.types import Array, EpisodeBatch
 
 
@@ -65,6 +67,7 @@ class Wrapped(MetaEnv):
         self.metadata, self.render_mode, self.spec = env.metadata, env.render_mode, env.spec
         self.observation_components = declared_components(env, "observation_components")
         self.action_components = declared_components(env, "action_components")
+        self.facts = declared_facts(env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
@@ -151,13 +154,21 @@ class PolicyActionsBatch:
 
 
 class SingleTask(Wrapped):
-    """Any gymnasium env as a MetaEnv with one task, which has no parameters."""
+    """Any gymnasium env as a MetaEnv with one task, which has no parameters.
+
+    Args:
+        env: the environment.
+        facts: name -> where its `info` tells the fact; without them, the environment's own declaration counts.
+    """
 
     task_set = ((),)
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], facts: Mapping[str, InfoFact] | None = None) -> None:
         # Arrays of any shape stay as they are: whether they are images, a network has to know.
         super().__init__(env if isinstance(env.observation_space, Box) else UnitVectorObservations(env))
+        self._told = dict(facts or {})
+        if self._told:
+            self.facts = tuple(Fact(name, fact.kind, fact.per) for name, fact in self._told.items())
         robot = env.unwrapped
         if hasattr(robot, "observation_structure") and self.observation_space.shape == robot.observation_space.shape:
             # Here, because other environments do without MuJoCo.
@@ -173,7 +184,19 @@ class SingleTask(Wrapped):
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, reward, terminated, truncated, {"reward_terms": {"reward": reward}, **info}
+        if isinstance(info, Mapping):
+            info = {"reward_terms": {"reward": reward}, **info, **self._facts_of(info)}
+        return observation, reward, terminated, truncated, info
+
+    def _facts_of(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        """Pick what is told under other keys, or leave out what nobody declares."""
+        if not self._told:
+            return {} if self.facts else {"facts": {}}
+        missing = [fact.key for fact in self._told.values() if fact.key not in info]
+        if missing:
+            found = sorted(map(str, info))
+            raise EnvError(f"env.facts: found no {missing[0]!r} in info, which has {found}; required in every step")
+        return {"facts": {name: info[fact.key] for name, fact in self._told.items()}}
 
 
 class UnitVectorObservations(gymnasium.ObservationWrapper[Any, Any, Any]):

@@ -1,10 +1,11 @@
 """Numbers that describe rounds of episodes, by the names under which they are kept as metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import EllipsisType
 
 import numpy as np
 
+from metaloom.pipeline.estimation.facts import fact_means
 from metaloom.pipeline.estimation.measures import Measures, with_own
 from metaloom.pipeline.estimation.returns import explained_variance
 from metaloom.pipeline.nn.distributions import LOG_2PI
@@ -32,7 +33,10 @@ def step_metrics(step: Step) -> Metrics:
 
 
 def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-    """Averages over all episodes of some rounds, each name prefixed with `step_k.`; returns are undiscounted."""
+    """Averages over all episodes of some rounds, each name prefixed with `step_k.`; returns are undiscounted.
+
+    So are those of facts that the environment tells: `success_rate`, `average_distance`.
+    """
     returns, lengths, truncated = (
         np.concatenate([getattr(episodes, name)[_real(episodes)].ravel() for episodes in rounds])
         for name in ("episode_returns", "lengths", "truncated")
@@ -46,35 +50,41 @@ def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
         "average_length": lengths.mean(),
         "fraction_truncated": truncated.mean(),
     }
-    return {f"step_{k}.{name}": float(value) for name, value in metrics.items()}
+    told = [(episodes.episode_facts, _real(episodes)) for episodes in rounds]
+    facts = {name: np.concatenate([values[name][real].ravel() for values, real in told]) for name in rounds[0].facts}
+    return {f"step_{k}.{name}": float(value) for name, value in (metrics | fact_means(facts)).items()}
 
 
-def refuse_taken_names(measures: Measures, sizes: Spaces, *, processed: bool) -> None:
-    """Refuse measures under names that a run always has, by calling them with a few made-up episodes.
-
-    Any other failure is ignored: it may be for want of real ones.
+def names_of_metrics(
+    measures: Measures, sizes: Spaces, facts: Mapping[str, bool], *, processed: bool
+) -> frozenset[str] | None:
+    """Find out under which names a run will keep metrics of its rounds, by measuring a few made-up episodes.
 
     Args:
         measures: of the run.
         sizes: of its environment.
-        processed: whether it has samples, and so the metrics of samples.
+        facts: that it declares, by name; True for flags.
+        processed: whether the run has samples, and so the metrics of samples.
+
+    Returns:
+        The names without `step_k.`; None where a measure failed, be it for want of real episodes.
 
     Raises:
         ConfigError: a measure would hide one that the run always has, or returns no numbers by name.
     """
-    step = _made_up(sizes)
+    step = _made_up(sizes, facts)
     with np.errstate(all="ignore"):
         try:
             own = measures.of_step(step)
         except ConfigError:
             raise
         except Exception:
-            return
+            return None
         taken = step_metrics(step) if processed else episode_metrics([step.episodes], step.k)
-    with_own(taken, dict.fromkeys(own, 0.0))
+    return frozenset(name.partition(".")[2] for name in with_own(taken, dict.fromkeys(own, 0.0)))
 
 
-def _made_up(sizes: Spaces) -> Step:
+def _made_up(sizes: Spaces, facts: Mapping[str, bool]) -> Step:
     rng, (B, E, T) = np.random.default_rng(0), (2, 2, 10)
 
     def draw(*shape: int) -> Array:
@@ -94,6 +104,7 @@ def _made_up(sizes: Spaces) -> Step:
         behavior={"log_probs": log_probs} if n else gaussian,
         reward_terms={},
         initial_state=np.zeros((B, E, 0)),
+        facts={name: np.zeros((B, E), bool if is_flag else np.float32) for name, is_flag in facts.items()},
     )
     return Step(episodes, Samples(rewards, rewards, rewards, np.ones_like(rewards)), 0)
 

@@ -1,11 +1,12 @@
 """Products with the Gauss-Newton matrix of plain multilayer perceptrons on the CPU, from hand-written derivatives.
 
-See maml.curvature, whose gauss_newton_product is the definition. What does not depend on the vector is computed once;
-automatic differentiation computes it for every product, which takes it up to twice as long.
+For Gaussian and categorical policies. See maml.curvature, whose gauss_newton_product is the definition. What does not
+depend on the vector is computed once; automatic differentiation computes it for every product, which takes it up to
+twice as long.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -15,9 +16,12 @@ from metaloom.pipeline.algorithms.maml.curvature import MetaPoint, Product
 from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem, sum_in_order
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
 from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
+from metaloom.pipeline.policies.categorical import CategoricalPolicy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.policies.gaussian import LOG_STD, GaussianPolicy
 from metaloom.pipeline.types import Array, Params
+
+KnownPolicy = GaussianPolicy | CategoricalPolicy
 
 MAX_KEPT_BYTES = 1 << 30
 """Bytes that all chunks together may keep between products. The others compute again: slower, the same bits."""
@@ -52,7 +56,7 @@ class ChunkCurvature:
 
     def __init__(self, problem: MetaProblem, params: Mapping[str, Array], names: Sequence[str], chunk: Chunk) -> None:
         # The rule that chose this kernel has seen to it.
-        policy, dtype = cast(GaussianPolicy, problem.policy), _dtype(chunk)
+        policy, dtype = cast(KnownPolicy, problem.policy), _dtype(chunk)
         self._names, self._num_tasks, self._inner_lr = names, len(chunk), problem.inner_lr
         self._hessians: list[InnerHessian] = []
         current = {name: self._for_every_task(value.astype(dtype)) for name, value in params.items()}
@@ -66,7 +70,7 @@ class ChunkCurvature:
             current = self._step(current, hessian.gradients)
         adapted = {f"adapted {name}": torch.as_tensor(current[name]) for name in names}
         require_finite(adapted, chunk.first_task, "Lower inner_lr.")
-        self._fisher = Fisher(policy, current, chunk.rounds[-1])
+        self._fisher = _fisher(policy, current, chunk.rounds[-1])
 
     @staticmethod
     def num_bytes(policy: Policy, chunk: Chunk) -> int:
@@ -101,26 +105,38 @@ class InnerHessian:
         gradients: of the inner loss, [b, ...] by name.
     """
 
-    def __init__(self, policy: GaussianPolicy, params: Params, rows: TaskRows, loss: InnerLoss) -> None:
+    def __init__(self, policy: KnownPolicy, params: Params, rows: TaskRows, loss: InnerLoss) -> None:
         self._network = _linearized(policy, params, rows)
-        self._head = [torch.as_tensor(x).requires_grad_() for x in (self._network.outputs, params[LOG_STD])]
+        # What the distribution is made of besides the network's outputs.
+        self._others = [LOG_STD] if isinstance(policy, GaussianPolicy) else []
+        inputs = (self._network.outputs, *(params[name] for name in self._others))
+        self._head = [torch.as_tensor(x).requires_grad_() for x in inputs]
         losses = loss(policy.head(*self._head), rows)
         self._head_gradients = torch.autograd.grad(losses.sum(), self._head, create_graph=True)
-        mean, log_std = (gradient.detach().numpy() for gradient in self._head_gradients)
-        self._pulled = PulledBack(self._network, mean)
-        self.gradients = self._pulled.gradients | {LOG_STD: log_std}
+        outputs, *others = (gradient.detach().numpy() for gradient in self._head_gradients)
+        self._pulled = PulledBack(self._network, outputs)
+        self.gradients = self._pulled.gradients | dict(zip(self._others, others, strict=True))
 
     def product(self, tangents: Params) -> Params:
         """The Hessian times the tangents of every task."""
         pushed = self._network.push(tangents)
         # The head is only as wide as the action, so automatic differentiation may do it, for any loss.
-        directions = [torch.as_tensor(x) for x in (pushed[-1], tangents[LOG_STD])]
-        mean, log_std = torch.autograd.grad(self._head_gradients, self._head, directions, retain_graph=True)
-        return self._pulled.differentiate(tangents, pushed, mean.numpy()) | {LOG_STD: log_std.numpy()}
+        directions = [torch.as_tensor(x) for x in (pushed[-1], *(tangents[name] for name in self._others))]
+        outputs, *others = torch.autograd.grad(self._head_gradients, self._head, directions, retain_graph=True)
+        rest = {name: value.numpy() for name, value in zip(self._others, others, strict=True)}
+        return self._pulled.differentiate(tangents, pushed, outputs.numpy()) | rest
 
 
-class Fisher:
+class Fisher(Protocol):
     """The Fisher matrix of b tasks' policies, mean over each task's rows."""
+
+    def product(self, tangents: Params) -> Params:
+        """The Fisher matrix times the tangents of every task."""
+        ...
+
+
+class GaussianFisher:
+    """That of Gaussian policies; see Fisher."""
 
     def __init__(self, policy: GaussianPolicy, params: Params, rows: TaskRows) -> None:
         self._network = _linearized(policy, params, rows)
@@ -132,13 +148,36 @@ class Fisher:
         self._log_std_weight = (2 * rows.weights.sum(-1, keepdim=True) * clamp_slope.square()).numpy()
 
     def product(self, tangents: Params) -> Params:
-        """The Fisher matrix times the tangents of every task."""
+        """See Fisher."""
         mean = self._network.push(tangents)[-1]
         mean *= self._mean_weight
         return self._network.pull(mean) | {LOG_STD: tangents[LOG_STD] * self._log_std_weight}
 
 
-def _linearized(policy: GaussianPolicy, params: Params, rows: TaskRows) -> LinearizedMLP:
+class CategoricalFisher:
+    """That of categorical policies; see Fisher."""
+
+    def __init__(self, policy: CategoricalPolicy, params: Params, rows: TaskRows) -> None:
+        self._network = _linearized(policy, params, rows)
+        self._probs = policy.head(torch.as_tensor(self._network.outputs)).log_probs.exp().numpy()
+        self._weights = rows.weights.unsqueeze(-1).numpy()
+
+    def product(self, tangents: Params) -> Params:
+        """See Fisher."""
+        logits = self._network.push(tangents)[-1]
+        # In the logits it is diag(p) - p pᵀ.
+        logits -= (self._probs * logits).sum(-1, keepdims=True)
+        logits *= self._probs * self._weights
+        return self._network.pull(logits)
+
+
+def _fisher(policy: KnownPolicy, params: Params, rows: TaskRows) -> Fisher:
+    if isinstance(policy, GaussianPolicy):
+        return GaussianFisher(policy, params, rows)
+    return CategoricalFisher(policy, params, rows)
+
+
+def _linearized(policy: KnownPolicy, params: Params, rows: TaskRows) -> LinearizedMLP:
     network = policy.network
     return LinearizedMLP(
         network.prefix, len(network.spec.hidden_sizes), params, rows.observations.numpy(), network.spec.activation

@@ -20,7 +20,11 @@ class CategoricalPolicy(Policy):
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Categorical:
         """Return the distribution of actions [..., N]; see Policy."""
-        return Categorical.of_logits(self.network(params, observations))
+        return self.head(self.network(params, observations))
+
+    def head(self, logits: Tensor) -> Categorical:
+        """Return the distribution of actions given the network's output."""
+        return Categorical.of_logits(logits)
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Categorical:
         """Rebuild the distribution of actions that acted from what was recorded of it."""

@@ -94,4 +94,5 @@ def _change_episodes(batches: Sequence[EpisodeBatch], change: Callable[[Sequence
         **{name: change([getattr(batch, name) for batch in batches]) for name in by_episode},
         behavior=named("behavior"),
         reward_terms=named("reward_terms"),
+        facts={name: change([batch.facts[name] for batch in batches]) for name in first.facts},
     )

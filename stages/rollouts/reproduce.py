@@ -7,7 +7,8 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import BatchEnv
+from metaloom.pipeline.envs.contract import BatchEnv, Fact
+from metaloom.pipeline.envs.fact_checks import check_facts, declared_facts
 from metaloom.pipeline.envs.finite_checks import RowFault, is_ctrl_c
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.types import Array
@@ -33,6 +34,7 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
     one = make_env(env)
     if isinstance(one.action_space, Discrete):
         actions = actions[..., 0].astype(np.int64)
+    facts = declared_facts(one)
     one.close()
     batch = make_batch_env(env, len(seeds))
     env_step: int | None = None
@@ -42,7 +44,7 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
             rows = np.arange(len(seeds))
             for t, action in enumerate(actions):
                 env_step = t
-                rows = _step(batch, action, rows)
+                rows = _step(batch, action, rows, facts)
     except BaseException as error:
         if is_ctrl_c(error):
             raise
@@ -60,7 +62,7 @@ def _episodes(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[Ar
     return arrays["task"][None], arrays["actions"][:, None], np.array([about["seed"]], np.uint64)
 
 
-def _step(batch: BatchEnv, action: Array, rows: Array) -> Array:
+def _step(batch: BatchEnv, action: Array, rows: Array, facts: tuple[Fact, ...]) -> Array:
     """Take a step and return the rows whose episodes go on."""
     if not len(rows):
         return rows
@@ -68,6 +70,7 @@ def _step(batch: BatchEnv, action: Array, rows: Array) -> Array:
     result = batch.step(action[rows], rows)
     _require_finite("observations", result.observations, "step")
     _require_finite("rewards", np.asarray(sum(result.reward_terms.values())), "step")
+    check_facts(result.facts, facts, rows)
     return rows[~(result.terminated | result.truncated)]
 
 

@@ -5,7 +5,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import BatchEnv
+from metaloom.pipeline.envs.contract import BatchEnv, Fact, MetaEnv
+from metaloom.pipeline.envs.fact_checks import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.spaces import spaces_of
@@ -61,10 +62,19 @@ class Sampler:
         Raises:
             ValueError: the actor cannot take such actions.
         """
+        check_actor(self.actor, self._example.action_space, deterministic=self.deterministic)
+        return spaces_of(self._example)
+
+    @cached_property
+    def facts(self) -> tuple[Fact, ...]:
+        """What the environment declares to tell besides observations and rewards."""
+        return declared_facts(self._example)
+
+    @cached_property
+    def _example(self) -> MetaEnv:
         env = make_env(self.env)
         env.close()
-        check_actor(self.actor, env.action_space, deterministic=self.deterministic)
-        return spaces_of(env)
+        return env
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
         """Return the simulators for shards of this many tasks, made on first use; the last four sizes are kept."""

@@ -134,13 +134,20 @@ def _decode_episodes(arrays: Stored) -> EpisodeBatch:
         **{f.name: arrays[f.name][0] for f in fields(EpisodeBatch) if f.name in arrays},
         behavior=_unprefixed(arrays, "behavior."),
         reward_terms=_unprefixed(arrays, "reward_terms."),
+        facts=_unprefixed(arrays, "facts."),
     )
 
 
 def _decode_evaluation(arrays: Stored) -> Evaluation:
     attributes = arrays["task_params"][1]
-    values = {f.name: arrays[f.name][0] for f in fields(Evaluation) if f.name not in ("names", "units")}
-    return Evaluation(names=tuple(attributes["names"]), units=tuple(attributes["units"]), **values)
+    names = [f.name for f in fields(Evaluation) if f.name not in ("names", "units") and not f.name.endswith("_facts")]
+    return Evaluation(
+        names=tuple(attributes["names"]),
+        units=tuple(attributes["units"]),
+        **{name: arrays[name][0] for name in names},
+        test_facts=_unprefixed(arrays, "test_facts."),
+        adaptation_facts=_unprefixed(arrays, "adaptation_facts."),
+    )
 
 
 _DECODERS: Mapping[str, Callable[[Stored], Value]] = {

@@ -65,6 +65,12 @@ _EPISODES = (
     ArrayPlan("behavior.epsilon", ("task",), "1", "probability of a uniformly random choice"),
     ArrayPlan("behavior.*", ("task",), "1", "parameter of the acting distribution"),
     ArrayPlan("reward_terms.*", ("task", "episode", "t"), "1", "one term of the reward; terms sum to it"),
+    ArrayPlan(
+        "facts.*",
+        ("task", "episode", "t"),
+        "mixed",
+        "a fact that the environment tells, of step t or of the episode; run.json has its unit",
+    ),
 )
 
 ARRAYS: Mapping[str, tuple[ArrayPlan, ...]] = {
@@ -121,6 +127,7 @@ ARRAYS: Mapping[str, tuple[ArrayPlan, ...]] = {
                 ("returns", "1", "sum of the rewards"),
                 ("lengths", "steps", "length"),
                 ("terminated", "1", "the task was the end"),
+                ("facts.*", "mixed", "a fact that the environment tells, such as success,"),
             )
         ),
     ),

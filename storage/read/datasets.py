@@ -13,17 +13,26 @@ _ATTRIBUTES = {"unit": "units", "description": "description"}
 
 
 def to_xarray(
-    files: CommittedFiles, iteration: int, k: int, tasks: Sequence[int], components: Mapping[str, Mapping[str, str]]
+    files: CommittedFiles,
+    iteration: int,
+    k: int,
+    tasks: Sequence[int],
+    components: Mapping[str, Mapping[str, str]],
+    facts: Mapping[str, str],
 ) -> xr.Dataset:
     """Episodes of some tasks of inner step k of an iteration, their samples, and the tasks as coordinates.
 
     So are the names of components of the axes `observation` and `action`, with their units as `observation_unit` and
-    `action_unit`, where the environment declares them.
+    `action_unit`, where the environment declares them. The variables `facts.NAME` have the
+    units that `facts` says.
 
     Raises:
         DamagedRun: a file is missing or changed.
     """
     rollouts, samples = (_variables(files, group, iteration, k, tasks) for group in ("rollouts", "samples"))
+    for fact, unit in facts.items():
+        if (name := f"facts.{fact}") in rollouts:
+            rollouts[name].attrs["units"] = unit
     coordinates = _task_coordinates(files, iteration, tasks) | _component_coordinates(rollouts, components)
     return xr.Dataset(rollouts | samples, coordinates, attrs={"iteration": iteration, "step": k})
 

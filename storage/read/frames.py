@@ -68,6 +68,7 @@ def scan_steps(
     chosen: StepFilter,
     columns: Sequence[str] | None,
     components: Mapping[str, Mapping[str, str]],
+    facts: Mapping[str, str],
 ) -> pa.RecordBatchReader:
     """One row per real step of what was chosen, one record batch per inner step of an iteration.
 
@@ -76,6 +77,7 @@ def scan_steps(
         chosen: which rows.
         columns: None for all; `observation.*` stands for all components of a vector, `reward_*` for all terms.
         components: units of the named components of vectors by name, by the vector's column.
+        facts: units of the facts that the environment tells, by name.
 
     Raises:
         StageMissing: the run has no rollouts yet.
@@ -83,6 +85,11 @@ def scan_steps(
     """
     batches = _batches(files, chosen.stage)
     sources = _step_sources(files, batches)
+    sources |= {
+        name: replace(sources[name], about={"unit": unit})
+        for fact, unit in facts.items()
+        if (name := f"fact_{fact}") in sources
+    }
     known = (*_POSITION, *sources)
     single = {vector: _components(vector, sources, units) for vector, units in components.items() if units}
     names = known if columns is None else tuple(c for column in columns for c in _expanded(column, single, known))
@@ -235,11 +242,12 @@ def _column_name(array: str) -> str | None:
     kind, _, name = array.partition(".")
     if kind == "behavior":
         return name
-    return f"reward_{name}" if kind == "reward_terms" else _NAMES.get(array)
+    prefix = {"reward_terms": "reward", "facts": "fact"}.get(kind)
+    return f"{prefix}_{name}" if prefix else _NAMES.get(array)
 
 
 def _column_order(path: str) -> tuple[int, str]:
-    kinds = ("observations", "actions", "behavior", "rewards", "reward_terms")
+    kinds = ("observations", "actions", "behavior", "rewards", "reward_terms", "facts")
     kind = path.partition("/")[2].partition(".")[0]
     return (kinds.index(kind) if kind in kinds else len(kinds), path)
 

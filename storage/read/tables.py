@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metaloom.pipeline.types import EACH_EPISODE, Array, EpisodeBatch, Evaluation, Metrics, TaskBatch
+from metaloom.pipeline.types import (
+    EACH_EPISODE,
+    Array,
+    EpisodeBatch,
+    Evaluation,
+    Metrics,
+    TaskBatch,
+    fact_of_episodes,
+)
+
+FACTS = "facts."
+"""With it the names of the stored arrays begin that hold facts."""
 
 
 @dataclass(frozen=True)
@@ -16,16 +27,20 @@ class EpisodeSummary:
     Attributes:
         returns: sums of rewards.
         others: the arrays of the batch that have a number per episode, by name; among them `lengths`.
+        facts: of whole episodes, by name.
     """
 
     returns: Array
     others: Mapping[str, Array]
+    facts: Mapping[str, Array]
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array]) -> "EpisodeSummary":
-        """Summarize a batch, given its `rewards` and those of its arrays that have a number per episode."""
+        """Summarize a batch, given its `rewards`, `facts.*` and those of its arrays that have a number per episode."""
         others = {name: arrays[name] for name in EACH_EPISODE if name in arrays}
-        return cls(arrays["rewards"].sum(axis=2, dtype=np.float64), others)
+        told = [name for name in arrays if name.startswith(FACTS)]
+        facts = {name.removeprefix(FACTS): fact_of_episodes(arrays[name], others["lengths"]) for name in told}
+        return cls(arrays["rewards"].sum(axis=2, dtype=np.float64), others, facts)
 
     @property
     def lengths(self) -> Array:
@@ -36,12 +51,14 @@ class EpisodeSummary:
     def columns(self) -> dict[str, Array]:
         """The arrays under the names of their columns."""
         named = {"return": self.returns, "length": self.lengths, **self.others}
-        return {name: array for name, array in named.items() if name != "lengths"}
+        others = {name: array for name, array in named.items() if name != "lengths"}
+        return others | {f"fact_{name}": array for name, array in self.facts.items()}
 
 
 def summarize(episodes: EpisodeBatch) -> EpisodeSummary:
     """Summarize a batch."""
-    return EpisodeSummary.of({"rewards": episodes.rewards, **episodes.each_episode})
+    facts = {f"{FACTS}{name}": array for name, array in episodes.facts.items()}
+    return EpisodeSummary.of({"rewards": episodes.rewards, **episodes.each_episode, **facts})
 
 
 def iteration_tables(
@@ -79,6 +96,7 @@ def evaluation_columns(iteration: int, evaluation: Evaluation) -> dict[str, Arra
 
 def _evaluation_rows(iteration: int, evaluation: Evaluation, kind: str) -> dict[str, Array]:
     returns = getattr(evaluation, f"{kind}_returns")
+    facts: Mapping[str, Array] = getattr(evaluation, f"{kind}_facts")
     task, k, episode = (index.reshape(-1).astype(np.int32) for index in np.indices(returns.shape))
     return {
         "iteration": np.full(returns.size, iteration, np.int32),
@@ -90,6 +108,7 @@ def _evaluation_rows(iteration: int, evaluation: Evaluation, kind: str) -> dict[
         "return": returns.reshape(-1),
         "length": getattr(evaluation, f"{kind}_lengths").reshape(-1),
         "terminated": getattr(evaluation, f"{kind}_terminated").reshape(-1),
+        **{f"fact_{name}": values.reshape(-1) for name, values in sorted(facts.items())},
         **{name: np.ascontiguousarray(column[task]) for name, column in _task_columns(evaluation.tasks).items()},
     }
 

@@ -15,7 +15,7 @@ from metaloom.storage.read.ancestry import origin
 from metaloom.storage.read.committed import CommittedFiles, table_path
 from metaloom.storage.read.history import History
 from metaloom.storage.read.spans import SpanSums
-from metaloom.storage.read.tables import EpisodeSummary, evaluation_file, iteration_tables, summarize
+from metaloom.storage.read.tables import FACTS, EpisodeSummary, evaluation_file, iteration_tables, summarize
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.sessions import Session
 
@@ -163,6 +163,8 @@ class Publisher:
     def _summary(self, ref: StageRef) -> EpisodeSummary:
         # An earlier session may have collected them; then only the disk has them.
         if ref not in self._episodes:
-            (stored,) = self._files.read_arrays(self._files.record(ref), {"rewards", *EACH_EPISODE}).values()
+            record = self._files.record(ref)
+            facts = {name for chunk in record.chunks if (name := chunk.array.partition("/")[2]).startswith(FACTS)}
+            (stored,) = self._files.read_arrays(record, {"rewards", *EACH_EPISODE, *facts}).values()
             self._episodes[ref] = EpisodeSummary.of({name: array for name, (array, _) in stored.items()})
         return self._episodes[ref]

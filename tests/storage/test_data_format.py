@@ -60,6 +60,8 @@ def test_every_stored_array_is_documented_with_its_axes_dtype_unit_and_writer(
     # Only some algorithms and some environments have them.
     unused = {f"rollouts_*/behavior.{name}" for name in ("log_probs", "action_values", "epsilon")}
     unused |= {pattern for pattern in rows if pattern.startswith("memory_fill/behavior.")}
+    # tests/flows/test_facts.py stores these.
+    unused |= {pattern for pattern in rows if "facts." in pattern}
     assert used == set(rows) - unused - {"samples_*/adjusted_rewards"}
 
 

@@ -26,7 +26,6 @@ from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy
-from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import (
     Array,
@@ -111,15 +110,10 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         meta_step: how the meta-loss is minimized.
 
     Raises:
-        ConfigError: actions are discrete, the device is not here, or the kernel asked for does not fit.
+        ConfigError: the device is not here, or the kernel asked for does not fit.
     """
 
     def __init__(self, settings: GradientBased, setup: Setup, inner_loss: InnerLoss, meta_step: MetaStep) -> None:
-        if setup.num_actions:
-            raise ConfigError(
-                f"algorithm.name is {settings.name}, which is for continuous actions, but those of {setup.env_name} "
-                f"are {setup.num_actions} discrete ones; required a2c, ppo, ppo2, svpg or dql"
-            )
         self.policy = build_policy(setup.policy, setup)
         self.settings, self._setup, self._inner_loss, self._meta_step = settings, setup, inner_loss, meta_step
         self._device = use_device(setup.device)

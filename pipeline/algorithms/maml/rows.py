@@ -41,7 +41,7 @@ class TaskRows:
 
     Attributes:
         observations: [b, N, O].
-        actions: [b, N, A].
+        actions: [b, N, A], or [b, N] int64 where they are discrete.
         advantages: [b, N].
         weights: [b, N]; 1 / (real rows of the task) where a row is real, 0 where it is padding. A weighted sum over
             rows is the mean over a task's real steps.
@@ -204,7 +204,9 @@ def task_rows(
         rows = real_rows(mask)
 
     def select(values: Array) -> Tensor:
-        return to_tensor(_take_rows(values[tasks], rows), dtype, device)
+        # Discrete actions are places among the log-probabilities, in any dtype of those.
+        kind = torch.int64 if values.dtype == np.int64 else dtype
+        return to_tensor(_take_rows(values[tasks], rows), kind, device)
 
     actions, mask_rows = select(episodes.actions), select(samples.mask)
     # What no state changes, such as a standard deviation, is stored once per task.

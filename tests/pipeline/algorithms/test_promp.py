@@ -259,13 +259,6 @@ def test_there_is_no_kernel_but_torch():
         build(ProMP(kernel="fused"))
 
 
-def test_discrete_actions_are_refused():
-    sizes = ((3,), 1.0, 0, 4, "CartPole-v1", 5)
-    setup = Setup(*sizes, PolicyConfig(), BaselineConfig(), ProcessingConfig(), "cpu", np.negative)
-    with pytest.raises(ConfigError, match="promp, which is for continuous actions, but those of CartPole-v1 are 4"):
-        ProMP().build(setup)
-
-
 def test_a_fixed_standard_deviation_stays(random_steps):
     policy = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,), learn_std=False, init_std=0.7))
     promp, steps = ProMP(outer_lr=0.1), random_steps(2)

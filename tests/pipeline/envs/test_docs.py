@@ -34,7 +34,8 @@ def test_every_environment_has_its_line_and_its_fields_on_the_page_it_names(name
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 def test_the_example_of_an_env_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "README.md").read_text(), re.DOTALL)
+    page = (DOCS / "README.md").read_text()
+    (code,) = re.findall(r"<!-- save as: my_envs.py -->\n```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_envs.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

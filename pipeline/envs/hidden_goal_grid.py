@@ -1,0 +1,131 @@
+"""A grid with a hidden goal: one has to search for it once, and then to remember where it is (VariBAD's gridworld)."""
+
+from typing import Any, Literal, get_args
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, MetaEnv, TaskField
+from metaloom.pipeline.types import Array
+
+Excluded = Literal["block", "start"]
+
+MOVES = np.array([(1, 0), (-1, 0), (0, 1), (0, -1), (0, 0)], np.int64)
+STEP_REWARD, GOAL_REWARD = -0.1, 1.0
+
+
+def goals_of(size: int, excluded: Excluded) -> list[tuple[int, int]]:
+    """Cells that can be the goal: all but the start (0, 0), or but the 2x2 cells around it."""
+    near = 2 if excluded == "block" else 1
+    cells = [(x, y) for x in range(size) for y in range(size)]
+    return [(x, y) for x, y in cells if x >= near or y >= near]
+
+
+class HiddenGoalGrid(MetaEnv):
+    """Find a goal on a grid that only the reward tells (VariBAD's gridworld).
+
+    | observation | unit | | action               | unit | range |
+    | ----------- | ---- |-| -------------------- | ---- | ----- |
+    | unit vector | 1    | | +x, -x, +y, -y, stay | 1    | 0 - 4 |
+
+    The unit vector has its 1 at the cell (x, y), number 5 x + y.
+
+    | task field     | unit | distribution                                                                   |
+    | -------------- | ---- | ------------------------------------------------------------------------------ |
+    | goal_x, goal_y | 1    | uniform over the cells, but for the start's 2x2 (21 goals) or the start (24)   |
+
+    | reward term | value                                   |
+    | ----------- | --------------------------------------- |
+    | goal        | 1 in a step that ends on the goal       |
+    | search      | -0.1 in every other step                |
+
+    | fact    | kind | value                          |
+    | ------- | ---- | ------------------------------ |
+    | success | flag | the step ends on the goal      |
+
+    Options: `size`, cells along a side, 5; `excluded`, what cannot be the goal: `block` (default), the 2x2 cells at the
+    start, or `start` alone. Start: cell (0, 0). A move off the grid stays. Never terminates; max_episode_steps is the
+    horizon, 15 in VariBAD's experiments, whose trials have 4 episodes.
+    """
+
+    task_fields = (
+        TaskField("goal_x", "1", "column of the goal"),
+        TaskField("goal_y", "1", "row of the goal"),
+    )
+    action_components = ()
+    facts = (Fact("success", "flag"),)
+
+    def __init__(self, size: int = 5, excluded: Excluded = "block") -> None:
+        if isinstance(size, bool) or size != int(size) or size < 3:
+            raise EnvError(f"{type(self).__name__}: size is {size}; required a whole number from 3 on")
+        if excluded not in get_args(Excluded):
+            raise EnvError(f"{type(self).__name__}: excluded is {excluded}; required one of block, start")
+        self.size = size
+        self.task_set = tuple((float(x), float(y)) for x, y in goals_of(size, excluded))
+        self.observation_space = Box(0, 1, (size * size,), np.float64)
+        self.action_space: gymnasium.Space[Any] = Discrete(len(MOVES))
+        self.observation_components = tuple((f"cell_{n // size}_{n % size}", "1") for n in range(size * size))
+        self._grid = GridBatch(1, size)
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        assert self.task_set is not None
+        return np.array(self.task_set)[rng.integers(len(self.task_set), size=num_tasks)]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._grid.reset(self.task[None], np.zeros(1, np.uint64))[0], {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        self._grid.goals = self.task[None]
+        result = self._grid.step(np.array([action]), np.zeros(1, np.int64))
+        terms = {name: float(term[0]) for name, term in result.reward_terms.items()}
+        info = {"reward_terms": terms, "facts": {"success": bool(result.facts["success"][0])}}
+        return result.observations[0], sum(terms.values()), False, False, info
+
+    def batch(self, num_rows: int, num_threads: int) -> "GridBatch | None":
+        del num_threads
+        # A subclass with a step or reset of its own has rules that the batch does not know.
+        if type(self).step is not HiddenGoalGrid.step or type(self).reset is not HiddenGoalGrid.reset:
+            return None
+        return GridBatch(num_rows, self.size)
+
+
+class GridBatch:
+    """N grids, stepped as arrays.
+
+    Attributes:
+        goals: [N, 2].
+    """
+
+    action_size = 1
+
+    def __init__(self, num_rows: int, size: int) -> None:
+        self.num_rows, self.observation_size = num_rows, size * size
+        self._size, self._unit = size, np.eye(size * size)
+        self._cells = np.zeros((num_rows, 2), np.int64)
+        self.goals = np.zeros((num_rows, 2))
+
+    def reset(self, tasks: Array, seeds: Array) -> Array:
+        del seeds  # nothing is left to chance
+        self.goals = tasks.copy()
+        self._cells[:] = 0
+        return self._seen(self._cells)
+
+    def step(self, actions: Array, rows: Array) -> BatchStep:
+        cells = np.clip(self._cells[rows] + MOVES[actions.reshape(-1)], 0, self._size - 1)
+        self._cells[rows] = cells
+        found = (cells == self.goals[rows]).all(axis=1)
+        terms = {"goal": np.where(found, GOAL_REWARD, 0.0), "search": np.where(found, 0.0, STEP_REWARD)}
+        none = np.zeros(len(rows), np.bool_)
+        return BatchStep(self._seen(cells), terms, none, none, {"success": found})
+
+    def _seen(self, cells: Array) -> Array:
+        return self._unit[cells[:, 0] * self._size + cells[:, 1]]
+
+    @property
+    def state(self) -> Array:
+        return self._cells.astype(np.float64)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,163 @@
+"""Tabular Markov decision processes drawn at random: small enough to compute what exploring them can earn."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, TaskField
+from metaloom.pipeline.types import Array
+
+_DRAWN_AHEAD = 32
+
+
+class Tables(NamedTuple):
+    """One process, or several [...].
+
+    Attributes:
+        means: [..., S, A] mean rewards.
+        transitions: [..., S, A, S] probabilities of the next state.
+    """
+
+    means: Array
+    transitions: Array
+
+
+@lru_cache(maxsize=4096)
+def draw_tables(number: int, num_states: int, num_actions: int) -> Tables:
+    """Draw the process of a task: of every state and action the mean reward, N(1, 1), and next states, Dirichlet(1)."""
+    rng = np.random.Generator(np.random.PCG64(number))
+    means = rng.normal(1, 1, (num_states, num_actions))
+    return Tables(means, rng.dirichlet(np.ones(num_states), (num_states, num_actions)))
+
+
+class TabularMDP(MetaEnv):
+    """Learn a random process of a few states and actions, whose rewards and transitions nothing shows (RL2's MDPs).
+
+    | observation | unit | | action | unit | range                |
+    | ----------- | ---- |-| ------ | ---- | -------------------- |
+    | unit vector | 1    | | choice | 1    | 0 ... `actions` - 1  |
+
+    The unit vector has its 1 at the state.
+
+    | task field | unit | distribution                                                                     |
+    | ---------- | ---- | -------------------------------------------------------------------------------- |
+    | mdp        | 1    | a whole number below 2^53, which the process follows from: see `draw_tables`     |
+
+    | reward term | value                                             |
+    | ----------- | ------------------------------------------------- |
+    | mean_reward | of the state and the action, N(1, 1) over tasks   |
+    | noise       | N(0, 1), anew in every step                       |
+
+    Options `states` and `actions`: 10 and 5. Start: state 0. Never terminates; max_episode_steps is the horizon, 10 in
+    RL2's experiments. What chance decides in an episode follows from the seed of its reset alone.
+    """
+
+    action_components = ()
+    task_fields = (TaskField("mdp", "1", "number from which rewards and transitions are drawn"),)
+
+    def __init__(self, states: int = 10, actions: int = 5) -> None:
+        for name, number in (("states", states), ("actions", actions)):
+            if isinstance(number, bool) or number != int(number) or number < 2:
+                raise EnvError(f"{type(self).__name__}: {name} is {number}; required a whole number from 2 on")
+        self.sizes = (states, actions)
+        self.observation_space = Box(0, 1, (states,), np.float64)
+        self.action_space: gymnasium.Space[Any] = Discrete(actions)
+        self.observation_components = tuple((f"state_{n}", "1") for n in range(states))
+        self._state, self._t = 0, 0
+        self._chances = np.zeros((2, _DRAWN_AHEAD))
+
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        return rng.integers(2**53, size=(num_tasks, 1)).astype(np.float64)
+
+    def set_task(self, task: Array) -> None:
+        super().set_task(task)
+        number = float(self.task[0])
+        if not (number >= 0 and number.is_integer()):
+            raise EnvError(f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 on")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._state, self._t = 0, 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        place = self._t % _DRAWN_AHEAD
+        if place == 0:
+            self._chances = _draw(self.np_random)
+        self._t += 1
+        means, transitions = draw_tables(int(self.task[0]), *self.sizes)
+        at = self._state, int(action)
+        uniform, noise = self._chances[:, place]
+        self._state = int(_next(transitions[at][None], uniform[None])[0])
+        terms = {"mean_reward": float(means[at]), "noise": float(noise)}
+        return self._seen(), sum(terms.values()), False, False, {"reward_terms": terms}
+
+    def _seen(self) -> Array:
+        return np.eye(self.sizes[0])[self._state]
+
+    def batch(self, num_rows: int, num_threads: int) -> "TabularBatch | None":
+        del num_threads
+        # A subclass with a step or reset of its own has rules that the batch does not know.
+        if type(self).step is not TabularMDP.step or type(self).reset is not TabularMDP.reset:
+            return None
+        return TabularBatch(num_rows, *self.sizes)
+
+
+class TabularBatch:
+    """N processes, stepped as arrays."""
+
+    action_size = 1
+
+    def __init__(self, num_rows: int, num_states: int, num_actions: int) -> None:
+        self.num_rows, self.observation_size = num_rows, num_states
+        self._sizes = num_states, num_actions
+        self._unit = np.eye(num_states)
+        self._states = np.zeros(num_rows, np.int64)
+        self._steps = np.zeros(num_rows, np.int64)
+        self._chances = np.zeros((num_rows, 2, _DRAWN_AHEAD))
+        self._generators: list[np.random.Generator] = []
+        # Rows of one task share its tables.
+        self._process = np.zeros(num_rows, np.int64)
+        self._tables = Tables(np.zeros((1, *self._sizes)), np.zeros((1, *self._sizes, num_states)))
+
+    def reset(self, tasks: Array, seeds: Array) -> Array:
+        numbers, self._process = np.unique(tasks[:, 0], return_inverse=True)
+        drawn = [draw_tables(int(number), *self._sizes) for number in numbers.tolist()]
+        self._tables = Tables(np.stack([d.means for d in drawn]), np.stack([d.transitions for d in drawn]))
+        self._generators = [np.random.Generator(np.random.PCG64(seed)) for seed in seeds.tolist()]
+        self._states[:] = 0
+        self._steps[:] = 0
+        return self._unit[self._states]
+
+    def step(self, actions: Array, rows: Array) -> BatchStep:
+        places = self._steps[rows] % _DRAWN_AHEAD
+        for row in rows[places == 0].tolist():
+            self._chances[row] = _draw(self._generators[row])
+        self._steps[rows] += 1
+        at = self._process[rows], self._states[rows], actions.reshape(-1)
+        self._states[rows] = _next(self._tables.transitions[at], self._chances[rows, 0, places])
+        terms = {"mean_reward": self._tables.means[at], "noise": self._chances[rows, 1, places]}
+        none = np.zeros(len(rows), np.bool_)
+        return BatchStep(self._unit[self._states[rows]], terms, none, none)
+
+    @property
+    def state(self) -> Array:
+        return self._states[:, None].astype(np.float64)
+
+    def close(self) -> None:
+        pass
+
+
+def _draw(rng: np.random.Generator) -> Array:
+    """[2, 32] of the steps to come: uniform numbers for the next states, and the noise of the rewards."""
+    return np.stack([rng.random(_DRAWN_AHEAD), rng.standard_normal(_DRAWN_AHEAD)])
+
+
+def _next(probabilities: Array, uniform: Array) -> Array:
+    """Next states [n] by inverting the distribution functions of probabilities [n, S] at numbers [n]."""
+    below = np.cumsum(probabilities, axis=1)
+    # Rounding may leave the last sum below 1, so the last state takes whatever is above the others.
+    return (uniform[:, None] >= below[:, :-1]).sum(1)

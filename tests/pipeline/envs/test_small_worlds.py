@@ -1,0 +1,161 @@
+"""Tabular MDPs and the grid with a hidden goal: their rules, and the strategies that are computed to compare with."""
+
+import itertools
+from functools import cache
+
+import numpy as np
+import pytest
+
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.grid_references import (
+    GridTrials,
+    bayes_optimal_return,
+    nearest_unvisited,
+    strategy_return,
+    sweep,
+)
+from metaloom.pipeline.envs.hidden_goal_grid import MOVES
+from metaloom.pipeline.envs.mdp_references import REFERENCES, Evidence, Tables, earned, plan, random_tables
+from metaloom.pipeline.envs.registry import make_batch_env, make_env
+from metaloom.pipeline.envs.tabular_mdp import draw_tables
+
+GRID, MDP = EnvConfig(name="hidden-goal-grid"), EnvConfig(name="tabular-mdp")
+
+
+def test_what_happens_in_an_mdp_is_what_its_tables_say():
+    """20,000 steps from state 0 under action 3: next states and rewards as often and as high as they should be."""
+    n, tables = 20_000, draw_tables(7, 10, 5)
+    batch = make_batch_env(MDP, n)
+    assert batch.reset(np.full((n, 1), 7.0), np.arange(n, dtype=np.uint64))[:, 0].all()
+    step = batch.step(np.full(n, 3), np.arange(n))
+    frequencies = step.observations.mean(0)
+    error = np.sqrt(tables.transitions[0, 3] * (1 - tables.transitions[0, 3]) / n)
+    assert (np.abs(frequencies - tables.transitions[0, 3]) < 4.5 * error).all()
+    assert (step.reward_terms["mean_reward"] == tables.means[0, 3]).all()
+    noise = step.reward_terms["noise"]
+    assert abs(noise.mean()) < 4 / np.sqrt(n)
+    assert noise.std() == pytest.approx(1, abs=0.03)
+
+
+def test_tasks_of_mdps_are_drawn_from_the_prior():
+    drawn = [draw_tables(int(task), 10, 5) for task in make_env(MDP).sample_tasks(400, np.random.default_rng(0))[:, 0]]
+    means = np.stack([tables.means for tables in drawn])
+    transitions = np.stack([tables.transitions for tables in drawn])
+    assert (means.mean(), means.std()) == (pytest.approx(1, abs=0.03), pytest.approx(1, abs=0.03))
+    np.testing.assert_allclose(transitions.sum(-1), 1)
+    # Of Dirichlet(1, ..., 1) over 10: mean 0.1, variance 0.1 * 0.9 / 11.
+    assert transitions.var() == pytest.approx(0.09 / 11, rel=0.03)
+
+
+def test_sizes_of_mdps_are_options_and_wrong_ones_are_refused():
+    small = EnvConfig(name="tabular-mdp", options={"states": 3, "actions": 2})
+    assert make_env(small).observation_space.shape == (3,)
+    assert make_env(small).action_space.n == 2
+    for options in ({"states": 1}, {"actions": 2.5}):
+        with pytest.raises(EnvError, match="required a whole number from 2 on"):
+            make_env(EnvConfig(name="tabular-mdp", options=options))
+    with pytest.raises(EnvError, match=r"found mdp 0\.5; required a whole number"):
+        make_env(MDP).set_task(np.array([0.5]))
+
+
+def test_a_plan_is_the_best_of_all_policies():
+    """Two states, two actions, three steps: against every one of the 2^6 policies."""
+    rng = np.random.default_rng(0)
+    tables = Tables(rng.normal(size=(1, 2, 2)), rng.dirichlet(np.ones(2), (1, 2, 2)))
+    best = -np.inf
+    for policy in itertools.product(range(2), repeat=6):
+        chosen = np.array(policy).reshape(3, 2)
+        values = np.zeros(2)
+        for h in reversed(range(3)):
+            s = np.arange(2)
+            values = tables.means[0, s, chosen[h]] + tables.transitions[0, s, chosen[h]] @ values
+        best = max(best, values[0])
+    assert plan(tables, 3)[0, 0, 0].max() == pytest.approx(best, abs=1e-12)
+
+
+def test_the_posterior_is_that_of_the_prior_and_what_was_seen():
+    rewards, counts = np.full((1, 1, 2), 6.0), np.zeros((1, 1, 2, 1))
+    counts[0, 0, 0] = 4
+    evidence = Evidence(rewards * [1, 0], counts)
+    # N(1, 1), four observations of noise 1 that sum to 6: N(7/5, 1/5); untouched: N(1, 1).
+    draws = np.stack([evidence.draw(np.random.default_rng(n)).means[0, 0] for n in range(4000)])
+    np.testing.assert_allclose(evidence.mean().means[0, 0], [7 / 5, 1])
+    np.testing.assert_allclose(draws.mean(0), [7 / 5, 1], atol=0.07)
+    np.testing.assert_allclose(draws.var(0), [1 / 5, 1], rtol=0.1)
+
+
+def test_strategies_explore_and_learn_within_what_can_be_earned():
+    rng = np.random.default_rng(0)
+    tables = random_tables(600, rng)
+    found = {name: earned(REFERENCES[name], tables, episodes=10, horizon=10, rng=rng) for name in REFERENCES}
+    error = 4 * np.sqrt(20 / 600)  # a return's variance is about 2 per step, that of the noise and of the means
+    # A plan that nothing was seen for, and any action, earn the mean reward: 1 per step.
+    assert found["random"].mean(0) == pytest.approx(np.full(10, 10.0), abs=error)
+    for name in ("psrl", "opsrl", "greedy", "epsilon-greedy"):
+        assert found[name][:, 0].mean() == pytest.approx(10, abs=error), name
+        assert found[name][:, -1].mean() > 14, name
+        assert found[name].sum(1).mean() < found["known"].sum(1).mean(), name
+    # Who knows the process earns in every episode what its plan says.
+    assert found["known"].mean() == pytest.approx(plan(tables, 10)[:, 0, 0].max(-1).mean(), abs=error)
+
+
+def test_a_move_on_the_grid_goes_where_it_says_and_not_off_it():
+    env = make_env(GRID)
+    env.set_task(np.array([1.0, 3.0]))
+    env.reset(seed=0)
+    cells, rewards, successes = [], [], []
+    for move in ((-1, 0), (1, 0), (0, 1), (0, 1), (0, 1), (0, 0), (0, -1)):
+        observation, reward, _, _, info = env.step(int(np.flatnonzero((move == MOVES).all(1))[0]))
+        cells.append(divmod(int(observation.argmax()), 5))
+        rewards.append(reward)
+        successes.append(info["facts"]["success"])
+    assert cells == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3), (1, 3), (1, 2)]
+    assert rewards == [-0.1, -0.1, -0.1, -0.1, 1, 1, -0.1]
+    assert successes == [reward == 1 for reward in rewards]
+    assert (len(env.task_set), min(map(max, env.task_set))) == (21, 2)
+    with pytest.raises(EnvError, match="excluded is corner; required one of block, start"):
+        make_env(EnvConfig(name="hidden-goal-grid", options={"excluded": "corner"}))
+
+
+@pytest.mark.parametrize(
+    ("excluded", "optimal", "nearest", "columns"),
+    [
+        ("block", 37.214, 36.900, 35.486),
+        pytest.param("start", 38.367, 37.725, 37.725, marks=pytest.mark.slow),
+    ],
+)
+def test_searches_earn_what_was_computed_for_them_elsewhere(excluded, optimal, nearest, columns):
+    trials = GridTrials(excluded=excluded)
+    assert bayes_optimal_return(trials) == pytest.approx(optimal, abs=5e-4)
+    assert strategy_return(trials, nearest_unvisited) == pytest.approx(nearest, abs=5e-4)
+    assert strategy_return(trials, sweep) == pytest.approx(columns, abs=5e-4)
+
+
+def test_the_best_search_is_the_best_of_all_ways():
+    """A 3x3 grid and two episodes of four steps: against every sequence of moves."""
+    trials = GridTrials(size=3, excluded="start", horizon=4, episodes=2)
+    best = -np.inf
+    for moves in itertools.product(MOVES.tolist(), repeat=4):
+        first = walk(moves, 3)
+        left = set(trials.goals) - set(first)
+        off = sum(first.index(goal) for goal in set(first) & set(trials.goals))
+        off += sum(trials.later_steps(goal, 0) for goal in set(first) & set(trials.goals))
+        off += 4 * len(left) + fewest(frozenset(left), trials)
+        best = max(best, trials.return_of(off))
+    assert bayes_optimal_return(trials) == pytest.approx(best, abs=1e-9)
+
+
+def walk(moves, size):
+    cell, cells = np.zeros(2, np.int64), []
+    for move in moves:
+        cell = np.clip(cell + move, 0, size - 1)
+        cells.append(tuple(cell.tolist()))
+    return cells
+
+
+@cache
+def fewest(left, trials):
+    """Steps off the goals that are left, in a last episode that is walked as well as can be."""
+    ways = (walk(moves, trials.size) for moves in itertools.product(MOVES.tolist(), repeat=4))
+    return min(sum(way.index(goal) if goal in way else 4 for goal in left) for way in ways)
