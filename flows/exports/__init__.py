@@ -23,6 +23,7 @@ from metaloom.storage.export import Export, export_folder
 from metaloom.storage.run import Iterations
 
 By = Literal["task", "position"]
+_OF_POLICIES = ("onnx", "pt2", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ def format_of(name: str) -> ExportFormat:
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
         hint = f". Did you mean {close[0]}?" if close else ""
+        if name in _OF_POLICIES:
+            hint = f". `metaloom policy RUN --out policy.{name}` writes the policy that was trained"
         raise UsageError(f"found --to {name}; required one of {', '.join(names)}{hint}")
     return import_module(f"{__name__}.{name}").FORMAT
 

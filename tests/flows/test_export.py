@@ -241,6 +241,8 @@ def test_a_format_that_does_not_exist_is_refused_with_those_that_do(stored, tmp_
     assert cli.run(["export", str(stored.path), "--to", "parket", "--out", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
     assert "required one of histories, minari, parquet, tensorboard. Did you mean parquet?" in told
+    assert cli.run(["export", str(stored.path), "--to", "onnx", "--out", str(tmp_path / "out")]) == 2
+    assert "`metaloom policy RUN --out policy.onnx`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", [{"steps": (0,)}, {"by": "task"}])
