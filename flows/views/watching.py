@@ -91,7 +91,8 @@ class Watch:
 
     def newest(self) -> StageRef | None:
         """The stage that was stored last of the iteration under way."""
-        refs = [ref for ref in self.run.refs() if ref.iteration == len(self.run.iterations)]
+        now = len(self.run.iterations)
+        refs = [ref for ref in self.run.refs() if ref.iteration == now]
         return max(refs, key=lambda ref: self.run.record(ref).sequence, default=None)
 
     def ending(self) -> Ending:

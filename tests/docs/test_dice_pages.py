@@ -59,7 +59,7 @@ def test_the_settings_of_processing_and_baselines_are_documented_with_their_defa
 def test_the_metrics_of_an_algorithm_are_documented(page, name):
     rows = table(page(f"algorithms/{name}"), "name")
     found = {metric for row in rows for metric in re.findall(r"`(\w+)`", row[0])}
-    options = {"trainable_inner_lr": True, "lr_schedule": "LinearLR"}
+    options = {"trainable_inner_lr": True, "lr_schedule": "LinearLR", "gradient_noise": True}
     options |= {"tolerance": 1e-9, "num_epochs": 2} if name == "vpg_dice.md" else {}
     assert found == {metric for metric in metrics(PAGES[name](**options)) if not metric.startswith("step_")}
 
