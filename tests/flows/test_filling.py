@@ -77,7 +77,7 @@ def test_the_actor_is_the_algorithms(tiny_config):
     config = tiny_config()
     assert SamplerSpec.of(config, threads=1).actor == "policy"
     off_policy = config.model_construct(
-        **{**dict(config), "algorithm": type("Settings", (), {"actor": "tanh_gaussian"})}
+        **{**dict(config), "algorithm": type("Settings", (), {"actor": "tanh_gaussian", "trial": None})}
     )
     assert SamplerSpec.of(off_policy, threads=1).actor == "tanh_gaussian"
 
