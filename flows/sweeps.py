@@ -21,6 +21,7 @@ from metaloom import storage
 from metaloom.flows import recipes
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import check_seed, runs_root
+from metaloom.flows.trust import Settings
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import check_run_name, url_of
@@ -29,6 +30,7 @@ FORMAT = "metaloom-sweep/1"
 MOST_UNASKED = 1000
 """Runs up to which a sweep is not asked about again."""
 _LONGEST_NAME = 60
+_MODULE_AND_NAME = re.compile(r"[\w.]+:[\w.]+")
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,19 @@ class Sweep:
             )
         return config
 
-    def write(self) -> None:
-        """Write the file, all of it or nothing."""
-        document = {
+    def configs(self) -> list[RunConfig]:
+        """Settings of all runs, from the file alone.
+
+        Raises:
+            UntrustedRun: they name modules, and the file was not written by this user's own command.
+            UsageError: the recipe says something else by now.
+        """
+        self._named().require_trust()
+        return [self.config(run) for run in self.runs]
+
+    def document(self) -> dict[str, Any]:
+        """The content of the file."""
+        return {
             "format": FORMAT,
             "recipe": self.recipe,
             "settings": list(self.settings),
@@ -104,13 +116,27 @@ class Sweep:
             "seeds": list(self.seeds),
             "runs": [asdict(run) for run in self.runs],
         }
+
+    def _named(self) -> Settings:
+        """What the settings may name, for trust: they are text, which is not taken apart before that is settled."""
+        document = json.dumps(self.document(), sort_keys=True)
+        text = document
+        if recipes.is_settings_file(self.recipe):
+            text += Path(self.recipe).read_text("utf-8", errors="replace")
+        remedy = f"give the command that began the sweep {self.name}, whose words are yours"
+        names = sorted({*_MODULE_AND_NAME.findall(text)})
+        return Settings(str(self.file), hashlib.sha256(text.encode()).hexdigest(), names, remedy)
+
+    def write(self) -> None:
+        """Write the file, all of it or nothing, and trust what it names from now on."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         aside = self.file.with_suffix(f".{os.getpid()}.new")
         with aside.open("w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
+            json.dump(self.document(), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(self.file)
+        self._named().trust()
 
 
 def plan(

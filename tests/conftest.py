@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, settings
 
 # pytest-xdist sets it, and so may a shell: commands are to find the same width with and without.
 os.environ.pop("COLUMNS", None)
+
+# A shell that starts the tests in the background lets them ignore it, and with them all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What tests trust is nothing that the user trusts; processes that they start find it too.
 _CONFIG = tempfile.TemporaryDirectory(prefix="metaloom-tests-")

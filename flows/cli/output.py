@@ -50,15 +50,18 @@ class PrintableLines(logging.Formatter):
         return printable(super().format(record))
 
 
-class PlainMinus(io.TextIOBase):
-    """A stream in which a minus sign is the one that other programs read as one."""
+_PLAIN = str.maketrans({"\N{MINUS SIGN}": "-", "\N{PLUS-MINUS SIGN}": "+-"})
+
+
+class PlainSigns(io.TextIOBase):
+    """A stream in which the signs of numbers are those that other programs read."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         """Write to the stream."""
-        return self._stream.write(text.replace("\N{MINUS SIGN}", "-"))
+        return self._stream.write(text.translate(_PLAIN))
 
     def flush(self) -> None:
         """Flush the stream."""
@@ -70,7 +73,7 @@ def console() -> Console:
     if sys.stdout.isatty():
         return PipeConsole(file=sys.stdout, highlight=False)
     width = None if "COLUMNS" in os.environ else 160
-    return PipeConsole(file=cast(TextIO, PlainMinus(sys.stdout)), width=width, soft_wrap=True, highlight=False)
+    return PipeConsole(file=cast(TextIO, PlainSigns(sys.stdout)), width=width, soft_wrap=True, highlight=False)
 
 
 def print_json(value: object) -> None:

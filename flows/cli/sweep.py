@@ -87,7 +87,7 @@ def _stored(name: str) -> "tuple[Sweep | None, list[RunConfig]]":
     from metaloom.flows.sweeps import find_sweep
 
     found = None if name in RECIPES or is_settings_file(name) or "/" in name else find_sweep(name)
-    return found, [] if found is None else [found.config(run) for run in found.runs]
+    return found, [] if found is None else found.configs()
 
 
 def _seeds(text: str | None) -> int | list[int]:

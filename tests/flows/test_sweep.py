@@ -260,6 +260,23 @@ def test_names_that_settings_do_not_give_are_made_of_digests():
     assert long.runs[0].name == f"{'n' * 60}-{long.runs[0].digest[:12]}-seed-1"
 
 
+def test_a_sweep_of_somebody_else_imports_nothing_that_its_file_names(runs_folder, tmp_path, monkeypatch, capsys):
+    evil = tmp_path / "evil_module.py"
+    evil.write_text(f"open({str(tmp_path / 'CALLED')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.run(words("--seeds", "1", "--name", "theirs")) == 0
+    file = runs_folder / "sweeps" / "theirs.json"
+    document = json.loads(file.read_text())
+    assert cli.run(["sweep", "theirs"]) == 0
+    for key, value in (("settings", ["env=evil_module:Evil"]), ("grid", {"metrics": ["[evil_module:measure]"]})):
+        file.write_text(json.dumps(document | {key: value}))
+        capsys.readouterr()
+        assert cli.run(["sweep", "theirs"]) == 2
+        assert "its settings name evil_module:" in capsys.readouterr().err
+        assert cli.run(["sweep", "theirs", "--status"]) == 0
+    assert not (tmp_path / "CALLED").exists()
+
+
 def test_a_run_of_other_settings_under_a_name_of_the_sweep_is_not_touched(runs_folder, digests):
     sweep, configs = planned(seeds=1)
     other = runs_folder / sweep.runs[1].name

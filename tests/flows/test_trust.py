@@ -63,6 +63,8 @@ USES = {
     "video": [(REFUSED, "video forged@0 --out film.png"), (REFUSED, "video forged --best --out film.gif")],
     "export": [(INERT, "export forged --to parquet --out exported")],
     "policy": [(REFUSED, "policy forged --out policy.safetensors"), (REFUSED, "policy forged@1 --out policy.onnx")],
+    "compare": [(INERT, "compare forged")],
+    "sweep": [],  # tests/flows/test_sweep.py has what its own file may name
     "recipes": [],
     "graph": [(REFUSED, "graph forged"), (REFUSED, "graph forged --set env=point-corner")],
     "serve": [],
