@@ -329,11 +329,11 @@ def test_tolerance_looks_at_all_samples_when_there_are_minibatches(random_steps)
 @pytest.mark.parametrize(
     "algorithm",
     [
-        ProMP(trainable_inner_lr=True, tolerance=1.0, lr_schedule="LinearLR"),
-        MAMLVPG(trainable_inner_lr=True, num_epochs=2, tolerance=1.0, lr_schedule="LinearLR"),
-        MAMLPPO(trainable_inner_lr=True, tolerance=1.0, lr_schedule="LinearLR"),
-        MAMLTRPO(),
-        EMAML(),
+        ProMP(trainable_inner_lr=True, tolerance=1.0, lr_schedule="LinearLR", gradient_noise=True),
+        MAMLVPG(trainable_inner_lr=True, num_epochs=2, tolerance=1.0, lr_schedule="LinearLR", gradient_noise=True),
+        MAMLPPO(trainable_inner_lr=True, tolerance=1.0, lr_schedule="LinearLR", gradient_noise=True),
+        MAMLTRPO(gradient_noise=True),
+        EMAML(gradient_noise=True),
     ],
     ids=describe,
 )
@@ -342,7 +342,7 @@ def test_every_metric_of_an_update_is_in_the_glossary_of_its_page(random_steps, 
     glossary = (DOCS / f"{algorithm.name.replace('-', '_')}.md").read_text().split("\n## Metrics\n")[1]
     names = set(re.findall(r"`(\w+)`", glossary.split("\n## ")[0]))
     assert set(metrics) <= names
-    options = {"kl_order", "tolerance", "trainable_inner_lr", "lr_schedule"}
+    options = {"kl_order", "tolerance", "trainable_inner_lr", "lr_schedule", "gradient_noise"}
     stages = {name for name in names if name.startswith("step_") and name != "step_accepted"}
     assert names - set(metrics) - options - {"env_steps", "env_steps_nominal"} == stages
 
