@@ -119,10 +119,9 @@ class Sweep:
 
     def _named(self) -> Settings:
         """What the settings may name, for trust: they are text, which is not taken apart before that is settled."""
-        document = json.dumps(self.document(), sort_keys=True)
-        text = document
-        if recipes.is_settings_file(self.recipe):
-            text += Path(self.recipe).read_text("utf-8", errors="replace")
+        text, file = json.dumps(self.document(), sort_keys=True), Path(self.recipe)
+        if recipes.is_settings_file(self.recipe) and file.is_file():  # that it is gone is told when it is read
+            text += file.read_text("utf-8", errors="replace")
         remedy = f"give the command that began the sweep {self.name}, whose words are yours"
         names = sorted({*_MODULE_AND_NAME.findall(text)})
         return Settings(str(self.file), hashlib.sha256(text.encode()).hexdigest(), names, remedy)

@@ -268,6 +268,9 @@ def test_a_sweep_of_somebody_else_imports_nothing_that_its_file_names(runs_folde
     file = runs_folder / "sweeps" / "theirs.json"
     document = json.loads(file.read_text())
     assert cli.run(["sweep", "theirs"]) == 0
+    file.write_text(json.dumps(document | {"recipe": "gone.yaml"}))
+    assert cli.run(["sweep", "theirs"]) == 2
+    assert "gone.yaml" in capsys.readouterr().err
     for key, value in (("settings", ["env=evil_module:Evil"]), ("grid", {"metrics": ["[evil_module:measure]"]})):
         file.write_text(json.dumps(document | {key: value}))
         capsys.readouterr()
