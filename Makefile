@@ -22,12 +22,18 @@ export PREFECT_SERVER_ANALYTICS_ENABLED = false
 IN_TWO = -n 2 --dist loadfile --no-loadscope-reorder
 SUITE = -m "not learning and not sweep"
 
-.PHONY: help setup train test coverage lint serve learning sweep fuzz bench dist lock
+# It asks for MuJoCo 3.3.0, which has no batches, and works with ours all the same; so without its dependencies.
+METAWORLD = metaworld==3.1.1
+
+.PHONY: help setup metaworld train test coverage lint serve learning sweep fuzz bench dist lock
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
 
 setup: $(READY)  ## create .venv with the pinned dependencies; does nothing when it is up to date
+
+metaworld: $(READY)  ## the package of the Meta-World environments; `make setup` has installed it
+	$(BIN)/python -m pip install --only-binary :all: --no-deps '$(METAWORLD)'
 
 train: $(READY)  ## meta-train RECIPE for ITERATIONS iterations; ARGS="--run NAME" and the like are passed on
 	$(BIN)/metaloom train $(RECIPE) --set iterations=$(ITERATIONS) $(ARGS)
@@ -86,4 +92,5 @@ $(READY): requirements.lock pyproject.toml
 		"make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --only-binary :all: --constraint requirements.lock --editable '.[dev]'
+	$(BIN)/python -m pip install --only-binary :all: --no-deps '$(METAWORLD)'
 	@touch $(READY)

@@ -30,7 +30,7 @@ from metaloom.pipeline.envs.fact_checks import declared_facts, described_facts
 from metaloom.pipeline.envs.facts import component_facts, env_facts
 from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.envs.spaces import spaces_of
-from metaloom.pipeline.estimation.class_returns import ClassReturns, class_returns
+from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.estimation.diagnostics import names_of_metrics
 from metaloom.pipeline.nn.device import device_facts
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, TaskBatch, Update
@@ -366,9 +366,7 @@ def _returns_by_class(stages: Runner, writer: RunWriter, iteration: int) -> list
     assert isinstance(tasks, TaskBatch)
     of = classes.of(tasks.params, tasks.names)
     batches = (writer.load(ref) for ref in rounds)
-    return [
-        class_returns(batch.mean_returns, of, classes.names) for batch in batches if isinstance(batch, EpisodeBatch)
-    ]
+    return [classes.returns(batch.mean_returns, of) for batch in batches if isinstance(batch, EpisodeBatch)]
 
 
 def _num_steps(writer: RunWriter, ref: StageRef) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from metaloom.flows.views.formatting import finite, number
-from metaloom.pipeline.estimation.class_returns import BALANCED, ClassReturns, Estimate, class_returns
+from metaloom.pipeline.estimation.class_returns import BALANCED, ClassReturns, Estimate
 from metaloom.storage import IncompatibleFormat, Run
 from metaloom.storage.read.sessions import mapping
 
@@ -68,7 +68,7 @@ def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | No
     found: dict[int, list[ClassReturns]] = {}
     for start, stop in zip(starts, [*starts[1:], len(place)], strict=True):
         tasks = slice(start, stop)
-        found.setdefault(int(place[start]), []).append(class_returns(returns[tasks], of[tasks], classes.names))
+        found.setdefault(int(place[start]), []).append(classes.returns(returns[tasks], of[tasks]))
     return dict(found)
 
 

@@ -92,7 +92,7 @@ def training_curve_by_class(name: str, env_steps: Array, evaluations: list[Evalu
         "return of test episodes",
         [
             estimates_series(name, charts.class_color(c), [by_class.estimates[c] for by_class in returns])
-            for c, name in enumerate(classes.names)
+            for c, name in enumerate(returns[0].names)
         ],
         note=CLASS_NOTE,
         band=ERROR_BAND,

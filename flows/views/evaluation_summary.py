@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metaloom.pipeline.estimation.class_returns import ClassReturns, class_returns
+from metaloom.flows.views.success import official_success
+from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.estimation.facts import fact_means
 from metaloom.pipeline.estimation.statistics import bootstrap, interquartile_mean, mean
 from metaloom.pipeline.types import Array, Evaluation
@@ -33,7 +34,8 @@ class AdaptationSummary:
         iqm_return: interquartile mean of the tasks' mean returns.
         iqm_low, iqm_high: ends of its interval.
         lower_quartile, upper_quartile: of the tasks' mean returns.
-        facts: means over test episodes of what the environment tells, such as `success_rate`; see `fact_means`.
+        facts: means over test episodes of what the environment tells, such as `success_rate`; see `fact_means`. Of
+            Meta-World's also `official_success_rate`; see `official_success`.
     """
 
     adaptation_steps: int
@@ -76,7 +78,7 @@ def summarize_classes(evaluation: Evaluation, classes: "Classes | None") -> list
         return []
     of = classes.of(evaluation.task_params, evaluation.names)
     means = evaluation.test_returns.mean(axis=2)
-    return [class_returns(means[:, k], of, classes.names) for k in range(evaluation.adaptation_steps + 1)]
+    return [classes.returns(means[:, k], of) for k in range(evaluation.adaptation_steps + 1)]
 
 
 def _summary(evaluation: Evaluation, k: int) -> AdaptationSummary:
@@ -96,7 +98,8 @@ def _summary(evaluation: Evaluation, k: int) -> AdaptationSummary:
         iqm_high=iqm.high,
         lower_quartile=float(lower),
         upper_quartile=float(upper),
-        facts=fact_means({name: values[:, k] for name, values in evaluation.test_facts.items()}),
+        facts=fact_means({name: values[:, k] for name, values in evaluation.test_facts.items()})
+        | official_success(evaluation, k),
     )
 
 

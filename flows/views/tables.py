@@ -14,6 +14,7 @@ from rich.text import Text
 
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views.class_returns import class_rows
+from metaloom.flows.views.fact_tables import facts_view, success_view
 from metaloom.flows.views.formatting import (
     adaptation_label,
     dotted,
@@ -26,6 +27,7 @@ from metaloom.flows.views.formatting import (
 )
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
 from metaloom.flows.views.run_info import iteration_info, run_info
+from metaloom.flows.views.success import success_rows
 from metaloom.pipeline.estimation.class_returns import BALANCED
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Params
@@ -261,6 +263,7 @@ def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
         "adaptation": [_finite(step.columns) for step in outcome.summary()],
         "tasks": [_finite(row) for row in outcome.table().to_pylist()],
         "classes": [{"adaptation_steps": row.pop("step"), **row} for row in class_rows(outcome.by_class())],
+        "success": success_rows(outcome.evaluation, outcome.classes),
     }
 
 
@@ -269,7 +272,6 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
     table = new_table(
         *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
         *(">interquartile mean", "95 % interval", "middle half of tasks"),
-        *(f">{name.replace('_', ' ')}" for name in outcome.summary()[0].facts),
     )
     new = " that training never drew" if outcome.tasks_are_new else ""
     table.title = f"learner after {plural(outcome.updates, 'update')}, {plural(len(outcome.tasks), 'task')}{new}"
@@ -282,7 +284,6 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
             number(row.iqm_return),
             _range(row.iqm_low, row.iqm_high),
             _range(row.lower_quartile, row.upper_quartile),
-            *map(number, row.facts.values()),
         )
     test_episodes = outcome.evaluation.test_returns.shape[2]
     table.caption = (
@@ -296,7 +297,8 @@ def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
     """`metaloom evaluate`: the returns, and those by class of task where the environment has classes."""
     rows = class_rows(outcome.by_class())
     labels = [plural(k, "adaptation step") for k in range(outcome.evaluation.adaptation_steps + 1)]
-    return Group(evaluation_table(outcome), *_classes_view(rows, labels))
+    success = success_view(success_rows(outcome.evaluation, outcome.classes))
+    return Group(evaluation_table(outcome), *facts_view(outcome.summary()), *_classes_view(rows, labels), *success)
 
 
 def _range(low: float, high: float) -> str:

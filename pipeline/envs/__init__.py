@@ -3,6 +3,7 @@
 To add one, write its file in this folder and its line in ENVS.
 """
 
+from metaloom.pipeline.envs.metaworld.names import FAMILIES
 from metaloom.pipeline.plugins import Plugins
 
 ENVS: dict[str, str] = {
@@ -16,6 +17,7 @@ ENVS: dict[str, str] = {
     "hopper-rand-params": "metaloom.pipeline.envs.hopper:HopperRandParams",
     "humanoid-dir": "metaloom.pipeline.envs.humanoid:HumanoidDir",
     "humanoid-dir-2d": "metaloom.pipeline.envs.humanoid:HumanoidDir2D",
+    **FAMILIES,
     "navigation-2d": "metaloom.pipeline.envs.point:Navigation2D",
     "pearl-ant-dir": "metaloom.pipeline.envs.ant:PearlAntDir",
     "pearl-ant-goal": "metaloom.pipeline.envs.ant:PearlAntGoal",

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from metaloom.pipeline.estimation.class_returns import BALANCED
+from metaloom.pipeline.estimation.class_returns import BALANCED, ClassReturns, class_returns
 from metaloom.pipeline.types import Array
 
 
@@ -24,6 +24,7 @@ class Classes:
         centers: a point for each class, with a number per field: a task is of the class whose point is nearest, the
             first of equally near ones; empty where `edges` decide.
         edges: of one field, increasing: class c holds edges[c - 1] <= x < edges[c], without end at both ends.
+        held_out: names of the classes that only held-out tasks are of, where a benchmark holds out whole classes.
 
     Raises:
         ValueError: these do not fit together.
@@ -33,6 +34,7 @@ class Classes:
     names: tuple[str, ...]
     centers: tuple[tuple[float, ...], ...] = ()
     edges: tuple[float, ...] = ()
+    held_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if problem := self._problem():
@@ -42,6 +44,8 @@ class Classes:
         names = [name.strip() for name in self.names]
         if len(names) < 2 or len({*names}) < len(names) or "" in names or BALANCED in names:
             return f"found the names {self.names}; required two or more, all different, none empty or {BALANCED!r}"
+        if len({*names} - {*self.held_out}) != len(names) - len(self.held_out) or {*names} <= {*self.held_out}:
+            return f"found {self.held_out} held out; required some of the names {self.names}, and not all"
         if not np.isfinite([*self.edges, *(x for center in self.centers for x in center)]).all():
             return f"found centers {self.centers} and edges {self.edges}; required finite numbers"
         if self.edges:
@@ -80,6 +84,23 @@ class Classes:
         distances = np.square(chosen[:, None] - np.array(self.centers, np.float64)).sum(axis=2)
         return distances.argmin(axis=1).astype(np.int64)
 
+    def among(self, of: Array) -> Array:
+        """The classes, in order, that tasks of the classes `of` [B] were drawn from.
+
+        All of them, but where some are held out: those alone, or those without them, if no task says otherwise.
+        """
+        numbers = np.arange(len(self.names))
+        held_out = np.isin(self.names, self.held_out)
+        test = held_out[of]
+        if not held_out.any() or (len(of) and test.any() != test.all()):
+            return numbers
+        return numbers[held_out == (len(of) > 0 and test.all())]
+
+    def returns(self, task_returns: Array, of: Array) -> ClassReturns:
+        """Returns [B] of tasks of the classes `of` [B], by the classes that they were drawn from."""
+        among = self.among(of)
+        return class_returns(task_returns, np.searchsorted(among, of), [self.names[c] for c in among])
+
     def facts(self) -> dict[str, Any]:
         """Return all of it as JSON data."""
         return {name: _as_lists(value) for name, value in asdict(self).items() if value}
@@ -94,23 +115,28 @@ class Classes:
         try:
             fields, names = (tuple(map(_text, facts[name])) for name in ("fields", "names"))
             centers = tuple(tuple(map(float, center)) for center in facts.get("centers", ()))
-            return cls(fields, names, centers, tuple(map(float, facts.get("edges", ()))))
+            held_out = tuple(map(_text, facts.get("held_out", ())))
+            return cls(fields, names, centers, tuple(map(float, facts.get("edges", ()))), held_out)
         except (KeyError, TypeError) as problem:
             raise ValueError(f"task_classes: found {facts!r:.200}; required what `Classes.facts` gives") from problem
 
 
-def nearest(fields: str | Sequence[str], centers: Mapping[str, float | Sequence[float]]) -> Classes:
+def nearest(
+    fields: str | Sequence[str], centers: Mapping[str, float | Sequence[float]], held_out: Sequence[str] = ()
+) -> Classes:
     """Classes by name, each around a point: a task belongs to the nearest.
 
     Args:
         fields: one or several task fields.
         centers: name of a class -> a number for each of the fields; a bare number for one field.
+        held_out: names of the classes that only held-out tasks are of.
     """
     points = ((center,) if isinstance(center, int | float) else center for center in centers.values())
     return Classes(
         fields=(fields,) if isinstance(fields, str) else tuple(fields),
         names=tuple(centers),
         centers=tuple(tuple(map(float, point)) for point in points),
+        held_out=tuple(held_out),
     )
 
 

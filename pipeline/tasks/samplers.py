@@ -92,8 +92,8 @@ class TaskPool:
             EnvError: a class has none.
         """
         of = classes.of(self.tasks, [field.name for field in self.fields])
-        quotas, places = class_quotas(len(classes.names), num_tasks, rng), list[Array]()
-        for c, quota in enumerate(quotas):
+        among, places = classes.among(of), list[Array]()
+        for c, quota in zip(among, class_quotas(len(among), num_tasks, rng), strict=True):
             members = np.flatnonzero(of == c)
             if quota and not len(members):
                 raise EnvError(
@@ -179,17 +179,18 @@ def balanced_draw(
     Raises:
         EnvError: a class hardly ever comes up.
     """
-    left, kept = class_quotas(len(classes.names), num_tasks, rng), list[Array]()
+    among, kept = classes.among(np.zeros(0, np.int64)), list[Array]()
+    left = dict(zip(among.tolist(), class_quotas(len(among), num_tasks, rng), strict=True))
     names = [field.name for field in fields]
     for _ in range(_BALANCED_ATTEMPTS):
         tasks = draw(num_tasks)
         for task, c in zip(tasks, classes.of(tasks, names).tolist(), strict=True):
-            if left[c]:
+            if left.get(c):
                 left[c] -= 1
                 kept.append(task)
-        if not any(left):
+        if not any(left.values()):
             return np.stack(kept)
-    rare = [name for name, missing in zip(classes.names, left, strict=True) if missing]
+    rare = [classes.names[c] for c, missing in left.items() if missing]
     raise EnvError(
         f"{source}: found too few tasks of the class {rare[0]!r} among {_BALANCED_ATTEMPTS * num_tasks} draws; "
         "required classes that all come up, or task_sampling=uniform"

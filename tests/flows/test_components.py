@@ -3,11 +3,11 @@
 import gymnasium
 import numpy as np
 import pytest
+from env_names import ENV_NAMES
 
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import Component, EnvError
 from metaloom.pipeline.envs.facts import component_facts
@@ -18,7 +18,7 @@ def facts(name, **options):
     return component_facts(make_env(EnvConfig(name=name, options=options)))
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", ENV_NAMES)
 def test_every_built_in_environment_names_all_its_numbers(name):
     env = make_env(EnvConfig(name=name))
     found = component_facts(env)

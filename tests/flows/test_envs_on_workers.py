@@ -6,6 +6,7 @@ from operator import methodcaller
 import numpy as np
 import pytest
 from distributed import Client
+from env_names import ENV_NAMES
 from gymnasium.spaces import Discrete
 
 from metaloom.flows.graph.context import build_learner
@@ -14,7 +15,6 @@ from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
 from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.algorithms.rl2.settings import RL2
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
@@ -36,7 +36,7 @@ def client() -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", ENV_NAMES)
 def test_a_task_and_an_env_in_mid_episode_survive_the_way_to_a_worker(name: str, client: Client) -> None:
     env = make_env(EnvConfig(name=name))
     env.set_task(env.sample_tasks(2, np.random.default_rng(8))[1])
@@ -48,7 +48,7 @@ def test_a_task_and_an_env_in_mid_episode_survive_the_way_to_a_worker(name: str,
         assert np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", ENV_NAMES)
 def test_a_shard_of_tasks_gives_the_same_bits_there_and_here(name: str, client: Client) -> None:
     config = run_config(name)
     env = make_env(config.env)

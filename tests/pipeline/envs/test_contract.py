@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from env_names import ENV_NAMES
 from gymnasium.spaces import Discrete
 from gymnasium.utils.env_checker import check_env
 
-from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
@@ -36,7 +36,7 @@ OPTIONS = {
 """Options that change the numbers, with all their values: each is tested."""
 CONFIGS = [
     EnvConfig(name=name, options={} if value is None else {option: value})
-    for name in ENVS
+    for name in ENV_NAMES
     for option, values in [OPTIONS.get(name, ("", (None,)))]
     for value in values
 ]
@@ -46,17 +46,21 @@ def config_id(config: EnvConfig) -> str:
     return "-".join([config.name, *map(str, config.options.values())])
 
 
-# One task; ones that also decide where walls are open or what follows a state; a body.
-TASK_IS_MORE_THAN_REWARD = ("point-2d", "point-walls", "tabular-mdp")
-TASK_IS_A_BODY = tuple(name for name in ENVS if name.endswith("-rand-params"))
+# One task; ones that also decide where things are, where walls are open or what follows a state; a body.
+TASK_IS_MORE_THAN_REWARD = ("metaworld-ml1-reach", "point-2d", "point-walls", "tabular-mdp")
+TASK_IS_A_BODY = tuple(name for name in ENV_NAMES if name.endswith("-rand-params"))
 
 # Names whose episodes all begin in one place.
 STARTS_AT_THE_ORIGIN = ("point-2d-goal", "navigation-2d", "pearl-sparse-point-robot")
-BEGINS_ALIKE = (*STARTS_AT_THE_ORIGIN, "bernoulli-bandit", "hidden-goal-grid", "tabular-mdp")
-NOTHING_IS_LEFT_TO_CHANCE = (*STARTS_AT_THE_ORIGIN, "hidden-goal-grid")
+BEGINS_ALIKE = (*STARTS_AT_THE_ORIGIN, "bernoulli-bandit", "hidden-goal-grid", "metaworld-ml1-reach", "tabular-mdp")
+NOTHING_IS_LEFT_TO_CHANCE = (*STARTS_AT_THE_ORIGIN, "hidden-goal-grid", "metaworld-ml1-reach")
 
 REWARDS_ARE_DRAWN = ("bernoulli-bandit", "tabular-mdp")
-FIELDS_OF_A_KIND = {**dict.fromkeys(TASK_IS_A_BODY, ("BODY_mass", "JOINT_damping")), "bernoulli-bandit": ("p_0",)}
+FIELDS_OF_A_KIND = {
+    **dict.fromkeys(TASK_IS_A_BODY, ("BODY_mass", "JOINT_damping")),
+    "bernoulli-bandit": ("p_0",),
+    "metaworld-ml1-reach": ("class", "goal_1", "goal_6"),
+}
 
 every_env = pytest.mark.parametrize("config", CONFIGS, ids=config_id)
 
@@ -286,7 +290,7 @@ def test_a_batch_keeps_its_tasks_when_the_callers_array_changes(config: EnvConfi
     assert np.array_equal(rewards(tasks[:2].copy(), tasks[2:]), rewards(tasks[:2].copy(), tasks[:2]))
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", ENV_NAMES)
 def test_a_film_of_every_step_shows_a_robot_at_its_speed(name: str) -> None:
     env = make_env(EnvConfig(name=name))
     if isinstance(env.unwrapped, MujocoRobot):

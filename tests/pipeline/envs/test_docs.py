@@ -4,17 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from env_names import ENV_NAMES
 from gymnasium.spaces import Discrete
 from gymnasium.utils.env_checker import check_env
 
-from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
 
 DOCS = Path(__file__).parents[3] / "docs" / "environments"
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", ENV_NAMES)
 def test_every_environment_has_its_line_and_its_fields_on_the_page_it_names(name: str) -> None:
     line = re.search(rf"^\| `{name}` \|.*$", (DOCS / "README.md").read_text(), re.MULTILINE)
     assert line is not None

@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from env_names import ENV_NAMES
 
-from metaloom.pipeline.envs import ENVS, registry
+from metaloom.pipeline.envs import registry
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
@@ -63,7 +64,7 @@ def test_what_is_no_division_into_classes_is_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", ENV_NAMES)
 def test_every_class_of_a_built_in_environment_comes_up(name):
     env = make_env(EnvConfig(name=name))
     if env.task_classes is not None:

@@ -1,0 +1,232 @@
+"""Meta-World's benchmarks as meta-environments: ML1 of each class, ML10, ML45, MT10 and MT50."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal
+
+import mujoco
+import numpy as np
+from gymnasium.spaces import Box
+
+from metaloom.pipeline.envs.contract import EnvError, TaskField, check_task
+from metaloom.pipeline.envs.metaworld.batch import ACTION_SIZE, FACTS, OBSERVATION_SIZE, MetaWorldBatch
+from metaloom.pipeline.envs.metaworld.goals import GOAL_SIZE, Tasks, benchmark_tasks
+from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES, Split, class_name
+from metaloom.pipeline.envs.metaworld.oracle import OfficialClass
+from metaloom.pipeline.envs.task_classes import Classes, nearest
+from metaloom.pipeline.envs.task_sets import FixedTasks
+from metaloom.pipeline.types import Array
+
+RewardVersion = Literal["v1", "v2"]
+
+_ONE_ROW, _ONE_SEED = np.zeros(1, np.int64), np.zeros(1, np.uint64)
+_CAMERA = "corner"
+
+
+class MetaWorld(FixedTasks):
+    """A Sawyer arm with a gripper at a table, and an object to move: a door, a puck, a button.
+
+    | observation | content                                                                  | unit |
+    | ----------- | ------------------------------------------------------------------------ | ---- |
+    | 0-2         | place of the hand                                                        | m    |
+    | 3           | gripper, from 0 closed to 1 open                                         | 1    |
+    | 4-6, 7-10   | place and quaternion of the object, where the class has them             | m, 1 |
+    | 11-13, 14-17| the same of a second object, else zeros                                  | m, 1 |
+    | 18-35       | 0-17 one step earlier                                                    |      |
+    | 36-38       | the goal in MT benchmarks, zeros in ML benchmarks                        | m    |
+    | 39-         | only in MT benchmarks: which class it is, as a unit vector               | 1    |
+
+    | action | content                                             | range  | unit  |
+    | ------ | --------------------------------------------------- | ------ | ----- |
+    | 0-2    | by how much to move the point that the hand follows | [-1,1] | 0.01 m |
+    | 3      | force that closes the gripper                       | [-1,1] | 1     |
+
+    | task field    | unit | distribution                                                                    |
+    | ------------- | ---- | ------------------------------------------------------------------------------- |
+    | class         | 1    | one of the benchmark's classes, by its number in names.CLASSES                  |
+    | goal_1-goal_6 | 1    | the package's `rand_vec`, one of 50 for a class: places of object and goal in m |
+
+    | reward term | value                                             | unit |
+    | ----------- | ------------------------------------------------- | ---- |
+    | reward      | the package's, from 0 to 10 in version v2         | 1    |
+
+    An episode with a task always starts alike. It never terminates, and is truncated after 500 steps. A control step is
+    0.0125 s (five physics steps). A task holds from the next reset on.
+
+    Args:
+        benchmark_seed: the package draws the goals of a benchmark from it.
+        reward_version: v2, or v1 as of the benchmark's first publication.
+        render_mode: None or rgb_array.
+
+    Raises:
+        EnvError: the package is not there, or an option is wrong.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 80}
+    split: ClassVar[Split]
+    goal_visible: ClassVar[bool]
+    test_seed_offset: ClassVar[int] = 0
+    """What the package adds to the seed where test goals are drawn."""
+
+    task_fields = (
+        TaskField("class", "1", "number of the class of tasks, in the package's order"),
+        *(TaskField(f"goal_{i}", "1", "what the class draws anew for each goal") for i in range(1, GOAL_SIZE + 1)),
+    )
+    facts = FACTS
+
+    def __init__(
+        self, benchmark_seed: int = 0, reward_version: RewardVersion = "v2", render_mode: str | None = None
+    ) -> None:
+        _check_options(type(self).__name__, benchmark_seed, reward_version, render_mode)
+        self.reward_version, self.render_mode = reward_version, render_mode
+        split = self.split
+        self.task_set: Tasks = benchmark_tasks(split.train, benchmark_seed)
+        self.test_task_set: Tasks | None = None
+        if split.test:
+            self.test_task_set = benchmark_tasks(split.test, benchmark_seed + self.test_seed_offset)
+        self.task_classes = _classes(split)
+        self._numbers = [CLASSES.index(name) for name in dict.fromkeys((*split.train, *split.test))]
+        self._one_hot = {number: i for i, number in enumerate(self._numbers)} if self.goal_visible else {}
+        size = OBSERVATION_SIZE + len(self._one_hot)
+        self.observation_space = Box(-np.inf, np.inf, (size,), np.float64)
+        self.action_space = Box(-1, 1, (ACTION_SIZE,), np.float32)
+        self.observation_components = _components(self._one_hot)
+        self.action_components = (("hand_x", "0.01 m"), ("hand_y", "0.01 m"), ("hand_z", "0.01 m"), ("gripper", "1"))
+        self._row = self.batch(1, 1)
+        self._episode: tuple[Array, list[Array]] | None = None
+        self._renderer: mujoco.Renderer | None = None
+
+    def set_task(self, task: Array) -> None:
+        task = check_task(self, task)
+        if task[0] not in self._numbers:
+            known = ", ".join(f"{number} ({CLASSES[number]})" for number in self._numbers)
+            raise EnvError(f"{type(self).__name__}.set_task: found the class {task[0]:g}; required one of {known}")
+        self._row.official(int(task[0])).goal_of(task[1:])
+        super().set_task(task)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._episode = self.task, []
+        return self._row.reset(self.task[None], _ONE_SEED)[0], {}
+
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        if self._episode is None:
+            raise EnvError(f"{type(self).__name__}.step: found no episode; required a call of reset before")
+        self._episode[1].append(np.array(action))
+        step = self._row.step(self._episode[1][-1][None], _ONE_ROW)
+        terms = {name: float(term[0]) for name, term in step.reward_terms.items()}
+        facts = {name: values[0].item() for name, values in step.facts.items()}
+        info = {"reward_terms": terms, "facts": facts}
+        return step.observations[0], sum(terms.values()), False, bool(step.truncated[0]), info
+
+    def batch(self, num_rows: int, num_threads: int) -> MetaWorldBatch:
+        return MetaWorldBatch(self._official, self._one_hot, num_rows, num_threads)
+
+    def _official(self, number: int) -> OfficialClass:
+        return OfficialClass(CLASSES[number], goal_visible=self.goal_visible, reward_version=self.reward_version)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without simulators: a copy takes the episode's actions again, which leads it to the same state."""
+        return {**vars(self), "_row": None, "_renderer": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._row = self.batch(1, 1)
+        if self._episode is not None:
+            task, actions = self._episode
+            self._row.reset(task[None], _ONE_SEED)
+            for action in actions:
+                self._row.step(action[None], _ONE_ROW)
+
+    def render(self) -> Any:
+        """[height, width, 3] uint8, or None without render_mode="rgb_array"."""
+        if self.render_mode is None:
+            return None
+        model, data = self._row.show(0)
+        if self._renderer is None or self._renderer.model is not model:
+            self._close_renderer()
+            self._renderer = mujoco.Renderer(model)
+        self._renderer.update_scene(data, camera=_CAMERA)
+        return self._renderer.render()
+
+    def close(self) -> None:
+        self._close_renderer()
+        self._row.close()
+
+    def _close_renderer(self) -> None:
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+
+class ML1(MetaWorld):
+    """One class of tasks: 50 goals to train on, and 50 others to test with. Goals are hidden.
+
+    Observation, action, task and reward: see MetaWorld.
+    """
+
+    goal_visible = False
+    test_seed_offset = 1
+
+
+class ML10(MetaWorld):
+    """Ten classes to train on, five others to test with, 50 goals of each. Goals are hidden; see MetaWorld."""
+
+    split = BENCHMARKS["ml10"]
+    goal_visible = False
+
+
+class ML45(MetaWorld):
+    """45 classes to train on, five others to test with, 50 goals of each. Goals are hidden; see MetaWorld."""
+
+    split = BENCHMARKS["ml45"]
+    goal_visible = False
+
+
+class MT10(MetaWorld):
+    """Ten classes, 50 goals of each. Observations show the goal and which class it is; see MetaWorld."""
+
+    split = BENCHMARKS["mt10"]
+    goal_visible = True
+
+
+class MT50(MetaWorld):
+    """All 50 classes, 50 goals of each. Observations show the goal and which class it is; see MetaWorld."""
+
+    split = BENCHMARKS["mt50"]
+    goal_visible = True
+
+
+def _ml1(task: str) -> type[ML1]:
+    about = {"split": Split((task,), (task,)), "__doc__": f"ML1 of {task}; see ML1.", "__module__": __name__}
+    return type(class_name(task), (ML1,), about)
+
+
+globals().update({class_name(task): _ml1(task) for task in CLASSES})
+
+
+def _check_options(name: str, benchmark_seed: object, reward_version: object, render_mode: object) -> None:
+    if isinstance(benchmark_seed, bool) or not isinstance(benchmark_seed, int) or not 0 <= benchmark_seed < 2**32 - 1:
+        raise EnvError(f"{name}: benchmark_seed is {benchmark_seed!r}; required a whole number from 0 to 2**32 - 2")
+    if reward_version not in ("v1", "v2"):
+        raise EnvError(f"{name}: reward_version is {reward_version!r}; required v1 or v2")
+    if render_mode not in (None, "rgb_array"):
+        raise EnvError(f"{name}: render_mode is {render_mode!r}; required None or 'rgb_array'")
+
+
+def _classes(split: Split) -> Classes | None:
+    names = tuple(dict.fromkeys((*split.train, *split.test)))
+    return nearest("class", {name: CLASSES.index(name) for name in names}, split.test) if len(names) > 1 else None
+
+
+def _components(numbers: Iterable[int]) -> tuple[tuple[str, str], ...]:
+    axes, turns = [("x", "m"), ("y", "m"), ("z", "m")], [(f"turn_{i}", "1") for i in range(4)]
+    objects = [(f"{what}_{axis}", unit) for what in ("object", "object_2") for axis, unit in (*axes, *turns)]
+    frame = [*((f"hand_{axis}", unit) for axis, unit in axes), ("gripper", "1"), *objects]
+    return (
+        *frame,
+        *((f"previous_{name}", unit) for name, unit in frame),
+        *((f"goal_{axis}", unit) for axis, unit in axes),
+        *((f"is_{CLASSES[number]}", "1") for number in numbers),
+    )

@@ -1,0 +1,112 @@
+"""Names of Meta-World's classes of tasks and of its benchmarks, as plain data: read without the package."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+CLASSES: tuple[str, ...] = tuple(
+    [
+        "assembly",
+        "basketball",
+        "bin-picking",
+        "box-close",
+        "button-press-topdown",
+        "button-press-topdown-wall",
+        "button-press",
+        "button-press-wall",
+        "coffee-button",
+        "coffee-pull",
+        "coffee-push",
+        "dial-turn",
+        "disassemble",
+        "door-close",
+        "door-lock",
+        "door-open",
+        "door-unlock",
+        "hand-insert",
+        "drawer-close",
+        "drawer-open",
+        "faucet-open",
+        "faucet-close",
+        "hammer",
+        "handle-press-side",
+        "handle-press",
+        "handle-pull-side",
+        "handle-pull",
+        "lever-pull",
+        "pick-place-wall",
+        "pick-out-of-hole",
+        "pick-place",
+        "plate-slide",
+        "plate-slide-side",
+        "plate-slide-back",
+        "plate-slide-back-side",
+        "peg-insert-side",
+        "peg-unplug-side",
+        "soccer",
+        "stick-push",
+        "stick-pull",
+        "push",
+        "push-wall",
+        "push-back",
+        "reach",
+        "reach-wall",
+        "shelf-place",
+        "sweep-into",
+        "sweep",
+        "window-open",
+        "window-close",
+    ]
+)
+"""In the package's order, where each is called NAME-v3; the place of a class here is its number in a task."""
+
+
+class Split(NamedTuple):
+    """Classes of a benchmark, in its order."""
+
+    train: tuple[str, ...]
+    test: tuple[str, ...] = ()
+
+
+def _split(train: str, test: str = "") -> Split:
+    return Split(tuple(train.split()), tuple(test.split()))
+
+
+BENCHMARKS: Mapping[str, Split] = {
+    "ml10": _split(
+        "reach push pick-place door-open drawer-close button-press-topdown peg-insert-side window-open sweep "
+        "basketball",
+        "drawer-open door-close shelf-place sweep-into lever-pull",
+    ),
+    "ml45": _split(
+        """
+        assembly basketball button-press-topdown button-press-topdown-wall button-press button-press-wall
+        coffee-button coffee-pull coffee-push dial-turn disassemble door-close door-open drawer-close drawer-open
+        faucet-open faucet-close hammer handle-press-side handle-press handle-pull-side handle-pull lever-pull
+        pick-place-wall pick-out-of-hole push-back pick-place plate-slide plate-slide-side plate-slide-back
+        plate-slide-back-side peg-insert-side peg-unplug-side soccer stick-push stick-pull push-wall push reach-wall
+        reach shelf-place sweep-into sweep window-open window-close
+        """,
+        "bin-picking box-close hand-insert door-lock door-unlock",
+    ),
+    "mt10": _split(
+        "reach push pick-place door-open drawer-open drawer-close button-press-topdown peg-insert-side window-open "
+        "window-close"
+    ),
+    "mt50": Split(CLASSES),
+}
+"""Benchmarks of several classes; ml1-CLASS has one class, with other goals to test with."""
+
+
+def class_name(task: str) -> str:
+    """The name of the environment class that is ML1 of a class of tasks: ML1PickPlace."""
+    return "ML1" + "".join(word.capitalize() for word in task.split("-"))
+
+
+FAMILIES: Mapping[str, str] = {
+    f"metaworld-{name}": f"metaloom.pipeline.envs.metaworld.families:{cls}"
+    for name, cls in (
+        *((f"ml1-{task}", class_name(task)) for task in sorted(CLASSES)),
+        *((name, name.upper()) for name in BENCHMARKS),
+    )
+}
+"""Name -> module:Class of every Meta-World environment."""
