@@ -1,6 +1,6 @@
 """Success as Meta-World's own evaluator counts it: of the episodes that finish first.
 
-`metaworld.evaluation.evaluation` (version 3.1.1) runs a few environments of a class side by side, begins each again once
+`metaworld.evaluation.evaluation` (version 3.1.1) runs a few environments of a class side by side, begins each anew when
 its episode is over, lets success end an episode, and stops when three episodes of the class are over. An episode
 without success lasts to the step limit, so those that succeed are over first and count, however rare they are. It is
 offered to compare with published tables; what a policy is worth is the share of all test episodes.

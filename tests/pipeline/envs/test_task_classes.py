@@ -8,11 +8,12 @@ from env_names import ENV_NAMES
 
 from metaloom.pipeline.envs import registry
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.contract import EnvError, TaskField
 from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
 from metaloom.pipeline.envs.point_corner import PointCorner
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.task_classes import Classes, bins, nearest
+from metaloom.pipeline.tasks.samplers import TaskPool, balanced_draw
 
 
 def test_a_task_belongs_to_the_nearest_center_by_the_fields_that_decide():
@@ -103,3 +104,29 @@ def test_an_environment_whose_classes_do_not_fit_its_tasks_is_refused(cls, messa
     monkeypatch.setattr(registry, "find_env", lambda name: cls)
     with pytest.raises(EnvError, match=message):
         make_env(EnvConfig(name="point-corner"))
+
+
+def test_classes_that_are_held_out_count_where_their_tasks_are():
+    classes = nearest("kind", {"a": 0, "b": 1, "c": 2}, held_out=["c"])
+    assert [classes.among(np.array(of, np.int64)).tolist() for of in ([], [0], [2, 2], [1, 2])] == [
+        [0, 1],
+        [0, 1],
+        [2],
+        [0, 1, 2],
+    ]
+    assert classes.returns(np.array([3.0, 5.0]), np.array([2, 2])).names == ("c",)
+    assert classes.returns(np.array([3.0]), np.array([1])).num_tasks == (0, 1)
+    assert Classes.from_facts(classes.facts()) == classes
+    assert "held_out" not in nearest("kind", {"a": 0, "b": 1}).facts()
+    for held_out in (["d"], ["a", "b", "c"], ["a", "a"]):
+        with pytest.raises(ValueError, match="held out; required some of the names"):
+            nearest("kind", {"a": 0, "b": 1, "c": 2}, held_out)
+
+
+def test_balanced_draws_have_none_of_the_classes_that_are_held_out():
+    classes, rng = nearest("kind", {"a": 0, "b": 1, "c": 2}, held_out=["c"]), np.random.default_rng(0)
+    fields = (TaskField("kind", "1", "which"),)
+    drawn = balanced_draw(classes, fields, 6, rng, lambda n: rng.integers(2, size=(n, 1)).astype(float), "Kinds")
+    assert sorted(drawn[:, 0].tolist()) == [0, 0, 0, 1, 1, 1]
+    tested = TaskPool(fields, np.full((4, 1), 2.0)).sample_balanced(4, rng, classes)
+    assert tested.params[:, 0].tolist() == [2, 2, 2, 2]

@@ -1,0 +1,101 @@
+"""Runs of Meta-World: classes to train on and to test with, success counted twice, the same bits with any workers."""
+
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("metaworld", reason="`make metaworld` installs it")
+
+import metaloom
+from metaloom.flows import cli
+from metaloom.flows.views.success import success_rows
+from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES
+from metaloom.pipeline.envs.metaworld.package import official_classes
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+HERE = metaloom.Backend(workers=0)
+SIZES = {"iterations": 2, "num_tasks": 4, "episodes_per_task": 2, "max_episode_steps": 6}
+EVALUATION = {"every": 2, "evenly_by": "class", "test_episodes": 3}
+
+
+def settings(**changed):
+    env = {"name": "metaworld-ml10", "action_scale": 1.0}
+    recipe = metaloom.load_settings("promp")
+    policy = {"hidden_sizes": [8]}
+    more = {"env": env, "policy": policy, "task_sampling": "balanced", "evaluation": EVALUATION}
+    return recipe | SIZES | more | changed
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("metaworld") / "run"
+    metaloom.train(metaloom.build_config(settings()), path, backend=HERE)
+    return metaloom.open_run(path)
+
+
+def test_training_has_tasks_of_its_classes_and_evaluation_of_the_others(run):
+    trained, tested = BENCHMARKS["ml10"]
+    for iteration in (0, 1):
+        assert len({*run[iteration].tasks().params[:, 0]}) == SIZES["num_tasks"]  # four of ten, none twice
+    table = run.class_returns().to_pandas()
+    assert {*table["class"]} == {*trained, "balanced"}
+    outcome = metaloom.evaluate(run, test_episodes=3)
+    assert [returns.names for returns in outcome.by_class()] == [tested, tested]
+    assert outcome.by_class()[0].num_tasks == (1,) * 5
+
+
+def test_a_run_replays_verifies_and_tells_success_twice(run, capsys):
+    assert cli.run(["replay", str(run.path)]) == 0
+    assert cli.run(["verify", str(run.path)]) == 0
+    assert cli.run(["report", str(run.path)]) == 0
+    capsys.readouterr()
+    assert cli.run(["evaluate", str(run.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "official success rate" in shown
+    assert "success by class of task" in shown
+    with pytest.raises(KeyError):
+        metaloom.evaluate(run, test_episodes=2).summary()[0].facts["official_success_rate"]
+
+
+def test_a_run_stopped_midway_and_resumed_has_the_same_bits(run, tmp_path):
+    config = metaloom.build_config(settings(iterations=1))
+    metaloom.train(config, tmp_path / "run", backend=HERE)
+    metaloom.resume(tmp_path / "run", iterations=2, backend=HERE)
+    assert cli.run(["diff", str(run.path), str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.sweep), 4])
+def test_any_number_of_workers_gives_the_same_bits(run, workers, tmp_path):
+    metaloom.train(metaloom.build_config(settings()), tmp_path / "run", backend=metaloom.Backend(workers=workers))
+    assert cli.run(["diff", str(run.path), str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Constant")
+def test_the_example_shows_that_the_packages_evaluator_reports_too_much(capsys):
+    official_classes()  # lets the package work with this MuJoCo
+    runpy.run_path(str(EXAMPLES / "metaworld_evaluation_bias.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "metaworld.evaluation.evaluation: success rate 1.00" in shown
+    assert "success rate 0.25" in shown
+    page = (EXAMPLES.parent / "docs" / "environments" / "metaworld.md").read_text(encoding="utf-8")
+    assert shown in page
+
+
+def test_success_by_class_is_the_share_of_test_episodes(run):
+    outcome = metaloom.evaluate(run, test_episodes=3)
+    facts = dict(outcome.evaluation.test_facts)
+    facts["success"] = np.zeros_like(facts["success"])
+    drawer_open = outcome.tasks.params[:, 0].tolist().index(CLASSES.index("drawer-open"))
+    facts["success"][drawer_open, :, 1] = True  # the second of its three episodes
+    facts["steps_until_success"] = np.where(facts["success"], 2, 6).astype(np.float32)
+    rows = success_rows(replace(outcome.evaluation, test_facts=facts), outcome.classes)
+    first, *_, balanced = (row for row in rows if row["adaptation_steps"] == 1)
+    assert (first["class"], first["num_tasks"], first["success_rate"]) == ("drawer-open", 1, pytest.approx(1 / 3))
+    assert first["official_success_rate"] == pytest.approx(1 / 3)  # of the only task there is: all three count
+    assert balanced["success_rate"] == pytest.approx(1 / 15)
