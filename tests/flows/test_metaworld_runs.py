@@ -69,7 +69,7 @@ def test_a_run_stopped_midway_and_resumed_has_the_same_bits(run, tmp_path):
 
 @pytest.mark.dask
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.sweep), 4])
+@pytest.mark.parametrize("workers", [2, *(pytest.param(n, marks=pytest.mark.sweep) for n in (1, 4))])
 def test_any_number_of_workers_gives_the_same_bits(run, workers, tmp_path):
     metaloom.train(metaloom.build_config(settings()), tmp_path / "run", backend=metaloom.Backend(workers=workers))
     assert cli.run(["diff", str(run.path), str(tmp_path / "run")]) == 0
