@@ -15,14 +15,17 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from metaloom import storage
 from metaloom.flows import recipes
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import check_seed, runs_root
-from metaloom.flows.trust import Settings
+from metaloom.flows.trust import Settings, names_in
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.config.yaml import parse
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import check_run_name, url_of
 
@@ -30,7 +33,6 @@ FORMAT = "metaloom-sweep/1"
 MOST_UNASKED = 1000
 """Runs up to which a sweep is not asked about again."""
 _LONGEST_NAME = 60
-_MODULE_AND_NAME = re.compile(r"[\w.]+:[\w.]+")
 
 
 @dataclass(frozen=True)
@@ -118,13 +120,16 @@ class Sweep:
         }
 
     def _named(self) -> Settings:
-        """What the settings may name, for trust: they are text, which is not taken apart before that is settled."""
-        text, file = json.dumps(self.document(), sort_keys=True), Path(self.recipe)
-        if recipes.is_settings_file(self.recipe) and file.is_file():  # that it is gone is told when it is read
-            text += file.read_text("utf-8", errors="replace")
+        """What the settings may name, for trust: read as they will be, since YAML can spell a colon without one."""
+        text, given = json.dumps(self.document(), sort_keys=True), [*self.settings]
+        given += [f"{key}={value}" for key, values in self.grid.items() for value in values]
+        given += [f"{key}={value}" for run in self.runs for key, value in run.settings.items()]
+        names = {*names_in([self.recipe, *map(_meant, given)])}
+        if recipes.is_settings_file(self.recipe):
+            names |= {*names_in(recipes.load_settings(self.recipe))}
+            text += Path(self.recipe).read_text("utf-8", errors="replace")
         remedy = f"give the command that began the sweep {self.name}, whose words are yours"
-        names = sorted({*_MODULE_AND_NAME.findall(text)})
-        return Settings(str(self.file), hashlib.sha256(text.encode()).hexdigest(), names, remedy)
+        return Settings(str(self.file), hashlib.sha256(text.encode()).hexdigest(), sorted(names), remedy)
 
     def write(self) -> None:
         """Write the file, all of it or nothing, and trust what it names from now on."""
@@ -196,14 +201,10 @@ def find_sweep(name: str) -> Sweep | None:
         return None
     file = _file(root, name)
     try:
-        document = json.loads(file.read_text("utf-8"))
+        return _parsed(file.read_bytes(), root, name)
     except FileNotFoundError:
         return None
     except ValueError:
-        document = None
-    try:
-        return _parsed(document, root, name)
-    except (KeyError, TypeError, ValueError, AttributeError):
         raise UsageError(
             f"{file}: found no sweep of the format {FORMAT}; required one that `metaloom sweep` wrote. Its runs are "
             "beside it, and do not need it"
@@ -288,15 +289,35 @@ def _file(root: Path, name: str) -> Path:
     return root / "sweeps" / f"{name}.json"
 
 
-def _parsed(document: Any, root: Path, name: str) -> Sweep:
-    if document["format"] != FORMAT:
-        raise ValueError(document["format"])
-    runs = tuple(PlannedRun(**run) for run in document["runs"])
-    for run in runs:  # a file may come from anybody, and a run's name must not lead out of the runs folder
+class _Document(BaseModel):
+    """The file of a sweep, which may come from anybody."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal["metaloom-sweep/1"]
+    recipe: str
+    settings: tuple[str, ...]
+    grid: Mapping[str, tuple[str, ...]]
+    seeds: tuple[int, ...]
+    runs: tuple[PlannedRun, ...]
+
+
+def _parsed(text: bytes, root: Path, name: str) -> Sweep:
+    document = _Document.model_validate_json(text)
+    for run in document.runs:  # a run's name must not lead out of the runs folder
         check_run_name(run.name)
-    grid = {str(key): tuple(map(str, values)) for key, values in document["grid"].items()}
-    settings, seeds = tuple(map(str, document["settings"])), tuple(map(int, document["seeds"]))
-    return Sweep(name, root, str(document["recipe"]), settings, grid, seeds, runs)
+    if len({run.name for run in document.runs}) < len(document.runs):
+        raise ValueError("a run twice")
+    return Sweep(name, root, document.recipe, document.settings, document.grid, document.seeds, document.runs)
+
+
+def _meant(assignment: str) -> tuple[str, object]:
+    """Key and value of KEY=VALUE; the text where it is no value, as is told when it is used."""
+    key, _, text = assignment.partition("=")
+    try:
+        return key, parse(text)
+    except ValueError:
+        return key, text
 
 
 def _check_keys(grid: Mapping[str, Sequence[str]], settings: Sequence[str]) -> None:

@@ -271,7 +271,14 @@ def test_a_sweep_of_somebody_else_imports_nothing_that_its_file_names(runs_folde
     file.write_text(json.dumps(document | {"recipe": "gone.yaml"}))
     assert cli.run(["sweep", "theirs"]) == 2
     assert "gone.yaml" in capsys.readouterr().err
-    for key, value in (("settings", ["env=evil_module:Evil"]), ("grid", {"metrics": ["[evil_module:measure]"]})):
+    escaped = tmp_path / "escaped.json"
+    escaped.write_text('{"env": {"name": "evil_module\\u003aEvil"}}')
+    for key, value in (
+        ("settings", ["env=evil_module:Evil"]),
+        ("settings", ['env="evil_module\\x3aEvil"']),
+        ("grid", {"metrics": ["[evil_module:measure]"]}),
+        ("recipe", str(escaped)),
+    ):
         file.write_text(json.dumps(document | {key: value}))
         capsys.readouterr()
         assert cli.run(["sweep", "theirs"]) == 2
@@ -310,8 +317,10 @@ def test_a_file_that_is_no_sweep_is_refused_and_leads_nowhere(runs_folder):
     sweep, configs = planned(seeds=1)
     trained(sweep, configs)
     document = json.loads(sweep.file.read_text())
-    document["runs"][0]["name"] = "../elsewhere"
-    for text in ("{", "[]", '{"format": "other"}', json.dumps(document)):
+    (run,) = document["runs"][:1]
+    wrong = [{"runs": [run | changed]} for changed in ({"name": "../elsewhere"}, {"settings": 5}, {"seed": True})]
+    wrong += [{"runs": [run, run]}, {"seeds": [float("inf")]}]
+    for text in ("{", "[]", "[" * 100_000, '{"format": "other"}', *(json.dumps(document | part) for part in wrong)):
         sweep.file.write_text(text)
         with pytest.raises((UsageError, storage.InvalidRunName)):
             find_sweep("lr")
