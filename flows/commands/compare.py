@@ -196,10 +196,10 @@ def compare(
             f"compared after {count(float(common))} environment steps, the most that all runs have",
         )
     members = grouped(runs, group, mixed=mixed)
+    steps = _curve_steps([*histories.values()], common)  # refuses runs without a score by then, so before `scored`
     scores = scored(chosen, members, common, last)
     resampled = Resampled(scores, seed, resamples)
     thresholds = _thresholds(scores)
-    steps = _curve_steps([*histories.values()], common)
     groups = [
         Group(
             name,
@@ -257,7 +257,7 @@ def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
         return (
             f"too few seeds to order {pair.a} and {pair.b}: with {runs[0]} and {runs[1]} runs"
             f"{f' and {num_pairs} pairs' if num_pairs > 1 else ''} the smallest p there can be is "
-            f"{_p(min(1.0, pair.test.smallest * num_pairs))}; {runs_needed(num_pairs)} runs of each could tell"
+            f"{_p(pair.smallest_p)}; {runs_needed(num_pairs)} runs of each could tell"
         )
     return f"no order of {pair.a} and {pair.b} is shown: the difference is {_by(pair.difference)} ({tested})"
 

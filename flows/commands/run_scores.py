@@ -107,10 +107,12 @@ def scored(found: Histories, groups: Mapping[str, RunGroup], common: float, last
         }
         if all(row is not None for row in by_task.values()):
             rows = {path: row for path, row in by_task.items() if row is not None}
-    # As many different sets of tasks as environments: all runs of an environment had the same tasks.
-    same = None not in tasks.values() and len(set(tasks.values())) == len({h.environment for h in found.histories})
     strata = {history.path: history.environment for history in found.histories}
     by_environment = len({tuple(sorted({strata[run.path] for run in group.runs})) for group in groups.values()}) == 1
+    # As many different sets of tasks as environments: all runs of an environment had the same tasks. Those of another
+    # one are never the same, however many there are.
+    different = len(set(strata.values())) if by_environment else 1
+    same = None not in tasks.values() and len(set(tasks.values())) == different
     return {
         name: Scores(
             tuple(rows[run.path] for run in group.runs),
@@ -142,10 +144,11 @@ def _trained(run: Run, *, metric: str) -> History:
         column = _last_step(
             [name for name in table.column_names if re.fullmatch(r"step_\d+\.average_return", name)], run
         )
-    if column not in table.column_names or column == "iteration":
+    metrics = [name for name in table.column_names if name != "iteration"]
+    if column not in metrics:
         raise UsageError(
             f"{run.name} has no metric {metric!r}; required evaluation, return or one of its metrics, which "
-            f"`metaloom show {run.name}` lists{suggestion(metric, [EVALUATION, AFTER_ADAPTATION, *table.column_names])}"
+            f"`metaloom show {run.name}` lists{suggestion(metric, [EVALUATION, AFTER_ADAPTATION, *metrics])}"
         )
     values = table[column].to_numpy().astype(np.float64)
     return _history(run, table, table["iteration"].to_numpy(), values)
