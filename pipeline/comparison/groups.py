@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 
+from metaloom.pipeline.comparison.improvement import improvement_interval, probability_of_improvement
 from metaloom.pipeline.comparison.intervals import (
     Interval,
     degrees_of_freedom,
@@ -18,7 +19,6 @@ from metaloom.pipeline.comparison.measures import (
     interquartile_mean,
     mean_score,
     performance_profile,
-    probability_of_improvement,
 )
 from metaloom.pipeline.comparison.order import SIGNIFICANCE, Permutations, holm, permutation_test
 from metaloom.pipeline.comparison.scores import Scores
@@ -54,7 +54,7 @@ class Pair:
         test: of the difference.
         adjusted_p: its p for all pairs together, by Holm.
         shown: whether a is higher, at a significance of 5 % for all pairs together.
-        attainable: whether any scores of so many runs could have shown it.
+        smallest_p: the smallest adjusted p there can be with so many runs.
     """
 
     a: str
@@ -64,7 +64,12 @@ class Pair:
     test: Permutations
     adjusted_p: float
     shown: bool
-    attainable: bool
+    smallest_p: float
+
+    @property
+    def attainable(self) -> bool:
+        """Whether any scores of so many runs could have shown it."""
+        return self.smallest_p <= SIGNIFICANCE
 
 
 class Resampled:
@@ -104,7 +109,7 @@ class Resampled:
         names = sorted(self.groups, key=lambda name: (-float(interquartile_mean(self.groups[name])), name))
         chosen = [*combinations(names, 2)]
         tests = [self._test(a, b) for a, b in chosen]
-        adjusted = holm([test.p for test in tests])
+        adjusted, smallest = holm([test.p for test in tests]), holm([test.smallest for test in tests])
         return [
             Pair(
                 a,
@@ -114,9 +119,9 @@ class Resampled:
                 test,
                 p,
                 shown=p <= SIGNIFICANCE,
-                attainable=test.smallest * len(chosen) <= SIGNIFICANCE,
+                smallest_p=least,
             )
-            for (a, b), test, p in zip(chosen, tests, adjusted, strict=True)
+            for (a, b), test, p, least in zip(chosen, tests, adjusted, smallest, strict=True)
         ]
 
     def _estimate(self, name: str, measure: Callable[..., Array]) -> Estimate:
@@ -149,15 +154,7 @@ class Resampled:
 
     def _improvement(self, a: str, b: str) -> Estimate:
         x, y = self.groups[a], self.groups[b]
-        value = min(1.0, float(probability_of_improvement(x, y)))
-        resampled = probability_of_improvement(x, y, self._weights[a], self._weights[b])
-        # The runs of the smaller group decide how sure this is.
-        fewer = min((x, y), key=degrees_of_freedom)
-        error = float(standard_error(fewer, resampled))
-        if error < 1e-12:  # all runs of one are higher: resamples cannot tell how nearly they were not
-            return Estimate(value, np.nan, np.nan)
-        interval = student_interval(value, error, degrees_of_freedom(fewer))
-        return Estimate(value, max(0.0, interval.low), min(1.0, interval.high))
+        return _with(probability_of_improvement(x, y), improvement_interval(x, y))
 
 
 def _with(value: float, interval: Interval) -> Estimate:

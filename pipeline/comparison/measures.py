@@ -1,4 +1,4 @@
-"""Measures of groups of runs: interquartile mean, performance profile, probability of improvement.
+"""Measures of groups of runs: mean, interquartile mean, performance profile.
 
 Each takes weights [..., R] of the runs, adding up to 1, in place of groups in which runs stand more than once: a
 resample is a row of weights, and a thousand of them cost one sort.
@@ -44,44 +44,6 @@ def performance_profile(scores: Scores, thresholds: Array, weights: Array | None
     """
     above = np.array([(run[:, None] > thresholds).mean(axis=0) for run in scores.runs])
     return _weights(scores, weights) @ above
-
-
-def probability_of_improvement(
-    x: Scores, y: Scores, x_weights: Array | None = None, y_weights: Array | None = None
-) -> Array:
-    """Probability that a run of x scores higher than one of y in the same stratum, [...]; ties count half.
-
-    arXiv:2108.13264, section 4.3: the Mann-Whitney statistic P(X_m > Y_m), averaged over m. Where both were tested on
-    the same tasks, m is a task; else runs are compared by their mean scores.
-
-    Raises:
-        ValueError: the groups have different strata.
-    """
-    if x.stratum_names != y.stratum_names:
-        raise ValueError(f"found strata {x.stratum_names} and {y.stratum_names}; required the same")
-    a, b = _weights(x, x_weights), _weights(y, y_weights)
-    total = 0.0
-    for name in x.stratum_names:
-        wins = _wins(x, y, name)
-        here_a, here_b = a[..., x.places(name)], b[..., y.places(name)]
-        # The weights of a stratum add up to 1 / (number of strata), in both: one of the two factors is too many.
-        total = total + np.einsum("...i,ij,...j->...", here_a, wins, here_b) * len(x.stratum_names)
-    return np.asarray(total)
-
-
-def compared_by_task(x: Scores, y: Scores) -> bool:
-    """True where two groups were tested on the same tasks."""
-    return x.same_tasks and y.same_tasks and (x + y).same_tasks
-
-
-def _wins(x: Scores, y: Scores, stratum: str) -> Array:
-    """[R_x, R_y], how often a run of x is higher than one of y, over tasks."""
-    if compared_by_task(x, y):
-        a, b = np.array(x.of_stratum(stratum)), np.array(y.of_stratum(stratum))
-    else:
-        a, b = x.run_means[x.places(stratum)][:, None], y.run_means[y.places(stratum)][:, None]
-    difference = a[:, None] - b[None]
-    return (0.5 * (np.sign(difference) + 1)).mean(axis=-1)
 
 
 def _weights(scores: Scores, weights: Array | None) -> Array:

@@ -7,7 +7,6 @@ from metaloom.pipeline.comparison.measures import (
     interquartile_mean,
     mean_score,
     performance_profile,
-    probability_of_improvement,
 )
 from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.estimation import statistics
@@ -93,31 +92,6 @@ def test_a_profile_falls_from_one_to_none_and_its_area_is_the_mean(values):
     assert (np.diff(profile) <= 1e-12).all()
     area = low + np.trapezoid(profile, thresholds)
     assert area == pytest.approx(float(mean_score(scores)), abs=(high - low) / 1000)
-
-
-def test_the_probability_of_improvement_worked_out_task_by_task():
-    x = Scores.of([[1.0, 5.0], [2.0, 5.0]], same_tasks=True)
-    y = Scores.of([[0.0, 6.0], [2.0, 5.0]], same_tasks=True)
-    # Task 0: 1>0, 1<2, 2>0, 2=2: 2.5 of 4. Task 1: 5<6, 5=5, twice: 1 of 4. Their mean is 3.5 of 8.
-    assert float(probability_of_improvement(x, y)) == pytest.approx(3.5 / 8)
-    # By means: 3 and 3.5 against 3 and 3.5: a tie, a loss, a win, a tie.
-    other = Scores.of([[0.0, 6.0], [2.0, 5.0]])
-    assert float(probability_of_improvement(x, other)) == pytest.approx(0.5)
-
-
-@given(tables, tables)
-def test_it_and_that_of_the_other_way_round_add_up_to_one(a, b):
-    x, y = Scores.of(a), Scores.of(b)
-    assert float(probability_of_improvement(x, y) + probability_of_improvement(y, x)) == pytest.approx(1)
-    assert float(probability_of_improvement(x, x)) == pytest.approx(0.5)
-
-
-def test_environments_are_averaged_and_have_to_be_the_same():
-    x = Scores((np.array([1.0]), np.array([1.0])), ("a", "b"))
-    y = Scores((np.array([0.0]), np.array([2.0])), ("a", "b"))
-    assert float(probability_of_improvement(x, y)) == pytest.approx(0.5)  # higher in a, lower in b
-    with pytest.raises(ValueError, match=r"\['a', 'b'\] and \[''\]"):
-        probability_of_improvement(x, Scores.of([[1.0]]))
 
 
 @pytest.mark.parametrize("rows", [[], [[]], [[1.0, np.nan]], [[np.inf]]])

@@ -17,6 +17,14 @@ def test_of_three_and_three_runs_that_are_apart_two_of_twenty_divisions_are_as_f
     assert (test.p, test.exact, test.smallest) == (pytest.approx(2 / 20), True, pytest.approx(2 / 20))
 
 
+def test_four_runs_and_four_that_are_apart_are_told_apart_by_one_score_each():
+    # The interquartile mean leaves out the lowest of one and the highest of the other, which may change sides.
+    test = permutation_test(
+        Scores.of([[1.0], [2], [3], [4]]), Scores.of([[11.0], [12], [13], [14]]), np.random.default_rng(0)
+    )
+    assert test.p == pytest.approx(2 / 70) == pytest.approx(test.smallest)
+
+
 def test_it_is_what_trying_all_divisions_one_by_one_gives():
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(4, 5)), 0.8 + rng.normal(size=(3, 5))
@@ -92,7 +100,7 @@ def test_a_planted_difference_is_shown_and_none_is_not():
     assert (pair.a, pair.shown, pair.attainable) == ("high", True, True)
     assert pair.difference.low < 5 < pair.difference.high
     assert pair.improvement.value == 1
-    assert np.isnan(pair.improvement.low)  # every run of one is higher: resamples know no other
+    assert pair.improvement.low < pair.improvement.high == 1  # every run of one is higher, as others might not be
     (pair,) = Resampled(planted(0.0), 0, 1000).pairs()
     assert (pair.shown, pair.attainable) == (False, True)
     assert pair.difference.low < 0 < pair.difference.high
@@ -101,6 +109,18 @@ def test_a_planted_difference_is_shown_and_none_is_not():
 def test_three_runs_can_show_nothing_however_large_the_difference():
     (pair,) = Resampled(planted(1000.0, runs=3), 0, 500).pairs()
     assert (pair.shown, pair.attainable) == (False, False)
+
+
+def test_a_pair_is_attainable_where_others_that_are_shown_leave_it_the_level():
+    rng = np.random.default_rng(0)
+    groups = {
+        name: Scores.of(shift + rng.normal(size=(runs, 3)))
+        for name, shift, runs in (("a", 200.0, 4), ("b", 100.0, 4), ("c", 0.0, 8))
+    }
+    pairs = {(pair.a, pair.b): pair for pair in Resampled(groups, 0, 200).pairs()}
+    # 4 and 4 runs have p = 2/70 at best: too much for a third of 5 %, but the other two pairs are shown before.
+    assert pairs["a", "b"].smallest_p == pytest.approx(2 / 70)
+    assert all(pair.attainable and pair.shown for pair in pairs.values())
 
 
 def test_intervals_of_a_group_do_not_depend_on_the_others_or_the_order_of_groups():
