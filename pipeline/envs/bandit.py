@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import BatchStep, MetaEnv, TaskField, require_count
 from metaloom.pipeline.types import Array
 
 
@@ -29,8 +29,7 @@ class BernoulliBandit(MetaEnv):
     action_components = ()
 
     def __init__(self, arms: int = 5) -> None:
-        if arms < 2:
-            raise EnvError(f"{type(self).__name__}: arms is {arms}; required at least 2")
+        require_count(self, "arms", arms, least=2)
         self.task_fields = tuple(TaskField(f"p_{n}", "1", f"probability that arm {n} pays") for n in range(arms))
         self.observation_space = Box(0, 1, (1,), np.float64)
         self.action_space: gymnasium.Space[Any] = Discrete(arms)

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
@@ -15,6 +15,16 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 
 class EnvError(ValueError):
     """An environment cannot be built or used as asked; the message says what was found and what is required."""
+
+
+def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, least: int) -> None:
+    """Refuse an option that is no whole number, or too small a one.
+
+    Raises:
+        EnvError: saying which.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise EnvError(f"{type(env).__name__}: {option} is {value!r}; required a whole number from {least} on")
 
 
 @dataclass(frozen=True)

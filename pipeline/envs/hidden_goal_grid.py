@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, MetaEnv, TaskField, require_count
 from metaloom.pipeline.types import Array
 
 Excluded = Literal["block", "start"]
@@ -57,8 +57,7 @@ class HiddenGoalGrid(MetaEnv):
     facts = (Fact("success", "flag"),)
 
     def __init__(self, size: int = 5, excluded: Excluded = "block") -> None:
-        if isinstance(size, bool) or size != int(size) or size < 3:
-            raise EnvError(f"{type(self).__name__}: size is {size}; required a whole number from 3 on")
+        require_count(self, "size", size, least=3)
         if excluded not in get_args(Excluded):
             raise EnvError(f"{type(self).__name__}: excluded is {excluded}; required one of block, start")
         self.size = size

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, TaskField, require_count
 from metaloom.pipeline.types import Array
 
 _DRAWN_AHEAD = 32
@@ -60,8 +60,7 @@ class TabularMDP(MetaEnv):
 
     def __init__(self, states: int = 10, actions: int = 5) -> None:
         for name, number in (("states", states), ("actions", actions)):
-            if isinstance(number, bool) or number != int(number) or number < 2:
-                raise EnvError(f"{type(self).__name__}: {name} is {number}; required a whole number from 2 on")
+            require_count(self, name, number, least=2)
         self.sizes = (states, actions)
         self.observation_space = Box(0, 1, (states,), np.float64)
         self.action_space: gymnasium.Space[Any] = Discrete(actions)

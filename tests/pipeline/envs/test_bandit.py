@@ -31,8 +31,9 @@ def test_the_same_seed_pays_the_same_whatever_was_pulled_before():
 
 
 def test_one_arm_is_no_bandit_and_discrete_actions_have_no_scale():
-    with pytest.raises(EnvError, match="arms is 1; required at least 2"):
-        make_env(EnvConfig(name="bernoulli-bandit", options={"arms": 1}))
+    for arms in (1, 2.5, True, "5", None):
+        with pytest.raises(EnvError, match=f"arms is {arms!r}; required a whole number from 2 on"):
+            make_env(EnvConfig(name="bernoulli-bandit", options={"arms": arms}))
     with pytest.raises(EnvError, match=r"action_scale 1\.0 has nothing to scale"):
         make_env(EnvConfig(name="bernoulli-bandit", action_scale=1.0))
 

@@ -52,7 +52,7 @@ def test_sizes_of_mdps_are_options_and_wrong_ones_are_refused():
     small = EnvConfig(name="tabular-mdp", options={"states": 3, "actions": 2})
     assert make_env(small).observation_space.shape == (3,)
     assert make_env(small).action_space.n == 2
-    for options in ({"states": 1}, {"actions": 2.5}):
+    for options in ({"states": 1}, {"actions": 2.5}, {"states": None}):
         with pytest.raises(EnvError, match="required a whole number from 2 on"):
             make_env(EnvConfig(name="tabular-mdp", options=options))
     with pytest.raises(EnvError, match=r"found mdp 0\.5; required a whole number"):
