@@ -35,8 +35,8 @@ def improvement_interval(x: Scores, y: Scores) -> Interval:
     between 0 and 1, and is there where all runs of one group are higher too.
 
     Differs from the paper, whose variance is that of one score per run: runs that are compared task by task vary less,
-    by a factor that DeLong's variance tells (1988, Biometrics 44, p. 837). t is Student's, by Welch's degrees of freedom
-    of the two parts of that variance, rounded down.
+    by a factor that DeLong's variance tells (1988, Biometrics 44, p. 837). t is Student's, by Welch's degrees
+    of freedom of the two parts of that variance, rounded down.
     """
     if not min(degrees_of_freedom(x), degrees_of_freedom(y)):
         return NO_INTERVAL

@@ -110,19 +110,23 @@ def test_runs_are_compared_after_as_many_environment_steps_as_all_have(make, run
 @pytest.mark.parametrize("metric", ["return", "step_1.average_return"])
 def test_a_run_that_ends_within_the_first_iteration_of_another_is_refused(make, runs, metric):
     larger = make("num_tasks=40", "episodes_per_task=3", "iterations=1", "algorithm.inner_lr=0.1", "seed=4")
-    with pytest.raises(UsageError, match="ends after 480 environment steps and another begins to have scores at 2.4 k"):
+    with pytest.raises(UsageError, match=r"ends after 480 .* begins to have scores at 2\.4 k"):
         compare([*runs, larger], metric=metric)
 
 
 def test_evaluations_that_no_run_has_in_common_are_refused(make, evaluated):
-    other = make(f"evaluation={json.dumps(EVALUATED | {'every': 3})}", "iterations=3", "algorithm.inner_lr=0.1", "seed=4")
+    other = make(
+        f"evaluation={json.dumps(EVALUATED | {'every': 3})}", "iterations=3", "algorithm.inner_lr=0.1", "seed=4"
+    )
     with pytest.raises(UsageError, match="required steps that all have"):
         compare([evaluated[0], other])
 
 
 def test_tasks_of_one_environment_are_not_those_of_another(make):
     section = f"evaluation={json.dumps(EVALUATED)}"
-    runs = [make(section, f"env={env}", f"seed={seed}") for env in ("point-corner", "point-momentum") for seed in (1, 2)]
+    runs = [
+        make(section, f"env={env}", f"seed={seed}") for env in ("point-corner", "point-momentum") for seed in (1, 2)
+    ]
     more = f"evaluation={json.dumps(EVALUATED | {'num_tasks': 4, 'tasks': [*EVALUATED['tasks'], [-2, -2]]})}"
     other = make(more, "env=point-momentum", "seed=2")
     assert not any(g.scores.same_tasks for g in compare(runs, mixed=True, group=["env.name"]).groups)

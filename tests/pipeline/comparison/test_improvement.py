@@ -76,9 +76,7 @@ def planted(rng, difference, deviation, tasks):
     ("same_tasks", "difference", "deviation", "widest"),
     [(False, 1.5, 2, 0.68), (False, 5, 2, 0.55), (True, 1.5, 2, 0.65), (True, 5, 2, 0.45), (True, 0.5, 0.3, 0.35)],
 )
-def test_intervals_of_five_runs_hold_the_truth_and_are_no_wider_than_need_be(
-    same_tasks, difference, deviation, widest
-):
+def test_intervals_of_five_runs_hold_the_truth_and_are_no_wider_than_need_be(same_tasks, difference, deviation, widest):
     tasks = 3 * np.random.default_rng(0).normal(size=10)
     # Two runs differ on a task by N(difference, 2 (deviation^2 + 1)), in their means by N(..., 2 (deviation^2 + 1/10)).
     spread = math.sqrt(2 * (deviation**2 + (1 if same_tasks else 0.1)))
