@@ -230,9 +230,11 @@ def _action_space(env: MetaEnv) -> Box | Discrete:
     space = env.action_space
     if isinstance(space, Discrete):
         return space
-    if not isinstance(space, Box) or len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
+    fits = isinstance(space, Box) and len(space.shape) == 1 and space.shape[0] > 0
+    if not fits or not np.issubdtype(space.dtype, np.floating):
         raise EnvError(
-            f"{type(env.unwrapped).__name__} has the action space {space}; required a Box of floats with one axis, for "
-            "a Gaussian policy, or Discrete, for a categorical one. Wrap the environment so that it offers one of them"
+            f"{type(env.unwrapped).__name__} has the action space {space}; required a Box of floats with one axis, not "
+            "empty, for a Gaussian policy, or Discrete, for a categorical one. Wrap the environment so that it offers "
+            "one of them"
         )
     return space

@@ -93,6 +93,10 @@ class TasksOfTwo(Meta):
     task_set, test_task_set = ((1.0,), (2.0,)), ((1.0, 2.0),)
 
 
+class Still(Plain):
+    action_space = Box(-1, 1, (0,), np.float32)
+
+
 class NotAnEnv:
     pass
 '''
@@ -114,6 +118,11 @@ def test_a_meta_env_of_ones_own_is_found_by_its_path_in_the_working_folder() -> 
     assert reward == 2.0
     assert info["reward_terms"] == {"gain": 1.5, "action": 0.5}
     assert not terminated
+
+
+def test_an_env_without_an_action_is_refused() -> None:
+    with pytest.raises(EnvError, match=r"Still has the action space Box\(.*\(0,\), float32\); required .* not empty"):
+        make_env(EnvConfig(name="own_envs:Still"))
 
 
 def test_a_plain_gymnasium_env_is_a_meta_env_with_one_task() -> None:
