@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from metaloom.pipeline.envs.contract import BatchStep, MetaEnv, TaskField, require_count
+from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, TaskField, require_count
 from metaloom.pipeline.types import Array
 
 
@@ -37,6 +37,11 @@ class BernoulliBandit(MetaEnv):
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return rng.uniform(0, 1, (num_tasks, len(self.task_fields)))
+
+    def set_task(self, task: Array) -> None:
+        super().set_task(task)
+        if not ((self.task >= 0) & (self.task <= 1)).all():
+            raise EnvError(f"{type(self).__name__}.set_task: found {self.task.tolist()}; required probabilities")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)

@@ -71,6 +71,12 @@ class HiddenGoalGrid(MetaEnv):
         assert self.task_set is not None
         return np.array(self.task_set)[rng.integers(len(self.task_set), size=num_tasks)]
 
+    def set_task(self, task: Array) -> None:
+        super().set_task(task)
+        if not ((self.task >= 0) & (self.task < self.size) & (self.task % 1 == 0)).all():
+            found = f"{type(self).__name__}.set_task: found the goal {self.task.tolist()}"
+            raise EnvError(f"{found}; required a cell, whole numbers from 0 to {self.size - 1}")
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         return self._grid.reset(self.task[None], np.zeros(1, np.uint64))[0], {}

@@ -74,8 +74,10 @@ class TabularMDP(MetaEnv):
     def set_task(self, task: Array) -> None:
         super().set_task(task)
         number = float(self.task[0])
-        if not (number >= 0 and number.is_integer()):
-            raise EnvError(f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 on")
+        if not (0 <= number < 2**53 and number.is_integer()):
+            raise EnvError(
+                f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 on, below 2^53"
+            )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)

@@ -55,8 +55,21 @@ def test_sizes_of_mdps_are_options_and_wrong_ones_are_refused():
     for options in ({"states": 1}, {"actions": 2.5}, {"states": None}):
         with pytest.raises(EnvError, match="required a whole number from 2 on"):
             make_env(EnvConfig(name="tabular-mdp", options=options))
-    with pytest.raises(EnvError, match=r"found mdp 0\.5; required a whole number"):
-        make_env(MDP).set_task(np.array([0.5]))
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "told"),
+    [
+        ("tabular-mdp", [0.5], r"found mdp 0\.5; required a whole number"),
+        ("tabular-mdp", [1e300], r"found mdp 1e\+300; required a whole number from 0 on, below 2\^53"),
+        ("bernoulli-bandit", [2.0, -1, 0, 0, 0], r"found \[2\.0, -1\.0, .*; required probabilities"),
+        ("hidden-goal-grid", [5.0, 0], r"found the goal \[5\.0, 0\.0\]; required a cell, whole numbers from 0 to 4"),
+        ("hidden-goal-grid", [0.5, 3], "required a cell"),
+    ],
+)
+def test_tasks_that_the_world_does_not_have_are_refused(name, task, told):
+    with pytest.raises(EnvError, match=told):
+        make_env(EnvConfig(name=name)).set_task(np.array(task))
 
 
 def test_a_plan_is_the_best_of_all_policies():
