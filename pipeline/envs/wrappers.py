@@ -230,8 +230,12 @@ def _action_space(env: MetaEnv) -> Box | Discrete:
     space = env.action_space
     if isinstance(space, Discrete):
         return space
-    fits = isinstance(space, Box) and len(space.shape) == 1 and space.shape[0] > 0
-    if not fits or not np.issubdtype(space.dtype, np.floating):
+    if (
+        not isinstance(space, Box)
+        or len(space.shape) != 1
+        or not np.issubdtype(space.dtype, np.floating)
+        or not space.shape[0]
+    ):
         raise EnvError(
             f"{type(env.unwrapped).__name__} has the action space {space}; required a Box of floats with one axis, not "
             "empty, for a Gaussian policy, or Discrete, for a categorical one. Wrap the environment so that it offers "
