@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaloom.storage.errors import DamagedRun, RunExists, StoreError, damaged
+from metaloom.storage.errors import DamagedRun, RunExists, damaged
 from metaloom.storage.format.files import make_folder, sync_folder
 from metaloom.storage.format.paths import check_path
 from metaloom.storage.format.records import StageRecord, StoredFile, has_shards
@@ -100,7 +100,6 @@ def fork_run(
                     check_free(path)
                     links = _Links(parent.path, folder)
                     shared = _Shared.of(parent, iteration)
-                    _refuse_packed(shared, path)
                     about = (config, config_digest, environment)
                     _build(parent, shared, links, iteration, capacity, about)
                     _upload(folder, path)
@@ -174,16 +173,6 @@ def _build(
         session.seal(shared.newest)
     finally:
         session.close()
-
-
-def _refuse_packed(shared: _Shared, path: Path) -> None:
-    if url_of(path) is not None and (shared.segments or shared.cut):
-        raise StoreError(
-            url_of(path),
-            found="a parent whose iterations are packed",
-            required="one without segments, for a fork under object storage",
-            action="Fork it into a folder",
-        )
 
 
 @contextmanager
@@ -276,6 +265,7 @@ def _share_outputs(parent: Run, shared: _Shared, links: "_Links", session: Sessi
 
 
 def _share_segment(parent: Run, segment: Segment, links: "_Links") -> None:
+    parent.files.bring_all(_logged(parent, segment.folder))
     for folder, _, names in os.walk(segment.folder):
         for name in names:
             links.share((Path(folder) / name).relative_to(parent.path).as_posix())
@@ -287,10 +277,21 @@ def _share_segment(parent: Run, segment: Segment, links: "_Links") -> None:
 def _share_restored(parent: Run, segment: Segment, links: "_Links") -> None:
     """Share what was thinned, and was computed again when it was packed already."""
     for array in segment.seal.arrays:
-        for name in os.listdir(parent.files.data / array):
-            row = chunk_row(name)
-            if row is not None and segment.holds_row(array, row):
-                links.share(f"data.zarr/{array}/{name}")
+        folder = parent.files.data / array
+        logged = (path.rpartition("/")[2] for path in _logged(parent, folder))
+        rows = {name: chunk_row(name) for name in {*os.listdir(folder), *logged}}
+        restored = [
+            f"data.zarr/{array}/{n}" for n, row in rows.items() if row is not None and segment.holds_row(array, row)
+        ]
+        parent.files.bring_all(restored)
+        for path in restored:
+            links.share(path)
+
+
+def _logged(parent: Run, folder: Path) -> list[str]:
+    """The files of a folder that are in the object store, if the parent is under one."""
+    remote, prefix = parent.files.remote, folder.relative_to(parent.path).as_posix()
+    return [path for path in remote.files if path.startswith(f"{prefix}/")] if remote is not None else []
 
 
 def _cut_segment(
@@ -309,15 +310,17 @@ def _cut_segment(
         session.replace(session.write_aside([(raw,)]), [packed_marker_path(links.target, iterations)])
     new = Segment(target)
     _share_restored(parent, new, links)
+    rows: dict[str, str] = {}
     for record in records:
         for chunk in record.chunks:
             if chunk.size and not new.seal.arrays[chunk.array].sharded and not parent.files.is_thinned(record):
                 spec, row = parent.files.spec(chunk.array), parent.files.row(record.ref, chunk.array)
                 paths = (segment.chunk_path(spec, row), new.chunk_path(spec, row))
-                with suppress(FileNotFoundError):  # it has come back elsewhere
-                    links.share(
-                        paths[0].relative_to(parent.path).as_posix(), paths[1].relative_to(links.target).as_posix()
-                    )
+                rows[paths[0].relative_to(parent.path).as_posix()] = paths[1].relative_to(links.target).as_posix()
+    parent.files.bring_all(rows)
+    for path, new_path in rows.items():
+        with suppress(FileNotFoundError):  # it has come back elsewhere
+            links.share(path, new_path)
 
 
 def _share_markers(parent: Run, iterations: Iterable[int], links: "_Links") -> None:

@@ -24,7 +24,6 @@ from metaloom.storage.format.files import make_folder, read_file, sync_folder
 from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.refs import StageRef
-from metaloom.storage.format.segments import FOLDER as SEGMENTS
 from metaloom.storage.format.segments import spec_in_segment
 from metaloom.storage.format.sessions import (
     ABOUT,
@@ -135,7 +134,7 @@ class _Repair:
         found: list[Segment] = []
         for name in self._files.segments.names():
             with suppress(DamagedRun):
-                found.append(Segment(self._files.root / SEGMENTS / name))
+                found.append(self._files.segments.open(name))
         self._files.segments.use(found)
         return self._files.segments.all()
 

@@ -43,7 +43,7 @@ def unpack_damaged(files: CommittedFiles, session: Session) -> Iterator[str]:
 def _problems(files: CommittedFiles, folder: Path) -> Iterator[str]:
     """The damage of a segment."""
     try:
-        segment = Segment(folder)
+        segment = files.segments.open(folder.name)
     except (DamagedRun, NotADirectoryError) as error:
         yield _line(files, folder / SEAL, error)
         return
@@ -142,7 +142,7 @@ class _Unpacking:
                 if not self._segment.seal.arrays[chunk.array].sharded:
                     packed = self._segment.chunk_path(self._files.spec(chunk.array), row)
                     # Nothing else has a second name, and what has none is missing from now on.
-                    if packed.is_file():
+                    if self._files.is_stored(packed):
                         moved[packed] = path
                 elif (raw := self._sound_chunk(chunk, row)) is not None:
                     yield path, raw

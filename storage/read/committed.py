@@ -57,7 +57,7 @@ class CommittedFiles:
         self.stages = stages
         self.data = root / "data.zarr"
         self.remote = remote
-        self.segments = Segments(root)
+        self.segments = Segments(root, self._bring)
         self._specs: dict[str, ArraySpec] = {}
         self._markers: dict[Path, tuple[tuple[int, int, int], Mapping[int, dict[StageRef, str]]]] = {}
 
@@ -98,6 +98,21 @@ class CommittedFiles:
             DamagedRun: it is not what was committed.
         """
         return self.remote is not None and self.remote.fetch(path)
+
+    def is_stored(self, path: Path) -> bool:
+        """Tell whether a file is in the folder, or in the object store that it caches."""
+        return path.is_file() or (self.remote is not None and self._name(path) in self.remote.files)
+
+    def bring_all(self, paths: Iterable[str]) -> None:
+        """Bring those files that are only in the object store, many at once; raises as `bring`."""
+        if self.remote is not None:
+            self.remote.fetch_all(paths)
+
+    def _bring(self, path: Path) -> bool:
+        return self.bring(self._name(path))
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
 
     def refs(self) -> set[StageRef]:
         """Every stored output.
@@ -407,15 +422,18 @@ class CommittedFiles:
         """Read from the first of some places where there is something; returns which it was too."""
         if file.path not in self._own_places(record.ref, file):
             raise damaged(self.record_place(record.ref), f"names {file.path}, which is not its own")
-        for _ in range(2):  # it may come back, or be packed, between the look for the file and the look for the marker
-            for read, path in places():
+        # It may come back, or be packed, between the look for the file and the look for the marker; elsewhere too.
+        for _ in range(3):
+            found = [*places()]
+            for read, path in found:
                 try:
                     return read(), path
                 except FileNotFoundError:
                     continue
             if self.is_thinned(record):
                 raise thinned_error(self.root, record.ref) from None
-            self.bring(file.path)
+            for _, path in found:
+                self._bring(path)
             self.segments.all(refresh=True)
         raise damaged(self.root / file.path, "is missing")
 

@@ -119,7 +119,7 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
     thinned = _live_thinned(files)
     records = _sound_records(files, thinned)
     for segment in segments:
-        _check_files(segment)
+        _check_files(files, segment)
     links = sealed_links(segments, records)
     follows = boundaries(info)
     for problem in (*chain_problems(files, links, follows), *head_problems(files, links, known)):
@@ -229,11 +229,11 @@ def _sound_records(files: CommittedFiles, thinned: Mapping[StageRef, str]) -> li
     return sorted(records, key=lambda record: record.sequence)
 
 
-def _check_files(segment: Segment) -> None:
+def _check_files(files: CommittedFiles, segment: Segment) -> None:
     for name, file in segment.seal.files.items():
         path = segment.folder / name
         try:
-            size = path.stat(follow_symlinks=False).st_size
+            size = files.stored_size(path.relative_to(files.root).as_posix())
         except FileNotFoundError as error:
             raise segment.gone(error, path) from None
         if size != file.size:

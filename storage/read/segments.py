@@ -5,11 +5,11 @@ import os
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from metaloom.storage.errors import DamagedRun, StorageFailed, damaged
 from metaloom.storage.format.arrays import ArraySpec
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+T = TypeVar("T")
+
 LARGEST_FILE = 2**33
 _CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
 _IN_MEMORY = 2
@@ -45,13 +47,15 @@ class Segment:
     Args:
         folder: that it is in.
         seal: what it says, where that is known; else it is read.
+        bring: brings a file that is not in the folder there; returns whether there is one.
 
     Raises:
         DamagedRun: its seal is missing or not what was written.
     """
 
-    def __init__(self, folder: Path, seal: Seal | None = None) -> None:
+    def __init__(self, folder: Path, seal: Seal | None = None, bring: Callable[[Path], bool] | None = None) -> None:
         self.folder = folder
+        self._bring = bring
         self._group: tuple[int, list[str]] = (-1, [])
         try:
             self.seal = seal or read_seal(folder)
@@ -109,9 +113,9 @@ class Segment:
         """
         array, path = self.seal.arrays[spec.path], self.chunk_path(spec, row)
         if not array.sharded:
-            return read_file(path, limit=limit)
+            return self._at(path, lambda path: read_file(path, limit=limit))
         try:
-            file = open_file(path)
+            file = self._at(path, open_file)
         except FileNotFoundError as error:
             raise self.gone(error, path) from None
         try:
@@ -163,7 +167,7 @@ class Segment:
         """
         expected = self.seal.files[path]
         try:
-            raw = read_file(self.folder / path, limit=min(LARGEST_FILE, expected.size))
+            raw = self._at(self.folder / path, lambda path: read_file(path, limit=min(LARGEST_FILE, expected.size)))
         except FileNotFoundError as error:
             raise self.gone(error, self.folder / path) from None
         if len(raw) != expected.size or hashlib.sha256(raw).hexdigest() != expected.sha256:
@@ -176,6 +180,15 @@ class Segment:
         about = self.seal.arrays.get(array)
         own_chunk = about is not None and not about.sharded and chunk_row(name) is not None
         return path == SEAL or path in self.seal.files or own_chunk
+
+    def _at(self, path: Path, read: Callable[[Path], T]) -> T:
+        """Read a file, which is brought if need be."""
+        try:
+            return read(path)
+        except FileNotFoundError:
+            if self._bring is None or not self._bring(path):
+                raise
+        return read(path)
 
     def forget(self) -> None:
         """Free the memory that reading has taken."""
@@ -240,10 +253,12 @@ class Segments:
 
     Args:
         root: folder of the run.
+        bring: as of each segment.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, bring: Callable[[Path], bool] | None = None) -> None:
         self._root = root
+        self._bring = bring
         self._lock = threading.RLock()
         self._found: dict[tuple[str, int], Segment] | None = None
         self._order = _in_order([])
@@ -320,9 +335,13 @@ class Segments:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def open(self, name: str) -> Segment:
+        """The segment in a folder of this name; raises as `Segment`."""
+        return Segment(self._root / FOLDER / name, bring=self._bring)
+
     def _open(self, place: tuple[str, int]) -> Segment | None:
         try:
-            return Segment(self._root / FOLDER / place[0])
+            return self.open(place[0])
         except FileNotFoundError:  # taken apart since it was listed
             return None
 

@@ -169,7 +169,7 @@ class _Verification:
         """Find the segments; those whose seals are damaged are left out, and what they hold is missed."""
         for name in self.files.segments.names():
             try:
-                self.segments[name] = Segment(self.root / SEGMENTS / name)
+                self.segments[name] = self.files.segments.open(name)
             except (StoreError, OSError) as error:
                 yield self._damage(self.root / SEGMENTS / name / SEAL, _problem(error))
         yield from (self._damage(*problem) for problem in self.files.segments.use(self.segments.values()))
@@ -181,7 +181,8 @@ class _Verification:
                 segment.check(name)
             except (StoreError, OSError) as error:
                 self.told.add((segment.folder / name, _problem(error)))
-                yield self._damage(segment.folder / name, _problem(error))
+                if (segment.folder / name).relative_to(self.root).as_posix() not in self.reported:
+                    yield self._damage(segment.folder / name, _problem(error))
         try:
             thinned, links = self.files.thinned_in(segment.iterations), list[Link]()
             for record in segment.records():
@@ -190,7 +191,9 @@ class _Verification:
             segment.check_links(links)
         except (StoreError, OSError) as error:  # told above, unless what it said was agreed on with its hash
             self.unreadable.update(segment.seal.refs())
-            yield self._damage(Path(getattr(error, "where", segment.folder)), _problem(error))
+            where = Path(getattr(error, "where", segment.folder))
+            if str(getattr(error, "where", "")) not in self.reported:
+                yield self._damage(where if where.is_relative_to(self.root) else segment.folder, _problem(error))
         segment.forget()
 
     def _names_spans(self, segment: Segment) -> bool:
@@ -229,7 +232,8 @@ class _Verification:
         owners = {chunk.path: (r.ref, chunk.array) for r in self.records.values() for chunk in (*r.chunks, *r.tables)}
         for path, problem in problems(self.remote):
             ref, array = owners.get(path, (None, None))
-            self.reported.add(path)
+            file = self.remote.files.get(path)
+            self.reported |= {path, *([f"{self.remote.objects.url}/{file.key}"] if file is not None else [])}
             yield self._damage(path, problem, ref, array or None)
 
     def _read_markers(self) -> Iterator[Damage]:
@@ -353,8 +357,9 @@ class _Verification:
             except (StoreError, OSError, ValueError, RuntimeError) as error:
                 whole = False
                 # The metadata is reported once, and so is an object.
-                if not str(getattr(error, "where", "")).endswith("zarr.json") and chunk.path not in self.reported:
-                    where = Path(getattr(error, "where", chunk.path))
+                said = str(getattr(error, "where", ""))
+                if not said.endswith("zarr.json") and not {said, chunk.path} & self.reported:
+                    where = Path(said or chunk.path)
                     file = where if where.is_relative_to(self.root / SEGMENTS) else chunk.path
                     if (file, _problem(error)) in self.told:  # a file that all iterations share
                         continue

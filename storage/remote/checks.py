@@ -3,11 +3,8 @@
 from collections.abc import Iterator
 
 from metaloom.storage.format.files import read_file
-from metaloom.storage.remote.entries import LoggedFile, entry_key, problem_of
+from metaloom.storage.remote.entries import AT_ONCE, LoggedFile, entry_key, in_groups, problem_of
 from metaloom.storage.remote.log import LARGEST, RemoteLog
-
-_AT_ONCE = 128
-_BYTES_AT_ONCE = 2**26
 
 
 def problems(log: RemoteLog) -> Iterator[tuple[str, str]]:
@@ -16,12 +13,12 @@ def problems(log: RemoteLog) -> Iterator[tuple[str, str]]:
     Copies in the folder that are not what was committed, while their objects are, are replaced.
     """
     cached = log.cached_entries()
-    for start in range(0, len(cached), _AT_ONCE):
-        keys = [entry_key(n) for n in range(start, min(start + _AT_ONCE, len(cached)))]
+    for start in range(0, len(cached), AT_ONCE):
+        keys = [entry_key(n) for n in range(start, min(start + AT_ONCE, len(cached)))]
         for n, raw in enumerate(log.objects.get_all(keys), start):
             if raw != cached[n]:
                 yield entry_key(n), "is missing" if raw is None else "is not the entry that was written"
-    for group in _groups(log):
+    for group in in_groups((name, file) for name, file in log.files.items() if file.text is None):
         keys = [file.key for _, file in group]
         for (name, file), raw in zip(
             group, log.objects.get_all(keys, num_bytes=sum(file.size for _, file in group)), strict=True
@@ -33,28 +30,16 @@ def problems(log: RemoteLog) -> Iterator[tuple[str, str]]:
                 _mend_copy(log, name, raw)
 
 
-def give_up(log: RemoteLog, name: str) -> None:
+def give_up(log: RemoteLog, name: str) -> LoggedFile:
     """Take a file whose object is damaged for one that is not stored; a sound copy here is then stored again."""
     file = log.files.pop(name)
     path = log.local_path(name)
     if path.exists() and problem_of(file, read_file(path, limit=LARGEST)):
         path.unlink()
+    return file
 
 
 def _mend_copy(log: RemoteLog, name: str, raw: bytes) -> None:
     path = log.local_path(name)
     if not path.exists() or read_file(path, limit=LARGEST) != raw:
         log.write(name, raw)
-
-
-def _groups(log: RemoteLog) -> Iterator[list[tuple[str, LoggedFile]]]:
-    """The files that are objects, in groups that fit into memory."""
-    group: list[tuple[str, LoggedFile]] = []
-    for name, file in log.files.items():
-        if file.text is None:
-            group.append((name, file))
-        if len(group) == _AT_ONCE or sum(file.size for _, file in group) > _BYTES_AT_ONCE:
-            yield group
-            group = []
-    if group:
-        yield group

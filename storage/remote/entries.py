@@ -2,22 +2,32 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from metaloom.storage.format.canonical import parse_sealed, render, sealed
 
-SCHEMA = "metaloom-log/1"
+SCHEMAS = ("metaloom-log/1", "metaloom-log/2")
+"""The second one, which earlier versions refuse, is that of entries about segments."""
+
+AT_ONCE = 128
+_BYTES_AT_ONCE = 2**26
 
 Kind = Literal["begin", "commit", "end"]
 
-_PATH = re.compile(
+_ARRAYS = r"data\.zarr(/\w[\w.\-]*){0,2}/zarr\.json|data\.zarr/\w+/\w[\w.\-]*/c[0-9.]*"
+_SINGLE = (
     r"run\.json|_commits/[A-Za-z0-9_.]+\.json|_thinned/\d{8}\.json|_sessions/\d{6}-[0-9a-f]{16}\.closed/(session|run)\.json"
-    r"|data\.zarr(/\w[\w.\-]*){0,2}/zarr\.json|data\.zarr/\w+/\w[\w.\-]*/c[0-9.]*|tables/\w+/\d{8}\.parquet",
-    re.ASCII,
+    rf"|{_ARRAYS}|tables/\w+/\d{{8}}\.parquet"
 )
+_PACKED = (
+    r"_thinned/\d{8}-\d{8}\.json"
+    rf"|_segments/\d{{8}}-\d{{8}}/(seal\.json|records\.parquet|tables/\w+\.parquet|{_ARRAYS})"
+)
+_PATHS = (re.compile(_SINGLE, re.ASCII), re.compile(f"{_SINGLE}|{_PACKED}", re.ASCII))
 _TOKEN = re.compile("[0-9a-f]{16}")
+_KEY = re.compile(r"_objects/[0-9a-f]{16}/\d{8}/(.*)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,7 @@ class LoggedFile:
     Attributes:
         size: bytes.
         text: the content, of a small document.
-        key: the object that holds the content, of any other file.
+        key: the object that holds the content, of any other file; of one that was moved, where it was put before.
         sha256: of that content.
     """
 
@@ -70,12 +80,12 @@ class Entry:
 
     def content(self) -> bytes:
         """The bytes to store, one line."""
-        files = {
-            path: {"text": file.text} if file.text is not None else {"size": file.size, "sha256": file.sha256}
-            for path, file in self.files.items()
-        }
+        files = {path: self._about(path, file) for path, file in self.files.items()}
+        paths = (*files, *self.removed)
         document = {
-            "schema": SCHEMA,
+            "schema": SCHEMAS[
+                not all(map(_PATHS[0].fullmatch, paths)) or any("key" in about for about in files.values())
+            ],
             "sequence": self.sequence,
             "previous": self.previous,
             "kind": self.kind,
@@ -86,6 +96,15 @@ class Entry:
         }
         return render(sealed(document))
 
+    def _about(self, path: str, file: LoggedFile) -> dict[str, Any]:
+        if file.text is not None:
+            return {"text": file.text}
+        return {"size": file.size, "sha256": file.sha256, **({"key": file.key} if self.is_moved(path) else {})}
+
+    def is_moved(self, path: str) -> bool:
+        """Tell whether the object of a file is where another entry has put it."""
+        return self.files[path].text is None and self.files[path].key != object_key(self.session, self.sequence, path)
+
     @classmethod
     def parse(cls, raw: bytes) -> "Entry":
         """Parse the entry that bytes hold.
@@ -95,11 +114,11 @@ class Entry:
         """
         document = parse_sealed(raw)
         try:
-            if document["schema"] != SCHEMA or document["kind"] not in ("begin", "commit", "end"):
+            if document["schema"] not in SCHEMAS or document["kind"] not in ("begin", "commit", "end"):
                 raise ValueError(f"schema {document['schema']!r}, kind {document['kind']!r}")
             sequence, session = int(document["sequence"]), str(document["session"])
-            paths = [*document["files"], *document["removed"]]
-            if wrong := [path for path in paths if not _PATH.fullmatch(path)] or not _TOKEN.fullmatch(session):
+            paths, known = [*document["files"], *document["removed"]], _PATHS[SCHEMAS.index(document["schema"])]
+            if wrong := [path for path in paths if not known.fullmatch(path)] or not _TOKEN.fullmatch(session):
                 raise ValueError(f"it names {wrong}, which no run has")
             files = {
                 path: _parse_file(about, object_key(session, sequence, path))
@@ -124,6 +143,18 @@ def object_key(session: str, sequence: int, path: str) -> str:
     return f"_objects/{session}/{sequence:08d}/{path}"
 
 
+def in_groups(files: Iterable[tuple[str, LoggedFile]]) -> Iterator[list[tuple[str, LoggedFile]]]:
+    """Go through files by their paths in groups that fit into memory, for which the store is asked at once."""
+    group: list[tuple[str, LoggedFile]] = []
+    for item in files:
+        group.append(item)
+        if len(group) == AT_ONCE or sum(file.size for _, file in group) > _BYTES_AT_ONCE:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
 def entry_key(sequence: int) -> str:
     """Key of an entry."""
     return f"_log/{sequence:08d}.json"
@@ -132,7 +163,10 @@ def entry_key(sequence: int) -> str:
 def _parse_file(about: Mapping[str, Any], key: str) -> LoggedFile:
     if "text" in about:
         return LoggedFile(len(about["text"].encode()), about["text"])
-    return LoggedFile(int(about["size"]), None, key, str(about["sha256"]))
+    # An object stays where it is when its file is moved: then the entry names it.
+    if "key" in about and not ((named := _KEY.fullmatch(about["key"])) and _PATHS[1].fullmatch(named[1])):
+        raise ValueError(f"it names the object {about['key']!r}, which no run has")
+    return LoggedFile(int(about["size"]), None, about.get("key", key), str(about["sha256"]))
 
 
 def problem_of(file: LoggedFile, raw: bytes) -> str | None:

@@ -4,14 +4,21 @@ import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun, StoreError, system_errors
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.sessions import CLAIM_NAME
-from metaloom.storage.remote.entries import Entry, LoggedFile, entry_key, problem_of
+from metaloom.storage.remote.cached_segments import (
+    drop_segment,
+    place_segment,
+    sealed_in,
+    segment_of,
+    surplus_segments,
+)
+from metaloom.storage.remote.entries import Entry, LoggedFile, entry_key, in_groups, problem_of
 from metaloom.storage.remote.objects import ObjectFolder
 from metaloom.storage.remote.places import url_of
 
@@ -78,20 +85,33 @@ class RemoteLog:
         file = self.files.get(path)
         if file is None or file.text is not None:
             return False
-        (raw,) = self.objects.get_all([file.key], num_bytes=file.size)
-        if raw is None:
-            self.pull()  # it may have been thinned since
-            if self.files.get(path) == file:
-                raise self.damaged_object(file, "is missing")
-            return True
-        if problem := problem_of(file, raw):
-            raise self.damaged_object(file, problem)
-        self.write(path, raw)
+        self._fetch([(path, file)])
         return True
+
+    def fetch_all(self, paths: Iterable[str]) -> None:
+        """Bring those of some files into the folder that it lacks, many at once; raises as `fetch`."""
+        wanted = ((path, file) for path in paths if (file := self.files.get(path)) and file.text is None)
+        for group in in_groups((path, file) for path, file in wanted if not self.local_path(path).exists()):
+            self._fetch(group)
+
+    def _fetch(self, group: list[tuple[str, LoggedFile]]) -> None:
+        size = sum(file.size for _, file in group)
+        contents = self.objects.get_all([file.key for _, file in group], num_bytes=size)
+        for (path, file), raw in zip(group, contents, strict=True):
+            if raw is None:
+                self.pull()  # it may have been thinned or packed since
+                if self.files.get(path) == file:
+                    raise self.damaged_object(file, "is missing")
+            elif problem := problem_of(file, raw):
+                raise self.damaged_object(file, problem)
+            else:
+                self.write(path, raw)
 
     def write(self, name: str, raw: bytes) -> None:
         """Make a file of the folder; a reader sees all of it or none."""
-        path = self.local_path(name)
+        path, segment = self.local_path(name), segment_of(name)
+        if segment and not (self.root / segment).is_dir():  # it would be taken for one, and a damaged one
+            return
         part = self._beside / f"{secrets.token_hex(8)}.part"
         try:
             with open(part, "xb") as file:
@@ -125,7 +145,9 @@ class RemoteLog:
 
     def surplus(self) -> list[Path]:
         """Find what the folder has beyond the log."""
-        return [path for path, name in self.local_files() if not self._may_be(name, path)]
+        segments = surplus_segments(self.root, self.files)
+        files = [path for path, name in self.local_files() if not self._may_be(name, path)]
+        return [*segments, *(path for path in files if not any(path.is_relative_to(folder) for folder in segments))]
 
     def missing_texts(self) -> dict[Path, bytes]:
         """Find the small files that the folder lacks, with their content."""
@@ -163,6 +185,12 @@ class RemoteLog:
             open_folder = path.parent.with_name(path.parent.name.removesuffix(".closed"))
             return open_folder / path.name if open_folder.is_dir() else path
         return path
+
+    def below(self, name: str) -> list[str]:
+        """The files of the log that a path is about: itself, or all of a segment."""
+        if name in self.files:
+            return [name]
+        return [path for path in self.files if path.startswith(f"{name}/")] if segment_of(name) == name else []
 
     def cached_entries(self) -> list[bytes]:
         """The entries as they were when they were pulled or put."""
@@ -241,9 +269,12 @@ class RemoteLog:
             if raw is None:
                 return False
             entry = self._checked(raw, f"{self.objects.url}/{entry_key(self.next)}")
-            if entry.session not in self._here:  # what this cache has committed, it has
+            foreign = entry.session not in self._here  # what this cache has committed, it has
+            if foreign:
                 self._apply(entry)
             self._keep(entry, raw)
+            if foreign and entry.kind == "begin":
+                self._drop_surplus_segments()
         return True
 
     def _newest_digest(self) -> bytes:
@@ -294,13 +325,38 @@ class RemoteLog:
     def _apply(self, entry: Entry) -> None:
         for name in ("_commits", "_sessions", "data.zarr"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
+        # What is new comes first: a reader that misses a record looks for the segment that has it.
+        for folder in sealed_in(entry.files):
+            about = {n: f.text for n, f in {**self.files, **entry.files}.items() if segment_of(n) == folder}
+            texts = {name: text for name, text in about.items() if text is not None}
+            place_segment(self.root, self._beside, folder, texts)
+        self._move_copies({file.key: name for name, file in entry.files.items() if entry.is_moved(name)})
+        for name, file in entry.files.items():
+            if file.text is not None:
+                self._write_text(name, file.text)
+            elif not entry.is_moved(name):
+                self.local_path(name).unlink(missing_ok=True)  # of an earlier content
+        for folder in sealed_in(entry.removed):
+            drop_segment(self.root / folder, self._beside)
         for name in entry.removed:
             self.local_path(name).unlink(missing_ok=True)
-        for name, file in entry.files.items():
-            if file.text is None:
-                self.local_path(name).unlink(missing_ok=True)  # of an earlier content
-            else:
-                self._write_text(name, file.text)
+
+    def _move_copies(self, moved: Mapping[str, str]) -> None:
+        """Give files of the folder the names to which their objects, by key, belong from now on."""
+        for name, file in self.files.items() if moved else ():
+            if file.text is None and file.key in moved:
+                target = self.local_path(moved[file.key])
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileNotFoundError, FileExistsError):
+                    os.link(self.local_path(name), target)
+
+    def _drop_surplus_segments(self) -> None:
+        """Take away segments that a session of this folder has made and could not commit before the next one began."""
+        surplus = surplus_segments(self.root, self.files)
+        for folder in surplus:
+            drop_segment(folder, self._beside)
+        for path, raw in self.missing_texts().items() if surplus else ():
+            self.write(self.name_of(path), raw)
 
     def _write_text(self, name: str, text: str) -> None:
         if not _holds(self.local_path(name), text.encode()):

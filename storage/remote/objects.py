@@ -1,7 +1,7 @@
 """The few requests that a run makes of an object store, through fsspec."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
@@ -56,11 +56,11 @@ class ObjectFolder:
             return True
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Take objects away."""
+        """Take objects away, those that are there."""
         with self._failures():
             if keys:
                 paths = [self._path(key) for key in keys]
-                self._ask(len(keys) * _SMALL_OBJECT, lambda fs, limit: fs.rm(paths, **limit))
+                self._ask(len(keys) * _SMALL_OBJECT, lambda fs, limit: _remove(fs, paths, limit))
 
     def below(self, key: str) -> list[str]:
         """The keys that begin with a folder's."""
@@ -139,6 +139,15 @@ class ObjectFolder:
             required="an object store that answers, with permission to read and write",
             action=action,
         )
+
+
+def _remove(fs: Any, paths: list[str], limit: dict[str, float]) -> None:
+    try:
+        fs.rm(paths, **limit)
+    except FileNotFoundError:  # where one is missing, which S3 does not mind, the others may be left
+        for path in paths:
+            with suppress(FileNotFoundError):
+                fs.rm(path, **limit)
 
 
 def _contents(found: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class RemoteSession:
         self._next = log.next
         self._previous = log.last_hash
         self._failed = False
+        self._given_up: dict[str, LoggedFile] = {}
 
     @classmethod
     def begin(cls, log: RemoteLog, token: str, *, take_over: bool) -> "RemoteSession":
@@ -61,25 +62,34 @@ class RemoteSession:
             log.objects.remove(log.unused_objects())
         return session
 
-    def commit(self, paths: Iterable[Path]) -> None:
+    def commit(self, changed: Mapping[Path, Path | None]) -> None:
         """Make the present state of some files of the folder that of the run, all at once.
+
+        Args:
+            changed: the files, with the name of the same content so far where it was only moved. Of that one the
+                folder need not have a copy.
 
         Raises:
             FencedOut: a later session has begun.
             StorageFailed: the store cannot be written; the session is then over.
         """
-        names = {path: self._log.name_of(path) for path in paths}
-        present = [path for path in names if path.exists()]
-        removed = [name for path, name in names.items() if path not in present and name in self._log.files]
-        if not present and not removed:
+        names = {path: self._log.name_of(path) for path in changed}
+        moved = self._moved(changed)
+        present = [path for path, name in names.items() if path.is_file() and name not in moved]
+        gone = (name for path, name in names.items() if path not in present and name not in moved)
+        removed = [known for name in gone for known in self._known(name)]
+        if not present and not removed and not moved:
             return
-        # What nothing names any more is of no use; until the entry is there, it is named.
-        dead = [file.key for name in names.values() if (file := self._log.files.get(name)) and file.key]
+        touched = (*(names[path] for path in present), *removed)
+        before = [self._log.files.get(name) or self._given_up.pop(name, None) for name in touched]
         try:
-            files = self._upload({path: names[path] for path in present})
+            files = {**self._upload({path: names[path] for path in present}), **moved}
+            removed = [name for name in removed if name not in files]
             if not self._put("commit", files=files, removed=removed):
                 raise self._fenced_out()
-            self._log.objects.remove(dead)
+            # What nothing names any more is of no use; until the entry is there, it is named.
+            named = {file.key for file in files.values()}
+            self._log.objects.remove([file.key for file in before if file and file.key and file.key not in named])
         except BaseException:
             self._failed = True
             raise
@@ -88,18 +98,29 @@ class RemoteSession:
         """Commit all in which the folder differs from the log; run.json, which makes it a run, at the very end."""
         changes = sorted(self._log.changes(), key=lambda path: path.name == "run.json")
         for start in range(0, len(changes), _FILES_PER_ENTRY):
-            self.commit(changes[start : start + _FILES_PER_ENTRY])
+            self.commit(dict.fromkeys(changes[start : start + _FILES_PER_ENTRY]))
 
     def give_up_damaged(self) -> None:
         """Take files whose objects are damaged for lost; those with a sound copy in the folder are stored again."""
         for name, _ in [*problems(self._log)]:
             if name in self._log.files:
-                give_up(self._log, name)
+                self._given_up[name] = give_up(self._log, name)
 
     def end(self) -> None:
         """Let the next session begin, wherever it is. A session that failed or was fenced out is over already."""
         if not self._failed:
             self._put("end")
+
+    def _moved(self, changed: Mapping[Path, Path | None]) -> dict[str, LoggedFile]:
+        """The files whose objects are in the store under another name of theirs."""
+        sources = {self._log.name_of(path): self._log.name_of(old) for path, old in changed.items() if old is not None}
+        known = {name: self._log.files.get(source) for name, source in sources.items()}
+        return {name: file for name, file in known.items() if file is not None and file.key}
+
+    def _known(self, name: str) -> list[str]:
+        """The files of the log, those that were given up included, that a path is about."""
+        given_up = [path for path in self._given_up if path == name or path.startswith(f"{name}/")]
+        return [*self._log.below(name), *given_up]
 
     def _upload(self, names: Mapping[Path, str]) -> dict[str, LoggedFile]:
         """Store the contents of files, and say what an entry has to say about them."""

@@ -65,7 +65,7 @@ class Packer:
         """Pack all complete iterations but the newest; returns those of each new segment.
 
         Raises:
-            StoreError: the run is of the first format, or under object storage.
+            StoreError: the run is of the first format.
             DamagedRun: a file that is to be packed is not what was committed.
             FencedOut: a later session has begun.
         """
@@ -74,11 +74,12 @@ class Packer:
         for iterations in packed:
             self._pack(iterations)
         self._join_markers()
+        self._session.share()
         return packed
 
     def pack_old(self) -> None:
         """Pack the oldest iterations if so many are complete that a segment and the margin are full."""
-        if self._given_up or self._session.remote is not None or self._format == FORMATS[0]:
+        if self._given_up or self._format == FORMATS[0]:
             return
         if len(self._digests.live_iterations()) < SIZE + MARGIN:
             return
@@ -87,6 +88,7 @@ class Packer:
                 if len(iterations) == SIZE:
                     self._pack(iterations)
                     self._join_markers()
+                    self._session.share()
         except DamagedRun as error:
             # What is wrong with old iterations is no reason to stop, and trying again would not help.
             self._given_up = True
@@ -99,13 +101,6 @@ class Packer:
             self._clear(segment)
 
     def _require_packable(self) -> None:
-        if self._session.remote is not None:
-            raise StoreError(
-                self._files.root,
-                found="a run under object storage",
-                required="a run in a folder",
-                action="There every output has its objects; nothing has to be packed",
-            )
         if self._format == FORMATS[0]:
             raise StoreError(
                 self._files.root,
@@ -142,7 +137,8 @@ class Packer:
         self._session.place_folder(part, target)
         self._files.segments.all(refresh=True)
         self._digests.packed(iterations)
-        self._clear(Segment(target), records)
+        self._clear(self._files.segments.open(target.name), records)
+        self._session.share()
 
     def _join_markers(self) -> None:
         """Join the markers of iterations that were thinned when they were packed already."""
@@ -194,6 +190,7 @@ def write_segment(
         FencedOut: a later session has begun.
     """
     by_ref = {record.ref: record for record in records}
+    files.bring_all(_copied(files, records))
     writing = _Writing(files, iterations, [by_ref[ref] for ref in sort(by_ref)])
     part = session.write_folder(writing.contents())
     for name, file in writing.written.items():
@@ -261,6 +258,13 @@ class _Writing:
         if self._thinned.get(record.ref) == record.sha256:
             return None
         return self._files.read_bytes(record, chunk)
+
+
+def _copied(files: CommittedFiles, records: Iterable[StageRecord]) -> Iterator[str]:
+    """The files whose contents are copied into a segment."""
+    for record in records:
+        yield from (table.path for table in record.tables)
+        yield from (chunk.path for chunk in record.chunks if _is_small(files.spec(chunk.array)))
 
 
 def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict[str, PackedArray]:

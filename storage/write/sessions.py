@@ -45,7 +45,7 @@ class Session:
     token: str
     lock: WriterLock
     remote: RemoteSession | None = None
-    _changed: dict[Path, None] = field(default_factory=dict[Path, None], init=False)
+    _changed: dict[Path, Path | None] = field(default_factory=dict[Path, Path | None], init=False)
     _parts: int = field(default=0, init=False)
     _facts: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
     _creator: FileCreator = field(default_factory=FileCreator, init=False)
@@ -178,6 +178,8 @@ class Session:
         except FileNotFoundError as error:
             raise self.explain(error) from error
         sync_folder(target.parent)
+        if self.remote is not None:
+            self._note(path for path in target.rglob("*") if path.is_file())
 
     def link(self, paths: Mapping[Path, Path]) -> None:
         """Give files another name each, through the session's folder; those that are not there are left out.
@@ -195,8 +197,20 @@ class Session:
                     raise self.explain(error) from error
             # POSIX: replacing a name by another one of the same file does nothing, and leaves both.
             part.unlink(missing_ok=True)
+            if self.remote is not None:  # the object is there, whether or not its copy is
+                self._changed[target] = path
         for folder in {target.parent for target in paths.values()}:
             sync_folder(folder)
+
+    def follow(self, log: RemoteLog) -> None:
+        """Make the cache what the log says; through the session, so that one that lost the run leaves it alone."""
+        self.remove(log.surplus())
+        missing = log.missing_texts()
+        for path in missing:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self.remove(path for path in missing if path.is_dir())
+        self.replace(self.write_aside((raw,) for raw in missing.values()), [*missing])
+        self._changed.clear()  # the log knows it
 
     def share(self) -> None:
         """Send what was published and removed since the last time to the object store, if the run is under one.
@@ -260,7 +274,7 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
             remote = RemoteSession.begin(log, token, take_over=take_over)
         session = Session(root, _begin(root, token, lock), token, lock, remote)
         if log is not None:
-            _follow(session, log)
+            session.follow(log)
     except BaseException:
         try:
             if remote is not None:
@@ -311,16 +325,6 @@ def _number(name: str) -> int:
         return session.number
     claim = CLAIM_NAME.fullmatch(name)
     return int(claim[1]) if claim else -1
-
-
-def _follow(session: Session, log: RemoteLog) -> None:
-    """Make the cache what the log says; through the session, so that one that lost the run leaves the cache alone."""
-    session.remove(log.surplus())
-    missing = log.missing_texts()
-    for path in missing:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    session.remove(path for path in missing if path.is_dir())
-    session.replace(session.write_aside((raw,) for raw in missing.values()), [*missing])
 
 
 def _fenced_out(root: Path, number: int) -> FencedOut:

@@ -217,7 +217,7 @@ class RunWriter:
         """Pack all complete iterations but the newest into segments; returns the iterations of each new one.
 
         Raises:
-            StoreError: the run is of a format that knows no segments, or under object storage.
+            StoreError: the run is of a format that knows no segments.
             DamagedRun: a file that is to be packed is not what was committed; what was packed before it stays packed.
         """
         self.flush()
@@ -445,6 +445,7 @@ def run_writer(path: Path, session: Session, capacity: int | None, *, repair: bo
     run = Run(path, read_info(path), follow(path))
     if repair and run.files.segments.names():  # a damaged seal would keep everything from being read
         repaired += mend_segments(run.files, session, run.info)
+        session.share()
     require_own_records(run)
     if repair:
         repaired += repair_run(run.files, session, run.info)

@@ -1,5 +1,9 @@
 """Small batches of every kind, and small runs made of them."""
 
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +30,7 @@ from metaloom.storage.format.stages import OFF_POLICY, ON_POLICY
 
 Output = tuple[StageRef, Value, list[StageRef | Span]]
 Outputs = list[Output]
+BUCKET_RUNS = "s3://bucket/runs"
 CREATION = {"config": {"seed": 1}, "config_digest": "abc", "environment": {"code": "none"}}
 
 
@@ -231,3 +236,79 @@ def run_digests() -> Callable[[Path], dict[StageRef, str]]:
 def make_batches() -> type[Batches]:
     """The class of batches, for other sizes."""
     return Batches
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The address of an S3 server of our own, with an empty bucket."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        _wait_for_port(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def credentials(server, monkeypatch, tmp_path):
+    """Environment that tells every process of a test where the store is, with an empty cache."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "someone",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": server,
+        "METALOOM_RUNS": BUCKET_RUNS,
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def bucket(credentials):
+    """The bucket, emptied."""
+    import s3fs  # which takes a second, and few tests need
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    fs = s3fs.S3FileSystem(use_listings_cache=False)
+    if fs.exists("bucket"):
+        fs.rm("bucket", recursive=True)
+    fs.mkdir("bucket")
+    return fs
+
+
+@pytest.fixture
+def other_machine(monkeypatch, tmp_path):
+    """Go over to another machine: its cache is empty when it is first named."""
+    return lambda name: monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / name))
+
+
+@pytest.fixture
+def make_remote(bucket, batches, put):
+    """Makes a run of some iterations of one round under a URL."""
+
+    def make(name, iterations=1, capacity=4):
+        with storage.create_run(f"{BUCKET_RUNS}/{name}", capacity=capacity, **CREATION) as writer:
+            for i in range(iterations):
+                put(writer, batches.iteration(i, rounds=1))
+        return f"{BUCKET_RUNS}/{name}"
+
+    return make
+
+
+def _wait_for_port(port, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)

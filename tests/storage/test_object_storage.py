@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from metaloom.storage.remote.session import RemoteSession
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("credentials"),
     # botocore's own, of what its next version will ask for.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:botocore", "ignore::DeprecationWarning:aiobotocore"),
 ]
@@ -73,68 +73,6 @@ def put_until_killed(self, key, content):
 ObjectFolder.put_new = put_until_killed
 train(build_config(load_config(Path(sys.argv[1]))), storage.folder_of(sys.argv[4]), backend=Backend(workers=0))
 """
-
-
-@pytest.fixture(scope="module")
-def server():
-    """The address of an S3 server of our own, with an empty bucket."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        _wait_for_port(port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture(autouse=True)
-def credentials(server, monkeypatch, tmp_path):
-    """Environment that tells every process of a test where the store is, with an empty cache."""
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "someone",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": server,
-        "METALOOM_RUNS": URL,
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def bucket(server):
-    """The bucket, emptied."""
-    s3fs.S3FileSystem.clear_instance_cache()
-    fs = s3fs.S3FileSystem(use_listings_cache=False)
-    if fs.exists("bucket"):
-        fs.rm("bucket", recursive=True)
-    fs.mkdir("bucket")
-    return fs
-
-
-@pytest.fixture
-def other_machine(monkeypatch, tmp_path):
-    """Go over to another machine: its cache is empty when it is first named."""
-    return lambda name: monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / name))
-
-
-@pytest.fixture
-def make_remote(bucket, batches, put):
-    """Makes a run of some iterations of one round under a URL."""
-
-    def make(name, iterations=1):
-        with storage.create_run(f"{URL}/{name}", capacity=4, **CREATION) as writer:
-            for i in range(iterations):
-                put(writer, batches.iteration(i, rounds=1))
-        return f"{URL}/{name}"
-
-    return make
 
 
 def digests(run):
@@ -608,18 +546,6 @@ def _fail(*_):
     raise storage.StorageFailed("s3", found="no route to host", required="an answer", action="Wait")
 
 
-def _wait_for_port(port, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
 def test_another_machine_goes_on_with_a_memory_that_only_the_bucket_has(bucket, tmp_path, other_machine):
     settings = {
         **SETTINGS,
@@ -641,10 +567,3 @@ def test_another_machine_goes_on_with_a_memory_that_only_the_bucket_has(bucket, 
     assert digests(storage.open_run(f"{URL}/memory")) == digests(storage.open_run(tmp_path / "local"))
     other_machine("third")
     assert all(outcome.identical for outcome in replay(storage.folder_of(f"{URL}/memory"), 2))
-
-
-def test_packing_is_refused_and_says_why(make_remote):
-    url = make_remote("first")
-    with storage.open_writer(url) as writer, pytest.raises(storage.StoreError, match="a run under object storage"):
-        writer.pack()
-    assert storage.verify_run(url) == []
