@@ -24,12 +24,12 @@ def export(
     by: By | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Write a run for other tools, such as Parquet, a Minari dataset, learning histories or TensorBoard events.
+    """Write a run for other tools, such as Parquet, a Minari dataset, Delta tables or TensorBoard events.
 
     Example: `metaloom export first --to parquet --out first-parquet`
 
     Args:
-        out: A new or empty folder.
+        out: A new or empty folder; with --to delta also one with the tables of other runs.
         iterations: N or FROM:TO, counted like Python slices; all complete ones by default.
         step: Only the episodes of this inner step; repeatable.
         by: Give each task a learning history of its own, or each place in the meta-batch.

@@ -33,25 +33,30 @@ class ExportFormat:
     Attributes:
         write: Writes a run to a new folder and accounts for it: `write(run, folder, done, *, iterations)`, and for each
             option of the command that the format takes a parameter: `steps`, `by`. Options that were left out are not
-            passed.
+            passed. A format without `iterations` takes all complete ones.
         holds_episodes: There is nothing to export where the episodes of every iteration were thinned.
+        grows: The folder may hold what was exported before; the function sees to it that readers see all or nothing.
     """
 
     write: Callable[..., None]
     holds_episodes: bool = False
+    grows: bool = False
 
     def takes(self, option: str) -> bool:
         """Tell whether the format has an option."""
         return option in inspect.signature(self.write).parameters
 
     def export(self, run: Run, out: Path, **options: Any) -> Export:
-        """Write a run to a new or empty folder, which appears whole or not at all.
+        """Write a run to a new or empty folder, which appears whole or not at all, or to one that grows.
 
         Raises:
             metaloom.storage.export.ExportExists: there is something at `out`.
             storage.StageMissing: an iteration that was asked for is not complete.
         """
         done = Export(out)
+        if self.grows:
+            self.write(run, out, done, **options)
+            return done
         with export_folder(out) as folder:
             self.write(run, folder, done, **options)
         return done
@@ -91,7 +96,7 @@ def export(
 
     Args:
         run: the run.
-        out: a new or empty folder.
+        out: a new or empty folder, or one that the format goes on with.
         to: the format.
         iterations: which of the complete iterations; None for all.
         steps: which inner steps; empty for all.
@@ -103,12 +108,21 @@ def export(
         metaloom.storage.export.ExportExists: there is something at `out`.
     """
     form = format_of(to)
-    given = {name: value for name, value in (("steps", steps), ("by", by)) if value}
+    given = {
+        name: value
+        for name, value, is_given in (
+            ("iterations", iterations, iterations is not None),
+            ("steps", steps, bool(steps)),
+            ("by", by, by is not None),
+        )
+        if is_given
+    }
     for name in given:
         if not form.takes(name):
-            raise UsageError(f"found --{name.removesuffix('s')} with --to {to}, which does not take it; leave it out")
+            option = "step" if name == "steps" else name
+            raise UsageError(f"found --{option} with --to {to}, which does not take it; leave it out")
     _check_there_is_something(run, out, form, iterations, steps)
-    return form.export(run, out, iterations=iterations, **given)
+    return form.export(run, out, **given)
 
 
 def _check_there_is_something(

@@ -88,6 +88,10 @@ def test_the_command_writes_every_format_and_says_what(stored, tmp_path, capsys,
     told = json.loads(capsys.readouterr().out)
     assert (told["path"], told["iterations"], told["skipped"]) == (str(tmp_path / "out"), 2, [])
     assert told["rows"] > 0
+    if exports.format_of(to).grows:
+        assert cli.run(command) == 0
+        assert json.loads(capsys.readouterr().out)["rows"] == 0
+        return
     assert cli.run(command) == 2
     assert "something is there already" in capsys.readouterr().err
 
@@ -122,7 +126,7 @@ def test_the_command_names_what_it_left_out(tmp_path, tiny_config, capsys):
     assert "1 iteration," in printed
 
 
-@pytest.mark.parametrize("to", ["parquet", "histories", "minari", "tensorboard"])
+@pytest.mark.parametrize("to", ["parquet", "histories", "minari", "tensorboard", "delta"])
 def test_a_thinned_fork_is_exported_without_what_was_thinned(tmp_path, tiny_config, monkeypatch, to):
     evaluation = {"every": 2, "num_tasks": 2, "adaptation_steps": 1, "test_episodes": 2}
     train(tiny_config(iterations=2, evaluation=evaluation), tmp_path / "run", backend=Backend(workers=0))
@@ -131,7 +135,7 @@ def test_a_thinned_fork_is_exported_without_what_was_thinned(tmp_path, tiny_conf
     resume(tmp_path / "child", backend=Backend(workers=0))
     run = storage.open_run(tmp_path / "child")
     result = export(run, tmp_path / "out", to)
-    if to == "tensorboard":
+    if to in ("tensorboard", "delta"):
         assert (result.iterations, result.skipped) == (3, [])
         return
     assert result.iterations == 2
@@ -173,6 +177,7 @@ def test_places_without_an_episode_are_no_rows_of_a_history(tmp_path):
     [
         ("parquet", {"by": "task"}, "found --by with --to parquet, which does not take it"),
         ("tensorboard", {"steps": (0,)}, "leave it out"),
+        ("delta", {"iterations": 1}, "found --iterations with --to delta"),
         ("parquet", {"steps": (5,)}, "found --step 5; required one of 0, 1"),
         ("parquet", {"iterations": slice(5, 6)}, "no complete iteration"),
     ],
@@ -184,7 +189,8 @@ def test_options_that_a_format_does_not_have_are_refused(stored, tmp_path, to, o
 
 
 @pytest.mark.parametrize(
-    ("to", "module"), [("minari", "minari"), ("tensorboard", "tensorboard.compat.proto.event_pb2")]
+    ("to", "module"),
+    [("minari", "minari"), ("tensorboard", "tensorboard.compat.proto.event_pb2"), ("delta", "deltalake")],
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(stored, tmp_path, monkeypatch, to, module):
     monkeypatch.setitem(sys.modules, module, None)
@@ -240,7 +246,7 @@ def test_a_new_format_is_one_file_and_refuses_the_options_it_does_not_take(csv_f
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do(stored, tmp_path, capsys):
     assert cli.run(["export", str(stored.path), "--to", "parket", "--out", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
-    assert "required one of histories, minari, parquet, tensorboard. Did you mean parquet?" in told
+    assert "required one of delta, histories, minari, parquet, tensorboard. Did you mean parquet?" in told
     assert cli.run(["export", str(stored.path), "--to", "onnx", "--out", str(tmp_path / "out")]) == 2
     assert "`metaloom policy RUN --out policy.onnx`" in capsys.readouterr().err
 

@@ -61,7 +61,7 @@ USES = {
     "verify": [(INERT, "verify forged")],
     "report": [(INERT, "report forged")],
     "video": [(REFUSED, "video forged@0 --out film.png"), (REFUSED, "video forged --best --out film.gif")],
-    "export": [(INERT, "export forged --to parquet --out exported")],
+    "export": [(INERT, "export forged --to parquet --out exported"), (INERT, "export forged --to delta --out lake")],
     "policy": [(REFUSED, "policy forged --out policy.safetensors"), (REFUSED, "policy forged@1 --out policy.onnx")],
     "compare": [(INERT, "compare forged")],
     "sweep": [],  # tests/flows/test_sweep.py has what its own file may name

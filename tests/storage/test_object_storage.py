@@ -253,11 +253,14 @@ def test_after_any_damage_of_objects_a_run_is_whole_or_says_what_is_gone(
     bucket, other_machine, trials, tmp_path, record_property
 ):
     train(build_config(SETTINGS), storage.folder_of(f"{URL}/first"), backend=Backend(workers=0))
-    whole = {key: bucket.cat_file(key) for key in bucket.find("bucket/runs/first")}
+    runs = [{key: bucket.cat_file(key) for key in bucket.find("bucket/runs/first")}]
+    with storage.open_writer(f"{URL}/first") as writer:
+        writer.pack()
+    runs.append({key: bucket.cat_file(key) for key in bucket.find("bucket/runs/first")})
     train(build_config({**SETTINGS, "iterations": 3}), tmp_path / "local", backend=Backend(workers=0))
     expected, outcomes = digests(storage.open_run("local")), Counter[str]()
     for number in range(trials):
-        dice = random.Random(number)
+        dice, whole = random.Random(number), runs[number % 2]  # as it is, and packed
         bucket.rm("bucket/runs", recursive=True)
         bucket.pipe(whole)
         damaged = dice.sample([key for key in whole if whole[key]], k=dice.choice((1, 1, 2, 3)))

@@ -1,0 +1,159 @@
+"""Episodes, tasks, metrics and evaluations of many runs in one folder of Delta tables. Needs the extra `delta`."""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from metaloom.flows.errors import ExtraMissing, UsageError
+from metaloom.flows.exports import ExportFormat
+from metaloom.storage.errors import system_errors
+from metaloom.storage.export import Export, ExportExists
+from metaloom.storage.format.refs import StageRef
+from metaloom.storage.run import Run
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+TABLES = ("episodes", "tasks", "metrics", "evaluations")
+_PARTITION = "run_id"
+_AT_ONCE = 64
+
+
+def export_delta(run: Run, folder: Path, done: Export) -> None:
+    """Append what a run has to the Delta tables of a folder, in one transaction per table.
+
+    OUT/episodes  OUT/tasks  OUT/metrics  OUT/evaluations    as of `Run.episodes` and so on, behind `run_id` and `run`
+
+    Tables are partitioned by `run_id`, the run's identity, whatever it is called and wherever it lies. The transaction
+    says up to which iteration the table has the run. So only what is new is appended, and nothing the second time.
+
+    Raises:
+        ExtraMissing: deltalake is not installed.
+        ExportExists: something else than such tables is in the folder.
+        UsageError: the run names no identity, or has a column of another type than the tables.
+    """
+    try:
+        import deltalake  # noqa: F401
+    except ImportError:
+        raise ExtraMissing("delta", "deltalake") from None
+    _require_lake(folder)
+    evaluated = {run.iterations[n] for n in range(len(run.iterations)) if _is_evaluated(run, run.iterations[n])}
+    read = {"episodes": run.episodes, "tasks": run.tasks, "metrics": run.metrics, "evaluations": run.evaluations}
+    appended: set[int] = set()
+    with system_errors(
+        folder, required="room and permission to write it", action="Free space, or choose another --out"
+    ):
+        for name in TABLES:
+            new = _append(run, folder / name, read[name], evaluated if name == "evaluations" else run.iterations, done)
+            appended.update(new)
+    done.iterations = len(appended)
+
+
+def _require_lake(folder: Path) -> None:
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    foreign = [name for name in names if name not in TABLES]
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or foreign:
+        raise ExportExists(
+            folder,
+            found=f"{foreign[0]!r} in it" if foreign else "a link or a file",
+            required=f"a new folder, or one with nothing but {', '.join(TABLES)}",
+            action="Choose another --out",
+        )
+
+
+def _is_evaluated(run: Run, iteration: int) -> bool:
+    return any(run.contains(StageRef(iteration, stage)) for stage in run.files.table_stages("evaluations"))
+
+
+def _append(
+    run: Run,
+    folder: Path,
+    read: Callable[[Sequence[int]], pa.Table],
+    iterations: Sequence[int] | set[int],
+    done: Export,
+) -> list[int]:
+    """Append to one table the iterations that it lacks; returns which."""
+    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+    from deltalake.exceptions import CommitFailedError
+
+    who = _identity(run)
+    known = DeltaTable(folder) if DeltaTable.is_deltatable(str(folder)) else None
+    have = (known.transaction_version(who) or 0) if known is not None else 0
+    new = sorted(i for i in iterations if i >= have)
+    if not new:
+        return []
+    schema = _with_run(read(new[-1:]), run, who).schema
+    _require_types(folder, known, schema)
+    batches = _Counted(_batches(run, who, read, new, schema))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        write_deltalake(
+            known or folder,
+            pa.RecordBatchReader.from_batches(schema, batches),
+            mode="append",
+            partition_by=[_PARTITION],
+            schema_mode="merge",
+            commit_properties=CommitProperties(app_transactions=[Transaction(who, new[-1] + 1)]),
+        )
+    except CommitFailedError as error:
+        raise UsageError(
+            f"{folder}: found another export of the same run at the same time; required one. Run the command again, "
+            f"and it appends what is missing ({error})"
+        ) from error
+    done.rows += batches.rows
+    return new
+
+
+class _Counted:
+    """Batches on their way, and how many rows they were."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            yield batch
+
+
+def _batches(
+    run: Run, who: str, read: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(iterations), _AT_ONCE):
+        table = _with_run(read(iterations[start : start + _AT_ONCE]), run, who)
+        yield from table.select(schema.names).cast(schema).to_batches()
+
+
+def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:
+    for name, value in (("run", run.name), (_PARTITION, who)):
+        table = table.add_column(0, name, pa.repeat(pa.scalar(value), table.num_rows))
+    return table
+
+
+def _identity(run: Run) -> str:
+    """The identity of a run; it names a folder, so a run from elsewhere must not choose it freely."""
+    try:
+        return str(uuid.UUID(str(run.info["id"])))
+    except (KeyError, ValueError):
+        raise UsageError(
+            f"{run.path}: found no identity that Metaloom gives to runs in its run.json; required one, to tell the "
+            "run from others in the same tables"
+        ) from None
+
+
+def _require_types(folder: Path, known: "DeltaTable | None", schema: pa.Schema) -> None:
+    there = pa.schema(known.schema().to_arrow()) if known is not None else pa.schema([])
+    for field in schema:
+        index = there.get_field_index(field.name)
+        if index >= 0 and there.field(index).type != field.type:
+            raise UsageError(
+                f"{folder}: found the column {field.name!r} of type {there.field(index).type}, of which the run has "
+                f"{field.type}; required one type for all runs. Choose another --out for runs of this environment"
+            )
+
+
+FORMAT = ExportFormat(export_delta, grows=True)
