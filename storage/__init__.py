@@ -59,6 +59,7 @@ from metaloom.storage.write.creation import create_run as create_run
 from metaloom.storage.write.holder import Writer as Writer
 from metaloom.storage.write.holder import ask_to_stop as ask_to_stop
 from metaloom.storage.write.holder import current_writer as current_writer
+from metaloom.storage.write.holder import was_killed as was_killed
 from metaloom.storage.write.holder import withdraw as withdraw
 from metaloom.storage.write.writer import RunWriter as RunWriter
 from metaloom.storage.write.writer import open_writer as open_writer

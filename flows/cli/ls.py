@@ -16,7 +16,7 @@ from metaloom.flows.runs import runs_root
 from metaloom.storage import location
 
 Row = Mapping[str, Any]
-Status = Literal["complete", "training", "stopped", "damaged"]
+Status = Literal["complete", "training", "stopped", "killed", "damaged"]
 Order = Literal["started", "return", "size", "name"]
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -51,7 +51,8 @@ def list_runs(
     Args:
         algorithm: Only runs of this algorithm.
         env: Only runs in this environment.
-        status: Only runs in this state; stopped are those that are neither complete nor written by anybody.
+        status: Only runs in this state. Neither complete nor written by anybody are those that are stopped, by an error
+            or in order, and those whose writer was killed.
         since: Only runs that started in the last 30m, 12h, 2d or 1w, or since a date such as 2026-11-22 or
             2026-11-22T08:30 in local time.
         sort: Newest first, highest return first, largest first, or by name.

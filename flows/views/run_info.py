@@ -15,7 +15,7 @@ from metaloom.storage import Run
 from metaloom.storage.format.settings import changed
 from metaloom.storage.read.committed import bytes_in
 
-State = Literal["complete", "training", "stopped", "damaged"]
+State = Literal["complete", "training", "stopped", "killed", "damaged"]
 
 
 def list_run_rows(root: Path) -> list[dict[str, Any]]:
@@ -165,10 +165,12 @@ def list_run_row(folder: Path) -> dict[str, Any]:
 
 
 def state_of(run: Run, writer: storage.Writer | None) -> State:
-    """Tell whether somebody writes a run, and if not, whether it has all its iterations."""
+    """Tell whether somebody writes a run; if not, whether it has all its iterations; if not, how its writer ended."""
     if writer is not None:
         return "training"
-    return "complete" if len(run.iterations) >= planned_iterations(run) or _has_met_its_end(run) else "stopped"
+    if len(run.iterations) >= planned_iterations(run) or _has_met_its_end(run):
+        return "complete"
+    return "killed" if storage.was_killed(run.path, run.files.remote) else "stopped"
 
 
 def _has_met_its_end(run: Run) -> bool:

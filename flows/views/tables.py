@@ -42,7 +42,14 @@ if TYPE_CHECKING:
     from metaloom.storage import Damage, Fork, Thinned
 
 
-STATE_STYLES = {"complete": "green", "training": "cyan", "stopped": "yellow", "damaged": "red", "waiting": "dim"}
+STATE_STYLES = {
+    "complete": "green",
+    "training": "cyan",
+    "stopped": "yellow",
+    "killed": "red",
+    "damaged": "red",
+    "waiting": "dim",
+}
 CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 DIGEST_PREFIX = 12
 

@@ -104,9 +104,9 @@ class Watch:
             return Ending("complete", f"complete: {how}")
         if self._error:
             return Ending("failed", f"failed after {how}: {self._error}; {again}")
-        if run.is_sealed:
-            return Ending("stopped", f"stopped after {how}; {again}")
-        return Ending("killed", f"its writer was killed after {how}; nothing stored is lost, {again}")
+        if state_of(run, None) == "killed":
+            return Ending("killed", f"its writer was killed after {how}; nothing stored is lost, {again}")
+        return Ending("stopped", f"stopped after {how}; {again}")
 
     def _take(self, line: LogLine) -> None:
         if "workers" in line.fields:  # a session begins

@@ -265,9 +265,10 @@ class RemoteLog:
             newest = found.pop(0)
             if newest is None or hashlib.sha256(newest).digest() != self._newest_digest():
                 raise self._other_run(newest)
-        for raw in found:
+        for n, raw in enumerate(found):
             if raw is None:
-                return False
+                behind = found[n + 1 :] or [self.stored_entry(self.next + 1)]
+                return any(later is not None for later in behind) and self._is_there_by_now()
             entry = self._checked(raw, f"{self.objects.url}/{entry_key(self.next)}")
             foreign = entry.session not in self._here  # what this cache has committed, it has
             if foreign:
@@ -276,6 +277,24 @@ class RemoteLog:
             if foreign and entry.kind == "begin":
                 self._drop_surplus_segments()
         return True
+
+    def _is_there_by_now(self) -> bool:
+        """Tell that the next entry, behind which there is another one, has appeared since it was asked for.
+
+        Raises:
+            DamagedRun: it has not.
+        """
+        if self.stored_entry(self.next) is None:
+            raise self._damaged_entry(f"{self.objects.url}/{entry_key(self.next)}", "is missing; later ones are there")
+        return True
+
+    def _damaged_entry(self, where: str, found: str) -> DamagedRun:
+        return DamagedRun(
+            where,
+            found=found,
+            required="the log that was written",
+            action="Restore this one object from a copy; one in the cache of another machine is as good",
+        )
 
     def _newest_digest(self) -> bytes:
         with open(self._entries, "rb") as file:
@@ -298,12 +317,7 @@ class RemoteLog:
             if entry.kind != "begin" and entry.session != self._last_session:
                 raise ValueError("is of another session than the one that had begun")
         except ValueError as error:
-            raise DamagedRun(
-                where,
-                found=str(error),
-                required="the log that was written",
-                action="Restore this one object from a copy; one in the cache of another machine is as good",
-            ) from None
+            raise self._damaged_entry(where, str(error)) from None
         return entry
 
     def _keep(self, entry: Entry, raw: bytes) -> None:

@@ -12,6 +12,8 @@ from typing import Any, Self
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.provenance import utc
+from metaloom.storage.format.sessions import FOLDER as SESSIONS
+from metaloom.storage.format.sessions import SessionName
 from metaloom.storage.remote.log import RemoteLog
 
 FOLDER = "_operator"
@@ -30,6 +32,8 @@ class Writer:
         since: when its session began; UTC, ISO 8601.
         token: identifies its session for ever.
         process_started: when the process began, in clock ticks since its machine did; None where that is not known.
+        boot: identifies the time since the machine began, in which alone number and ticks mean something; "" where that
+            is not known.
         listens: it looks for requests to stop, which those of earlier versions do not.
     """
 
@@ -38,6 +42,7 @@ class Writer:
     since: str
     token: str
     process_started: int | None = None
+    boot: str = ""
     listens: bool = True
 
     @classmethod
@@ -46,7 +51,7 @@ class Writer:
         started = owner.get("process_started")
         known = started if isinstance(started, int) else None
         who = str(owner["host"]), int(owner["pid"]), str(owner["since"])
-        return cls(*who, str(token), known, "process_started" in owner)
+        return cls(*who, str(token), known, str(owner.get("boot", "")), "process_started" in owner)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since[:19]}"
@@ -66,6 +71,8 @@ class Writer:
         """False if it is known to be gone: no such process here, or another one that has got its number since."""
         if not self.is_here:
             return True  # nobody can tell from here
+        if self.boot and self.boot != (_boot() or self.boot):
+            return False
         state, started = _process(self.pid)
         if state in ("Z", "X") or not _exists(self.pid):  # a zombie has let go of all its files
             return False
@@ -75,7 +82,7 @@ class Writer:
 def owner_document(token: str) -> dict[str, Any]:
     """Describe this process as the holder of a lock."""
     who = {"host": socket.gethostname(), "pid": os.getpid(), "since": utc(), "token": token}
-    return who | {"process_started": _process(os.getpid())[1]}
+    return who | {"process_started": _process(os.getpid())[1], "boot": _boot()}
 
 
 def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None:
@@ -102,6 +109,23 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
         return Writer.parse(elsewhere.about, elsewhere.session)
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
+    """Tell whether the newest session of a run was never closed, while nobody writes it: its process was killed.
+
+    Args:
+        root: the run's folder.
+        remote: the log of the run that the folder caches.
+    """
+    try:
+        names = os.listdir(root / SESSIONS)
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    newest = max((session for session in map(SessionName.parse, names) if session), default=None)
+    is_open = (newest is not None and not newest.closed) or (remote is not None and remote.owner is not None)
+    # Looked at last: a writer that has begun meanwhile has its lock before its session.
+    return is_open and current_writer(root, remote) is None
 
 
 def operator_folder(root: Path) -> Path:
@@ -156,6 +180,14 @@ def _process(pid: int) -> tuple[str, int | None]:
         return fields[0], int(fields[19])
     except (OSError, IndexError, ValueError):  # no such process, or a system without /proc
         return "", None
+
+
+def _boot() -> str:
+    """Identity of the time since this machine began, "" where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _exists(pid: int) -> bool:

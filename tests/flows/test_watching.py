@@ -132,6 +132,48 @@ class TestWriter:
         (tmp_path / "writer.lock").write_text(json.dumps(owner | {"process_started": owner["process_started"] - 1}))
         assert storage.current_writer(tmp_path) is None
 
+    def test_after_a_reboot_a_process_of_the_same_number_and_moment_is_not_taken_for_the_dead_writer(self, tmp_path):
+        owner = owner_document("0" * 16)
+        (tmp_path / "writer.lock").write_text(json.dumps(owner | {"boot": "00000000-0000-0000-0000-000000000000"}))
+        assert storage.current_writer(tmp_path) is None
+        (tmp_path / "writer.lock").write_text(json.dumps({n: v for n, v in owner.items() if n != "boot"}))
+        assert storage.current_writer(tmp_path) is not None  # of an earlier version, which did not say
+
+    def test_a_run_whose_writer_was_killed_is_told_from_one_that_is_written_stopped_or_complete(
+        self, copy_tiny_run, tmp_path, capsys, monkeypatch
+    ):
+        monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+        path = copy_tiny_run(tmp_path / "run")
+
+        def state():
+            assert cli.run(["ls", "--json"]) == 0
+            (row,) = json.loads(capsys.readouterr().out)
+            assert cli.run(["ls", "--json", "--status", row["state"]]) == 0
+            assert len(json.loads(capsys.readouterr().out)) == 1
+            return row["state"]
+
+        assert state() == "complete"
+        (path / "_commits" / "00000000.meta_optimize.0.json").unlink()
+        assert state() == "stopped"
+        pid = os.fork()
+        if pid == 0:
+            storage.open_writer(path)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert state() == "killed"
+        # Another process has the number of the killed one by now, here and after a reboot.
+        owner = json.loads((path / "writer.lock").read_text())
+        here = owner_document(owner["token"])
+        for reused in (
+            {"pid": os.getpid()},
+            {"pid": os.getpid(), "process_started": here["process_started"], "boot": "an earlier one"},
+        ):
+            (path / "writer.lock").write_text(json.dumps(owner | reused))
+            assert state() == "killed"
+        with storage.open_writer(path):
+            assert state() == "training"
+        assert state() == "stopped"
+
     def test_a_zombie_is_not_writing(self, tmp_path):
         pid = os.fork()
         if pid == 0:

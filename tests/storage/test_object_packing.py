@@ -338,6 +338,34 @@ def test_damaged_objects_of_a_segment_are_named_and_repaired(run, memory, make_b
     assert storage.verify_run(URL) == []
 
 
+def test_an_entry_of_the_log_that_was_lost_before_others_is_missed(run, memory, other_machine):
+    pack()
+    last = log().next - 1
+    for number in range(last):
+        other_machine(f"reader {number}")
+        key = f"/bucket/runs/first/_log/{number:08d}.json"
+        raw = memory.cat_file(key)
+        memory.rm_file(key)
+        with pytest.raises(storage.DamagedRun, match=rf"_log/{number:08d}.json: is missing; later ones are there"):
+            storage.open_run(URL)
+        memory.pipe_file(key, raw)
+        assert len(storage.open_run(URL)) == ITERATIONS
+
+
+def test_an_entry_that_appears_while_the_log_is_read_is_not_missed(run, memory, other_machine, monkeypatch):
+    other_machine("second")
+    get_all, late = ObjectFolder.get_all, ["_log/00000001.json"]
+
+    def get(self, keys, **options):
+        found = get_all(self, keys, **options)
+        hidden = [key for key in keys if key in late]
+        late.clear() if hidden else None
+        return [None if key in hidden else raw for key, raw in zip(keys, found, strict=True)]
+
+    monkeypatch.setattr(ObjectFolder, "get_all", get)
+    assert len(storage.open_run(URL)) == ITERATIONS
+
+
 def test_entries_about_segments_are_refused_by_earlier_versions_and_others_are_not(run):
     assert {schema(raw) for raw in log().cached_entries()} == {entries.SCHEMAS[0]}
     pack()

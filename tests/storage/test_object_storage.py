@@ -266,6 +266,8 @@ def test_after_any_damage_of_objects_a_run_is_whole_or_says_what_is_gone(
         damaged = dice.sample([key for key in whole if whole[key]], k=dice.choice((1, 1, 2, 3)))
         for key in damaged:
             changed = dice.choice(DAMAGES)(whole[key], dice)
+            if changed is None and key == max(name for name in whole if "/_log/" in name):
+                changed = b""  # without its newest entry a log is that of a writer that is still at work
             if changed is None:
                 bucket.rm_file(key)
             else:
