@@ -1,5 +1,6 @@
 """The few requests that a run makes of an object store, through fsspec."""
 
+import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -11,6 +12,7 @@ from metaloom.storage.remote.deadlines import Deadlines, may_pass
 # Bytes that are allowed for where nobody knows: of an entry of the log, of the answers that list a folder.
 _SMALL_OBJECT = 2**16
 _LISTING = 2**24
+_AT_ONCE = 128
 
 
 class ObjectFolder:
@@ -43,7 +45,7 @@ class ObjectFolder:
         with self._failures():
             if contents:
                 objects = {self._path(key): content for key, content in contents.items()}
-                self._ask(sum(map(len, objects.values())), lambda fs, limit: fs.pipe(objects, **limit))
+                self._ask(sum(map(len, objects.values())), lambda fs, limit: _pipe(fs, objects, limit))
 
     def put_new(self, key: str, content: bytes) -> bool:
         """Store an object if there is none; return whether it was stored."""
@@ -139,6 +141,32 @@ class ObjectFolder:
             required="an object store that answers, with permission to read and write",
             action=action,
         )
+
+
+def _pipe(fs: Any, objects: Mapping[str, bytes], limit: dict[str, float]) -> None:
+    if not fs.async_impl:
+        fs.pipe(objects)
+        return
+    from fsspec.asyn import sync
+
+    sync(fs.loop, _pipe_together, fs, objects, **limit)
+
+
+async def _pipe_together(fs: Any, objects: Mapping[str, bytes]) -> None:
+    # fsspec's own way leaves its requests running when the deadline has passed: they go on beside those that are made
+    # again, and nobody hears what becomes of them.
+    at_once = asyncio.Semaphore(_AT_ONCE)
+
+    async def put(path: str, content: bytes) -> None:
+        async with at_once:
+            await fs._pipe_file(path, content)
+
+    try:
+        async with asyncio.TaskGroup() as requests:
+            for path, content in objects.items():
+                requests.create_task(put(path, content))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
 
 def _remove(fs: Any, paths: list[str], limit: dict[str, float]) -> None:

@@ -1,11 +1,14 @@
 """Object stores that do not answer: every request has a deadline, and whoever waits is told. Real sockets."""
 
+import asyncio
+import gc
 import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+import fsspec.asyn
 import pytest
 import s3fs
 
@@ -17,6 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:botocore", "ignore::DeprecationWarning:aiobotocore"),
 ]
+NOT_IN_TIME = "no complete answer in time"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\nETag: x\r\n\r\n"
 
 
@@ -87,7 +91,7 @@ def server(answer: Callable[[socket.socket, threading.Event], None]) -> Iterator
     ("answer", "found"),
     [
         (silent, r"no answer for 0.4 s"),
-        (byte_by_byte, r"no complete answer in time"),
+        (byte_by_byte, NOT_IN_TIME),
         (dies_in_mid_body, r"ClientPayloadError|IncompleteRead|ResponseStreamingError"),
         (overloaded, r"Service Unavailable"),
     ],
@@ -103,7 +107,7 @@ def test_a_request_that_gets_no_answer_is_made_again_with_a_word_and_then_fails(
         assert warning.endswith("trying again (2 of 2)")
         assert len(asked) == 2
         if answer is silent:
-            with pytest.raises(StorageFailed, match="no complete answer in time, 2 times"):
+            with pytest.raises(StorageFailed, match=f"{NOT_IN_TIME}, 2 times"):
                 ObjectFolder(url).put_new("a", b"content")
 
 
@@ -116,6 +120,18 @@ def test_a_store_that_is_not_there_is_asked_again_and_then_named(address, found,
     with pytest.raises(StorageFailed, match=f"{found}.*, 2 times"):
         ObjectFolder(f"s3://bucket/{address[7:]}").put_all({"a": b"content"})
     assert "trying again (2 of 2)" in caplog.text
+
+
+def test_requests_that_a_deadline_has_ended_do_not_go_on_unheard(monkeypatch, caplog):
+    with server(byte_by_byte) as (address, _), caplog.at_level(logging.ERROR, "asyncio"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        objects = ObjectFolder("s3://bucket/several")
+        with pytest.raises(StorageFailed, match=f"{NOT_IN_TIME}, 2 times"):
+            objects.put_all({name: b"content" for name in "abc"})
+        requests = [task.get_coro().__qualname__ for task in asyncio.all_tasks(fsspec.asyn.get_loop())]
+        assert [name for name in requests if "put" in name or "_run_coro" in name] == []
+    gc.collect()  # a task whose error nobody has asked for says so when it goes
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "1e9"])
