@@ -39,13 +39,16 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, train_tiny):
-    """A run, one of whose iterations is thinned, and a fork of it."""
+    """A run, one of whose iterations is thinned, a fork of it, and the run with its first two iterations packed."""
     folder = tmp_path_factory.mktemp("whole")
     run = train_tiny(folder / "run", iterations=3)
     fork(run, 2, folder / "fork")
     resume(folder / "fork", backend=SERIAL)
     thin(run, storage.Retention(keep_last=1))
-    return {"run": run, "fork": folder / "fork"}
+    shutil.copytree(run, folder / "packed")
+    with storage.open_writer(folder / "packed") as writer:
+        assert writer.pack() == [range(2)]
+    return {"run": run, "fork": folder / "fork", "packed": folder / "packed"}
 
 
 def cases(whole, dice=None):
@@ -75,7 +78,7 @@ def check(whole, folder, digests, relative, way):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("which", ["run", "fork"])
+@pytest.mark.parametrize("which", ["run", "fork", "packed"])
 def test_a_damaged_file_of_each_kind_comes_back(runs, which, tmp_path, digests):
     found = [*cases(runs[which], random.Random(4))]
     assert len(found) >= 9
@@ -103,7 +106,7 @@ def test_metadata_that_one_output_brings_back_is_there_when_others_are_read(runs
 
 @pytest.mark.sweep
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("which", ["run", "fork"])
+@pytest.mark.parametrize("which", ["run", "fork", "packed"])
 def test_any_damaged_file_comes_back_whatever_the_damage(runs, which, tmp_path, digests):
     for relative, way in cases(runs[which]):
         check(runs[which], tmp_path, digests, relative, way)
