@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,12 +36,10 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
         ExportExists: something else than such tables is in the folder.
         UsageError: the run names no identity, or has a column of another type than the tables.
     """
-    try:
-        import deltalake  # noqa: F401
-    except ImportError:
-        raise ExtraMissing("delta", "deltalake") from None
+    if find_spec("deltalake") is None:
+        raise ExtraMissing("delta", "deltalake")
     _require_lake(folder)
-    evaluated = {run.iterations[n] for n in range(len(run.iterations)) if _is_evaluated(run, run.iterations[n])}
+    evaluated = [i for i in run.iterations if _is_evaluated(run, i)]
     read = {"episodes": run.episodes, "tasks": run.tasks, "metrics": run.metrics, "evaluations": run.evaluations}
     appended: set[int] = set()
     with system_errors(
@@ -72,7 +71,7 @@ def _append(
     run: Run,
     folder: Path,
     read: Callable[[Sequence[int]], pa.Table],
-    iterations: Sequence[int] | set[int],
+    iterations: Sequence[int],
     done: Export,
 ) -> list[int]:
     """Append to one table the iterations that it lacks; returns which."""
@@ -82,7 +81,7 @@ def _append(
     who = _identity(run)
     known = DeltaTable(folder) if DeltaTable.is_deltatable(str(folder)) else None
     have = (known.transaction_version(who) or 0) if known is not None else 0
-    new = sorted(i for i in iterations if i >= have)
+    new = [i for i in iterations if i >= have]
     if not new:
         return []
     schema = _with_run(read(new[-1:]), run, who).schema
