@@ -186,7 +186,7 @@ class AlgorithmSettings(PluginSettings):
     """
 
     graph: ClassVar[str]
-    """The table of stages that its runs follow: on_policy, off_policy, task_inference."""
+    """The table of stages that its runs follow: on_policy, off_policy, task_inference, trial_inference."""
     learner: ClassVar[str]
     """module:Class of its Learner, which takes these settings and a Setup."""
 
@@ -223,6 +223,11 @@ class AlgorithmSettings(PluginSettings):
         The episodes of a task then are those of several trials side by side: first the first ones of all, and so on.
         """
         return None
+
+    @property
+    def earlier_iterations(self) -> int:
+        """Iterations before its own whose episodes an update may learn from as well, where the graph provides them."""
+        return 0
 
     @property
     def adapts(self) -> bool:
