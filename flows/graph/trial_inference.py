@@ -11,9 +11,8 @@ from metaloom.flows.graph import on_policy
 from metaloom.flows.graph.common import INITIALIZE, SAMPLE_TASKS, evaluated, evaluation
 from metaloom.flows.graph.context import Context
 from metaloom.flows.graph.off_policy import MIB
-from metaloom.flows.graph.on_policy import PROCESS_SAMPLES
 from metaloom.flows.graph.outputs import SpanOutputs
-from metaloom.flows.graph.stage import Graph, Input
+from metaloom.flows.graph.stage import ITERATION, Graph, Input
 from metaloom.pipeline.algorithms.varibad.experience import Experience
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.estimation.trials import Trials
@@ -92,7 +91,9 @@ def _learns_from(config: RunConfig, i: int, k: int) -> Mapping[str, Input]:
     }
 
 
-COLLECT_ROLLOUTS = replace(on_policy.COLLECT_ROLLOUTS, thinnable=False)
+# Later iterations learn from these episodes, too.
+COLLECT_ROLLOUTS = replace(on_policy.COLLECT_ROLLOUTS, per=ITERATION, thinnable=False)
+PROCESS_SAMPLES = replace(on_policy.PROCESS_SAMPLES, per=ITERATION)
 META_OPTIMIZE = replace(on_policy.META_OPTIMIZE, inputs=_learns_from, run=_meta_optimize)
 TRIAL_INFERENCE = Graph(
     "trial_inference",

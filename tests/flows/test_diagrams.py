@@ -14,7 +14,12 @@ from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import Span, StageRef
 
-KINDS = {"on_policy": "promp-point-corner", "off_policy": "sac-pendulum", "task_inference": "pearl-point-robot"}
+KINDS = {
+    "on_policy": "promp-point-corner",
+    "off_policy": "sac-pendulum",
+    "task_inference": "pearl-point-robot",
+    "trial_inference": "varibad-hidden-goal-grid",
+}
 
 
 def config_of(recipe, *changes):

@@ -83,17 +83,18 @@ def elbo(
     """
     posteriors = encoder.posteriors(params, trials.inputs)
     kl = kl_between(posteriors, priors_of(posteriors))
+    lengths, L = trials.lengths.to(kl.dtype), len(trials.inputs)
     if drawn.at is None:
-        weights = _real(trials.lengths, len(trials.inputs)).t() / trials.lengths  # [L, N]
+        weights = _real(trials.lengths, L).t() / lengths  # [L, N]
     else:
         posteriors, kl = _picked(posteriors, drawn.at), kl.gather(0, drawn.at)
         weights = torch.full_like(kl, 1 / len(kl))
     latents = posteriors.mean + posteriors.log_std.exp() * drawn.noise
     if drawn.decoded is None:
-        steps, shares = trials.steps, _real(trials.lengths, len(trials.inputs)).to(kl.dtype)  # [N, L]
+        steps, shares = trials.steps, _real(trials.lengths, L).to(kl.dtype)  # [N, L]
     else:
         steps = trials.steps.at(drawn.decoded)
-        shares = (trials.lengths / drawn.decoded.shape[1]).to(kl.dtype)[:, None].expand(drawn.decoded.shape)
+        shares = (lengths / drawn.decoded.shape[1])[:, None].expand(drawn.decoded.shape)
     rewards, states = (
         (likelihood * shares).sum(-1) for likelihood in decoders.log_likelihoods(params, latents, steps)
     )
