@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.distributions import DiagGaussian, Distribution
 from metaloom.pipeline.nn.mlp import affine, initialize_shapes
 from metaloom.pipeline.nn.recurrent import build_cell
@@ -38,6 +39,7 @@ class Encoder:
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw float32 parameters by name, in order."""
+        require_room(self.shapes, setting="algorithm.encoder_size or embedding_size")
         layers = {name: shape for name, shape in self.shapes.items() if name not in self._cell.shapes}
         drawn = initialize_shapes(layers, rng) | self._cell.initialize(rng)
         return {name: drawn[name] for name in self.shapes}

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
+from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.distributions import LOG_2PI
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.spec import MLP, NetworkSpec, Spaces
@@ -54,7 +55,9 @@ class Decoders:
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw float32 parameters by name, in order."""
-        return self._rewards.initialize(rng) | (self._states.initialize(rng) if self._states else {})
+        networks = [network for network in (self._rewards, self._states) if network is not None]
+        require_room({n: s for of in networks for n, s in of.shapes.items()}, setting="algorithm.decoder_layers")
+        return {name: value for network in networks for name, value in network.initialize(rng).items()}
 
     def log_likelihoods(
         self, params: Mapping[str, Tensor], latents: Tensor, steps: DecodedSteps

@@ -84,6 +84,19 @@ class VariBAD(TrialSettings):
         """See AlgorithmSettings."""
         return self.buffer_iterations - 1
 
+    def model_bytes(self, *, trials: int, trial_steps: int, observation_size: int, action_size: int) -> int:
+        """What torch keeps of every posterior with every step that is decoded from it; see AlgorithmSettings."""
+        O, A, Z = observation_size, action_size, self.latent_size
+        at_once = min(self.trials_per_model_update, self.buffer_iterations * trials)
+        latents = at_once * (self.elbo_steps or trial_steps)
+        pairs = latents * (self.decoded_steps or trial_steps)
+        layers = 2 * sum(self.decoder_layers)  # before and behind their activations
+        if self.reward_decoder == "heads":
+            numbers = latents * (Z + layers + 2 * O) + 10 * pairs
+        else:
+            numbers = pairs * (Z + 2 * O + A + layers + 4)
+        return 4 * (numbers + (pairs * (Z + O + A + layers + 3 * O) if self.decode_states else 0))
+
     def policy_problems(self, run: RunSettings) -> Iterator[str]:
         """See TrialSettings."""
         if run.policy.name is not None:
