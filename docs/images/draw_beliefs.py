@@ -52,7 +52,8 @@ def draw(name, picture):
     trials, horizon = Trials(batch, settings["episodes_per_trial"], 5), batch.rewards.shape[2]
     at = found_at(trials)
     n = int(np.where(at < 2 * horizon, at, -1).argmax())
-    steps = np.linspace(0, at[n], 6).round().astype(int).tolist() + [int(at[n]) + 1, 2 * horizon]
+    steps = np.linspace(0, at[n], 6).round().astype(int)
+    steps = [*steps.tolist(), int(at[n]) + 1, 2 * horizon]
     mean, log_std = (trials.behavior[f"posterior_{part}"][n, steps] for part in ("mean", "log_std"))
     probabilities = cell_probabilities(run, iteration, mean, log_std)
     size = int(np.sqrt(probabilities.shape[1]))

@@ -23,7 +23,7 @@ from metaloom.storage import Span, StageRef
 
 
 class StoredTrials:
-    """Trials of a run's rounds; the newest that fit stay in memory, which changes no bit.
+    """Trials of a run's rounds; as long as they fit and are asked for they stay in memory, which changes no bit.
 
     Args:
         episodes_per_trial: of the run.

@@ -58,9 +58,9 @@ class Trials:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that they take."""
-        arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
-        return sum(array.nbytes for array in arrays) + self._episodes.observations.nbytes
+        """Memory that they take, with the episodes that they were."""
+        values = [*vars(self).values(), *vars(self._episodes).values(), *self.behavior.values()]
+        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     def along(self, values: Array) -> Array:
         """Bring [B, E, T, ...] into the order of the trials, [N, L, ...]; what is on padding stays there."""

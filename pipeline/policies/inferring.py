@@ -45,7 +45,7 @@ class Encoder:
         return {name: drawn[name] for name in self.shapes}
 
     def posteriors(self, params: Mapping[str, Tensor], inputs: Tensor) -> DiagGaussian:
-        """Return the posteriors [L, N, Z] of N trials [L, N, in] from their beginnings on, behind each of their steps."""
+        """Return the posteriors [L, N, Z] of N trials [L, N, in] from their beginnings on, behind every step."""
         L, N, _ = inputs.shape
         embedded = torch.relu(affine(EMBEDDING, params, inputs.flatten(0, 1))).unflatten(0, (L, N))
         features, _ = self._cell(params, embedded, inputs.new_zeros(N, self._cell.state_size))

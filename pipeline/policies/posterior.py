@@ -65,6 +65,7 @@ class PosteriorNetwork:
     e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is what a policy with a memory sees.
 
     Attributes:
+        latent_size: Z.
         posterior: [B, E, 2 Z], μ and log σ of the last step.
     """
 
@@ -73,7 +74,7 @@ class PosteriorNetwork:
         sizes = EncoderSizes.of(own)
         self._embedding, self._layer = (_Affine(own, prefix) for prefix in (EMBEDDING, POSTERIOR))
         self._cell = BuiltInCell(sizes.spec, own)
-        self.state_size = self._cell.state_size
+        self.state_size, self.latent_size = self._cell.state_size, sizes.latent
         spec = config.network_spec(spaces, spaces.num_actions or spaces.action_size, extra_size=2 * sizes.latent)
         self._policy = network_inference(policy_prefix(spaces), spec, params, num_rows)
         self._observed, self._inferred = np.split(self._policy.inputs, [spaces.observation_size], axis=-1)

@@ -94,5 +94,5 @@ class Decoders:
 
 
 def _log_normal(errors: Tensor) -> Tensor:
-    """log N(e; 0, 1)."""
+    """Log N(e; 0, 1)."""
     return -0.5 * (errors.square() + LOG_2PI)

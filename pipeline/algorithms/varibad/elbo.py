@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.varibad.decoders import Decoders, DecodedSteps
+from metaloom.pipeline.algorithms.varibad.decoders import DecodedSteps, Decoders
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.policies.inferring import Encoder
 
@@ -95,9 +95,7 @@ def elbo(
     else:
         steps = trials.steps.at(drawn.decoded)
         shares = (lengths / drawn.decoded.shape[1])[:, None].expand(drawn.decoded.shape)
-    rewards, states = (
-        (likelihood * shares).sum(-1) for likelihood in decoders.log_likelihoods(params, latents, steps)
-    )
+    rewards, states = ((likelihood * shares).sum(-1) for likelihood in decoders.log_likelihoods(params, latents, steps))
     return Elbo(*((part * weights).sum(0).mean() for part in (rewards, states, kl)))
 
 

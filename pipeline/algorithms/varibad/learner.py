@@ -87,7 +87,8 @@ class VariBADLearner(Learner[Step, Experience]):
         policy, critic = self._policy.policy.initialize(rng), self._policy.critic.initialize(rng)
         decoder = self._model.initialize_decoders(rng)
         optimizer = _optimizers(
-            initial_state(settings.optimizer, policy | critic), initial_state(settings.model_optimizer, encoder | decoder)
+            initial_state(settings.optimizer, policy | critic),
+            initial_state(settings.model_optimizer, encoder | decoder),
         )
         counters = {CRITIC_SCALE: UNSCALED.copy(), NUM_UPDATES: np.array(0, np.int64)}
         return LearnerState(encoder | policy, optimizer, {**critic, **decoder, **counters})

@@ -77,8 +77,8 @@ class Model:
         at = None if settings.elbo_steps is None else (rng.random((K, N)) * lengths).astype(np.int64)
         D = settings.decoded_steps
         decoded = None if D is None else (rng.random((N, D)) * lengths[:, None]).astype(np.int64)
-        places = [None if steps is None else self._tensor(steps) for steps in (at, decoded)]
-        return Drawn(*places, self._tensor(noise))
+        at, decoded = (None if steps is None else self._tensor(steps) for steps in (at, decoded))
+        return Drawn(at, decoded, self._tensor(noise))
 
     def _tensors(self, chosen: Sequence[tuple[Trials, int]]) -> TrialTensors:
         lengths = np.array([int(trials.mask[n].sum()) for trials, n in chosen])

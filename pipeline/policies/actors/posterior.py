@@ -18,13 +18,13 @@ class PosteriorActor(RecurrentActor):
         super().__init__(setup)
         network = self._remembering.network
         assert isinstance(network, PosteriorNetwork)
-        self._network, Z = network, network.posterior.shape[-1] // 2
+        self._network, Z = network, network.latent_size
         self._means, self._log_stds = (self._record(name, Z) for name in (POSTERIOR_MEAN, POSTERIOR_LOG_STD))
 
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         """Actions [n, ...]; see Actor."""
         actions = super().act(t, observations, rows)
-        Z = self._means.shape[-1]
+        Z = self._network.latent_size
         posterior = self._network.posterior.reshape(-1, 2 * Z)[rows]
         self._means[t, rows], self._log_stds[t, rows] = posterior[:, :Z], posterior[:, Z:]
         return actions
