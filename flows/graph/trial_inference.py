@@ -13,7 +13,7 @@ from metaloom.flows.graph.context import Context
 from metaloom.flows.graph.off_policy import MIB
 from metaloom.flows.graph.outputs import SpanOutputs
 from metaloom.flows.graph.stage import ITERATION, Graph, Input
-from metaloom.pipeline.algorithms.varibad.experience import Experience
+from metaloom.pipeline.algorithms.varibad.experience import TrialExperience
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.replay.trials import TrialBuffer
@@ -70,7 +70,7 @@ def _meta_optimize(
         iteration=i,
         parallel=context.parallel,
         measures=context.measures,
-        experience=Experience(step, _stored(context).buffer(rounds)),
+        experience=TrialExperience(step, _stored(context).buffer(rounds)),
     )
 
 

@@ -36,7 +36,7 @@ def varibad_hidden_goal_grid() -> RunConfig:
             trials_per_minibatch=40,
             learning_rate=2e-3,
             lr_schedule="linear",
-            lr_horizon=600,
+            lr_horizon=450,
             entropy_coeff=0.03,
             model_updates=20,
         ),

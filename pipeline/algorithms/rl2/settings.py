@@ -36,7 +36,7 @@ class RL2(TrialSettings):
             "episodes_per_task": self.episodes_per_trial,
         }
 
-    def policy_problems(self, run: RunSettings) -> Iterator[str]:
+    def own_problems(self, run: RunSettings) -> Iterator[str]:
         """See TrialSettings."""
         if run.policy.name is not None:
             yield f"policy.name is {run.policy.name} but rl2 needs a memory; set policy.network to a class of your own"

@@ -51,11 +51,15 @@ class Improved:
 
 
 class TrialPPO:
-    """Estimates and gradient steps of a policy that adapts within a trial; holds no parameters."""
+    """Estimates and gradient steps of a policy that adapts within a trial; holds no parameters.
+
+    Attributes:
+        lr_factor: of step sizes, after so many updates.
+    """
 
     def __init__(self, settings: TrialSettings, setup: Setup, policy: TrialPolicy, device: torch.device) -> None:
         self._settings, self._setup, self._policy, self._device = settings, setup, policy, device
-        self._lr_factor = lr_factor(settings, settings.learning_rate)
+        self.lr_factor = lr_factor(settings, settings.learning_rate)
         self._weights = Weights(settings.clip_eps, settings.value_coeff, settings.entropy_coeff)
 
     def trials(self, episodes: EpisodeBatch) -> Trials:
@@ -101,7 +105,7 @@ class TrialPPO:
             NumericalError: naming what is not finite.
         """
         settings = self._settings
-        rate = settings.learning_rate * self._lr_factor(num_updates)
+        rate = settings.learning_rate * self.lr_factor(num_updates)
         flat = FlatTensors(params | critic, self._device, [*self._policy.learned(params), *critic])
         descent = Descent(settings.optimizer, flat, optimizer)
         batch = Batch(self.trials(step.episodes), step.samples, self._policy, self._setup.processing, self._device)

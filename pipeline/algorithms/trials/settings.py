@@ -55,7 +55,7 @@ class TrialSettings(AlgorithmSettings, LearningRate):
         """See AlgorithmSettings."""
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {self.name} has values of its own instead; leave baseline out"
-        yield from self.policy_problems(run)
+        yield from self.own_problems(run)
         if run.samples_until_enough:
             yield (
                 f"min_steps or min_rollouts is set but {self.name} has as many episodes in every trial; leave them out"
@@ -67,7 +67,7 @@ class TrialSettings(AlgorithmSettings, LearningRate):
             )
         yield from processing_problems(run.processing, ("advantages",))
 
-    def policy_problems(self, run: RunSettings) -> Iterator[str]:
-        """Tell what of the policy's settings does not fit, in words that say what to do."""
+    def own_problems(self, run: RunSettings) -> Iterator[str]:
+        """Tell what does not fit this algorithm alone, in words that say what to do."""
         del run
         yield from ()

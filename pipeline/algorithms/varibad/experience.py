@@ -7,7 +7,7 @@ from metaloom.pipeline.types import Step
 
 
 @dataclass(frozen=True)
-class Experience:
+class TrialExperience:
     """What an update learns from.
 
     Attributes:

@@ -10,7 +10,7 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
 from metaloom.pipeline.algorithms.trials.losses import Sequences
 from metaloom.pipeline.algorithms.trials.ppo import CRITIC_SCALE, UNSCALED, TrialPPO
-from metaloom.pipeline.algorithms.varibad.experience import Experience
+from metaloom.pipeline.algorithms.varibad.experience import TrialExperience
 from metaloom.pipeline.algorithms.varibad.model import Model
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.estimation.trials import Trials
@@ -70,7 +70,7 @@ class VariBADPolicy(InferringPolicy):
         return self.critic(params, inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]).squeeze(-1)
 
 
-class VariBADLearner(Learner[Step, Experience]):
+class VariBADLearner(Learner[Step, TrialExperience]):
     """A policy that adapts by what it infers of its task; see Learner."""
 
     def __init__(self, settings: VariBAD, setup: Setup) -> None:
@@ -117,7 +117,7 @@ class VariBADLearner(Learner[Step, Experience]):
     def update(
         self,
         state: LearnerState,
-        experience: Experience,
+        experience: TrialExperience,
         *,
         run_seed: int,
         iteration: int,
@@ -141,6 +141,7 @@ class VariBADLearner(Learner[Step, Experience]):
             encoder | decoder,
             unprefixed(state.optimizer, MODEL_STATE),
             experience.buffer,
+            learning_rate=self._settings.model_learning_rate * self._ppo.lr_factor(num_updates),
             run_seed=run_seed,
             iteration=iteration,
         )

@@ -36,7 +36,14 @@ class Model:
         return self._decoders.initialize(rng)
 
     def learn(
-        self, params: Params, optimizer: Params, buffer: TrialBuffer, *, run_seed: int, iteration: int
+        self,
+        params: Params,
+        optimizer: Params,
+        buffer: TrialBuffer,
+        *,
+        learning_rate: float,
+        run_seed: int,
+        iteration: int,
     ) -> tuple[Params, Params, Metrics]:
         """Return parameters and the optimizer's state after an iteration's gradient steps, and what describes them.
 
@@ -52,7 +59,7 @@ class Model:
             rng = generator(run_seed, "model", iteration, n)
             trials = self._tensors(buffer.take(rng.choice(len(buffer), size, replace=False)))
             found = elbo(self._encoder, self._decoders, flat.params, trials, self._drawn(trials, rng))
-            descent.down(self._loss(found), settings.model_learning_rate)
+            descent.down(self._loss(found), learning_rate)
             parts.append(torch.stack(found).detach())
         after = flat.copies()
         require_finite_params({"the model": after}, stage="meta_optimize", advice="Lower algorithm.model_learning_rate")

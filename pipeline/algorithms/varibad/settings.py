@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from metaloom.pipeline.algorithms.contract import RunSettings
 from metaloom.pipeline.algorithms.trials.settings import TrialSettings
 from metaloom.pipeline.nn.optimization import OptimizerConfig
-from metaloom.pipeline.policies.config import ActorKind
+from metaloom.pipeline.nn.spec import RECURRENT_NETWORKS
+from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import later
-
-LayerSize = Annotated[int, Field(ge=1)]
 
 
 class VariBAD(TrialSettings):
@@ -55,7 +54,7 @@ class VariBAD(TrialSettings):
 
     # Gradient steps of the model.
     model_learning_rate: float = Field(default=1e-3, gt=0)
-    """Step size of encoder and decoders, which no schedule changes."""
+    """Step size of encoder and decoders, before the schedule's factor."""
     model_optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Of encoder and decoders together; adam and rmsprop have an ε of 1e-8."""
     model_updates: int = Field(default=10, ge=1)
@@ -97,14 +96,14 @@ class VariBAD(TrialSettings):
             numbers = pairs * (Z + 2 * O + A + layers + 4)
         return 4 * (numbers + (pairs * (Z + O + A + layers + 3 * O) if self.decode_states else 0))
 
-    def policy_problems(self, run: RunSettings) -> Iterator[str]:
+    def own_problems(self, run: RunSettings) -> Iterator[str]:
         """See TrialSettings."""
         if run.policy.name is not None:
             yield (
                 f"policy.name is {run.policy.name} but varibad has a policy of its own, on a posterior; set "
                 "policy.network to a class of your own"
             )
-        if run.policy.network in ("gru", "lstm"):
+        if run.policy.network in RECURRENT_NETWORKS:
             yield (
                 f"policy.network is {run.policy.network}, but what varibad remembers is in its encoder "
                 "(algorithm.encoder_size); required a network without a memory, such as mlp"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_setups import A, O, small_setup
 
-from metaloom.pipeline.algorithms.varibad.experience import Experience
+from metaloom.pipeline.algorithms.varibad.experience import TrialExperience
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.policies.config import PolicyConfig
@@ -55,7 +55,7 @@ def updated(buffer=None, setup=SETUP, state=None, **settings):
     learner, episodes = VariBAD(**(SMALL | settings)).build(setup), episodes_of()
     state = state or learner.initialize(run_seed=1)
     step = Step(episodes, learner.process(state, episodes, seed=0), 0)
-    experience = Experience(step, buffer or buffer_of(episodes))
+    experience = TrialExperience(step, buffer or buffer_of(episodes))
     after, metrics = learner.update(state, experience, run_seed=1, iteration=0)
     return learner, state, experience, after, metrics
 
@@ -148,3 +148,10 @@ def test_the_model_comes_to_explain_its_trials(options):
     )
     assert many["elbo"] > few["elbo"] + 1
     assert ("state_log_likelihood" in many) == ("decode_states" in options)
+
+
+def test_the_schedule_holds_for_both_step_sizes():
+    *_, after, _ = updated()
+    *_, second, metrics = updated(state=after, lr_schedule="linear", lr_horizon=1)
+    assert metrics["learning_rate"] == 0
+    assert differing(after, second) == {"critic.scale", "num_updates"}
