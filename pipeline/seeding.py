@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 
 Stream = Literal[
-    "initialize", "tasks", "resets", "actions", "beliefs", "context", "minibatches", "updates", "baseline", "evaluation"
-]
+    "initialize", "tasks", "resets", "actions", "beliefs", "context", "minibatches", "updates", "model", "baseline",
+    "evaluation",
+]  # fmt: skip
 
 
 def seed_for(run_seed: int, stream: Stream, *position: int) -> int:

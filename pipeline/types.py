@@ -83,7 +83,9 @@ class EpisodeBatch(Shown):
         behavior: what the acting distribution was, float32: for a Gaussian `mean` [B, E, T, A] and `log_std` [B, A],
             for discrete actions `log_probs` [B, E, T, number of actions]; for a tanh-Gaussian `mean` and `log_stds`
             [B, E, T, A] before the tanh, with the variable drawn from the task's posterior as `latent` [B, E, Z]; for
-            Q-values `action_values` [B, E, T, number of actions] and `epsilon` [B]; nothing for uniform actions.
+            Q-values `action_values` [B, E, T, number of actions] and `epsilon` [B]; nothing for uniform actions. Where
+            a task is inferred within a trial also what was acted on, `posterior_mean` and `posterior_log_std`
+            [B, E, T, Z].
         reward_terms: name -> [B, E, T] float32; they sum to `rewards`.
         initial_state: [B, E, S] float64, the simulator's state after reset, from which an episode can be rendered.
         facts: name -> what the environment tells besides, bool or float32: [B, E, T] of every step, or [B, E] of the

@@ -8,8 +8,8 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, Params, Update
 from metaloom.stages.counters import no_steps
 
-CRITICS = ("critic.", "q1.", "q2.", "v.", "target_")
-"""Prefixes of what judges a policy in a learner: values, and the networks that follow them."""
+CRITICS = ("critic.", "q1.", "q2.", "v.", "target_", "decoder.")
+"""Prefixes of what judges a policy in a learner: values, the networks that follow them, and a model's decoders."""
 
 
 def initialize(learner: Learner[Any, Any], *, run_seed: int, start: LearnerState | None = None) -> Update:

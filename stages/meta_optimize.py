@@ -11,7 +11,7 @@ from metaloom.stages.counters import finished
 
 
 def meta_optimize(
-    learner: Learner[Any, Sequence[Step]],
+    learner: Learner[Any, Any],
     state: LearnerState,
     steps: Sequence[Step],
     *,
@@ -19,6 +19,7 @@ def meta_optimize(
     iteration: int,
     parallel: ParallelMap = map,
     measures: Measures = NO_MEASURES,
+    experience: object = None,
 ) -> Update:
     """The learner state of the next iteration, and the metrics of this one.
 
@@ -30,8 +31,12 @@ def meta_optimize(
         iteration: the number of this iteration.
         parallel: maps over chunks of tasks; the result does not depend on it.
         measures: what else is measured of every step.
+        experience: what the algorithm learns from, where that is more than these steps.
     """
-    updated, update_metrics = learner.update(state, steps, run_seed=run_seed, iteration=iteration, parallel=parallel)
+    learned_from = steps if experience is None else experience
+    updated, update_metrics = learner.update(
+        state, learned_from, run_seed=run_seed, iteration=iteration, parallel=parallel
+    )
     metrics: Metrics = {}
     for step in steps:
         metrics |= with_own(step_metrics(step), measures.of_step(step))

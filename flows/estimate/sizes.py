@@ -198,12 +198,22 @@ class _Sizes:
         rounds = config.algorithm.adaptation_steps + 1
         tasks = getattr(config.algorithm, "tasks_per_chunk", 1) * usable_cores()
         rows = min(config.num_tasks, tasks) * self._real_episodes() * T * rounds
-        return _GRADIENT_COPIES * rows * self._forms.row_bytes
+        spaces, of_trial = self._forms.spaces, config.algorithm.trial or 1
+        beside = config.algorithm.model_bytes(
+            trials=config.num_tasks * config.episodes_per_task // of_trial,
+            trial_steps=of_trial * T,
+            observation_size=spaces.observation_size,
+            action_size=spaces.num_actions or spaces.action_size,
+        )
+        return _GRADIENT_COPIES * rows * self._forms.row_bytes + beside
 
     def _replay_bytes(self) -> int:
-        if self._plan is None:
-            return 0
         config, spaces = self._config, self._forms.spaces
+        if self._plan is None:
+            earlier = config.algorithm.earlier_iterations
+            episodes = self._output(EpisodeBatch, self._sizes | {"episode": config.episodes_per_task}).memory
+            # As they were read, and in the order of trials.
+            return min(config.replay.cache_mib * MIB, (earlier + 1) * 2 * episodes) if earlier else 0
         most = self._plan.most_transitions(
             iterations=config.iterations,
             num_tasks=config.num_tasks,

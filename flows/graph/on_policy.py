@@ -14,7 +14,8 @@ from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskBatch, Task
 from metaloom.stages.meta_optimize import meta_optimize
 
 
-def _state(i: int) -> Mapping[str, Input]:
+def state(i: int) -> Mapping[str, Input]:
+    """The learner that iteration i starts from."""
     return state_before(META_OPTIMIZE, i)
 
 
@@ -25,7 +26,7 @@ def _adapted(i: int, k: int) -> Mapping[str, Input]:
 
 def _acting(i: int, k: int) -> Mapping[str, Input]:
     """Parameters by which tasks act at inner step k: the learner's for all, or each task's adapted ones."""
-    return _adapted(i, k) or _state(i)
+    return _adapted(i, k) or state(i)
 
 
 def _every_step(config: RunConfig, i: int) -> Mapping[str, Input]:
@@ -102,7 +103,7 @@ COLLECT_ROLLOUTS = Stage(
 PROCESS_SAMPLES = Stage(
     "process_samples",
     EACH_STEP,
-    lambda config, i, k: {**_state(i), "episodes": COLLECT_ROLLOUTS.at(i, k)},
+    lambda config, i, k: {**state(i), "episodes": COLLECT_ROLLOUTS.at(i, k)},
     Samples,
     _process_samples,
     group="samples_{step}",
@@ -112,7 +113,7 @@ _STEP = {"episodes": COLLECT_ROLLOUTS, "samples": PROCESS_SAMPLES}
 ADAPT = Stage(
     "adapt",
     INNER_STEP,
-    lambda config, i, k: {**_state(i), **_adapted(i, k), **{name: s.at(i, k) for name, s in _STEP.items()}},
+    lambda config, i, k: {**state(i), **_adapted(i, k), **{name: s.at(i, k) for name, s in _STEP.items()}},
     TaskParams,
     _adapt,
     group="adapted_{step}",
@@ -121,7 +122,7 @@ ADAPT = Stage(
 META_OPTIMIZE = Stage(
     "meta_optimize",
     ITERATION,
-    lambda config, i, k: {**_state(i), **_every_step(config, i)},
+    lambda config, i, k: {**state(i), **_every_step(config, i)},
     Update,
     _meta_optimize,
     group="learner",

@@ -4,11 +4,12 @@ from metaloom.flows.graph.off_policy import OFF_POLICY
 from metaloom.flows.graph.on_policy import ON_POLICY
 from metaloom.flows.graph.stage import Graph
 from metaloom.flows.graph.task_inference import TASK_INFERENCE
+from metaloom.flows.graph.trial_inference import TRIAL_INFERENCE
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.plugins import load
 from metaloom.pipeline.schema import ConfigError
 
-GRAPHS = {graph.name: graph for graph in (ON_POLICY, OFF_POLICY, TASK_INFERENCE)}
+GRAPHS = {graph.name: graph for graph in (ON_POLICY, OFF_POLICY, TASK_INFERENCE, TRIAL_INFERENCE)}
 
 
 def graph_of(config: RunConfig) -> Graph:

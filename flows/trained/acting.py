@@ -19,6 +19,7 @@ from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.q_values import EPSILON
 from metaloom.pipeline.policies.build import build_policy
+from metaloom.pipeline.policies.inferring import without_posterior
 from metaloom.pipeline.policies.recurrent import RecurrentPolicy
 from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
@@ -168,14 +169,12 @@ class Acting:
             case "q_values":
                 # As in training; the actor itself is greedy here.
                 return epsilon_greedy(found["action_values"], torch.tensor(self._params.params[EPSILON]))
-            case "recurrent":
+            case kind:
                 by_task = {name: torch.as_tensor(v)[:, None] for name, v in actor.behavior_by_task.items()}
-                policy = RecurrentPolicy(self._blueprint.spaces, self._blueprint.config.policy)
-                return policy.recorded({**found, **by_task})
-            case _:
-                by_task = {name: torch.as_tensor(v)[:, None] for name, v in actor.behavior_by_task.items()}
-                config = self._blueprint.config.policy
-                return build_policy(config, self._blueprint.spaces).recorded({**found, **by_task})
+                config, spaces = self._blueprint.config.policy, self._blueprint.spaces
+                recurrent = kind == "recurrent"
+                policy = RecurrentPolicy(spaces, config) if recurrent else build_policy(config, spaces)
+                return policy.recorded(without_posterior({**found, **by_task}))
 
     @property
     def latent(self) -> Array | None:

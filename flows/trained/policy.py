@@ -189,9 +189,9 @@ class TrainedPolicy:
     ) -> TrainedPolicy:
         """Adapt to a task as the algorithm does, and return the adapted policy; this one stays as it is.
 
-        The policy family of MAML takes gradient steps on the episodes; PEARL infers the task from them; RL2 remembers
-        them, one after the other, in the order of the batch; A2C, PPO and the other learners of a single task do not
-        adapt, and raise.
+        The policy family of MAML takes gradient steps on the episodes; PEARL infers the task from them; RL2 and VariBAD
+        remember them, one after the other, in the order of the batch; A2C, PPO and the other learners of a single task
+        do not adapt, and raise.
 
         Args:
             to: an environment that shows and takes what the run's own does, in which the episodes are collected; or

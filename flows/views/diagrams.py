@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from metaloom.flows.graph.stage import Graph, Input, Stage
+from metaloom.flows.graph.stage import Graph, Stage
 from metaloom.flows.graph.tables import graph_of
-from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.config.run import MOST_ITERATIONS, RunConfig
 from metaloom.storage import Span, StageRef
 
 SAME, BEFORE, EARLIER_STEP, STEPS, ALL_SO_FAR = "", "iteration before", "step before", "steps so far", "all so far"
+LATEST = "last iterations"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def as_mermaid(diagram: Diagram) -> str:
     lines = ["flowchart TD"]
     lines += [f'    {stage.name}["{stage.name}<br/><small>{stage.per.words}</small>"]' for stage in diagram.stages]
     for edge in diagram.edges:
-        arrow = "-.->" if edge.which in (BEFORE, ALL_SO_FAR) else "-->"
+        arrow = "-.->" if edge.which in (BEFORE, ALL_SO_FAR, LATEST) else "-->"
         lines.append(f'    {edge.source} {arrow}|"{edge.label}"| {edge.target}')
     return "\n".join(lines) + "\n"
 
@@ -107,13 +108,16 @@ _SIDE, _BOX, _ROW, _HEIGHT = 330, 170, 74, 40
 
 def _edges(graph: Graph, config: RunConfig, ref: StageRef) -> Iterator[Edge]:
     for name, wanted in graph.inputs(config, ref).items():
-        for source, which in _sources(graph, wanted, ref):
-            yield Edge(source, ref.stage, name, which)
+        if isinstance(wanted, Span):
+            # Late in a run a window of iterations no longer begins with the first one.
+            late = graph.inputs(config, StageRef(MOST_ITERATIONS - 1, ref.stage, ref.step))[name]
+            which = LATEST if isinstance(late, Span) and late.first else ALL_SO_FAR
+            yield from (Edge(source, ref.stage, name, which) for source in wanted.stages)
+        else:
+            yield from (Edge(source, ref.stage, name, which) for source, which in _sources(graph, wanted, ref))
 
 
-def _sources(graph: Graph, wanted: Input, ref: StageRef) -> Sequence[tuple[str, str]]:
-    if isinstance(wanted, Span):
-        return [(stage, ALL_SO_FAR) for stage in wanted.stages]
+def _sources(graph: Graph, wanted: StageRef | tuple[StageRef, ...], ref: StageRef) -> Sequence[tuple[str, str]]:
     if isinstance(wanted, tuple):
         return [(one.stage, STEPS) for one in wanted]
     if wanted.iteration < ref.iteration:
@@ -139,7 +143,7 @@ def _arc(edge: Edge, source: int, target: int, n: int) -> str:
     # Ends beside one another, so that arrows at the same box can be told apart.
     y0, y1 = (place * _ROW + 10 + _HEIGHT * (0.25 + 0.5 * (n % 4) / 3) for place in (source, target))
     reach = x + out * min(30 + 34 * abs(target - source), _SIDE - 100)
-    dashes = ' stroke-dasharray="4 3"' if edge.which in (BEFORE, ALL_SO_FAR) else ""
+    dashes = ' stroke-dasharray="4 3"' if edge.which in (BEFORE, ALL_SO_FAR, LATEST) else ""
     # The apex of a cubic curve lies three quarters of the way to its control points.
     apex, anchor = x + 0.75 * (reach - x) + 4 * out, "start" if down else "end"
     return (

@@ -23,6 +23,7 @@ ALGORITHMS = Plugins(
         "rl2": "metaloom.pipeline.algorithms.rl2.settings:RL2",
         "sac": "metaloom.pipeline.algorithms.off_policy.sac:SAC",
         "svpg": "metaloom.pipeline.algorithms.actor_critic.svpg:SVPG",
+        "varibad": "metaloom.pipeline.algorithms.varibad.settings:VariBAD",
         "vpg-dice": "metaloom.pipeline.algorithms.maml.settings:VPGDice",
     },
 )

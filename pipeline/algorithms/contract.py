@@ -186,7 +186,7 @@ class AlgorithmSettings(PluginSettings):
     """
 
     graph: ClassVar[str]
-    """The table of stages that its runs follow: on_policy, off_policy, task_inference."""
+    """The table of stages that its runs follow: on_policy, off_policy, task_inference, trial_inference."""
     learner: ClassVar[str]
     """module:Class of its Learner, which takes these settings and a Setup."""
 
@@ -223,6 +223,16 @@ class AlgorithmSettings(PluginSettings):
         The episodes of a task then are those of several trials side by side: first the first ones of all, and so on.
         """
         return None
+
+    @property
+    def earlier_iterations(self) -> int:
+        """Iterations before its own whose episodes an update may learn from as well, where the graph provides them."""
+        return 0
+
+    def model_bytes(self, *, trials: int, trial_steps: int, observation_size: int, action_size: int) -> int:
+        """Memory of a gradient step of what learns beside policy and values, where an iteration's trials decide it."""
+        del trials, trial_steps, observation_size, action_size
+        return 0
 
     @property
     def adapts(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from metaloom.pipeline.estimation.returns import gae
@@ -20,6 +22,7 @@ class Trials:
             (one-hot where actions are discrete), the reward, and whether an episode ended with it, all zero for the
             first step of a trial.
         actions: [N, L, A] float32 or [N, L] int64.
+        taken: [N, L, A], the same in float32, one-hot where actions are discrete.
         rewards: [N, L], zero on padding.
         behavior: name -> [N, L, ...], what the acting distribution was.
     """
@@ -36,9 +39,10 @@ class Trials:
         self.actions = self.along(episodes.actions)
         self.rewards = self.along(episodes.rewards) * self.mask
         observations = self.along(episodes.observations[:, :, :-1])
-        taken = np.eye(num_actions, dtype=np.float32)[self.actions] if num_actions else self.actions
+        self._episodes = episodes
+        self.taken = np.eye(num_actions, dtype=np.float32)[self.actions] if num_actions else self.actions
         ends = self.along((np.arange(self._shape[2]) + 1 == episodes.lengths[..., None]).astype(np.float32))
-        seen = np.concatenate([taken, self.rewards[..., None], ends[..., None]], axis=-1)
+        seen = np.concatenate([self.taken, self.rewards[..., None], ends[..., None]], axis=-1)
         before = np.zeros_like(seen)
         before[:, 1:] = seen[:, :-1]
         self.inputs = np.concatenate([observations, before], axis=-1, dtype=np.float32)
@@ -46,6 +50,17 @@ class Trials:
 
     def __len__(self) -> int:
         return len(self.mask)
+
+    @cached_property
+    def next_observations(self) -> Array:
+        """[N, L, O], to which actions led: of an episode's last step, not those of the next episode."""
+        return self.along(self._episodes.observations[:, :, 1:])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take, with the episodes that they were."""
+        values = [*vars(self).values(), *vars(self._episodes).values(), *self.behavior.values()]
+        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     def along(self, values: Array) -> Array:
         """Bring [B, E, T, ...] into the order of the trials, [N, L, ...]; what is on padding stays there."""

@@ -12,12 +12,14 @@ from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.belief import latent_size
 from metaloom.pipeline.policies.actors.categorical import CategoricalActor
 from metaloom.pipeline.policies.actors.gaussian import GaussianActor
+from metaloom.pipeline.policies.actors.posterior import PosteriorActor
 from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK, QValuesActor
 from metaloom.pipeline.policies.actors.recurrent import RecurrentActor
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK, TanhGaussianActor
 from metaloom.pipeline.policies.actors.uniform import UniformActor
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, check_network, check_shapes
+from metaloom.pipeline.policies.posterior import check_posterior
 from metaloom.pipeline.policies.remembering import check_remembering
 from metaloom.pipeline.types import Params
 
@@ -32,6 +34,7 @@ def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
     makers: dict[ActorKind, Callable[[ActorSetup], Actor]] = {
         "policy": CategoricalActor if setup.spaces.num_actions else GaussianActor,
         "recurrent": RecurrentActor,
+        "posterior": PosteriorActor,
         "uniform": UniformActor,
         "tanh_gaussian": TanhGaussianActor,
         "q_values": QValuesActor,
@@ -82,6 +85,8 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
             check(MEAN_NETWORK, spaces.action_size, activation="tanh")
         case "recurrent":
             check_remembering(config, params, spaces)
+        case "posterior":
+            check_posterior(config, params, spaces)
         case "uniform":
             pass  # has none
         case "tanh_gaussian":

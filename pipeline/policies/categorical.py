@@ -13,10 +13,11 @@ from metaloom.pipeline.policies.inference import LOGITS_NETWORK
 
 
 class CategoricalPolicy(Policy):
-    """For discrete actions; see Policy."""
+    """For discrete actions; `extra_size` numbers stand behind an observation. See Policy."""
 
-    def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
-        self.network = build_network(LOGITS_NETWORK, config.network_spec(spaces, spaces.num_actions))
+    def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
+        spec = config.network_spec(spaces, spaces.num_actions, extra_size=extra_size)
+        self.network = build_network(LOGITS_NETWORK, spec)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Categorical:
         """Return the distribution of actions [..., N]; see Policy."""

@@ -18,16 +18,17 @@ LOG_STD = "log_std"
 
 
 class GaussianPolicy(Policy):
-    """For continuous actions; see Policy.
+    """For continuous actions; `extra_size` numbers stand behind an observation. See Policy.
 
     Attributes:
         action_size: A.
         config: options of the standard deviation.
     """
 
-    def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
+    def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         self.action_size, self.config = spaces.action_size, config
-        self.network = build_network(MEAN_NETWORK, config.network_spec(spaces, spaces.action_size))
+        spec = config.network_spec(spaces, spaces.action_size, extra_size=extra_size)
+        self.network = build_network(MEAN_NETWORK, spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw float32 parameters: those of the mean network in order, then log_std [A]."""

@@ -1,6 +1,7 @@
 """Acting with a memory: what a policy has seen of its trial, as the state of a network and the last thing it did."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from metaloom.pipeline.nn.spec import Shapes, Spaces
 from metaloom.pipeline.policies.cell_inference import cell_inference, shapes_of
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, check_shapes
-from metaloom.pipeline.types import Array, Params, TaskParams
+from metaloom.pipeline.types import Array, EpisodeBatch, Params, TaskParams
 
 TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"
 """Names under which parameters of a task hold what it is to begin with; without them a trial begins with nothing."""
@@ -32,6 +33,42 @@ class Memory:
         return {TRIAL_STATE: self.state[:, 0].copy(), TRIAL_LAST: self.last[:, 0].copy()}
 
 
+class MemoryNetwork(Protocol):
+    """Outputs of a policy and states of B tasks x E rows, whose bits depend on E and not on B; see Inference.
+
+    Attributes:
+        state_size: S.
+    """
+
+    state_size: int
+
+    def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
+        """Return outputs [B, E, A] and the next states [B, E, S], of inputs [B, E, O + A + 2] and states [B, E, S]."""
+        ...
+
+
+class MakeNetwork(Protocol):
+    """Sets up the network of a policy with these parameters [B, ...], for so many rows E of every task."""
+
+    def __call__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> MemoryNetwork: ...
+
+
+class CellAndHead:
+    """A layer on the features of a cell, as RL2's policy is; see MemoryNetwork."""
+
+    def __init__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> None:
+        del num_rows
+        head, own = head_name(spaces), params.params
+        self._cell = cell_inference(config.cell_spec(spaces), own)
+        self._kernel, self._bias = own[f"{head}.kernel"], np.ascontiguousarray(own[f"{head}.bias"][:, None])
+        self.state_size = self._cell.state_size
+
+    def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
+        """See MemoryNetwork."""
+        features, after = self._cell.step(inputs, state)
+        return np.matmul(features, self._kernel) + self._bias, after
+
+
 class Remembering:
     """The network of B tasks x E rows with its memory, input by input: an Inference whose inputs are observations.
 
@@ -41,24 +78,29 @@ class Remembering:
     Attributes:
         inputs: [B, E, O] float32: write the observations here.
         output_size: of the policy: means of actions, or logits.
+        network: of the policy.
     """
 
     def __init__(
-        self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int, memory: Memory | None = None
+        self,
+        config: PolicyConfig,
+        spaces: Spaces,
+        params: TaskParams,
+        num_rows: int,
+        memory: Memory | None = None,
+        network: MakeNetwork = CellAndHead,
     ) -> None:
-        head, own = head_name(spaces), params.params
-        self._cell = cell_inference(config.cell_spec(spaces), own)
-        self._kernel, self._bias = own[f"{head}.kernel"], np.ascontiguousarray(own[f"{head}.bias"][:, None])
+        self.network = network(config, spaces, params, num_rows)
         self._discrete, self.output_size = spaces.num_actions > 0, spaces.num_actions or spaces.action_size
-        B, O = len(self._bias), spaces.observation_size
+        B, O = len(next(iter(params.params.values()))), spaces.observation_size
         self._inputs = np.zeros((B, num_rows, O + self.output_size + 2), np.float32)
         self.inputs, self._last = self._inputs[..., :O], self._inputs[..., O:]
-        self._state = np.zeros((B, num_rows, self._cell.state_size), np.float32)
+        self._state = np.zeros((B, num_rows, self.network.state_size), np.float32)
         self._next = self._state
         # Views of the same, row by row.
         self._last_rows = self._inputs.reshape(B * num_rows, -1)[:, O:]
         self._state_rows = self._state.reshape(B * num_rows, -1)
-        self.memory = memory or _of_params(own, self.memory)
+        self.memory = memory or _of_params(params.params, self.memory)
 
     @property
     def memory(self) -> Memory:
@@ -72,8 +114,8 @@ class Remembering:
 
     def outputs(self) -> Array:
         """Return outputs [B, E, A] for the current observations, on what is remembered; see Inference."""
-        features, self._next = self._cell.step(self._inputs, self._state)
-        return np.matmul(features, self._kernel) + self._bias
+        outputs, self._next = self.network.step(self._inputs, self._state)
+        return outputs
 
     def keep(self, rows: Array, actions: Array) -> None:
         """Remember the last observations of some rows [n], and the actions [n, ...] that they led to."""
@@ -111,9 +153,14 @@ def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> N
     }
     if not spaces.num_actions:
         required["log_std"] = (A,)
-    if TRIAL_STATE in params or TRIAL_LAST in params:
-        required |= {TRIAL_STATE: (cell.state_size,), TRIAL_LAST: (A + 2,)}
-    check_shapes(params, required)
+    check_shapes(params, required | memory_shapes(params, cell.state_size, spaces))
+
+
+def memory_shapes(params: Params, state_size: int, spaces: Spaces) -> Shapes:
+    """Return the shapes of what tasks begin with, where the parameters say so."""
+    if TRIAL_STATE not in params and TRIAL_LAST not in params:
+        return {}
+    return {TRIAL_STATE: (state_size,), TRIAL_LAST: ((spaces.num_actions or spaces.action_size) + 2,)}
 
 
 def _of_params(params: Params, nothing: Memory) -> Memory:
@@ -144,3 +191,18 @@ def recollect(remembering: Remembering, observations: Array, actions: Array, rew
         remembering.keep(rows, flat_actions[rows, t])
         remembering.learn_of(rows, flat_rewards[rows, t], lengths.reshape(-1)[rows] == t + 1)
     return outputs
+
+
+def remembered(remembering: Remembering, params: TaskParams, episodes: EpisodeBatch) -> TaskParams:
+    """Return the parameters of tasks with what is remembered of their episodes [B, E, T], one after the other.
+
+    Args:
+        remembering: of the same parameters, with one row.
+        params: that acted.
+        episodes: one trial of every task, or the next ones of it.
+    """
+    for e in range(episodes.rewards.shape[1]):
+        one = slice(e, e + 1)
+        parts = (episodes.observations, episodes.actions, episodes.rewards, episodes.lengths)
+        recollect(remembering, *(part[:, one] for part in parts))
+    return TaskParams({**params.params, **remembering.memory.of_task()})

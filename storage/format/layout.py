@@ -62,6 +62,18 @@ _EPISODES = (
     ArrayPlan(
         "behavior.action_values", ("task", "episode", "t", "choice"), "1", "value of every choice that was acted by"
     ),
+    ArrayPlan(
+        "behavior.posterior_mean",
+        ("task", "episode", "t", "latent"),
+        "1",
+        "mean of the posterior over the task that was acted on",
+    ),
+    ArrayPlan(
+        "behavior.posterior_log_std",
+        ("task", "episode", "t", "latent"),
+        "1",
+        "log standard deviation of the posterior over the task that was acted on",
+    ),
     ArrayPlan("behavior.epsilon", ("task",), "1", "probability of a uniformly random choice"),
     ArrayPlan("behavior.*", ("task",), "1", "parameter of the acting distribution"),
     ArrayPlan("reward_terms.*", ("task", "episode", "t"), "1", "one term of the reward; terms sum to it"),

@@ -15,6 +15,7 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.replay.index import RowIndex
+from metaloom.pipeline.seeding import generator
 from metaloom.storage import Span, StageRef
 
 COMMON = ("iterations=3", "policy.hidden_sizes=[8]", "evaluation.every=3", "evaluation.test_episodes=1")
@@ -63,6 +64,19 @@ def drawn_from(run, span, drawn):
     return {refs[n] for n in index.round_numbers(numbers)}
 
 
+def trials_drawn_from(run, config, iteration):
+    """The rounds that hold the trials of the gradient steps of VariBAD's model."""
+    settings = config.algorithm
+    of_each = config.num_tasks * config.episodes_per_task // settings.episodes_per_trial
+    refs = collectors(run, ("collect_rollouts",), iteration)[-settings.buffer_iterations :]
+    found = set()
+    for n in range(settings.model_updates):
+        rng = generator(config.seed, "model", iteration, n)
+        number, size = len(refs) * of_each, settings.trials_per_model_update
+        found |= {refs[n // of_each] for n in rng.choice(number, size, replace=False).tolist()}
+    return found
+
+
 def test_what_a_stage_loads_is_what_it_declares_and_what_its_record_says(trained):
     spans = 0
     with stages_of_run(trained, Backend(workers=0)) as all_stages:
@@ -89,11 +103,13 @@ def test_what_a_stage_loads_is_what_it_declares_and_what_its_record_says(trained
                 # A span of tasks is loaded, one of episodes counted; of the rows drawn the batches are read as well.
                 spans += 1
                 assert refs <= set(spy.loaded if "sample_tasks" in one.stages else spy.counted)
-            if spy.read:
+            if spy.read and stages.graph.name == "trial_inference":
+                assert set(spy.read) == trials_drawn_from(trained, stages.config, ref.iteration)
+            elif spy.read:
                 (rounds,) = declared_spans
                 minibatches = next(trained.load(r) for r in singles if r.stage == "sample_transitions")
                 assert set(spy.read) == drawn_from(trained, rounds, minibatches)
-    assert (spans > 0) == ("sample_transitions" in trained.stages)
+    assert (spans > 0) == (stages.graph.name != "on_policy")
 
 
 def test_every_input_of_a_stage_is_an_argument_of_what_computes_it(trained):

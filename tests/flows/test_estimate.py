@@ -36,6 +36,7 @@ FAMILIES = {
         "algorithm.num_initial_steps=100",
         "algorithm.critic_hidden_sizes=[100]",
     ),
+    "varibad": ("varibad-half-cheetah-dir", "env=navigation-2d", "num_tasks=8", "algorithm.decoded_steps=null"),
     "own network": (
         "promp-point-corner",
         "env.options={reward: dense}",
@@ -68,6 +69,9 @@ HUGE = {
         "algorithm.num_extra_rl_steps_posterior=1000000000000",
     ),
     "policy.network": ("promp-point-corner", "policy.network=own_networks_of_estimates:Huge"),
+    "algorithm.elbo_steps": ("varibad-half-cheetah-dir", "algorithm.elbo_steps=1000000000"),
+    "algorithm.encoder_size": ("varibad-half-cheetah-dir", "algorithm.encoder_size=1000000"),
+    "algorithm.decoder_layers": ("varibad-half-cheetah-dir", "algorithm.decoder_layers=[1000000, 1000000]"),
 }
 OWN_NETWORKS = """
 import torch

@@ -11,7 +11,7 @@ from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
 
 SINGLE_TASK = ["a2c", "dql", "ppo", "ppo2", "sac", "svpg"]
-BY_NO_GRADIENT = ["pearl", "rl2"]
+BY_NO_GRADIENT = ["pearl", "rl2", "varibad"]
 NAMES = sorted(ALGORITHMS.builtin.keys() - {*SINGLE_TASK, *BY_NO_GRADIENT})
 
 

@@ -66,7 +66,7 @@ def most_likely(run, batch):
 
 
 @pytest.mark.parametrize(
-    "trained", [name for name in SMALL_RUNS if name not in ("pearl", "svpg", "rl2")], indirect=True
+    "trained", [name for name in SMALL_RUNS if name not in ("pearl", "svpg", "rl2", "varibad")], indirect=True
 )
 def test_it_acts_and_weighs_actions_as_the_stored_episodes_say(trained):
     batch, policy = trained[1].rollouts(0), trained.policy(1)

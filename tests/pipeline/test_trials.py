@@ -82,3 +82,15 @@ def test_nothing_of_a_trial_is_in_the_inputs_of_another():
     first, second = Trials(batch, 2, 0).inputs, Trials(changed, 2, 0).inputs
     assert not np.array_equal(first[0], second[0])
     assert np.array_equal(first[1], second[1])
+
+
+@pytest.mark.parametrize("num_actions", [0, 4], ids=["continuous", "discrete"])
+def test_what_a_step_led_to_is_of_its_own_episode(num_actions):
+    batch = episodes([[2, 3]], num_actions=num_actions)
+    trials = Trials(batch, 2, num_actions)
+    # The first episode ends in its observation 2, not in the first one of the second.
+    expected = np.concatenate([batch.observations[0, 0, 1:3], batch.observations[0, 1, 1:4]])
+    assert np.array_equal(trials.next_observations[0], expected)
+    # What a step saw of the one before it is what that one took.
+    assert np.array_equal(trials.inputs[0, 1:, 1:-2], trials.taken[0, :-1])
+    assert trials.taken.dtype == np.float32

@@ -1,9 +1,11 @@
 """Acting with a memory of the trial."""
 
+from typing import ClassVar
+
 from metaloom.pipeline.policies.actors.categorical import CategoricalActor
 from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.gaussian import GaussianActor
-from metaloom.pipeline.policies.remembering import Memory, Remembering
+from metaloom.pipeline.policies.remembering import CellAndHead, MakeNetwork, Memory, Remembering
 from metaloom.pipeline.types import Array
 
 
@@ -14,9 +16,13 @@ class RecurrentActor(Actor):
     before. What it remembers lasts from one episode to the next; with `setup.memory` None a trial begins.
     """
 
+    make_network: ClassVar[MakeNetwork] = CellAndHead
+
     def __init__(self, setup: ActorSetup) -> None:
         super().__init__(setup)
-        self._remembering = Remembering(setup.config, setup.spaces, setup.params, setup.num_rows, setup.memory)
+        self._remembering = Remembering(
+            setup.config, setup.spaces, setup.params, setup.num_rows, setup.memory, self.make_network
+        )
         kind = CategoricalActor if setup.spaces.num_actions else GaussianActor
         self._actor: Actor = kind(setup, self._remembering)
         self.actions = self._actor.actions

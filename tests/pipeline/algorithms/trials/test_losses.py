@@ -1,11 +1,12 @@
-"""The loss of RL2 on whole trials, against the same written out step by step."""
+"""The loss of PPO on whole trials, under a recurrent policy, against the same written out step by step."""
 
 import numpy as np
 import pytest
 import torch
+from cell_steps import gru_step, lstm_step
 from small_setups import A, O
 
-from metaloom.pipeline.algorithms.rl2.losses import Sequences, Weights, clip_fraction, sequence_loss
+from metaloom.pipeline.algorithms.trials.losses import Sequences, Weights, clip_fraction, sequence_loss
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.recurrent import RecurrentPolicy
@@ -14,24 +15,6 @@ CONTINUOUS = Spaces((O,), 1.0, A, 0)
 DISCRETE = Spaces((O,), 1.0, 0, 4)
 LENGTHS = (5, 2, 4)
 WEIGHTS = Weights(clip_eps=0.2, value=0.7, entropy=0.3)
-
-
-def gru_step(params, x, h):
-    """One input [in] and state [H], by the equations of the class's docstring."""
-    of_input = x @ params["cell.input_kernel"] + params["cell.input_bias"]
-    of_hidden = h @ params["cell.hidden_kernel"] + params["cell.hidden_bias"]
-    (x_r, x_z, x_n), (h_r, h_z, h_n) = of_input.chunk(3), of_hidden.chunk(3)
-    r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
-    return (1 - z) * torch.tanh(x_n + r * h_n) + z * h
-
-
-def lstm_step(params, x, state):
-    h, c = state.chunk(2)
-    gates = x @ params["cell.input_kernel"] + params["cell.input_bias"]
-    gates = gates + h @ params["cell.hidden_kernel"] + params["cell.hidden_bias"]
-    i, f, g, o = gates.chunk(4)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return torch.cat([torch.sigmoid(o) * torch.tanh(c), c])
 
 
 def toy(network, spaces):

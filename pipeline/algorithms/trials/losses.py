@@ -1,14 +1,18 @@
-"""The loss of RL2 on whole trials, in torch."""
+"""The loss of PPO on whole trials, in torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.actor_critic.losses import clipped_surrogate
+from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.types import Array
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,30 @@ class Sequences:
         return flat if self.real is None else flat[self.real]
 
 
+class TrialPolicy(Protocol):
+    """A policy that adapts within a trial, and its values, as functions of explicit parameters."""
+
+    def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
+        """Names of the policy's parameters that PPO changes, in order."""
+        ...
+
+    def inputs(self, trials: Trials) -> Array:
+        """Return what policy and values see at every step of trials, [N, L, in] float32."""
+        ...
+
+    def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
+        """Rebuild the distributions that acted from what was recorded of them, [...] each."""
+        ...
+
+    def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
+        """Return distributions [n] of actions at real steps, and values [n] in units of their own scale."""
+        ...
+
+    def values(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Return values [L, N] of inputs [L, N, in], in units of their own scale."""
+        ...
+
+
 @dataclass(frozen=True)
 class Weights:
     """Of the parts of the loss."""
@@ -49,8 +77,9 @@ class Weights:
 def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Weights) -> Tensor:
     """-mean min(r A, clip(r, 1 ± ε) A) + c_v ½ mean (v - R̂)² - c_e mean H, over the real steps of all trials.
 
-    Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and v are on what the network
-    remembers, h, of the trial up to the step: the gradient runs back through all steps before.
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and v are on what is known, h, of
+    the trial up to the step. Where h is the state of a network that learns with them, the gradient runs back through
+    all steps before.
 
     Args:
         now: distributions [n] under the policy that learns.

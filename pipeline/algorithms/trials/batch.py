@@ -6,11 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.rl2.losses import Sequences
+from metaloom.pipeline.algorithms.trials.losses import Sequences, TrialPolicy
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.policies.recurrent import RecurrentPolicy
 from metaloom.pipeline.types import Array, Samples
 
 _SMALLEST_STD = 1e-4
@@ -29,7 +28,7 @@ class Batch:
         self,
         trials: Trials,
         samples: Samples,
-        policy: RecurrentPolicy,
+        policy: TrialPolicy,
         processing: ProcessingConfig,
         device: torch.device,
     ) -> None:
@@ -39,7 +38,7 @@ class Batch:
         targets = values + trials.advantages(values, processing.discount, processing.gae_lambda)
         real_targets = targets[trials.mask]
         self.scale = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
-        self._inputs, self._actions = self._tensor(trials.inputs), self._tensor(trials.actions)
+        self._inputs, self._actions = self._tensor(policy.inputs(trials)), self._tensor(trials.actions)
         self._advantages = self._tensor(trials.along(samples.advantages))
         mean, std = self.scale
         self._targets = self._tensor(((targets - mean) / std).astype(np.float32))

@@ -1,0 +1,73 @@
+"""Settings of algorithms whose policies adapt in the course of a trial and learn from whole trials by PPO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pydantic import Field
+
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
+from metaloom.pipeline.estimation.config import processing_problems
+from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
+from metaloom.pipeline.schema import later
+
+
+class TrialSettings(AlgorithmSettings, LearningRate):
+    """A policy that adapts to a task by what it has seen of its episodes there, trained by PPO."""
+
+    decides_episodes: ClassVar[tuple[str, ...]] = ("episodes_per_trial",)
+
+    episodes_per_trial: int = Field(default=2, ge=1)
+    """Episodes of a task, one after the other, through which the policy's memory lasts; episodes_per_task are those of
+    one trial or of several."""
+    num_epochs: int = Field(default=10, ge=1)
+    """Passes over the trials of an iteration."""
+    trials_per_minibatch: int = Field(default=16, ge=1)
+    """Whole trials per gradient step; an epoch's steps are dealt into equal parts of at most so many."""
+    clip_eps: float = Field(default=0.2, gt=0)
+    """Clipping range ε of the likelihood ratio."""
+    value_coeff: float = Field(default=0.5, gt=0)
+    """Weight of the loss of the values."""
+    entropy_coeff: float = Field(default=0.0, ge=0)
+    """Weight of the policy's entropy, which is maximized."""
+    max_grad_norm: float | None = Field(default=0.5, gt=0)
+    """Longer gradients, of policy and values together, are shortened to this Euclidean norm."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
+    """Of policy and values together."""
+
+    @property
+    def trial(self) -> int:
+        """See AlgorithmSettings."""
+        return self.episodes_per_trial
+
+    @property
+    def evaluation_steps(self) -> int:
+        """As many episodes as a trial has before its last one."""
+        return self.episodes_per_trial - 1
+
+    @property
+    def evaluation_episodes(self) -> int:
+        """One: after every episode the next."""
+        return 1
+
+    def problems(self, run: RunSettings) -> Iterator[str]:
+        """See AlgorithmSettings."""
+        if run.baseline.name != "zero":
+            yield f"baseline is {run.baseline.name} but {self.name} has values of its own instead; leave baseline out"
+        yield from self.own_problems(run)
+        if run.samples_until_enough:
+            yield (
+                f"min_steps or min_rollouts is set but {self.name} has as many episodes in every trial; leave them out"
+            )
+        if run.episodes_per_task % self.episodes_per_trial:
+            yield (
+                f"episodes_per_task is {run.episodes_per_task} but a trial has {self.episodes_per_trial} episodes "
+                "(algorithm.episodes_per_trial); required a multiple, whole trials of every task"
+            )
+        yield from processing_problems(run.processing, ("advantages",))
+
+    def own_problems(self, run: RunSettings) -> Iterator[str]:
+        """Tell what does not fit this algorithm alone, in words that say what to do."""
+        del run
+        yield from ()

@@ -1,0 +1,112 @@
+"""Settings of VariBAD, Zintgraf et al. 2020, arXiv:1910.08348, with PPO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from metaloom.pipeline.algorithms.contract import RunSettings
+from metaloom.pipeline.algorithms.trials.settings import TrialSettings
+from metaloom.pipeline.nn.optimization import OptimizerConfig
+from metaloom.pipeline.nn.spec import RECURRENT_NETWORKS
+from metaloom.pipeline.policies.config import ActorKind, LayerSize
+from metaloom.pipeline.schema import later
+
+
+class VariBAD(TrialSettings):
+    """A policy on the posterior over its task, inferred by the encoder of a model that explains whole trials."""
+
+    graph: ClassVar[str] = "trial_inference"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.varibad.learner:VariBADLearner"
+    actor: ClassVar[ActorKind] = "posterior"
+    sizes: ClassVar[tuple[str, ...]] = ("episodes_per_trial", "latent_size")
+
+    name: Literal["varibad"] = "varibad"
+
+    # Networks.
+    latent_size: int = Field(default=5, ge=1)
+    """Dimensions of the latent variable m that stands for a task."""
+    embedding_size: int = Field(default=32, ge=1)
+    """Units of the layer through which the encoder sees a step."""
+    encoder_size: int = Field(default=64, ge=1)
+    """Units of the encoder's GRU."""
+    decoder_layers: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
+    """Units in each hidden layer of every decoder."""
+    critic_hidden_sizes: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
+    """Units in each hidden layer of the values, which see what the policy sees."""
+
+    # Likelihood of trials.
+    reward_decoder: Literal["network", "heads"] = "network"
+    """Prediction of a reward: a network of m, the observation, the action and the next observation; or heads, one of m
+    for every number in the next observation, with which it is multiplied: where that is a unit vector, one per cell."""
+    reward_likelihood: Literal["gaussian", "bernoulli"] = "gaussian"
+    """Distribution of a reward: of variance 1 around the prediction; or bernoulli, of whether it is positive."""
+    decode_states: bool = False
+    """Predict next observations too, which tasks that differ in their dynamics need."""
+    reward_weight: float = Field(default=1.0, ge=0)
+    """Weight of the log-likelihood of rewards."""
+    state_weight: float = Field(default=1.0, ge=0)
+    """With decode_states: weight of the log-likelihood of next observations."""
+    kl_weight: float = Field(default=0.1, ge=0)
+    """Weight of the divergence of a posterior from the one before it."""
+
+    # Gradient steps of the model.
+    model_learning_rate: float = Field(default=1e-3, gt=0)
+    """Step size of encoder and decoders, before the schedule's factor."""
+    model_optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
+    """Of encoder and decoders together; adam and rmsprop have an ε of 1e-8."""
+    model_updates: int = Field(default=10, ge=1)
+    """Gradient steps of encoder and decoders per iteration."""
+    trials_per_model_update: int = Field(default=25, ge=1)
+    """Trials of the buffer per gradient step."""
+    buffer_iterations: int = Field(default=20, ge=1)
+    """Iterations, with the present one, whose trials the model learns from; the store is the buffer."""
+    elbo_steps: int | None = Field(default=None, ge=1)
+    """Posteriors of a trial that a gradient step learns from, drawn anew in each; null for those of all steps."""
+    decoded_steps: int | None = Field(default=None, ge=1)
+    """Steps of a trial that are decoded from each of them, drawn likewise; null for all."""
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """Small networks, no baseline; see AlgorithmSettings."""
+        return {
+            "policy": {"hidden_sizes": (64, 64)},
+            "baseline": {"name": "zero"},
+            "processing": {"gae_lambda": 0.95},
+            "episodes_per_task": self.episodes_per_trial,
+        }
+
+    @property
+    def earlier_iterations(self) -> int:
+        """See AlgorithmSettings."""
+        return self.buffer_iterations - 1
+
+    def model_bytes(self, *, trials: int, trial_steps: int, observation_size: int, action_size: int) -> int:
+        """What torch keeps of every posterior with every step that is decoded from it; see AlgorithmSettings."""
+        O, A, Z = observation_size, action_size, self.latent_size
+        at_once = min(self.trials_per_model_update, self.buffer_iterations * trials)
+        latents = at_once * (self.elbo_steps or trial_steps)
+        pairs = latents * (self.decoded_steps or trial_steps)
+        layers = 2 * sum(self.decoder_layers)  # before and behind their activations
+        if self.reward_decoder == "heads":
+            numbers = latents * (Z + layers + 2 * O) + 10 * pairs
+        else:
+            numbers = pairs * (Z + 2 * O + A + layers + 4)
+        return 4 * (numbers + (pairs * (Z + O + A + layers + 3 * O) if self.decode_states else 0))
+
+    def own_problems(self, run: RunSettings) -> Iterator[str]:
+        """See TrialSettings."""
+        if run.policy.name is not None:
+            yield (
+                f"policy.name is {run.policy.name} but varibad has a policy of its own, on a posterior; set "
+                "policy.network to a class of your own"
+            )
+        if run.policy.network in RECURRENT_NETWORKS:
+            yield (
+                f"policy.network is {run.policy.network}, but what varibad remembers is in its encoder "
+                "(algorithm.encoder_size); required a network without a memory, such as mlp"
+            )
+        if self.state_weight != 1 and not self.decode_states:
+            yield f"algorithm.state_weight is {self.state_weight} but algorithm.decode_states is off; leave it out"

@@ -1,0 +1,129 @@
+"""Acting on a posterior over the task, which a recurrent encoder infers from what a trial has shown so far.
+
+Zintgraf et al. 2020, arXiv:1910.08348. The torch side is pipeline.policies.inferring, the actor actors.posterior.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from metaloom.pipeline.nn.cells import CELL, cell_shapes
+from metaloom.pipeline.nn.spec import GRU, CellSpec, Shapes, Spaces
+from metaloom.pipeline.policies.cell_inference import BuiltInCell
+from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.policies.inference import (
+    LOGITS_NETWORK,
+    MEAN_NETWORK,
+    check_network,
+    check_shapes,
+    network_inference,
+)
+from metaloom.pipeline.policies.remembering import memory_shapes
+from metaloom.pipeline.types import Array, Params, TaskParams
+
+EMBEDDING, POSTERIOR = "encoder.embedding", "encoder.posterior"
+"""Prefixes of the layers before and behind the encoder's cell."""
+POSTERIOR_MEAN, POSTERIOR_LOG_STD = "posterior_mean", "posterior_log_std"
+"""Names under which rollouts record the posterior that an action was taken on."""
+
+
+class EncoderSizes(NamedTuple):
+    """Units of an encoder's embedding and cell, and the size Z of its latent variable."""
+
+    embedding: int
+    cell: int
+    latent: int
+
+    @classmethod
+    def of(cls, params: Params) -> "EncoderSizes":
+        """Read them off parameters [B, ...]; 0 of what is not there."""
+        found = [params[name].shape[-1] if name in params else 0 for name in _NAMES]
+        return cls(found[0], found[1] // 3, found[2] // 2)
+
+    @property
+    def spec(self) -> CellSpec:
+        """Description of the cell."""
+        return CellSpec(GRU, self.embedding, self.cell)
+
+    def shapes(self, input_size: int) -> Shapes:
+        """Shapes of the encoder's parameters in order."""
+        return {
+            f"{EMBEDDING}.kernel": (input_size, self.embedding),
+            f"{EMBEDDING}.bias": (self.embedding,),
+            **cell_shapes(self.spec),
+            f"{POSTERIOR}.kernel": (self.cell, 2 * self.latent),
+            f"{POSTERIOR}.bias": (2 * self.latent,),
+        }
+
+
+_NAMES = (f"{EMBEDDING}.bias", f"{CELL}.hidden_bias", f"{POSTERIOR}.bias")
+
+
+class PosteriorNetwork:
+    """A policy on an observation and the posterior N(μ, σ²) over its task, as μ and log σ; see MemoryNetwork.
+
+    e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is what a policy with a memory sees.
+
+    Attributes:
+        latent_size: Z.
+        posterior: [B, E, 2 Z], μ and log σ of the last step.
+    """
+
+    def __init__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> None:
+        own = params.params
+        sizes = EncoderSizes.of(own)
+        self._embedding, self._layer = (_Affine(own, prefix) for prefix in (EMBEDDING, POSTERIOR))
+        self._cell = BuiltInCell(sizes.spec, own)
+        self.state_size, self.latent_size = self._cell.state_size, sizes.latent
+        spec = config.network_spec(spaces, spaces.num_actions or spaces.action_size, extra_size=2 * sizes.latent)
+        self._policy = network_inference(policy_prefix(spaces), spec, params, num_rows)
+        self._observed, self._inferred = np.split(self._policy.inputs, [spaces.observation_size], axis=-1)
+        self.posterior = np.zeros(self._inferred.shape, np.float32)
+
+    def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
+        """See MemoryNetwork."""
+        features, after = self._cell.step(np.maximum(self._embedding(inputs), 0), state)
+        self.posterior = self._layer(features)
+        self._observed[:] = inputs[..., : self._observed.shape[-1]]
+        self._inferred[:] = self.posterior
+        return self._policy.outputs(), after
+
+
+class _Affine:
+    """x·K + b of every task's own parameters."""
+
+    def __init__(self, params: Params, prefix: str) -> None:
+        self._kernel = params[f"{prefix}.kernel"]
+        self._bias = np.ascontiguousarray(params[f"{prefix}.bias"][:, None])
+
+    def __call__(self, inputs: Array) -> Array:
+        return np.matmul(inputs, self._kernel) + self._bias
+
+
+def policy_prefix(spaces: Spaces) -> str:
+    """Prefix of the policy's network: of logits where actions are discrete, else of means."""
+    return LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK
+
+
+def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
+    """Numbers that the encoder sees of a step: an observation, and the last action, reward and end.
+
+    Raises:
+        ConfigError: observations are images.
+    """
+    return config.cell_spec(spaces).input_size
+
+
+def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
+    """Refuse parameters [B, ...] that are not those of a policy on a posterior.
+
+    Raises:
+        ValueError: naming the parameter, its shape and the one required.
+    """
+    sizes = EncoderSizes.of(params)
+    required = sizes.shapes(encoder_input_size(config, spaces)) | memory_shapes(params, sizes.cell, spaces)
+    if not spaces.num_actions:
+        required["log_std"] = (spaces.action_size,)
+    check_shapes(params, required)
+    A = spaces.num_actions or spaces.action_size
+    check_network(policy_prefix(spaces), config.network_spec(spaces, A, extra_size=2 * sizes.latent), params)

@@ -1,0 +1,33 @@
+"""The trials of the last iterations, from which a model of them learns: a view of what a run has stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from metaloom.pipeline.estimation.trials import Trials
+from metaloom.pipeline.types import Array
+
+
+class TrialBuffer:
+    """Finds trials by number, those of the oldest round first; a round is read when one of its trials is drawn.
+
+    Args:
+        counts: trials of every round, oldest first.
+        read: the trials of a round, by its number.
+    """
+
+    def __init__(self, counts: Sequence[int], read: Callable[[int], Trials]) -> None:
+        self._ends, self._read = [*accumulate(counts)], read
+
+    def __len__(self) -> int:
+        """Return the number of trials."""
+        return self._ends[-1]
+
+    def take(self, numbers: Array) -> list[tuple[Trials, int]]:
+        """Return the round of each of some trials [n], and its place there."""
+        rounds = np.searchsorted(self._ends, numbers, side="right")
+        begins = np.array([0, *self._ends])[rounds]
+        return [(self._read(r), p) for r, p in zip(rounds.tolist(), (numbers - begins).tolist(), strict=True)]
