@@ -26,6 +26,9 @@ from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRecord, StageRef, StoreError
 
+_LONGEST_LINE = 30
+"""Characters that fit into a box of the graph."""
+
 
 def live(run: Run) -> dict[str, Any]:
     """How a run stands: its state, how far it is, and what was stored last."""
@@ -229,8 +232,9 @@ def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
                 words = (f"iteration {item.ref.iteration}", item.digest[:12])
                 place(item.ref, Box(stage_name(item.ref), words, _link(run, item.ref)))
         for span in record.spans:
-            reach = f"iterations {span.first.iteration} to {span.last.iteration}"
-            place(span, Box(" and ".join(span.stages), (reach, plural(span.outputs, "output"))))
+            stages, reach = ", ".join(span.stages), f"iterations {span.first.iteration} to {span.last.iteration}"
+            shown = stages if len(stages) <= _LONGEST_LINE else f"{stages[: _LONGEST_LINE - 1]}…"
+            place(span, Box(plural(span.outputs, "output"), (shown, reach)))
     for record in records:
         spent = (
             f"{short_time(record.seconds)}  {'thinned' if run.is_thinned(record.ref) else size(record.stored_bytes)}"

@@ -8,8 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
 from metaloom import storage
 from metaloom.flows.errors import exit_code
@@ -25,7 +24,7 @@ from metaloom.storage import StageRef
 
 log = logging.getLogger(__name__)
 
-STATIC = Path(__file__).parent / "static"
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 FRESH = {"Cache-Control": "no-store"}
 Answer = Callable[[Request], Response]
 
@@ -44,7 +43,7 @@ class Pages:
         self._studio = FilmStudio()
         self._list = RunList()
 
-    def routes(self) -> list[Route | Mount]:
+    def routes(self) -> list[Route]:
         """Every address, below the token."""
         run = "/api/run/{run}"
         output = "{iteration:int}/{stage}/{step:int}"
@@ -64,8 +63,7 @@ class Pages:
         }
         return [
             *(Route(path, _told(answer)) for path, answer in asked.items()),
-            Route("/plotly.min.js", lambda request: FileResponse(self._plotly, media_type="text/javascript")),
-            Mount("/", StaticFiles(directory=STATIC, html=True)),
+            *(Route(path, _file(file)) for path, file in {**_static(), "/plotly.min.js": self._plotly}.items()),
         ]
 
     def _runs(self, request: Request) -> Response:
@@ -137,6 +135,16 @@ class Pages:
 
     def _opened(self, request: Request) -> OpenRun:
         return self._shelf.open(request.path_params["run"])
+
+
+def _static() -> dict[str, Path]:
+    """The files of the page itself by their address; there are no others to ask for."""
+    files = {f"/{file.name}": file for file in (Path(__file__).parent / "static").iterdir() if file.suffix in _KINDS}
+    return {"/": files["/index.html"], **files}
+
+
+def _file(path: Path) -> Answer:
+    return lambda request: FileResponse(path, media_type=_KINDS[path.suffix], headers={"Cache-Control": "no-cache"})
 
 
 def _told(answer: Answer) -> Answer:

@@ -54,6 +54,7 @@ def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
             raise UsageError(
                 f"--port {port}: {error.strerror}; required a free port of {ADDRESS}. 0 takes any that is free"
             ) from None
+        listening.listen()  # so that whoever is told can ask at once
         tell(f"http://{ADDRESS}:{listening.getsockname()[1]}/{token}/")
         run_server(app, listening)
 

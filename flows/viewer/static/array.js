@@ -17,6 +17,7 @@ export async function arrayPage(here, run, ref) {
   const spec = output.arrays.find((array) => `${array.group}/${array.name}` === path);
   if (!spec || spec.problem) throw new Problem(spec?.problem ?? `there is no array ${path}`);
   const { dims, shape } = spec;
+  const unit = ["1", "mixed"].includes(spec.unit) ? "" : spec.unit;
   const shown = { ...standard(dims, shape), at: shape.map(() => 0) };
   const controls = h("div", {});
   const trouble = h("div", {});
@@ -78,7 +79,7 @@ export async function arrayPage(here, run, ref) {
     const x = places(rows[0]?.length ?? 0, every[1]);
     const traces = few.map((row, n) => ({ x, y: row, type: "scatter", mode: row.length < 60 ? "lines+markers" : "lines", line: { width: 1.4, color: COLORS[n % COLORS.length] },
       marker: { size: 4 }, name: short(shown.rows) ? names[dims[shown.rows]][n] : `${label(shown.rows)} ${n * every[0]}` }));
-    await draw(chart, traces, label(shown.columns), spec.unit && spec.unit !== "1" ? spec.unit : spec.name,
+    await draw(chart, traces, label(shown.columns), unit || spec.name,
       { height: 460, showlegend: few.length > 1, xaxis: { title: { text: label(shown.columns) }, gridcolor: "#e6e8eb", automargin: true, ...ticks(shown.columns) } });
   }
 
@@ -89,7 +90,7 @@ export async function arrayPage(here, run, ref) {
   return [
     h("h1", {}, `${spec.name} of ${output.label}, iteration ${ref.iteration}`),
     h("p", { class: "quiet" }, `${spec.description}; ${dims.map((dim, n) => `${dim} ${shape[n]}`).join(" × ")}; ${spec.dtype}`
-      + `${spec.unit && spec.unit !== "1" ? `; unit: ${spec.unit}` : ""}. Padding behind the end of an episode is left out. `,
+      + `${unit ? `; unit: ${unit}` : ""}. Padding behind the end of an episode is left out. `,
     h("a", { href: outputLink(run, ref) }, "Record")),
     card(controls, trouble, chart, single),
   ];

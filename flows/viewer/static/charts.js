@@ -22,7 +22,7 @@ function layout(x, y, more = {}) {
   return {
     height: 300, margin: { l: 56, r: 14, t: 10, b: 44 }, font: { size: 12, color: "#24292f" },
     paper_bgcolor: "#fff", plot_bgcolor: "#fff", hovermode: "closest",
-    legend: { orientation: "h", y: -0.22, x: 0 },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
     xaxis: { ...axis, title: { text: x } }, yaxis: { ...axis, title: { text: y } }, ...more,
   };
 }
@@ -57,7 +57,8 @@ export async function curves(element, chart, against, clicked) {
 }
 
 function band(series, x) {
-  const fill = `${series.color}28`;
+  const [red, green, blue] = [1, 3, 5].map((n) => parseInt(series.color.slice(n, n + 2), 16));
+  const fill = `rgba(${red},${green},${blue},.17)`;
   const base = { type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
   // Gaps would be filled across: each stretch without one is a band of its own.
   const stretches = [];

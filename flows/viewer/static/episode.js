@@ -7,7 +7,7 @@ import { number } from "./format.js";
 
 const FIRST = ["rewards", "observations", "actions", "advantages", "returns", "values"];
 const FRAME_MILLISECONDS = 50;
-const MOST_LINES = 12;
+const MOST_LINES = 24;
 
 export async function episodePage(here, run, ref) {
   const task = Number(here.query.get("task"));
@@ -86,7 +86,7 @@ export async function episodePage(here, run, ref) {
       choice("episode", numbered(episodes), index, (e) => go(ref.step, task, e)),
       h("a", { href: link(run, "iteration", ref.iteration) }, "the iteration")),
     h("div", { class: "beside" },
-      h("div", { class: "aside" }, card(filmed, h("div", { class: "row" }, play, range), place, h("div", { class: "table" }, now))), right),
+      h("div", { class: "aside" }, card(filmed, h("div", { class: "row" }, play, range), place, h("div", { class: "table scrolled" }, now))), right),
   ];
 }
 

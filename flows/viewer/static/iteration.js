@@ -84,12 +84,13 @@ async function byTask(here, run, page, into) {
   let chosen = steps.at(-1);
   const pick = steps.length > 1 ? choice("episodes of inner step", steps.map((k) => [k, `${k}${k === 0 ? ", before adaptation" : k === steps.at(-1) ? ", after adaptation" : ""}`]), chosen,
     (value) => { chosen = Number(value); fill(); }) : "";
-  into.replaceChildren(h("h2", {}, "Returns by task"), h("div", { class: "grid" },
-    card(h("h3", {}, steps.length > 1 ? "Before and after adaptation" : "Mean return of each task"),
+  const several = returns.steps[chosen].returns.length > 1;
+  into.replaceChildren(h("h2", {}, several ? "Returns by task" : "Returns"), h("div", { class: several ? "grid" : "" },
+    several && card(h("h3", {}, steps.length > 1 ? "Before and after adaptation" : "Mean return of each task"),
       h("p", { class: "note" }, "dot: mean over the episodes of a task; sorted by the last of them"), means),
     card(h("div", { class: "row" }, h("h3", {}, "Every episode"), h("span", { class: "push" }, pick)),
       h("p", { class: "note" }, "a click opens the episode, with its film"), episodes)));
-  await dumbbells(means, returns, steps);
+  if (several) await dumbbells(means, returns, steps);
   await fill();
   episodes.on("plotly_click", (event) => {
     const { x, y } = event.points[0];
@@ -101,8 +102,10 @@ async function byTask(here, run, page, into) {
     const rows = returns.steps[chosen].returns;
     const widest = Math.max(...rows.map((row) => row.length));
     const full = rows.map((row) => [...row, ...Array(widest - row.length).fill(null)]);
-    await picture(episodes, full, "episode", "task", { height: 340, trace: {
-      hovertemplate: "task %{y}, episode %{x}<br>return %{z:.4g}<extra></extra>", text: rows.map((_, b) => Array(widest).fill(about(returns, b))) } });
+    await picture(episodes, full, "episode", "task", { height: several ? 340 : 150,
+      xaxis: { title: { text: "episode" }, dtick: Math.ceil(widest / 12), gridcolor: "#fff", zeroline: false },
+      yaxis: { title: { text: "task" }, dtick: Math.ceil(rows.length / 12), gridcolor: "#fff", zeroline: false }, trace: {
+      hovertemplate: "task %{y}, episode %{x}<br>%{text}<br>return %{z:.4g}<extra></extra>", text: rows.map((_, b) => Array(widest).fill(about(returns, b))) } });
   }
 }
 

@@ -111,14 +111,13 @@ function heading(found, live) {
   const under = live.newest ? `iteration ${live.newest.iteration}: ${live.newest.label} is stored` : "";
   return [
     h("h1", {}, found.name, " ", state(live.state)),
-    h("p", { class: "quiet" }, `${found.path}${live.writer ? `, written by ${live.writer}` : ""}`),
+    h("p", { class: "quiet" }, `${found.path}${info.created ? `, created ${moment(info.created)} UTC` : ""}${live.writer ? `, written by ${live.writer}` : ""}`),
     ...(info.problem ? [problem(info.problem)] : []),
     tiles([
       ["iterations done", `${number(live.iterations_done)} of ${number(live.iterations)}`],
       ["under way", live.state === "training" ? under : ""],
       ["algorithm", config.algorithm?.name], ["environment", config.env?.name], ["seed", config.seed],
       ["on disk", info.bytes ? bytes(Object.values(info.bytes).reduce((a, b) => a + b, 0)) : null],
-      ["created (UTC)", moment(info.created)],
     ]),
   ];
 }
