@@ -29,7 +29,7 @@ def view(
     It follows runs while they are trained, changes nothing and asks no other host for anything. Only whoever
     has the address that it prints can open it.
 
-    Example: `metaloom view /data/runs --port 8080`
+    Example: `metaloom view first --port 8080`
 
     Args:
         port: Port on 127.0.0.1; 0 for any that is free.

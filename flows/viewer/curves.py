@@ -1,6 +1,7 @@
 """The curves of a run as data for the page, read once and continued as the run goes on."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -23,22 +24,28 @@ SPARK_POINTS = 60
 class Curves:
     """What was read of a run's history so far; iterations that cannot be read are left out, each with its reason."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._lock = Lock()
         self._history: History | None = None
         self._problems: dict[int, str] = {}
         self._evaluations: dict[int, tuple[float, Evaluation]] = {}
         self._next = 0
         self._every = 1
 
-    def data(self, run: Run) -> dict[str, Any]:
-        """The curves of a run as they stand now.
+    def data(self) -> dict[str, Any]:
+        """The curves of the run as they stand now.
 
         Returns:
             `iterations` and `env_steps`, one entry per point; `every`, of how many iterations one is shown; `charts`,
             each with its heading, title, note, band, x axis and series; `metrics`, all numbers by name; `problems`, by
             iteration.
         """
-        self._read_on(run)
+        with self._lock:
+            self._read_on(self._run)
+            return self._told(self._run)
+
+    def _told(self, run: Run) -> dict[str, Any]:
         history = self._history
         told = {"iterations_done": len(run.iterations), "every": self._every}
         problems = [{"iteration": i, "message": text} for i, text in sorted(self._problems.items())]

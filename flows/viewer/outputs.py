@@ -25,17 +25,23 @@ from metaloom.flows.views.run_info import (
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRecord, StageRef, StoreError
+from metaloom.storage.read.sessions import mapping
 
 _LONGEST_LINE = 30
 """Characters that fit into a box of the graph."""
 
 
 def live(run: Run) -> dict[str, Any]:
-    """How a run stands: its state, how far it is, and what was stored last."""
+    """How a run stands: what it trains, its state, how far it is, and what was stored last; little is read for it."""
     writer = storage.current_writer(run.path, run.files.remote)
     done = len(run.iterations)
     newest = _newest(run, done)
+    settings = {name: mapping(run.config.get(name)).get("name") for name in ("algorithm", "env")}
     return {
+        "path": run.location,
+        "created": run.info["created"],
+        "seed": run.config.get("seed"),
+        **settings,
         "state": state_of(run, writer),
         "writer": str(writer) if writer else None,
         "iterations_done": done,
@@ -49,7 +55,6 @@ def run_page(run: Run) -> dict[str, Any]:
     stages = [
         {"name": s.name, "group": s.group, "output": s.output, "thinnable": s.thinnable} for s in run.stages.stages
     ]
-    done = len(run.iterations)
     return {
         "name": run.path.name,
         "path": run.location,
@@ -58,7 +63,6 @@ def run_page(run: Run) -> dict[str, Any]:
         "stages": stages,
         "thinned": either(lambda: {"spans": _spans(run.thinned_iterations())}),
         "packed": [[s.iterations.start, s.iterations.stop - 1] for s in run.files.segments.all(refresh=True)],
-        "started_iterations": done + bool(run.files.refs_of({done})),
         "commands": [_command(name, run) for name in ("show", "watch", "report", "replay", "verify")],
     }
 

@@ -48,6 +48,7 @@ class Pages:
         run = "/api/run/{run}"
         output = "{iteration:int}/{stage}/{step:int}"
         asked: dict[str, Answer] = {
+            "/api/place": self._place,
             "/api/runs": self._runs,
             f"{run}": self._of_run(run_page),
             f"{run}/live": self._of_run(live),
@@ -68,8 +69,11 @@ class Pages:
 
     def _runs(self, request: Request) -> Response:
         del request
-        rows = self._list.rows(self._shelf.folders())
-        return _json({"place": storage.location(self._shelf.place), "only": self._shelf.only, "runs": rows})
+        return _json({"runs": self._list.rows(self._shelf.folders())})
+
+    def _place(self, request: Request) -> Response:
+        del request
+        return _json({"place": storage.location(self._shelf.place), "only": self._shelf.only})
 
     def _of_run(self, tell: Callable[[storage.Run], Mapping[str, Any]]) -> Answer:
         def answer(request: Request) -> Response:
@@ -88,9 +92,7 @@ class Pages:
         return answer
 
     def _curves(self, request: Request) -> Response:
-        opened = self._opened(request)
-        with opened.lock:
-            return _json(opened.curves.data(opened.run))
+        return _json(self._opened(request).curves.data())
 
     def _output(self, request: Request) -> Response:
         opened = self._opened(request)

@@ -19,12 +19,12 @@ class OpenRun:
 
     Attributes:
         run: the run.
-        curves: its history so far.
-        lock: for both.
+        curves: its history so far, with a run and a lock of its own: nothing else waits for all iterations to be read.
+        lock: for the run.
     """
 
     run: Run
-    curves: Curves = field(default_factory=Curves)
+    curves: Curves
     lock: RLock = field(default_factory=RLock)
 
 
@@ -79,7 +79,10 @@ class Shelf:
             identity = _identity(folder)
             known = self._open.get(name)
             if known is None or known[0] != identity:
-                self._open[name] = known = (identity, OpenRun(storage.open_run(folder)))
+                self._open[name] = known = (
+                    identity,
+                    OpenRun(storage.open_run(folder), Curves(storage.open_run(folder))),
+                )
             opened = known[1]
             remote = opened.run.files.remote
             is_old = remote is not None and self._is_time(name, REMOTE_SECONDS)

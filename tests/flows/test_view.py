@@ -63,9 +63,8 @@ def test_the_list_has_every_run_as_ls_tells_it(runs, viewer, capsys, monkeypatch
 def test_a_single_run_is_shown_by_itself(runs):
     shutil.copytree(runs / "tiny", runs / "other")
     viewer = Viewer(runs / "tiny")
-    found = viewer.get("runs")
-    assert found["only"] == "tiny"
-    assert [row["name"] for row in found["runs"]] == ["tiny"]
+    assert viewer.get("place") == {"place": str(runs / "tiny"), "only": "tiny"}
+    assert [row["name"] for row in viewer.get("runs")["runs"]] == ["tiny"]
     assert viewer.api("run", "other").status_code == 404
 
 

@@ -186,11 +186,11 @@ def test_the_page_over_runs_follows_those_under_a_url(bucket, other_machine, mon
     resume(storage.folder_of(f"{URL}/first"), backend=Backend(workers=0))
     other_machine("reader")
     assert viewer.get("run", "first", "curves")["iterations"] == [0, 1]
-    assert viewer.get("runs")["place"] == URL
+    assert viewer.get("place")["place"] == URL
     assert not [answer.text for answer in visit(viewer.app, TOKEN) if answer.status_code >= 500]
     (command, *_) = viewer.get("run", "first", "iteration", 1)["commands"]
     assert command.endswith(f" show {URL}/first@1")
-    assert Viewer(storage.folder_of(f"{URL}/first")).get("runs")["only"] == "first"
+    assert Viewer(storage.folder_of(f"{URL}/first")).get("place")["only"] == "first"
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ async function show() {
 }
 
 window.addEventListener("hashchange", show);
-const asked = await get(["runs"]).catch(() => null);
+const asked = await get(["place"]).catch(() => null);
 if (asked) {
   document.getElementById("place").textContent = asked.place;
   if (asked.only && !location.hash) location.replace(link(asked.only));

@@ -13,13 +13,16 @@ export async function runPage(here, run) {
   const charts = h("div", {}, quiet("Reading curves …"));
   const graph = h("div", {});
   const about = h("div", {});
-  const found = await get(["run", run], {}, here.signal);
-  const shown = { against: "env_steps", metrics: [], data: null, live: null };
+  const shown = { against: "env_steps", metrics: [], data: null, live: null, found: null };
 
-  here.attempt(about, async () => details(found));
-  drawCurves();
-  look();
+  // What is read fast comes first.
+  await look();
   here.every(LOOK, look);
+  drawCurves().then(() => here.attempt(about, async () => {
+    shown.found = await get(["run", run], {}, here.signal);
+    update();
+    return details(shown.found);
+  }));
   return [head, iterations, charts, graph, about];
 
   async function look() {
@@ -27,13 +30,16 @@ export async function runPage(here, run) {
       const live = await get(["run", run, "live"], {}, here.signal);
       const before = shown.live;
       shown.live = live;
-      if (!before || before.iterations_done !== live.iterations_done) {
-        iterations.replaceChildren(picker(run, live, found));
-        if (live.iterations_done) here.attempt(graph, () => newest(live.iterations_done - 1));
-        if (before) readCurves();
-      }
-      return heading(found, live);
+      if (!before || before.iterations_done !== live.iterations_done || !before.newest !== !live.newest) update();
+      if (before && before.iterations_done !== live.iterations_done) await readCurves();
+      return heading(run, live, shown.found);
     });
+  }
+
+  function update() {
+    const { live, found } = shown;
+    iterations.replaceChildren(picker(run, live, found));
+    if (found && live.iterations_done) here.attempt(graph, () => newest(live.iterations_done - 1));
   }
 
   async function newest(iteration) {
@@ -105,36 +111,40 @@ export async function runPage(here, run) {
   }
 }
 
-function heading(found, live) {
-  const { info } = found;
-  const config = info.config || {};
+function heading(run, live, found) {
   const under = live.newest ? `iteration ${live.newest.iteration}: ${live.newest.label} is stored` : "";
+  const sizes = found?.info.bytes;
   return [
-    h("h1", {}, found.name, " ", state(live.state)),
-    h("p", { class: "quiet" }, `${found.path}${info.created ? `, created ${moment(info.created)} UTC` : ""}${live.writer ? `, written by ${live.writer}` : ""}`),
-    ...(info.problem ? [problem(info.problem)] : []),
+    h("h1", {}, run, " ", state(live.state)),
+    h("p", { class: "quiet" }, `${live.path}, created ${moment(live.created)} UTC${live.writer ? `, written by ${live.writer}` : ""}`),
+    ...(found?.info.problem ? [problem(found.info.problem)] : []),
     tiles([
       ["iterations done", `${number(live.iterations_done)} of ${number(live.iterations)}`],
       ["under way", live.state === "training" ? under : ""],
-      ["algorithm", config.algorithm?.name], ["environment", config.env?.name], ["seed", config.seed],
-      ["on disk", info.bytes ? bytes(Object.values(info.bytes).reduce((a, b) => a + b, 0)) : null],
+      ["algorithm", live.algorithm], ["environment", live.env], ["seed", live.seed],
+      ["on disk", sizes ? bytes(Object.values(sizes).reduce((a, b) => a + b, 0)) : null],
     ]),
   ];
 }
 
 function picker(run, live, found) {
   const done = live.iterations_done;
-  const last = Math.max(found.started_iterations, done + (live.newest ? 1 : 0)) - 1;
+  const last = done + (live.newest ? 1 : 0) - 1;
   if (last < 0) return quiet("Nothing is stored yet.");
   const input = h("input", { type: "number", min: 0, max: last, value: Math.max(0, done - 1) });
   const open = () => { location.hash = link(run, "iteration", input.value); };
   input.addEventListener("keydown", (event) => { if (event.key === "Enter") open(); });
-  const thinned = found.thinned.problem ? [problem(found.thinned.problem)]
-    : found.thinned.spans.length ? [h("span", { class: "quiet" }, `thinned: ${spans(found.thinned.spans)}; their arrays are gone, records, tables and metrics are there`)] : [];
-  const packed = found.packed.length ? [h("span", { class: "quiet" }, `packed: ${spans(found.packed)}`)] : [];
   return h("div", { class: "row" }, h("label", {}, "open iteration"), input, h("button", { onclick: open }, "open"),
     h("a", { href: link(run, "iteration", 0) }, "first"), done ? h("a", { href: link(run, "iteration", done - 1) }, "last complete") : "",
-    live.newest ? h("a", { href: link(run, "iteration", live.newest.iteration) }, "under way") : "", ...thinned, ...packed);
+    live.newest ? h("a", { href: link(run, "iteration", live.newest.iteration) }, "under way") : "", found ? kept(found) : "");
+}
+
+// What of the run is no longer there, or lies in few files.
+function kept(found) {
+  if (found.thinned.problem) return problem(found.thinned.problem);
+  const thinned = found.thinned.spans.length ? `thinned: ${spans(found.thinned.spans)}; their arrays are gone, records, tables and metrics are there` : "";
+  const packed = found.packed.length ? `packed: ${spans(found.packed)}` : "";
+  return h("span", { class: "quiet" }, [thinned, packed].filter(Boolean).join("; "));
 }
 
 function details(found) {
