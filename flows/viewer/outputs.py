@@ -22,6 +22,7 @@ from metaloom.flows.views.run_info import (
     stage_info,
     state_of,
 )
+from metaloom.flows.views.series import class_color
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRecord, StageRef, StoreError
@@ -113,8 +114,8 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     Of a complete iteration from its table, which thinning keeps; of one under way from the rewards that are stored.
 
     Returns:
-        `tasks`: parameters by name; `classes`: of every task, null without classes; `steps`: inner step ->
-        returns and lengths, a list of episodes for every task.
+        `tasks`: parameters by name; `classes`: of every task, null without classes, and their `colors`; `steps`: inner
+        step -> returns and lengths, a list of episodes for every task.
     """
     table = run.episodes(iteration) if iteration in run.iterations else _episodes_under_way(run, iteration)
     columns: dict[str, Array] = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
@@ -138,6 +139,10 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     return {
         "tasks": {name.removeprefix("task_"): numbers(values) for name, values in params.items()},
         "classes": None if named is None or classes is None else [classes.names[c] for c in named],
+        # As in the curves, which count those that tasks are drawn from.
+        "colors": {}
+        if named is None or classes is None
+        else {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(named))},
         "steps": steps,
     }
 

@@ -153,7 +153,8 @@ async function adapted(here, run, page, into) {
   return null;
 }
 
-const palette = (names) => { const known = [...new Set(names)]; return (name) => COLORS[known.indexOf(name) % COLORS.length]; };
+// The colours that classes of tasks have in the curves.
+const palette = (page) => (name) => page.returns.colors?.[name] ?? COLORS[0];
 
 // A name for every task by which tasks share a colour: its class; else one colour for all.
 const kinds = (page, count) => page.returns.classes ?? Array(count).fill("tasks");
@@ -172,7 +173,7 @@ async function drawWays(grid, ways, page) {
   });
   for (const [n, round] of ways.rounds.entries()) {
     const names = kinds(page, round.tasks.length);
-    const color = palette(names);
+    const color = palette(page);
     const traces = [...new Set(names)].map((kind) => {
       const of = round.tasks.flatMap((task, b) => (names[b] === kind ? task.map((way) => [way, b]) : []));
       return { type: "scatter", mode: "lines", name: kind, line: { width: 1, color: color(kind) }, opacity: 0.65,
@@ -192,7 +193,7 @@ async function drawWays(grid, ways, page) {
 
 async function drawPolicies(element, policies, page) {
   const names = kinds(page, policies.points[0].length);
-  const color = palette(names);
+  const color = palette(page);
   const last = policies.points.at(-1);
   const traces = [];
   if (policies.from_learner) {
