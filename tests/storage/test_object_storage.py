@@ -176,7 +176,8 @@ def test_every_command_works_on_a_run_that_another_process_trained(bucket, tmp_p
 
 def test_the_page_over_runs_follows_those_under_a_url(bucket, other_machine, monkeypatch):
     monkeypatch.setattr(shelf, "REMOTE_SECONDS", 0.0)
-    stop = Observer(should_stop=lambda: bool(seen and seen[-1].iteration), stage_started=(seen := []).append)
+    seen: list[StageRef] = []
+    stop = Observer(should_stop=lambda: bool(seen and seen[-1].iteration), stage_started=seen.append)
     train(build_config(SETTINGS), storage.folder_of(f"{URL}/first"), backend=Backend(workers=0), observer=stop)
     here = os.environ["METALOOM_CACHE"]
     other_machine("reader")
