@@ -42,6 +42,8 @@ class Curves:
             iteration.
         """
         with self._lock:
+            if (remote := self._run.files.remote) is not None:
+                remote.pull()
             self._read_on(self._run)
             return self._told(self._run)
 
