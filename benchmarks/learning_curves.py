@@ -14,7 +14,7 @@ import numpy as np
 
 from metaloom import storage
 from metaloom.flows.views import charts
-from metaloom.flows.views.charts import AFTER, BEFORE, BETWEEN, Series
+from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, Series
 
 COLORS = (AFTER, BEFORE, *BETWEEN, "#8c959f")
 

@@ -22,8 +22,9 @@ from metaloom import storage
 from metaloom.flows.commands.evaluate import EvaluationOutcome, evaluate
 from metaloom.flows.graph.run_stages import config_of
 from metaloom.flows.views import charts
-from metaloom.flows.views.charts import AFTER, BEFORE, BETWEEN, INK
+from metaloom.flows.views.charts import INK
 from metaloom.flows.views.evaluation_plots import check_plot_file, write_plot
+from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.registry import make_env

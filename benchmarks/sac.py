@@ -32,7 +32,7 @@ from sac_metaloom import train_metaloom
 from sac_reference import Progress, Row, train_reference
 
 from metaloom.flows.views import charts
-from metaloom.flows.views.charts import AFTER, BEFORE, Series
+from metaloom.flows.views.series import AFTER, BEFORE, Series
 
 PROGRAMS = {"metaloom": AFTER, "sb3": BEFORE}
 

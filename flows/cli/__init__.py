@@ -39,6 +39,7 @@ COMMANDS = {
     "verify": "verify:verify",
     "report": "report:report",
     "video": "video:video",
+    "view": "view:view",
     "export": "export:export",
     "policy": "policy:policy",
     "recipes": "recipes:recipes",

@@ -3,7 +3,6 @@
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import matplotlib as mpl
 import numpy as np
@@ -13,15 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from metaloom.pipeline.estimation.class_returns import Estimate
+from metaloom.flows.views.series import Series
 from metaloom.pipeline.types import Array
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart. Before adaptation orange, after it blue.
-BEFORE, AFTER = "#d55e00", "#0072b2"
-BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
-CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
-CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
-ERROR_BAND = "± 1 standard error"
 INK, GRID = "#24292f", "#e6e8eb"
 STAGE_COLORS = {
     "memory_fill": "#56b4e9",
@@ -37,42 +30,6 @@ STAGE_COLORS = {
 
 # Up to this many points a line also shows where they are.
 MARKED_POINTS = 40
-
-
-@dataclass(frozen=True)
-class Series:
-    """One line of a chart.
-
-    Attributes:
-        label: its name in the legend.
-        color: any matplotlib colour.
-        values: [n], one per point of the chart's x axis; NaN leaves a gap.
-        band: lower and upper edge of a shaded band around the line, each [n].
-    """
-
-    label: str
-    color: str
-    values: Array
-    band: tuple[Array, Array] | None = None
-
-
-def estimates_series(label: str, color: str, estimates: Sequence[Estimate]) -> Series:
-    """Means with a band of ± 1 standard error."""
-    means, errors = (np.array(column) for column in zip(*estimates, strict=True))
-    return Series(label, color, means, (means - errors, means + errors))
-
-
-def step_color(k: int, last: int) -> str:
-    """Colour of inner step k of last, the same in all charts."""
-    if k == last:
-        return AFTER
-    return BEFORE if k == 0 else BETWEEN[(k - 1) % len(BETWEEN)]
-
-
-def class_color(c: int) -> str:
-    """Colour of the c-th class of tasks, the same in all charts."""
-    # None of those that stand for before and after adaptation.
-    return CLASS_COLORS[c % len(CLASS_COLORS)]
 
 
 def stage_color(group: str, step: int) -> str:

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from metaloom.flows.graph.stage import Graph, Stage
 from metaloom.flows.graph.tables import graph_of
+from metaloom.flows.views.boxes import Arrow, Box, draw
 from metaloom.pipeline.config.run import MOST_ITERATIONS, RunConfig
 from metaloom.storage import Span, StageRef
 
@@ -87,23 +87,14 @@ def as_mermaid(diagram: Diagram) -> str:
 def as_svg(diagram: Diagram) -> str:
     """Stages from top to bottom. Arcs on the right lead down, those on the left come from earlier iterations."""
     places = {stage.name: n for n, stage in enumerate(diagram.stages)}
-    arcs = [_arc(edge, places[edge.source], places[edge.target], n) for n, edge in enumerate(diagram.edges)]
-    boxes = [_box(stage, places[stage.name]) for stage in diagram.stages]
-    width, height = 2 * _SIDE + _BOX, len(boxes) * _ROW + 20
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="11">'
-    )
-    marker = (
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0 8 4 0 8z" fill="#57606a"/></marker></defs>'
-    )
-    return "\n".join([head, marker, *arcs, *boxes, "</svg>"]) + "\n"
+    arrows = [
+        Arrow(places[edge.source], places[edge.target], edge.label, dashed=edge.which in (BEFORE, ALL_SO_FAR, LATEST))
+        for edge in diagram.edges
+    ]
+    return draw([Box(stage.name, (stage.per.words,)) for stage in diagram.stages], arrows)
 
 
 FORMATS: Mapping[str, Callable[[Diagram], str]] = {"text": as_text, "mermaid": as_mermaid, "svg": as_svg}
-
-_SIDE, _BOX, _ROW, _HEIGHT = 330, 170, 74, 40
 
 
 def _edges(graph: Graph, config: RunConfig, ref: StageRef) -> Iterator[Edge]:
@@ -125,30 +116,3 @@ def _sources(graph: Graph, wanted: StageRef | tuple[StageRef, ...], ref: StageRe
     # Of what an iteration has once, there is no step before.
     is_earlier = wanted.step < ref.step and graph.table[wanted.stage].stepped
     return [(wanted.stage, EARLIER_STEP if is_earlier else SAME)]
-
-
-def _box(stage: Stage, n: int) -> str:
-    x, y = _SIDE, n * _ROW + 10
-    middle = x + _BOX / 2
-    return (
-        f'<rect x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="6" fill="#f6f8fa" stroke="#57606a"/>'
-        f'<text x="{middle:g}" y="{y + 17}" text-anchor="middle" font-weight="bold">{escape(stage.name)}</text>'
-        f'<text x="{middle:g}" y="{y + 32}" text-anchor="middle" fill="#57606a">{escape(stage.per.words)}</text>'
-    )
-
-
-def _arc(edge: Edge, source: int, target: int, n: int) -> str:
-    down = source < target
-    x, out = (_SIDE + _BOX, 1) if down else (_SIDE, -1)
-    # Ends beside one another, so that arrows at the same box can be told apart.
-    y0, y1 = (place * _ROW + 10 + _HEIGHT * (0.25 + 0.5 * (n % 4) / 3) for place in (source, target))
-    reach = x + out * min(30 + 34 * abs(target - source), _SIDE - 100)
-    dashes = ' stroke-dasharray="4 3"' if edge.which in (BEFORE, ALL_SO_FAR, LATEST) else ""
-    # The apex of a cubic curve lies three quarters of the way to its control points.
-    apex, anchor = x + 0.75 * (reach - x) + 4 * out, "start" if down else "end"
-    return (
-        f'<path d="M{x} {y0:g}C{reach} {y0:g} {reach} {y1:g} {x} {y1:g}" fill="none" stroke="#57606a"{dashes} '
-        'marker-end="url(#head)"/>'
-        f'<text x="{apex:g}" y="{(y0 + y1) / 2 + 4:g}" text-anchor="{anchor}" fill="#0969da">'
-        f"{escape(edge.label)}</text>"
-    )

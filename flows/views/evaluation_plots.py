@@ -7,15 +7,11 @@ from matplotlib.figure import Figure
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.views import charts
-from metaloom.flows.views.charts import CLASS_NOTE, ERROR_BAND, Series, estimates_series
-from metaloom.flows.views.evaluation_summary import AdaptationSummary, summarize_classes, summarize_steps
-from metaloom.flows.views.formatting import adaptation_label
-from metaloom.pipeline.envs.task_classes import Classes
+from metaloom.flows.views.evaluation_lines import INTERVAL, INTERVAL_NOTE, interquartile_means
+from metaloom.flows.views.evaluation_summary import summarize_steps
+from metaloom.flows.views.series import AFTER, BEFORE, Lines, Series
 from metaloom.pipeline.types import Array, Evaluation
-from metaloom.storage import Run
 
-INTERVAL_NOTE = "lines: averages over tasks of their mean test return; bands: 95 % bootstrap intervals"
-INTERVAL = "95 % bootstrap interval"
 SUFFIXES = (".png", ".svg")
 
 
@@ -45,8 +41,8 @@ def per_shot_curve(title: str, evaluation: Evaluation) -> Figure:
         "adaptation episodes per task",
         "return of test episodes",
         [
-            Series("interquartile mean", charts.AFTER, *_iqm(steps)),
-            Series("mean", charts.BEFORE, np.array([step.average_return for step in steps])),
+            Series("interquartile mean", AFTER, *interquartile_means(steps)),
+            Series("mean", BEFORE, np.array([step.average_return for step in steps])),
         ],
         note=per_step + INTERVAL_NOTE,
         band=INTERVAL,
@@ -54,52 +50,15 @@ def per_shot_curve(title: str, evaluation: Evaluation) -> Figure:
     )
 
 
-def stored_evaluations(run: Run) -> dict[int, Evaluation]:
-    """A run's evaluations during training, by the iteration that they follow."""
-    kept = (run.stages.in_group("evaluation", i) for i in run.iterations)
-    return {ref.iteration: run[ref.iteration].evaluation() for ref in kept if ref is not None and run.contains(ref)}
-
-
-def training_curve(name: str, env_steps: Array, evaluations: list[Evaluation]) -> Figure:
-    """Interquartile mean of the test return after every number of adaptation steps, against environment steps."""
-    last = evaluations[0].adaptation_steps
-    summaries = [summarize_steps(evaluation) for evaluation in evaluations]
-    series: list[Series] = []
-    for k in range(last + 1):
-        line, band = _iqm([steps[k] for steps in summaries])
-        # Between the first and the last a band would only cover the others.
-        label = adaptation_label(k, last) if last else "test return"
-        series.append(Series(label, charts.step_color(k, last), line, band if k in (0, last) else None))
+def training_curve(env_steps: Array, lines: Lines) -> Figure:
+    """Evaluations during training against environment steps."""
     return charts.line_chart(
-        f"Evaluation of {name}",
+        lines.title,
         env_steps,
         "environment steps of training",
-        "return of test episodes (interquartile mean)",
-        series,
-        note=INTERVAL_NOTE,
-        band=INTERVAL,
+        lines.y_label,
+        lines.series,
+        note=lines.note,
+        band=lines.band,
         size=(8.6, 4.4),
     )
-
-
-def training_curve_by_class(name: str, env_steps: Array, evaluations: list[Evaluation], classes: Classes) -> Figure:
-    """Test return after the last adaptation step by class of task, against environment steps."""
-    returns = [summarize_classes(evaluation, classes)[-1] for evaluation in evaluations]
-    return charts.line_chart(
-        f"Evaluation of {name} by class of task",
-        env_steps,
-        "environment steps of training",
-        "return of test episodes",
-        [
-            estimates_series(name, charts.class_color(c), [by_class.estimates[c] for by_class in returns])
-            for c, name in enumerate(returns[0].names)
-        ],
-        note=CLASS_NOTE,
-        band=ERROR_BAND,
-        size=(8.6, 4.4),
-    )
-
-
-def _iqm(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Array, Array]]:
-    low, high = np.array([s.iqm_low for s in steps]), np.array([s.iqm_high for s in steps])
-    return np.array([s.iqm_return for s in steps]), (low, high)

@@ -12,13 +12,14 @@ from rich.table import Table
 from metaloom.flows.views import charts
 from metaloom.flows.views.formatting import count, number, plural
 from metaloom.flows.views.parts import as_text, heading, new_table
+from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
 from metaloom.pipeline.comparison.groups import Band, Estimate
 from metaloom.pipeline.types import Array
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.compare import Comparison
 
-COLORS = (charts.AFTER, charts.BEFORE, *charts.BETWEEN, charts.INK)
+COLORS = (AFTER, BEFORE, *BETWEEN, charts.INK)
 MOST_PAIRS = 12
 
 

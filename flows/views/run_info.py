@@ -79,24 +79,31 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
         "run": run.path.name,
         "iteration": iteration,
         "complete": iteration in run.iterations,
-        "stages": [
-            {
-                "stage": record.ref.stage,
-                "step": record.ref.step,
-                "started": record.started,
-                "seconds": record.seconds,
-                "session": record.session,
-                "bytes": record.stored_bytes,
-                "digest": record.digest,
-                "thinned": run.is_thinned(record.ref),
-                "inputs": [{**asdict(i.ref), "digest": i.digest} for i in record.inputs],
-                "spans": [item.as_dict() for item in record.spans],
-            }
-            for record in records
-        ],
-        "metrics": _json_metrics(run[iteration].metrics()) if iteration in run.iterations else {},
+        "stages": [stage_info(run, record) for record in records],
+        "metrics": iteration_metrics(run, iteration),
         "class_returns": class_returns_of(run, iteration),
     }
+
+
+def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
+    """Describe a stored output: when and how long it was computed, from what, its size and digest."""
+    return {
+        "stage": record.ref.stage,
+        "step": record.ref.step,
+        "started": record.started,
+        "seconds": record.seconds,
+        "session": record.session,
+        "bytes": record.stored_bytes,
+        "digest": record.digest,
+        "thinned": run.is_thinned(record.ref),
+        "inputs": [{**asdict(item.ref), "digest": item.digest} for item in record.inputs],
+        "spans": [item.as_dict() for item in record.spans],
+    }
+
+
+def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:
+    """Return the metrics of an iteration; none while it is not complete."""
+    return _json_metrics(run[iteration].metrics()) if iteration in run.iterations else {}
 
 
 def class_returns_of(run: Run, iteration: int) -> list[dict[str, Any]]:

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from metaloom.flows.views import charts
-from metaloom.flows.views.charts import Series
+from metaloom.flows.views.series import AFTER, BEFORE, Series
 
 
 def lines(n: int = 5) -> list[Series]:
     rows = np.arange(2.0 * n).reshape(2, n)
     return [
-        Series("before", charts.BEFORE, rows[0], (rows[0] - 1, rows[0] + 1)),
-        Series("after", charts.AFTER, rows[1]),
+        Series("before", BEFORE, rows[0], (rows[0] - 1, rows[0] + 1)),
+        Series("after", AFTER, rows[1]),
     ]
 
 

@@ -19,8 +19,9 @@ from metaloom.flows.recipes import RECIPES
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import tables
 from metaloom.flows.views.class_returns import classes_of, plus_minus
+from metaloom.flows.views.history import BALANCED_NOTE, BAND_NOTE, load_history
 from metaloom.flows.views.progress import Panel, PlainLines, json_line
-from metaloom.flows.views.report import BALANCED_NOTE, BAND_NOTE, learning_curve, load_history, report_page
+from metaloom.flows.views.report import learning_curve, report_page
 from metaloom.flows.views.watching import Watch
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import build_config

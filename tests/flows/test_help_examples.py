@@ -17,6 +17,7 @@ from metaloom.flows.prefect_app import serve
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts import workers
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.viewer import server
 from metaloom.flows.views.settings_files import settings_file
 from metaloom.pipeline.config.run import RunConfig
 
@@ -28,7 +29,7 @@ CODES = {"diff": 1}
 ORDER = (
     "train", "ls", "show", "watch", "cancel", "logs", "replay", "optimize", "evaluate", "verify", "report", "video",
     "export", "policy", "pack", "thin", "fork", "diff", "compare", "sweep", "du", "rm", "resume", "recipes", "graph",
-    "doctor", "serve",
+    "doctor", "serve", "view",
 )  # fmt: skip
 
 THERMOSTAT = """
@@ -90,6 +91,8 @@ def test_the_example_of_every_command_runs(here, monkeypatch, capsys):
     served: list[int] = []
     # tests/flows/test_prefect_serve.py starts it; here nothing would end it.
     monkeypatch.setattr(serve, "serve", lambda folder, port: served.append(port))
+    # tests/flows/test_view_gate.py starts this one.
+    monkeypatch.setattr(server, "serve", lambda place, port, tell: served.append(port))
     (here / "my_envs.py").write_text(THERMOSTAT)
     for command in ORDER:
         variables, words = split(examples(command)[0])
@@ -97,7 +100,7 @@ def test_the_example_of_every_command_runs(here, monkeypatch, capsys):
             for name, value in variables.items():
                 patch.setenv(name, value)
             assert cli.run(words) == CODES.get(command, 0), (command, capsys.readouterr())
-    assert served == [4300]
+    assert served == [4300, 8080]
     assert (len(storage.open_run("runs/first").iterations), Path("runs/second").exists()) == (40, False)
     assert all(Path(made).exists() for made in ("curve.png", "first-parquet", "first.safetensors"))
 

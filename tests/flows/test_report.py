@@ -8,7 +8,8 @@ import pytest
 from metaloom import storage
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views.report import BAND_NOTE, learning_curve, load_history, report_page, write_report
+from metaloom.flows.views.history import BAND_NOTE, load_history
+from metaloom.flows.views.report import learning_curve, report_page, stage_seconds, write_report
 from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
@@ -90,7 +91,7 @@ def test_the_same_run_gives_the_same_files(run, tmp_path):
 
 
 def test_timing_has_every_stage_that_runs_in_each_iteration(run):
-    seconds = load_history(run).stage_seconds
+    seconds = stage_seconds(run.lineage(), len(run), run.stages.first)
     assert [(ref.stage, ref.step) for ref in seconds] == [
         ("sample_tasks", 0),
         ("collect_rollouts", 0),
@@ -112,7 +113,7 @@ def test_an_unfinished_iteration_is_left_out(tmp_path, tiny_config):
     assert train(tiny_config(), tmp_path / "run", backend=SERIAL, observer=stop).iterations_done == 1
     run = storage.open_run(tmp_path / "run")
     history = load_history(run)
-    assert {len(row) for row in history.stage_seconds.values()} == {1}
+    assert {len(row) for row in stage_seconds(run.lineage(), 1, run.stages.first).values()} == {1}
     assert ("iterations done", "1 of 3") in report_page(run, history).tiles
     assert write_report(run, tmp_path / "report").html.exists()
 

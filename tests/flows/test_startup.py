@@ -27,6 +27,7 @@ CASES = [
     (("train", "ppo", "--set", "algorithm.clip_ep=1"), 2, "did you mean clip_eps"),
     (("train", "sac", "--set", "num_tasks=x"), 2, "num_tasks"),
     (("serve", "--port", "0"), 2, "--port"),
+    (("view", "nothing-here"), 2, "found no such folder"),
     (("show", "nothing-here"), 2, "nothing-here"),
     (("replay", "nothing-here@last"), 2, "last"),
 ]

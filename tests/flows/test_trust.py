@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from viewing import Viewer, visit
 
 import metaloom
 from metaloom import storage
@@ -14,6 +15,7 @@ from metaloom.flows import cli, trust
 from metaloom.flows.commands.train import train
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.viewer import server
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
 from metaloom.storage.format.canonical import read_sealed, render, sealed
@@ -61,6 +63,7 @@ USES = {
     "verify": [(INERT, "verify forged")],
     "report": [(INERT, "report forged")],
     "video": [(REFUSED, "video forged@0 --out film.png"), (REFUSED, "video forged --best --out film.gif")],
+    "view": [(INERT, "view")],
     "export": [(INERT, "export forged --to parquet --out exported"), (INERT, "export forged --to delta --out lake")],
     "policy": [(REFUSED, "policy forged --out policy.safetensors"), (REFUSED, "policy forged@1 --out policy.onnx")],
     "compare": [(INERT, "compare forged")],
@@ -138,6 +141,8 @@ def user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(trust, "_trusted_here", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
+    # Instead of waiting for a browser, ask what one would.
+    monkeypatch.setattr(server, "run_server", lambda app, listening: visit(app, app._token))
     yield tmp_path
     for name in ("evil_module", "own_measure"):
         sys.modules.pop(name, None)
@@ -189,6 +194,18 @@ def test_no_command_imports_or_calls_what_a_foreign_run_names(place, name, runs,
         assert not Path("CALLED").exists(), words
     assert "evil_module" not in sys.modules
     assert not trust._folder().exists()
+
+
+@pytest.mark.slow
+def test_a_film_on_the_page_asks_for_trust_as_the_command_does(runs):
+    shutil.copytree(runs / "trained", "runs/forged")
+    Path("evil_module.py").write_text(EVIL)
+    forge(Path("runs/forged"), lambda document: PLACES["env"](document, "evil_module:Evil"))
+    page = Viewer(Path("runs").absolute())
+    answer = page.api("run", "forged", "film", 0, "collect_rollouts", 0, task=0, episode=0)
+    assert answer.status_code == 422
+    assert "which you have not trusted" in answer.json()["problem"]
+    assert not Path("IMPORTED").exists()
 
 
 @pytest.mark.parametrize("words", ["diff forged trained", "replay forged", "graph forged"])

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import s3fs
+from viewing import TOKEN, Viewer, visit
 
 from metaloom import storage
 from metaloom.flows import cli
@@ -21,6 +22,7 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.viewer import shelf
 from metaloom.flows.views.run_info import list_run_rows
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
@@ -54,6 +56,7 @@ from pathlib import Path
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.viewer import shelf
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.config.input import load_config
 from metaloom.storage.remote.objects import ObjectFolder
@@ -107,6 +110,26 @@ def test_every_command_works_on_a_run_that_another_process_trained(bucket, tmp_p
     start = pinned(build_config({**SETTINGS, "init_from": {"run": "first"}})).init_from
     assert start is not None
     assert start.run == f"{URL}/first"
+
+
+def test_the_page_over_runs_follows_those_under_a_url(bucket, other_machine, monkeypatch):
+    monkeypatch.setattr(shelf, "REMOTE_SECONDS", 0.0)
+    seen: list[StageRef] = []
+    stop = Observer(should_stop=lambda: bool(seen and seen[-1].iteration), stage_started=seen.append)
+    train(build_config(SETTINGS), storage.folder_of(f"{URL}/first"), backend=Backend(workers=0), observer=stop)
+    here = os.environ["METALOOM_CACHE"]
+    other_machine("reader")
+    viewer = Viewer(storage.folder_of(URL))
+    assert viewer.get("run", "first", "curves")["iterations"] == [0]
+    monkeypatch.setenv("METALOOM_CACHE", here)
+    resume(storage.folder_of(f"{URL}/first"), backend=Backend(workers=0))
+    other_machine("reader")
+    assert viewer.get("run", "first", "curves")["iterations"] == [0, 1]
+    assert viewer.get("place")["place"] == URL
+    assert not [answer.text for answer in visit(viewer.app, TOKEN) if answer.status_code >= 500]
+    (command, *_) = viewer.get("run", "first", "iteration", 1)["commands"]
+    assert command.endswith(f" show {URL}/first@1")
+    assert Viewer(storage.folder_of(f"{URL}/first")).get("place")["only"] == "first"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,48 @@
+"""`metaloom view`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from metaloom.flows.cli.options import complete_runs
+from metaloom.flows.cli.output import console
+from metaloom.flows.errors import UsageError
+from metaloom.flows.runs import run_folder, runs_root
+
+RunsArgument = Annotated[
+    str | None,
+    Parameter(
+        help="A folder of runs, or one run: a name under the runs folder, a path, or a URL such as s3://bucket/runs. "
+        "The runs folder by default.",
+        completer=complete_runs,
+    ),
+]
+
+
+def view(
+    runs: RunsArgument = None, /, *, port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 0
+) -> int:
+    """Serve a page over stored runs on this machine, until Ctrl-C: curves, stages, batches, episodes as films.
+
+    It follows runs while they are trained, changes nothing and asks no other host for anything. Only whoever
+    has the address that it prints can open it.
+
+    Example: `metaloom view first --port 8080`
+
+    Args:
+        port: Port on 127.0.0.1; 0 for any that is free.
+    """
+    from metaloom.storage import url_of
+
+    place = runs_root() if runs is None else run_folder(runs)
+    if runs is not None and url_of(place) is None and not place.exists() and Path(runs).is_dir():
+        place = Path(runs)  # a folder of runs beside the runs folder, or that folder itself, by its name
+    if url_of(place) is None and not place.is_dir():
+        raise UsageError(f"{place}: found no such folder; required one of runs, or a run. `metaloom ls` lists runs")
+    from metaloom.flows.viewer.server import serve
+
+    tell = console().out
+    serve(place, port, lambda address: tell(f"{address}  (Ctrl-C ends it)"))
+    return 0

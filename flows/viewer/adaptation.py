@@ -1,0 +1,139 @@
+"""What adaptation did in an iteration, as data for the page: ways of point robots, parameters of adapted policies."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from metaloom.flows.viewer.curves import numbers
+from metaloom.flows.views.formatting import adaptation_label
+from metaloom.pipeline.shown import printable
+from metaloom.pipeline.types import Array, TaskParams
+from metaloom.storage import Run, StageMissing, StageRef, StoreError
+
+MOST_TASKS, MOST_EPISODES = 40, 3
+"""Whose ways are shown."""
+_PLANE = ("x", "y")
+
+
+def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
+    """What adaptation did: `ways` before and after it, and `policies`, the parameters in a plane; null where none are.
+
+    What cannot be read has the reason in its place, under `problem`.
+    """
+    parts: dict[str, Any] = {}
+    for name, read in (("ways", _ways), ("policies", _policies)):
+        try:
+            parts[name] = read(run, iteration)
+        except StoreError as problem:
+            parts[name] = {"problem": printable(problem)}
+    return {"iteration": iteration, **parts}
+
+
+def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
+    """Positions of point robots step by step: of environments that name components `x` and `y` of observations."""
+    names = [*run.components("observation")]
+    if not {*_PLANE} <= {*names}:
+        return None
+    columns = [names.index(axis) for axis in _PLANE]
+    stage = run.stages.named("rollouts")
+    stored = sorted(ref.step for ref in run.files.refs_of({iteration}) if ref.stage == stage)
+    if not stored:
+        return None
+    last = stored[-1]
+    rounds = [
+        {
+            "step": k,
+            "label": adaptation_label(k, last),
+            "tasks": _positions(run, StageRef(iteration, stage, k), columns),
+        }
+        for k in dict.fromkeys((stored[0], last))
+    ]
+    return {"unit": run.components("observation")["x"], "rounds": rounds, "goals": _goals(run, iteration)}
+
+
+def _positions(run: Run, ref: StageRef, columns: Sequence[int]) -> list[list[list[list[float | None]]]]:
+    """Of every task, of every episode: [x, y], each with an entry per step."""
+    lengths = run.lengths(ref)
+    tasks = [*range(min(len(lengths), MOST_TASKS))]
+    group = run.stages.group_of(ref)
+    observations = run.files.read_arrays(run.record(ref), ("observations",), tasks)[group]["observations"][0]
+    return [
+        [
+            [numbers(observations[b, e, : lengths[b, e] + 1, column]) for column in columns]
+            for e in range(min(lengths.shape[1], MOST_EPISODES))
+            if lengths[b, e]
+        ]
+        for b in tasks
+    ]
+
+
+def _goals(run: Run, iteration: int) -> list[list[float | None]] | None:
+    """Where tasks want their robot, if that is what tells them apart: [x, y] of each."""
+    tasks = run[iteration].tasks()
+    fields = [f"goal_{axis}" for axis in _PLANE]
+    if not {*fields} <= {*tasks.names}:
+        return None
+    columns = [tasks.names.index(field) for field in fields]
+    return [numbers(params[columns]) for params in tasks.params[:MOST_TASKS]]
+
+
+def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
+    """What every task's adaptation led to, along the two directions in which these differ most.
+
+    Principal components of the differences from the learner that all tasks began with, where what is adapted are its
+    parameters; else (a posterior, say) of the differences from their mean.
+    """
+    stage = run.stages.named("adapted")
+    refs = sorted((ref for ref in run.files.refs_of({iteration}) if ref.stage == stage), key=lambda ref: ref.step)
+    if not refs:
+        return None
+    adapted = [run.load(ref) for ref in refs]
+    params = [value.params for value in adapted if isinstance(value, TaskParams)]
+    start = _start(run, iteration, params[0])
+    rows = np.stack([_flat(of_step, start) for of_step in params])
+    K, B, D = rows.shape
+    moved = rows.reshape(K * B, D)
+    center = moved.mean(axis=0) if start is None else np.zeros(D)
+    plane, shares = principal_components(moved - center)
+    return {
+        "steps": [ref.step + 1 for ref in refs],
+        "from_learner": start is not None,
+        "parameters": D,
+        "shares": numbers(shares),
+        "points": [[numbers(point) for point in of_step] for of_step in plane.reshape(K, B, 2)],
+        "distances": [numbers(np.linalg.norm(of_step, axis=1)) for of_step in rows] if start is not None else None,
+    }
+
+
+def principal_components(rows: Array) -> tuple[Array, Array]:
+    """Rows along the two directions of largest variance about the origin, [N, 2], and the share of each, [2].
+
+    The rows are not centered: their origin is what they are the differences from.
+    """
+    # Of the rows' products, [N, N], because a policy has far more parameters than there are tasks.
+    values, vectors = np.linalg.eigh(rows @ rows.T)
+    largest = np.clip(values[::-1][:2], 0, None)
+    found = np.zeros((len(rows), 2))
+    found[:, : len(largest)] = vectors[:, ::-1][:, :2] * np.sqrt(largest)
+    shares = np.zeros(2)
+    shares[: len(largest)] = largest / max(float(np.clip(values, 0, None).sum()), 1e-300)
+    # The sign of a component means nothing; one is chosen, so that a page looks the same each time.
+    signs = np.where(found[np.abs(found).argmax(axis=0), [0, 1]] < 0, -1, 1)
+    return found * signs, shares
+
+
+def _start(run: Run, iteration: int, adapted: Mapping[str, Array]) -> Mapping[str, Array] | None:
+    """The learner's parameters, if those are what was adapted."""
+    try:
+        params = run[iteration].learner().params
+    except StageMissing:
+        return None
+    fits = {*adapted} <= {*params} and all(adapted[name].shape[1:] == params[name].shape for name in adapted)
+    return params if fits else None
+
+
+def _flat(adapted: Mapping[str, Array], start: Mapping[str, Array] | None) -> Array:
+    """[B, D] float64, every task's parameters, less those that it began with."""
+    parts = (np.asarray(adapted[name], np.float64) - (0 if start is None else start[name]) for name in sorted(adapted))
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)

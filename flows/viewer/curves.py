@@ -1,0 +1,184 @@
+"""The curves of a run as data for the page, read once and continued as the run goes on."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from metaloom.flows.views.evaluation_lines import training_lines, training_lines_by_class
+from metaloom.flows.views.formatting import by_inner_step, finite
+from metaloom.flows.views.history import History, class_lines, learning_lines, load_history, metric_columns
+from metaloom.flows.views.metric_curves import optimization_lines, success_lines
+from metaloom.flows.views.series import Lines
+from metaloom.pipeline.shown import printable
+from metaloom.pipeline.types import Array, Evaluation
+from metaloom.storage import Run, StoreError
+
+MOST_POINTS = 2000
+"""Of a curve; of longer runs every second, fourth, ... iteration is shown."""
+MOST_PROBLEMS = 20
+SPARK_POINTS = 60
+
+
+class Curves:
+    """What was read of a run's history so far; iterations that cannot be read are left out, each with its reason."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._lock = Lock()
+        self._history: History | None = None
+        self._problems: dict[int, str] = {}
+        self._evaluations: dict[int, tuple[float, Evaluation]] = {}
+        self._next = 0
+        self._every = 1
+
+    def data(self) -> dict[str, Any]:
+        """The curves of the run as they stand now.
+
+        Returns:
+            `iterations` and `env_steps`, one entry per point; `every`, of how many iterations one is shown; `charts`,
+            each with its heading, title, note, band, x axis and series; `metrics`, all numbers by name; `problems`, by
+            iteration.
+        """
+        with self._lock:
+            if (remote := self._run.files.remote) is not None:
+                remote.pull()
+            self._read_on(self._run)
+            return self._told(self._run)
+
+    def _told(self, run: Run) -> dict[str, Any]:
+        history = self._history
+        told = {"iterations_done": len(run.iterations), "every": self._every}
+        problems = [{"iteration": i, "message": text} for i, text in sorted(self._problems.items())]
+        if history is None:
+            return {**told, "iterations": [], "env_steps": [], "charts": [], "metrics": {}, "problems": problems}
+        return {
+            **told,
+            "iterations": history.iterations.tolist(),
+            "env_steps": numbers(history.env_steps) if "env_steps" in history.metrics else None,
+            "charts": [*_charts(run, history), *_evaluation_charts(run, history, self._evaluations)],
+            "metrics": {name: numbers(values) for name, values in history.metrics.items()},
+            "problems": problems,
+        }
+
+    def _read_on(self, run: Run) -> None:
+        done = len(run.iterations)
+        every = _stride(done)
+        if every != self._every or done < self._next or self._is_mended(run):
+            self._history, self._problems, self._evaluations, self._next, self._every = None, {}, {}, 0, every
+        # That of the last iteration that was read may have come since: an iteration is complete before its evaluation.
+        self._read_evaluations(run, range(max(0, self._next - self._every), done))
+        new = range(self._next, done, every)
+        if not new:
+            return
+        try:
+            self._add(load_history(run, new))
+        except StoreError:
+            self._read_one_by_one(run, new)
+        self._next = new[-1] + every
+
+    def _read_one_by_one(self, run: Run, iterations: Iterable[int]) -> None:
+        for i in iterations:
+            try:
+                self._add(load_history(run, [i]))
+            except StoreError as problem:
+                if len(self._problems) < MOST_PROBLEMS:
+                    self._problems[i] = printable(problem)
+
+    def _read_evaluations(self, run: Run, iterations: Iterable[int]) -> None:
+        for i in iterations:
+            ref = run.stages.in_group("evaluation", i)
+            if ref is not None and i not in self._evaluations and run.contains(ref):
+                try:
+                    steps = run[i].metrics().get("env_steps", float("nan"))
+                    self._evaluations[i] = steps, run[i].evaluation()
+                except StoreError as problem:
+                    self._problems[i] = printable(problem)
+
+    def _is_mended(self, run: Run) -> bool:
+        """Tell whether the first iteration that was left out can be read by now."""
+        if not self._problems:
+            return False
+        try:
+            first = min(self._problems)
+            load_history(run, [first])
+            evaluated = run.stages.in_group("evaluation", first)
+            if evaluated is not None and run.contains(evaluated):
+                run[first].evaluation()
+        except StoreError:
+            return False
+        return True
+
+    def _add(self, newer: History) -> None:
+        self._history = newer if self._history is None else self._history.followed_by(newer)
+
+
+def spark(run: Run) -> list[float | None]:
+    """Mean return after adaptation of up to `SPARK_POINTS` iterations, evenly spaced, the last one included."""
+    done = len(run.iterations)
+    if not done:
+        return []
+    chosen = sorted({round(i) for i in np.linspace(0, done - 1, SPARK_POINTS)})
+    metrics = metric_columns(run.metrics(chosen))
+    by_step = by_inner_step({name: 0.0 for name in metrics}, "average_return")
+    return numbers(metrics[f"step_{len(by_step) - 1}.average_return"]) if by_step else []
+
+
+def numbers(values: Array) -> list[float | None]:
+    """Numbers as JSON has them, with as many digits as a curve shows."""
+    return [finite(float(f"{value:.7g}")) for value in np.asarray(values, np.float64).tolist()]
+
+
+def _stride(done: int) -> int:
+    every = 1
+    while done > MOST_POINTS * every:
+        every *= 2
+    return every
+
+
+def _charts(run: Run, history: History) -> Iterator[dict[str, Any]]:
+    steps = history.env_steps if "env_steps" in history.metrics else history.iterations
+    shown: list[tuple[str, Iterable[Lines]]] = [
+        ("Return", [learning_lines(run.name, history)]),
+        ("By class of task", class_lines(history)),
+        ("Success", success_lines(history)),
+        ("Optimization", optimization_lines(history)),
+    ]
+    for heading, charts in shown:
+        yield from (_chart(heading, lines, steps, history.iterations) for lines in charts)
+
+
+def _evaluation_charts(
+    run: Run, history: History, found: Mapping[int, tuple[float, Evaluation]]
+) -> Iterator[dict[str, Any]]:
+    if not found:
+        return
+    iterations = sorted(found)
+    steps, evaluations = np.array([found[i][0] for i in iterations]), [found[i][1] for i in iterations]
+    yield _chart("Evaluation", training_lines(run.name, evaluations), steps, iterations)
+    if history.classes is not None:
+        lines = training_lines_by_class(run.name, evaluations, history.classes)
+        yield _chart("Evaluation", lines, steps, iterations)
+
+
+def _chart(heading: str, lines: Lines, steps: Array, iterations: Sequence[int] | Array) -> dict[str, Any]:
+    return {
+        "heading": heading,
+        "title": lines.title,
+        "y_label": lines.y_label,
+        "note": lines.note,
+        "band": lines.band,
+        "env_steps": numbers(steps),
+        "iterations": [int(i) for i in iterations],
+        "series": [
+            {
+                "label": series.label,
+                "color": series.color,
+                "values": numbers(series.values),
+                "low": None if series.band is None else numbers(series.band[0]),
+                "high": None if series.band is None else numbers(series.band[1]),
+            }
+            for series in lines.series
+        ],
+    }

@@ -1,0 +1,305 @@
+"""What a run holds, as data for the page: the run, its iterations, the output of a stage and what it was made from."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+
+from metaloom import storage
+from metaloom.flows.runs import require_iteration
+from metaloom.flows.viewer.curves import numbers
+from metaloom.flows.views.boxes import Arrow, Box, draw
+from metaloom.flows.views.class_returns import classes_of
+from metaloom.flows.views.formatting import dotted, plural, program, short_time, size, stage_name
+from metaloom.flows.views.run_info import (
+    class_returns_of,
+    iteration_metrics,
+    planned_iterations,
+    run_info,
+    stage_info,
+    state_of,
+)
+from metaloom.flows.views.series import class_color
+from metaloom.pipeline.shown import printable
+from metaloom.pipeline.types import Array
+from metaloom.storage import Run, StageRecord, StageRef, StoreError
+from metaloom.storage.read.sessions import mapping
+
+_LONGEST_LINE = 30
+"""Characters that fit into a box of the graph."""
+
+
+def live(run: Run) -> dict[str, Any]:
+    """How a run stands: what it trains, its state, how far it is, and what was stored last; little is read for it."""
+    writer = storage.current_writer(run.path, run.files.remote)
+    done = len(run.iterations)
+    newest = _newest(run, done)
+    settings = {name: mapping(run.config.get(name)).get("name") for name in ("algorithm", "env")}
+    return {
+        "path": run.location,
+        "created": run.info["created"],
+        "seed": run.config.get("seed"),
+        **settings,
+        "state": state_of(run, writer),
+        "writer": str(writer) if writer else None,
+        "iterations_done": done,
+        "iterations": planned_iterations(run),
+        "newest": None if newest is None else {"iteration": newest.iteration, "label": stage_name(newest)},
+    }
+
+
+def run_page(run: Run) -> dict[str, Any]:
+    """A run: `metaloom show RUN --json`, its settings as `--set` takes them, its stages, and commands about it."""
+    stages = [
+        {"name": s.name, "group": s.group, "output": s.output, "thinnable": s.thinnable} for s in run.stages.stages
+    ]
+    return {
+        "name": run.path.name,
+        "path": run.location,
+        "info": either(lambda: run_info(run)),
+        "settings": [*dotted(run.config)],
+        "stages": stages,
+        "thinned": either(lambda: {"spans": _spans(run.thinned_iterations())}),
+        "packed": [[s.iterations.start, s.iterations.stop - 1] for s in run.files.segments.all(refresh=True)],
+        "commands": [_command(name, run) for name in ("show", "watch", "report", "replay", "verify")],
+    }
+
+
+def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
+    """An iteration: its stages, each with its arrays, its graph, its tasks with their returns, and its metrics.
+
+    What cannot be read has the reason in its place.
+
+    Raises:
+        StageMissing: nothing of it is stored.
+    """
+    require_iteration(run, iteration)
+    records, problems = _records(run, iteration)
+    return {
+        "iteration": iteration,
+        "iterations_done": len(run.iterations),
+        "complete": iteration in run.iterations,
+        "stages": [_stage(run, record) for record in records],
+        "problems": problems,
+        "graph": draw_graph(run, records),
+        "returns": either(lambda: returns_by_task(run, iteration)),
+        "metrics": either(lambda: iteration_metrics(run, iteration)),
+        "class_returns": either(lambda: {"rows": class_returns_of(run, iteration)}),
+        "commands": [_command(name, run, iteration) for name in ("show", "replay")],
+    }
+
+
+def _stage(run: Run, record: StageRecord) -> dict[str, Any]:
+    about = {"label": stage_name(record.ref), "output": run.stages[record.ref.stage].output}
+    return {**stage_info(run, record), **about, "arrays": arrays_of(run, record)}
+
+
+def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
+    """The records of an iteration in the order of their writing, and what is wrong with others."""
+    found, problems = list[StageRecord](), list[str]()
+    for ref in run.stages.sort(run.files.refs_of({iteration})):
+        try:
+            found.append(run.record(ref))
+        except StoreError as problem:
+            problems.append(printable(problem))
+    return sorted(found, key=lambda record: record.sequence), problems
+
+
+def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
+    """Returns of an iteration's episodes by inner step and task.
+
+    Of a complete iteration from its table, which thinning keeps; of one under way from the rewards that are stored.
+
+    Returns:
+        `tasks`: parameters by name; `classes`: of every task, null without classes, and their `colors`; `steps`: inner
+        step -> returns and lengths, a list of episodes for every task.
+    """
+    table = run.episodes(iteration) if iteration in run.iterations else _episodes_under_way(run, iteration)
+    columns: dict[str, Array] = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+    places = columns["task"]
+    firsts = [int(np.flatnonzero(places == b)[0]) for b in range(int(places.max(initial=-1)) + 1)]
+    params = {name: columns[name][firsts] for name in columns if name.startswith("task_") and name != "task_id"}
+    classes = classes_of(run)
+    known = classes is not None and {f"task_{field}" for field in classes.fields} <= {*params}
+    named = (
+        classes.of(np.stack([params[f"task_{field}"] for field in classes.fields], 1), classes.fields)
+        if known and classes is not None and firsts
+        else None
+    )
+    steps: dict[int, Any] = {}
+    for k in sorted({int(step) for step in columns["step"]}):
+        rows = [np.flatnonzero((places == b) & (columns["step"] == k)) for b in range(len(firsts))]
+        steps[k] = {
+            "returns": [numbers(columns["return"][of_task]) for of_task in rows],
+            "lengths": [columns["length"][of_task].tolist() for of_task in rows],
+        }
+    return {
+        "tasks": {name.removeprefix("task_"): numbers(values) for name, values in params.items()},
+        "classes": None if named is None or classes is None else [classes.names[c] for c in named],
+        # As in the curves, which count those that tasks are drawn from.
+        "colors": {}
+        if named is None or classes is None
+        else {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(named))},
+        "steps": steps,
+    }
+
+
+def _episodes_under_way(run: Run, iteration: int) -> pa.Table:
+    name, rows = run.stages.named("rollouts"), list[dict[str, Any]]()
+    refs = [ref for ref in run.files.refs_of({iteration}) if ref.stage == name]
+    tasks: Mapping[str, Any] = {}
+    for ref in sorted(refs, key=lambda ref: ref.step):
+        arrays = run.files.read_arrays(run.record(ref), ("rewards", "lengths"))[run.stages.group_of(ref)]
+        rewards, lengths = arrays["rewards"][0], arrays["lengths"][0]
+        real = np.arange(rewards.shape[2]) < lengths[..., None]
+        returns = np.where(real, rewards, 0).sum(-1, dtype=np.float64)
+        for b, e in np.argwhere(lengths > 0):
+            about = {"step": ref.step, "task": b, "episode": e, "return": returns[b, e], "length": lengths[b, e]}
+            rows.append(
+                {name: value.item() if isinstance(value, np.generic) else value for name, value in about.items()}
+            )
+    drawn = run.stages.in_group("tasks", iteration)
+    if drawn is not None and run.contains(drawn):
+        batch = run[iteration].tasks()
+        tasks = {f"task_{name}": batch.params[:, n] for n, name in enumerate(batch.names)}
+    for row in rows:
+        row.update({name: values[row["task"]].item() for name, values in tasks.items()})
+    empty = pa.table({name: pa.array([], pa.int64()) for name in ("step", "task", "episode", "return", "length")})
+    return pa.Table.from_pylist(rows) if rows else empty
+
+
+def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
+    """The output of a stage: its record, what it was made from, what was made from it, and the command to replay it.
+
+    Raises:
+        StageMissing: it is not stored.
+    """
+    record = run.record(ref)
+    return {
+        "iteration": ref.iteration,
+        "stage": ref.stage,
+        "step": ref.step,
+        "label": stage_name(ref),
+        "output": run.stages[ref.stage].output,
+        "thinned": run.is_thinned(ref),
+        "digest": record.digest,
+        "sha256": record.sha256,
+        "previous": record.previous,
+        "sequence": record.sequence,
+        "session": record.session,
+        "started": record.started,
+        "seconds": record.seconds,
+        "bytes": record.stored_bytes,
+        "seed_position": [*record.seed_position],
+        "config_digest": record.config_digest,
+        "versions": dict(record.versions),
+        "environment": [*dotted(run.environment_of(ref))],
+        "inputs": [
+            {**_ref(item.ref), "digest": item.digest, "stored": run.contains(item.ref)} for item in record.inputs
+        ],
+        "spans": [item.as_dict() for item in record.spans],
+        "read_by": [_ref(reader) for reader in _readers(run, ref)],
+        "arrays": arrays_of(run, record),
+        "commands": [_command("replay", run, ref.iteration, ref)],
+    }
+
+
+def arrays_of(run: Run, record: StageRecord) -> list[dict[str, Any]]:
+    """The stored arrays of an output: name, axes, shape, dtype, unit and meaning; or why one cannot be told of."""
+    found: list[dict[str, Any]] = []
+    for chunk in record.chunks:
+        group, _, name = chunk.array.partition("/")
+        try:
+            spec = run.files.spec(chunk.array)
+        except StoreError as problem:
+            found.append({"group": group, "name": name, "problem": printable(problem)})
+            continue
+        about = {"unit": spec.attributes.get("unit", ""), "description": spec.attributes.get("description", "")}
+        axes = {"dims": [*spec.dims[1:]], "shape": [*spec.shape], "dtype": spec.dtype, "bytes": chunk.size}
+        found.append({"group": group, "name": name, **axes, **about})
+    return sorted(found, key=lambda array: (array["group"], array["name"]))
+
+
+def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
+    """Draw the stages of an iteration, and what they were made from: times, sizes and the beginning of digests."""
+    places: dict[object, int] = {}
+    boxes: list[Box] = []
+
+    def place(key: object, box: Box) -> None:
+        if key not in places:
+            places[key] = len(boxes)
+            boxes.append(box)
+
+    # First what earlier iterations gave.
+    own = {record.ref for record in records}
+    for record in records:
+        for item in record.inputs:
+            if item.ref not in own:
+                words = (f"iteration {item.ref.iteration}", item.digest[:12])
+                place(item.ref, Box(stage_name(item.ref), words, _link(run, item.ref)))
+        for span in record.spans:
+            stages, reach = ", ".join(span.stages), f"iterations {span.first.iteration} to {span.last.iteration}"
+            shown = stages if len(stages) <= _LONGEST_LINE else f"{stages[: _LONGEST_LINE - 1]}…"
+            place(span, Box(plural(span.outputs, "output"), (shown, reach)))
+    for record in records:
+        spent = (
+            f"{short_time(record.seconds)}  {'thinned' if run.is_thinned(record.ref) else size(record.stored_bytes)}"
+        )
+        place(record.ref, Box(stage_name(record.ref), (spent, record.digest[:12]), _link(run, record.ref)))
+    arrows = [
+        Arrow(places[source], places[record.ref], dashed=source not in own)
+        for record in records
+        for source in (*(item.ref for item in record.inputs), *record.spans)
+        if places[source] < places[record.ref]
+    ]
+    return draw(boxes, arrows)
+
+
+def _readers(run: Run, ref: StageRef) -> list[StageRef]:
+    """What was made from an output: of its own iteration and the next one, which reads the learner."""
+    near = (record for i in (ref.iteration, ref.iteration + 1) for record in _records(run, i)[0])
+    return [record.ref for record in near if any(item.ref == ref for item in record.inputs)]
+
+
+def _newest(run: Run, done: int) -> StageRef | None:
+    """What was stored last of the iteration under way."""
+    under_way, _ = _records(run, done)
+    return under_way[-1].ref if under_way else None
+
+
+def _ref(ref: StageRef) -> dict[str, Any]:
+    return {"iteration": ref.iteration, "stage": ref.stage, "step": ref.step, "label": stage_name(ref)}
+
+
+def _link(run: Run, ref: StageRef) -> str:
+    return f"#/run/{quote(run.path.name, safe='')}/output/{ref.iteration}/{ref.stage}/{ref.step}"
+
+
+def _command(name: str, run: Run, iteration: int | None = None, ref: StageRef | None = None) -> str:
+    at = "" if iteration is None else f"@{iteration}"
+    words = [program("metaloom"), name, f"{run.location}{at}"]
+    if ref is not None:
+        words += ["--stage", ref.stage, *(["--step", str(ref.step)] if run.stages[ref.stage].stepped else [])]
+    return shlex.join(words)
+
+
+def _spans(numbers: list[int]) -> list[list[int]]:
+    """Ascending numbers as [first, last] of what is consecutive."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return found
+
+
+def either(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """What is read, or the reason why it cannot be, for the page to show in its place."""
+    try:
+        return dict(read())
+    except StoreError as problem:
+        return {"problem": printable(problem)}

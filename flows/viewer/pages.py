@@ -1,0 +1,196 @@
+"""What the page asks for: every address, what it answers, and how errors are told."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from metaloom import storage
+from metaloom.flows.errors import exit_code
+from metaloom.flows.viewer.adaptation import adaptation_page
+from metaloom.flows.viewer.curves import spark
+from metaloom.flows.viewer.filming import FilmStudio
+from metaloom.flows.viewer.listing import RunList
+from metaloom.flows.viewer.outputs import iteration_page, live, output_page, run_page
+from metaloom.flows.viewer.shelf import OpenRun, Shelf
+from metaloom.flows.viewer.values import episode, episode_length, names_along, slice_of
+from metaloom.pipeline.shown import printable
+from metaloom.storage import StageRef
+
+log = logging.getLogger(__name__)
+
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+FRESH = {"Cache-Control": "no-store"}
+Answer = Callable[[Request], Response]
+
+
+class Pages:
+    """Answers of the page about the runs on a shelf.
+
+    Args:
+        shelf: the runs.
+        plotly: the file plotly.min.js.
+    """
+
+    def __init__(self, shelf: Shelf, plotly: Path) -> None:
+        self._shelf = shelf
+        self._plotly = plotly
+        self._studio = FilmStudio()
+        self._list = RunList()
+
+    def routes(self) -> list[Route]:
+        """Every address, below the token."""
+        run = "/api/run/{run}"
+        output = "{iteration:int}/{stage}/{step:int}"
+        asked: dict[str, Answer] = {
+            "/api/place": self._place,
+            "/api/runs": self._runs,
+            f"{run}": self._of_run(run_page),
+            f"{run}/live": self._of_run(live),
+            f"{run}/spark": self._of_run(lambda run: {"values": spark(run)}),
+            f"{run}/curves": self._curves,
+            f"{run}/iteration/{{iteration:int}}": self._of_iteration(iteration_page),
+            f"{run}/adaptation/{{iteration:int}}": self._of_iteration(adaptation_page),
+            f"{run}/output/{output}": self._output,
+            f"{run}/array/{output}": self._array,
+            f"{run}/values/{output}": self._values,
+            f"{run}/episode/{output}": self._episode,
+            f"{run}/film/{output}": self._film,
+        }
+        return [
+            *(Route(path, _told(answer)) for path, answer in asked.items()),
+            *(Route(path, _file(file)) for path, file in {**_static(), "/plotly.min.js": self._plotly}.items()),
+        ]
+
+    def _runs(self, request: Request) -> Response:
+        del request
+        return _json({"runs": self._list.rows(self._shelf.folders())})
+
+    def _place(self, request: Request) -> Response:
+        del request
+        return _json({"place": storage.location(self._shelf.place), "only": self._shelf.only})
+
+    def _of_run(self, tell: Callable[[storage.Run], Mapping[str, Any]]) -> Answer:
+        def answer(request: Request) -> Response:
+            opened = self._opened(request)
+            with opened.lock:
+                return _json(tell(opened.run))
+
+        return answer
+
+    def _of_iteration(self, tell: Callable[[storage.Run, int], Mapping[str, Any]]) -> Answer:
+        def answer(request: Request) -> Response:
+            opened = self._opened(request)
+            with opened.lock:
+                return _json(tell(opened.run, request.path_params["iteration"]))
+
+        return answer
+
+    def _curves(self, request: Request) -> Response:
+        return _json(self._opened(request).curves.data())
+
+    def _output(self, request: Request) -> Response:
+        opened = self._opened(request)
+        with opened.lock:
+            return _json(output_page(opened.run, _ref(request)))
+
+    def _array(self, request: Request) -> Response:
+        """What the axes of an array are called."""
+        opened, array = self._opened(request), request.query_params.get("array", "")
+        with opened.lock:
+            record = opened.run.record(_ref(request))
+            if array not in [chunk.array for chunk in record.chunks]:
+                raise ValueError(f"found the array {array!r}; required one of {record.ref}")
+            return _json({"names": names_along(opened.run, opened.run.files.spec(array))})
+
+    def _values(self, request: Request) -> Response:
+        """Numbers of an array, [rows, columns] float64, little-endian."""
+        asked = request.query_params
+        at = [int(index) for index in asked.get("at", "").split(",") if index]
+        rows = int(asked["rows"]) if "rows" in asked else None
+        opened = self._opened(request)
+        with opened.lock:
+            found = slice_of(opened.run, _ref(request), asked.get("array", ""), at, rows, int(asked.get("columns", 0)))
+        about = {"X-Shape": _listed(found.values.shape), "X-Every": _listed(found.every)}
+        return Response(found.values.tobytes(), media_type="application/octet-stream", headers={**FRESH, **about})
+
+    def _episode(self, request: Request) -> Response:
+        opened = self._opened(request)
+        with opened.lock:
+            return _json(episode(opened.run, _ref(request), _number(request, "task"), _number(request, "episode")))
+
+    def _film(self, request: Request) -> Response:
+        opened, ref = self._opened(request), _ref(request)
+        task, index = _number(request, "task"), _number(request, "episode")
+        with opened.lock:
+            length = episode_length(opened.run, ref, task, index)
+        # Without the lock: a film takes seconds, and the run may be looked at meanwhile.
+        sheet = self._studio.sheet(opened.run, ref.iteration, ref.step, task, index, length)
+        about = {"X-Frames": sheet.frames, "X-Columns": sheet.columns, "X-Every": sheet.every}
+        headers = {**FRESH, **{name: str(value) for name, value in about.items()}, "X-Told": json.dumps(sheet.told)}
+        return Response(sheet.image, media_type="image/webp", headers=headers)
+
+    def _opened(self, request: Request) -> OpenRun:
+        return self._shelf.open(request.path_params["run"])
+
+
+def _static() -> dict[str, Path]:
+    """The files of the page itself by their address; there are no others to ask for."""
+    files = {f"/{file.name}": file for file in (Path(__file__).parent / "static").iterdir() if file.suffix in _KINDS}
+    return {"/": files["/index.html"], **files}
+
+
+def _file(path: Path) -> Answer:
+    return lambda request: FileResponse(path, media_type=_KINDS[path.suffix], headers={"Cache-Control": "no-cache"})
+
+
+def _told(answer: Answer) -> Answer:
+    """Answer errors as data too, so that the page shows them in their place and the rest of it lives."""
+
+    def told(request: Request) -> Response:
+        try:
+            return answer(request)
+        except storage.StageThinned as problem:
+            return _problem(410, problem)
+        except (storage.StageMissing, storage.RunNotFound) as problem:
+            return _problem(404, problem)
+        except Exception as problem:
+            if not isinstance(problem, ValueError | KeyError) and exit_code(problem) is None:
+                log.exception("%s", printable(request.url.path.rpartition("/api/")[2]))
+                return _problem(500, problem)
+            return _problem(422, problem)
+
+    return told
+
+
+def _problem(status: int, problem: Exception) -> Response:
+    known = exit_code(problem) is not None or isinstance(problem, ValueError)
+    text = str(problem) if known else f"{type(problem).__name__}: {problem}"
+    return _json({"problem": printable(text), "kind": type(problem).__name__}, status)
+
+
+def _json(data: Mapping[str, Any], status: int = 200) -> Response:
+    # A stored text may have anything in it; as JSON it is text, and the page never makes markup of it.
+    body = json.dumps(data, allow_nan=False, default=str).encode()
+    return Response(body, status, {**FRESH}, "application/json")
+
+
+def _ref(request: Request) -> StageRef:
+    found = request.path_params
+    return StageRef(found["iteration"], found["stage"], found["step"])
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    if not text.isdecimal() or len(text) > 9:
+        raise ValueError(f"found {name}={text!r}; required a whole number")
+    return int(text)
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ",".join(map(str, values))

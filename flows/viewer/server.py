@@ -1,0 +1,82 @@
+"""The server of the page: on this machine alone, behind a token, reading and never writing runs."""
+
+import importlib.util
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import ASGIApp
+
+from metaloom.flows.errors import ExtraMissing, UsageError
+from metaloom.flows.viewer.gate import Gate
+from metaloom.flows.viewer.pages import Pages
+from metaloom.flows.viewer.shelf import Shelf
+
+ADDRESS = "127.0.0.1"
+_TOKEN_BYTES = 24
+
+
+def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
+    """Make the application that answers what the page asks for.
+
+    Raises:
+        ExtraMissing: the package that brings plotly.js is not installed.
+    """
+    pages = Pages(shelf, plotly_file())
+    return Gate(Starlette(routes=[Mount(f"/{token}", routes=pages.routes())]), token)
+
+
+def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C.
+
+    Args:
+        place: folder of runs, or of one run.
+        port: on 127.0.0.1; 0 for any that is free.
+        tell: told the address to open.
+
+    Raises:
+        UsageError: the port is taken.
+        ExtraMissing: the package that brings plotly.js is not installed.
+        StoreError: the object store of a URL cannot be read.
+    """
+    shelf, token = Shelf(place), secrets.token_urlsafe(_TOKEN_BYTES)
+    app = viewer_app(shelf, token)
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((ADDRESS, port))
+        except OSError as error:
+            raise UsageError(
+                f"--port {port}: {error.strerror}; required a free port of {ADDRESS}. 0 takes any that is free"
+            ) from None
+        listening.listen()  # so that whoever is told can ask at once
+        tell(f"http://{ADDRESS}:{listening.getsockname()[1]}/{token}/")
+        run_server(app, listening)
+
+
+def run_server(app: ASGIApp, listening: socket.socket) -> None:
+    """Answer requests that come to a socket until Ctrl-C."""
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False, loop="asyncio"
+    )
+    with suppress(KeyboardInterrupt):  # which uvicorn raises again once it has ended
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def plotly_file() -> Path:
+    """Find plotly.js, without importing the package that brings it.
+
+    Raises:
+        ExtraMissing: it is not installed.
+    """
+    found = importlib.util.find_spec("plotly")
+    if found is not None and found.origin is not None:
+        file = Path(found.origin).parent / "package_data" / "plotly.min.js"
+        if file.exists():
+            return file
+    raise ExtraMissing("view", "plotly")

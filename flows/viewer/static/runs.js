@@ -1,0 +1,62 @@
+// The list of runs.
+
+import { choice, h, problem, quiet, state, table } from "./dom.js";
+import { get, link } from "./api.js";
+import { spark } from "./charts.js";
+import { bytes, moment, number } from "./format.js";
+
+const LOOK = 3000;
+
+export async function runsPage(here) {
+  const sparks = new Map();
+  const list = h("div", { class: "card" });
+  const search = h("input", { type: "search", placeholder: "find a run", oninput: () => fill() });
+  let found = [];
+  let wanted = "";
+
+  const cell = (row) => {
+    const known = sparks.get(row.name);
+    // Asked again only when the run has gone on.
+    if (row.state !== "damaged" && known?.done !== row.iterations_done) {
+      const entry = { done: row.iterations_done, element: h("span", {}, known?.element ?? "") };
+      sparks.set(row.name, entry);
+      get(["run", row.name, "spark"], {}, here.signal)
+        .then(({ values }) => entry.element.replaceChildren(spark(values) ?? "")).catch(() => {});
+    }
+    return sparks.get(row.name)?.element;
+  };
+
+  function fill() {
+    const text = search.value.toLowerCase();
+    const rows = found.filter((row) => (!wanted || row.state === wanted)
+      && [row.name, row.algorithm, row.env].some((part) => (part || "").toLowerCase().includes(text)));
+    if (!rows.length) return list.replaceChildren(quiet(found.length ? "No run is like that." : "No runs here."));
+    return list.replaceChildren(table(
+      ["run", "state", "algorithm", "environment", ">iterations", "returns", ">last return", ">size", "started (UTC)"],
+      rows.map((row) => [
+        h("a", { href: link(row.name) }, row.name), state(row.state),
+        ...(row.problem ? [h("span", { class: "quiet" }, row.problem), "", "", "", "", bytes(row.bytes), ""] : [
+          row.algorithm, row.env, `${number(row.iterations_done)} of ${number(row.iterations)}`, cell(row),
+          number(row.last_return), bytes(row.bytes), moment(row.started)]),
+      ])));
+  }
+
+  const trouble = h("div", {});
+  async function look() {
+    try {
+      found = (await get(["runs"], {}, here.signal)).runs;
+      trouble.replaceChildren();
+      fill();
+    } catch (error) {
+      if (error.name !== "AbortError") trouble.replaceChildren(problem(error.message));
+    }
+  }
+  await look();
+  here.every(LOOK, look);
+  const states = [["", "all"], ...["training", "complete", "stopped", "damaged"].map((name) => [name, name])];
+  return [
+    h("h1", {}, "Runs"),
+    h("div", { class: "row" }, search, choice("state", states, wanted, (value) => { wanted = value; fill(); })),
+    trouble, list,
+  ];
+}

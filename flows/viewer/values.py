@@ -1,0 +1,210 @@
+"""Numbers of stored arrays for the page: a slice of any array, an episode step by step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.viewer.curves import numbers
+from metaloom.pipeline.types import Array
+from metaloom.storage import Run, StageMissing, StageRef
+from metaloom.storage.format.arrays import ArraySpec
+from metaloom.storage.format.records import StoredFile
+
+MOST_NUMBERS = 2_000_000
+"""In one picture; of larger slices every second, fourth, ... entry of the longer axis is shown."""
+_STEP_AXES = ("t", "t_with_final")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Numbers of an array along one or two of its axes.
+
+    Attributes:
+        values: [rows, columns] float64; NaN where there is padding.
+        every: of so many entries one is shown, along rows and along columns.
+    """
+
+    values: Array
+    every: tuple[int, int]
+
+
+def slice_of(run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int | None, columns: int) -> Slice:
+    """Read a slice of a stored array.
+
+    Args:
+        run: the run.
+        ref: the output that the array belongs to.
+        array: its path below `data.zarr`, such as rollouts_0/rewards.
+        at: the index on every axis; those of the axes shown do not count.
+        rows: the axis shown from top to bottom; None for a single row.
+        columns: the axis shown from left to right.
+
+    Raises:
+        UsageError: there is no such array, axis or index.
+        StoreError: the output is not stored, was thinned, or is damaged.
+    """
+    record = run.record(ref)
+    chunk = next((chunk for chunk in record.chunks if chunk.array == array), None)
+    if chunk is None:
+        raise UsageError(f"found the array {array!r}; required one of {', '.join(c.array for c in record.chunks)}")
+    spec = run.files.spec(array)
+    shown = [axis for axis in (rows, columns) if axis is not None]
+    _check(spec, at, shown)
+    task = at[0] if spec.dims[1:2] == ("task",) and 0 not in shown else None
+    values = _read(run, ref, chunk, task)
+    place = [0 if task is not None and axis == 0 else index for axis, index in enumerate(at)]
+    picked = values[tuple(slice(None) if axis in shown else place[axis] for axis in range(len(place)))]
+    if rows is None:
+        picked = picked[None]
+    elif rows > columns:
+        picked = picked.T
+    every = _strides(picked.shape)
+    return Slice(np.ascontiguousarray(picked[:: every[0], :: every[1]], dtype="<f8"), every)
+
+
+def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
+    """An episode step by step: everything that is stored of its steps, with what processing added.
+
+    Args:
+        run: the run.
+        ref: the stage that collected it.
+        task: place of its task in the batch.
+        index: place of the episode among those of the task.
+
+    Raises:
+        UsageError: there is no such episode.
+        StoreError: it is not stored, was thinned, or is damaged.
+    """
+    lengths = run.lengths(ref)
+    B, E = lengths.shape
+    if not (0 <= task < B and 0 <= index < E and lengths[task, index]):
+        raise UsageError(
+            f"found task {task}, episode {index}; required one that is stored, of {B} tasks x {E} episodes"
+        )
+    length = int(lengths[task, index])
+    samples = run.stages.in_group("samples", ref.iteration, ref.step)
+    signals: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for part in (ref, *([samples] if samples is not None and run.contains(samples) else [])):
+        try:
+            signals += _signals(run, part, task, index, length)
+        except StageMissing as problem:
+            problems.append(str(problem))
+    returns = next(
+        (float(np.nansum(np.array(s["values"], np.float64))) for s in signals if s["name"] == "rewards"), float("nan")
+    )
+    return {
+        "length": length,
+        "return": numbers(np.array([returns]))[0],
+        "tasks": B,
+        "episodes": [int((lengths[b] > 0).sum()) for b in range(B)],
+        "signals": signals,
+        "problems": problems,
+    }
+
+
+def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
+    """Steps of an episode, whether or not it was thinned.
+
+    Raises:
+        UsageError: there is no such episode.
+        StoreError: it is not stored, or is damaged.
+    """
+    if ref.iteration in run.iterations:
+        try:
+            found = run.episodes(ref.iteration, ref.step, task=task, episode=index)["length"].to_pylist()
+        except ValueError as problem:
+            raise UsageError(str(problem)) from None
+    else:
+        lengths = run.lengths(ref)
+        found = [int(lengths[task, index])] if task < len(lengths) and index < lengths.shape[1] else []
+    if not found or not found[0]:
+        raise UsageError(f"found task {task}, episode {index}; required an episode that is stored")
+    return int(found[0])
+
+
+def names_along(run: Run, spec: ArraySpec) -> dict[str, list[str]]:
+    """Names of the entries along the axes of an array, as far as they have any, with their units."""
+    found: dict[str, list[str]] = {}
+    for dim, entries in zip(spec.dims[1:], spec.shape, strict=True):
+        named: Mapping[str, str] = run.components(dim) if dim in ("observation", "action") else {}
+        if len(named) != entries or not named:
+            listed = spec.attributes.get("names", ())
+            units = spec.attributes.get("units", ())
+            if dim not in ("task_field", "metric") or len(listed) != entries:
+                continue
+            named = dict(zip(listed, units or ["1"] * entries, strict=True))
+        found[dim] = [str(name) if unit in ("", "1") else f"{name} ({unit})" for name, unit in named.items()]
+    return found
+
+
+def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for chunk in run.record(ref).chunks:
+        spec = run.files.spec(chunk.array)
+        name = chunk.array.partition("/")[2]
+        if spec.dims[1:3] != ("task", "episode") or spec.dims[3:4] not in (("t",), ("t_with_final",)) or name == "mask":
+            continue
+        values = run.files.read_row(run.record(ref), chunk, [task])[0][0, index]
+        values = values[: length + (spec.dims[3] == "t_with_final")]
+        flat = values.reshape(len(values), -1).T
+        labels = next((names for dim, names in names_along(run, spec).items() if dim == spec.dims[-1]), None)
+        found.append(
+            {
+                "name": name,
+                "unit": spec.attributes.get("unit", ""),
+                "description": spec.attributes.get("description", ""),
+                "labels": labels if labels and len(labels) == len(flat) else [str(n) for n in range(len(flat))],
+                "values": [numbers(row) for row in flat],
+            }
+        )
+    return found
+
+
+def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array:
+    """An array as float64, of one task or all, with NaN where episodes have ended."""
+    tasks = None if task is None else [task]
+    values, _ = run.files.read_row(run.record(ref), chunk, tasks)
+    values = values.astype(np.float64)
+    spec = run.files.spec(chunk.array)
+    if spec.dims[1:3] == ("task", "episode") and len(spec.dims) > 3 and spec.dims[3] in _STEP_AXES:
+        lengths = _lengths(run, ref, tasks)
+        if lengths is not None and lengths.shape == values.shape[:2]:
+            last = lengths[..., None] + (spec.dims[3] == "t_with_final") * (lengths[..., None] > 0)
+            values[np.arange(values.shape[2]) >= last] = np.nan
+    return values
+
+
+def _lengths(run: Run, ref: StageRef, tasks: Sequence[int] | None) -> Array | None:
+    """Lengths of the episodes that an output is about; None where they were thinned."""
+    output = run.stages[ref.stage].output
+    of = ref if output == "EpisodeBatch" else run.stages.in_group("rollouts", ref.iteration, ref.step)
+    if of is None:
+        return None
+    try:
+        lengths = run.lengths(of)
+    except StageMissing:
+        return None
+    return lengths if tasks is None else lengths[[*tasks]]
+
+
+def _check(spec: ArraySpec, at: Sequence[int], shown: Sequence[int]) -> None:
+    axes = range(len(spec.shape))
+    if len(at) != len(spec.shape) or len({*shown}) != len(shown) or any(axis not in axes for axis in shown):
+        raise UsageError(f"found the axes {[*shown]} and {len(at)} indices; required those of {spec.dims[1:]}")
+    for axis in axes:
+        if axis not in shown and not 0 <= at[axis] < spec.shape[axis]:
+            raise UsageError(f"found {spec.dims[axis + 1]} {at[axis]}; required one from 0 to {spec.shape[axis] - 1}")
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, int]:
+    rows, columns = 1, 1
+    while -(-shape[0] // rows) * -(-shape[1] // columns) > MOST_NUMBERS:
+        if shape[0] // rows > shape[1] // columns:
+            rows *= 2
+        else:
+            columns *= 2
+    return rows, columns

@@ -1,0 +1,157 @@
+"""What a run learned, iteration by iteration, and the curves that show it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.views.class_returns import ByStep, classes_of, returns_by_class
+from metaloom.flows.views.formatting import adaptation_label
+from metaloom.flows.views.series import CLASS_NOTE, ERROR_BAND, Lines, Series, class_color, estimates_series, step_color
+from metaloom.pipeline.envs.task_classes import Classes
+from metaloom.pipeline.types import Array
+from metaloom.storage import Run
+
+BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
+BAND = "middle half of the tasks"
+BALANCED_NOTE = (
+    "line: mean of the means of all classes of tasks, which count alike; band: ± 1 standard error over tasks"
+)
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run learned, one row per complete iteration.
+
+    Attributes:
+        iterations: [I] their numbers.
+        metrics: name -> [I] float64; NaN where an iteration has no such metric.
+        task_returns: [I, K+1, B] mean episode return by inner step and task.
+        by_class: [I] returns by class of task, of every inner step; empty where the environment has no classes.
+        classes: that it has.
+    """
+
+    iterations: Array
+    metrics: Mapping[str, Array]
+    task_returns: Array
+    by_class: Sequence[ByStep] = ()
+    classes: Classes | None = None
+
+    @property
+    def env_steps(self) -> Array:
+        """[I] environment steps taken up to the end of each iteration."""
+        return self.metrics["env_steps"]
+
+    @property
+    def last_step(self) -> int:
+        """The number of inner steps, K."""
+        return self.task_returns.shape[1] - 1
+
+    @property
+    def every_class_drawn(self) -> bool:
+        """True if every iteration has tasks of every class, so that their balanced mean is a curve without gaps."""
+        return bool(self.by_class) and all(min(steps[0].num_tasks) > 0 for steps in self.by_class)
+
+    def followed_by(self, newer: "History") -> "History":
+        """Put the history of later iterations behind this one."""
+        rows = len(self.iterations), len(newer.iterations)
+        both = [_filled(history.metrics, n) for history, n in zip((self, newer), rows, strict=True)]
+        names = {**self.metrics, **newer.metrics}
+        return replace(
+            newer,
+            iterations=np.concatenate([self.iterations, newer.iterations]),
+            metrics={name: np.concatenate([part(name) for part in both]) for name in names},
+            task_returns=np.concatenate([self.task_returns, newer.task_returns]),
+            by_class=[*self.by_class, *newer.by_class],
+        )
+
+
+def load_history(run: Run, iterations: Sequence[int] | None = None) -> History:
+    """Read what a run learned from its tables; of some complete iterations, or of all.
+
+    Raises:
+        UsageError: the run has no complete iteration yet.
+        StoreError: a table is damaged.
+    """
+    # Asked once: a run that is still training grows while it is read.
+    chosen = run.iterations if iterations is None else iterations
+    if not chosen:
+        raise UsageError(
+            f"{run.path} has no complete iteration, so there is nothing to report yet; "
+            f"go on with: metaloom resume {run.path}"
+        )
+    classes = classes_of(run)
+    return History(
+        iterations=np.asarray(chosen),
+        metrics=metric_columns(run.metrics(chosen)),
+        task_returns=_task_returns(run.episodes(chosen), len(chosen)),
+        by_class=[*returns_by_class(run, chosen, classes).values()],
+        classes=classes,
+    )
+
+
+def learning_lines(name: str, history: History) -> Lines:
+    """Average episode return before and after adaptation.
+
+    Where every iteration has tasks of every class, all classes count alike: which ones an iteration drew more of does
+    not show then.
+    """
+    title = f"Learning curve of {name}"
+    if history.every_class_drawn:
+        series = tuple(_balanced_series(history))
+        return Lines(title, "class-balanced episode return", BALANCED_NOTE, ERROR_BAND, series)
+    return Lines(title, "average episode return", BAND_NOTE, BAND, tuple(_return_series(history)))
+
+
+def class_lines(history: History) -> Iterator[Lines]:
+    """Average episode return of each class of task: after adaptation, and before it."""
+    last, names = history.last_step, history.by_class[0][0].names if history.by_class else ()
+    for k in sorted({last, 0}, reverse=True) if names else ():
+        title = f"Return by class of task, {adaptation_label(k, last)}" if last else "Return by class of task"
+        series = (
+            estimates_series(name, class_color(c), [steps[k].estimates[c] for steps in history.by_class])
+            for c, name in enumerate(names)
+        )
+        yield Lines(title, "average episode return", CLASS_NOTE, ERROR_BAND, tuple(series))
+
+
+def metric_columns(table: pa.Table) -> dict[str, Array]:
+    """The metrics of a table of them, each [I] float64."""
+    return {
+        name: table[name].cast(pa.float64()).to_numpy().astype(np.float64, copy=False)
+        for name in table.column_names
+        if name != "iteration"
+    }
+
+
+def _balanced_series(history: History) -> Iterator[Series]:
+    last = history.last_step
+    for k in range(last + 1):
+        series = estimates_series(
+            adaptation_label(k, last), step_color(k, last), [steps[k].balanced for steps in history.by_class]
+        )
+        # As without classes: between the first and the last a band would only cover the others.
+        yield series if k in (0, last) else replace(series, band=None)
+
+
+def _return_series(history: History) -> Iterator[Series]:
+    last = history.last_step
+    for k in range(last + 1):
+        by_task = history.task_returns[:, k]
+        # Between the first and the last a band would only cover the others.
+        edges = np.quantile(by_task, [0.25, 0.75], axis=1) if k in (0, last) else None
+        band = None if edges is None or by_task.shape[1] == 1 else (edges[0], edges[1])
+        yield Series(adaptation_label(k, last), step_color(k, last), by_task.mean(axis=1), band)
+
+
+def _task_returns(episodes: pa.Table, num_iterations: int) -> Array:
+    means = episodes.group_by(["iteration", "step", "task"]).aggregate([("return", "mean")])
+    means = means.sort_by([("iteration", "ascending"), ("step", "ascending"), ("task", "ascending")])
+    inner_steps = len(means["step"].unique())
+    return means["return_mean"].to_numpy().reshape(num_iterations, inner_steps, -1)
+
+
+def _filled(metrics: Mapping[str, Array], rows: int):
+    return lambda name: metrics[name] if name in metrics else np.full(rows, np.nan)

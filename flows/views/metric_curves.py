@@ -1,0 +1,85 @@
+"""Which metrics of a run belong into one chart, and what they mean."""
+
+from collections.abc import Iterator, Mapping
+
+from metaloom.flows.views.formatting import adaptation_label
+from metaloom.flows.views.history import History
+from metaloom.flows.views.series import AFTER, BEFORE, Lines, Series, step_color
+
+
+def success_lines(history: History) -> Iterator[Lines]:
+    """Share of successful episodes, where the environment tells of success."""
+    yield from _lines(
+        history,
+        "Success rate",
+        "share of episodes",
+        _of_every_step(history, "success_rate"),
+        "Episodes in any step of which the environment told of success.",
+    )
+
+
+def optimization_lines(history: History) -> Iterator[Lines]:
+    """How the updates went, as far as the algorithm has such metrics."""
+    yield from _lines(
+        history,
+        "KL divergence of the meta-update",
+        "KL divergence (nats)",
+        {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
+        "How far an iteration's update moved the policy from the one that collected its episodes.",
+    )
+    yield from _lines(
+        history,
+        "Policy entropy",
+        "entropy (nats)",
+        _of_every_step(history, "entropy"),
+        "Falls as the policy's standard deviations shrink.",
+    )
+    yield from _lines(
+        history,
+        "Loss of the meta-update",
+        "surrogate loss",
+        {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
+        "Of the same episodes; the gap is what the update gained on them.",
+    )
+    yield from _lines(
+        history,
+        "Signal and noise of the meta-gradient",
+        "norm",
+        {
+            "meta_gradient_norm": ("meta-gradient", AFTER),
+            "meta_gradient_standard_error": ("its standard error over tasks", BEFORE),
+        }
+        if "meta_gradient_standard_error" in history.metrics
+        else {},
+        "Where the norm is no larger than its standard error, other tasks would have led elsewhere.",
+    )
+    yield from _lines(
+        history,
+        "Agreement of two halves of the tasks",
+        "cosine of their meta-gradients",
+        {"meta_gradient_split_cosine": ("cosine", AFTER)},
+        "1: both halves lead the same way; around 0: the direction of the update is that of noise.",
+    )
+    yield from _lines(
+        history,
+        "Explained variance of the baseline",
+        "share of variance",
+        _of_every_step(history, "explained_variance"),
+        "1: the baseline predicts the returns exactly; 0: no better than their mean.",
+    )
+
+
+def _of_every_step(history: History, metric: str) -> dict[str, tuple[str, str]]:
+    last = history.last_step
+    return {f"step_{k}.{metric}": (adaptation_label(k, last), step_color(k, last)) for k in range(last + 1)}
+
+
+def _lines(
+    history: History, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], note: str
+) -> Iterator[Lines]:
+    """Lines of metrics, name -> (label, colour), if the run has any of them."""
+    series = tuple(
+        Series(label, color, history.metrics[name]) for name, (label, color) in lines.items() if name in history.metrics
+    )
+    if series:
+        yield Lines(title, y_label, note, "", series)

@@ -1,0 +1,85 @@
+"""The page over runs in a real browser, where there is one: it draws, and asks no other host."""
+
+import re
+import shutil
+import subprocess
+import sys
+from urllib.parse import quote
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+NAME = "<b onclick=alert(1)>bold"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is installed: no browser to look with"),
+]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory, copy_tiny_run):
+    """Address of the page over a run, one with markup for a name, and one that is damaged."""
+    runs = tmp_path_factory.mktemp("browsed") / "runs"
+    for name in ("tiny", NAME):
+        copy_tiny_run(runs / name)
+    (runs / "broken").mkdir()
+    (runs / "broken" / "run.json").write_text("{}")
+    command = [sys.executable, "-m", "metaloom.flows.cli", "view", str(runs)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[0]
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def look(address, page, folder):
+    """Markup of a page after its scripts have run, and what the browser had to say."""
+    assert BROWSER is not None
+    # No host but this one has an address; scripts get ten seconds of a clock that waits for answers.
+    options = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--window-size=1280,2000",
+        f"--user-data-dir={folder}", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        "--virtual-time-budget=10000", "--enable-logging=stderr", "--dump-dom",
+    ]  # fmt: skip
+    done = subprocess.run([BROWSER, *options, address + page], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return done.stdout, said
+
+
+def test_the_list_shows_every_run_and_takes_no_name_for_markup(address, tmp_path):
+    page, said = look(address, "", tmp_path)
+    assert said == []
+    assert 'href="#/run/tiny"' in page
+    assert "&lt;b onclick=alert(1)&gt;bold" in page
+    assert "<b onclick" not in page
+    assert 'class="state damaged"' in page
+    assert page.count("<polyline") == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "words", "charts"),
+    [
+        ("run/tiny", ["Learning curve of tiny", "middle half of the tasks", "meta_optimize"], 5),
+        (f"run/{quote(NAME)}/iteration/2", ["Before and after adaptation", "Ways before", "Where adaptation took"], 4),
+        ("run/tiny/output/2/adapt/0", ["metaloom", "replay", "seed position", "collect_rollouts k=0"], 0),
+        ("run/tiny/array/2/collect_rollouts/1?array=rollouts_1%2Frewards", ["top to bottom", "task 4"], 1),
+        ("run/tiny/episode/2/collect_rollouts/1?task=0&episode=0", ["Show the film", "observations: x (m)"], 4),
+    ],
+)  # fmt: skip
+def test_a_page_draws_its_charts_without_a_word_from_the_browser(address, place, words, charts, tmp_path):
+    page, said = look(address, f"#/{place}", tmp_path)
+    assert said == []
+    assert 'class="problem"' not in page
+    assert [word for word in words if word not in page] == []
+    assert len(re.findall(r'class="chart js-plotly-plot"', page)) >= charts
+
+
+def test_a_page_that_is_not_there_says_so(address, tmp_path):
+    page, _ = look(address, "#/run/nothing", tmp_path)
+    assert 'class="problem"' in page
+    assert "no run 'nothing'" in page
