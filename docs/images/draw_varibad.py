@@ -33,21 +33,31 @@ FOLDER = Path(__file__).parent
 DRAWS = 200
 
 
+def trial_return(evaluation):
+    """The mean return of a whole trial over all goals, of which a deterministic evaluation has some more often."""
+    goals = np.unique(evaluation.task_params, axis=0)
+    assert len(goals) == len(GridTrials().goals)
+    trials = evaluation.test_returns.mean(2).sum(1)
+    return np.mean([trials[(evaluation.task_params == goal).all(1)].mean() for goal in goals])
+
+
 def trial_returns(run):
-    """Environment steps and the mean return of a whole trial, of every evaluation of a run."""
+    """Environment steps and the return of a trial, of every evaluation of a run."""
     every, steps = run.config["evaluation"]["every"], build_stored(run.config).nominal_steps_per_iteration
     iterations = range(every - 1, len(run.iterations), every)
-    returns = [run[i].evaluation().test_returns.mean((0, 2)).sum() for i in iterations]
+    returns = [trial_return(run[i].evaluation()) for i in iterations]
     return np.array([(i + 1) * steps for i in iterations]), np.array(returns)
 
 
 def draw_curves(runs, picture):
     """Draw the runs' evaluations."""
     figure, panel = plt.subplots(figsize=(7, 4), layout="constrained")
+    best = bayes_optimal_return(GridTrials())
     for run, color in zip(runs, CLASS_COLORS, strict=False):
         steps, returns = trial_returns(run)
-        panel.plot(steps / 1e6, returns, color=color, label=f"seed {run.config['seed']}")
-    best = bayes_optimal_return(GridTrials())
+        panel.plot(
+            steps / 1e6, returns, color=color, label=f"seed {run.config['seed']}, at the end {returns[-1] / best:.3f}"
+        )
     for level, style, label in (
         (best, "-", "Bayes-optimal"),
         (0.9 * best, ":", "0.9 of it"),

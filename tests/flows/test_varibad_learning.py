@@ -16,4 +16,4 @@ def test_varibad_comes_near_what_the_best_strategy_earns_in_a_trial(tmp_path, se
     )
     evaluation = metaloom.evaluate(run, -1, num_tasks=2100, test_episodes=1).evaluation
     trial = evaluation.test_returns.mean((0, 2)).sum()
-    assert trial >= 0.8 * bayes_optimal_return(GridTrials())
+    assert trial >= 0.85 * bayes_optimal_return(GridTrials())
