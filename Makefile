@@ -25,7 +25,7 @@ SUITE = -m "not learning and not sweep"
 # It asks for MuJoCo 3.3.0, which has no batches, and works with ours all the same; so without its dependencies.
 METAWORLD = metaworld==3.1.1
 
-.PHONY: help setup metaworld train test coverage lint serve learning sweep fuzz bench dist lock
+.PHONY: help setup metaworld train test coverage lint serve learning sweep fuzz bench docs dist lock
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -67,6 +67,10 @@ fuzz: $(READY)  ## fuzz every reader for SECONDS each, guided by what of its cod
 bench: $(READY)  ## every benchmark, one after the other
 	@for name in startup sampling meta_optimize store iteration replay_buffer pearl_update; do \
 		echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+docs: $(READY)  ## the documentation as a site with search, in build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo build/site/index.html
 
 # The wheel is made of what the source distribution holds, and neither of what an earlier build left.
 dist: $(READY)  ## source distribution and wheel, in dist/

@@ -21,6 +21,8 @@ from metaloom.flows.commands import train as training
 from metaloom.flows.commands import video as films
 from metaloom.flows.commands.sweep_runs import SweepObserver
 from metaloom.flows.errors import UsageError
+from metaloom.flows.loggers import LoggerName
+from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.opened import Run, RunLike, Runs, folder_of
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts.workers import Backend
@@ -49,6 +51,8 @@ def train(
     *,
     backend: Backend = IN_PROCESS,
     progress: bool = True,
+    log: Sequence[LoggerName] = (),
+    film_every: int | None = None,
     **settings: Any,
 ) -> Run:
     """Train a new run to its last iteration. Whatever interrupts it, `resume` goes on.
@@ -60,6 +64,8 @@ def train(
         run: name in the runs folder, or path; made from recipe and time when None.
         backend: where rollouts run.
         progress: tell of every iteration on standard output.
+        log: where else to log: "tensorboard", "wandb" (offline), "mlflow", each an extra of that name.
+        film_every: with `log`, film every so many iterations, besides the last.
         **settings: fields of RunConfig to change; of a section, a mapping of those to change.
 
     Raises:
@@ -72,7 +78,7 @@ def train(
         config = new_config(recipe, assignments(settings))
     stem = config.algorithm.name if isinstance(recipe, RunConfig) else Path(recipe).stem
     path = run_folder(new_run_name(stem) if run is None else run)
-    with _observer(progress) as observer:
+    with _observer(progress) as shown, logging_to(log, path, shown, film_every=film_every) as observer:
         training.train(config, path, backend=backend, observer=observer)
     return Run.open(path)
 
@@ -85,6 +91,8 @@ def resume(
     repair: bool = False,
     backend: Backend = IN_PROCESS,
     progress: bool = True,
+    log: Sequence[LoggerName] = (),
+    film_every: int | None = None,
 ) -> Run:
     """Go on with a run from its first missing stage, whatever interrupted it.
 
@@ -95,9 +103,11 @@ def resume(
         repair: drop the outputs that `metaloom verify` finds damaged, and compute them again.
         backend: where rollouts run.
         progress: tell of every iteration on standard output.
+        log: as in `train`.
+        film_every: as in `train`.
     """
     path = folder_of(run)
-    with _observer(progress) as observer:
+    with _observer(progress) as shown, logging_to(log, path, shown, film_every=film_every) as observer:
         training.resume(
             path, iterations=iterations, take_over=take_over, repair=repair, backend=backend, observer=observer
         )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from metaloom.pipeline.estimation.class_returns import ClassReturns
-from metaloom.pipeline.types import Evaluation
+from metaloom.pipeline.types import Array, Evaluation
 from metaloom.storage import StageRef
 
 
@@ -23,6 +23,7 @@ class IterationReport:
         evaluation_returns: mean test return after every number of adaptation steps, if an evaluation was made now.
         class_returns: of every inner step, where the environment has classes of tasks; empty where the iteration's
             episodes were not at hand.
+        task_returns: [B] mean return of every task, of every inner step; empty where the episodes were not at hand.
     """
 
     iteration: int
@@ -33,6 +34,7 @@ class IterationReport:
     steps_per_second: float | None
     evaluation_returns: Sequence[float] = ()
     class_returns: Sequence[ClassReturns] = ()
+    task_returns: Sequence[Array] = ()
 
 
 @dataclass(frozen=True)

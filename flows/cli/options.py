@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.loggers import LoggerName, check_loggers
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from metaloom.flows.observer import Observer
     from metaloom.flows.rollouts.workers import Backend
 
 
@@ -102,6 +106,39 @@ class BackendOptions:
 
 
 ANYWHERE = BackendOptions()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class LogOptions:
+    """Options that say where else a training is logged.
+
+    Attributes:
+        log: Also log to `tensorboard`, `wandb` (offline) or `mlflow`, each an extra of that name. Repeatable.
+        film_every: With --log, film every so many iterations, besides the last.
+    """
+
+    log: Annotated[tuple[LoggerName, ...], Parameter(negative=(), show_default=False)] = ()
+    film_every: int | None = None
+
+    def to(self, folder: Path, observer: "Observer") -> "AbstractContextManager[Observer]":
+        """Return what also logs the training of a run; see `metaloom.flows.loggers.logging_to`."""
+        from metaloom.flows.loggers.live import logging_to
+
+        return logging_to(self.log, folder, observer, film_every=self.film_every)
+
+    def check(self) -> None:
+        """Refuse what could only fail later.
+
+        Raises:
+            UsageError: a logger's package is not installed, or options contradict one another.
+        """
+        if not self.log:
+            refuse_without("--log", film_every=self.film_every)
+        check_loggers(self.log, self.film_every)
+
+
+NOWHERE = LogOptions()
 
 
 def agree(run: Path, trust: bool) -> None:

@@ -11,9 +11,11 @@ from cyclopts import Parameter
 
 from metaloom.flows.cli.options import (
     ANYWHERE,
+    NOWHERE,
     AsJson,
     BackendOptions,
     Flag,
+    LogOptions,
     Overrides,
     RunArgument,
     Trust,
@@ -51,6 +53,7 @@ def train(
     dry_run: Flag = False,
     probe: Flag = False,
     where: BackendOptions = ANYWHERE,
+    also: LogOptions = NOWHERE,
     as_json: AsJson = False,
 ) -> int:
     """Train a new run.
@@ -65,6 +68,7 @@ def train(
     """
     if not dry_run:
         refuse_without("--dry-run", probe=probe)
+    also.check()
     from metaloom.flows.recipes import new_config
 
     # Settings are refused before numerics are imported, which takes seconds.
@@ -77,7 +81,7 @@ def train(
         return _dry_run(config, folder, backend, probe=probe, as_json=as_json)
     from metaloom.flows.commands.train import train as train_run
 
-    return _train(lambda observer: train_run(config, folder, backend=backend, observer=observer), folder, as_json)
+    return _train(lambda observer: train_run(config, folder, backend=backend, observer=observer), folder, also, as_json)
 
 
 def resume(
@@ -97,6 +101,7 @@ def resume(
     ] = (),
     trust: Trust = False,
     where: BackendOptions = ANYWHERE,
+    also: LogOptions = NOWHERE,
     as_json: AsJson = False,
 ) -> int:
     """Continue a run from its first missing stage, whatever interrupted it.
@@ -112,6 +117,7 @@ def resume(
     from metaloom.flows.runs import run_folder
 
     folder, backend = run_folder(run), where.backend()
+    also.check()
     agree(folder, trust)
     from metaloom.flows.commands.train import resume as resume_run
 
@@ -126,7 +132,7 @@ def resume(
             observer=observer,
         )
 
-    return _train(start, folder, as_json)
+    return _train(start, folder, also, as_json)
 
 
 def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bool, as_json: bool) -> int:
@@ -141,7 +147,7 @@ def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bo
     return USAGE
 
 
-def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bool) -> int:
+def _train(start: "Callable[[Observer], TrainResult]", folder: Path, also: LogOptions, as_json: bool) -> int:
     from metaloom.flows.cli.verify import what_helps
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
     from metaloom.flows.views.formatting import plural
@@ -152,7 +158,9 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, as_json: bo
         stop_on_interrupt() as should_stop,
         progress(mode="json" if as_json else "auto", should_stop=should_stop, out=sys.stdout) as observer,
     ):
-        result = start(replace(observer, iteration_done=unless_closed(observer.iteration_done)))
+        shown = replace(observer, iteration_done=unless_closed(observer.iteration_done))
+        with also.to(folder, shown) as watching:
+            result = start(watching)
     tell = unless_closed(say)
     if result.stopped:
         place = location(folder)

@@ -33,7 +33,7 @@ from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.estimation.diagnostics import names_of_metrics
 from metaloom.pipeline.nn.device import device_facts
-from metaloom.pipeline.types import EpisodeBatch, Evaluation, Metrics, Samples, TaskBatch, Update
+from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Metrics, Samples, TaskBatch, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
 log = logging.getLogger(__name__)
@@ -294,7 +294,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 history.append(_update(writer, iteration).metrics)
             continue
         seconds: dict[str, float] = {}
-        steps, evaluations, by_class = 0, list[StageRef](), list[ClassReturns]()
+        steps, evaluations, returns, by_class = 0, list[StageRef](), list[Array](), list[ClassReturns]()
         iteration_began = time.perf_counter()
         for ref in missing:
             if observer.should_stop():
@@ -303,7 +303,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
             stages = plan.stages_for(ref)
             if stages.graph[ref.stage].ends_iteration:
                 # Now: once the iteration is complete, it may be thinned at any time.
-                by_class = _returns_by_class(stages, writer, iteration)
+                returns, by_class = _returns_of_tasks(stages, writer, iteration)
             call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
             computed += 1
             # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
@@ -323,6 +323,7 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 elapsed_seconds=now - began,
                 steps_per_second=steps / (now - iteration_began - evaluating) if steps else None,
                 class_returns=by_class,
+                task_returns=returns,
                 evaluation_returns=mean_test_returns(writer.load(ref) for ref in evaluations),
             )
         )
@@ -354,19 +355,21 @@ def _update(writer: RunWriter, iteration: int) -> Update:
     return update
 
 
-def _returns_by_class(stages: Runner, writer: RunWriter, iteration: int) -> list[ClassReturns]:
-    """Returns of every inner step by class of task; nothing without classes, or where episodes are not there to ask."""
+def _returns_of_tasks(stages: Runner, writer: RunWriter, iteration: int) -> tuple[list[Array], list[ClassReturns]]:
+    """Returns of every inner step, by task and by class of task; nothing where episodes are not there to ask."""
     classes, refs = stages.context.env.task_classes, stages.order(iteration)
-    outputs = {ref: stages.graph[ref.stage].output for ref in refs}
-    drawn = [ref for ref in refs if outputs[ref] is TaskBatch]
+    drawn = [ref for ref in refs if stages.graph[ref.stage].output is TaskBatch]
     rounds = [ref for ref in refs if ref.stage == writer.run.stages.named("rollouts")]
-    if classes is None or not drawn or any(writer.run.is_thinned(ref) for ref in rounds if writer.run.contains(ref)):
-        return []
+    if any(writer.run.is_thinned(ref) for ref in rounds if writer.run.contains(ref)):
+        return [], []
+    batches = (writer.load(ref) for ref in rounds)
+    returns = [batch.mean_returns for batch in batches if isinstance(batch, EpisodeBatch)]
+    if classes is None or not drawn:
+        return returns, []
     tasks = writer.load(drawn[0])
     assert isinstance(tasks, TaskBatch)
     of = classes.of(tasks.params, tasks.names)
-    batches = (writer.load(ref) for ref in rounds)
-    return [classes.returns(batch.mean_returns, of) for batch in batches if isinstance(batch, EpisodeBatch)]
+    return returns, [classes.returns(values, of) for values in returns]
 
 
 def _num_steps(writer: RunWriter, ref: StageRef) -> int:

@@ -1,44 +1,33 @@
-"""A run's metrics as TensorBoard events. Needs the extra `tensorboard`."""
+"""A run as TensorBoard events, as the logger of that name writes them live. Needs the extra `tensorboard`."""
 
-from datetime import datetime
 from pathlib import Path
 
-from metaloom.flows.errors import ExtraMissing
 from metaloom.flows.exports import ExportFormat
-from metaloom.storage import Run
+from metaloom.flows.loggers.tensorboard import EventFile, hyper_parameters
+from metaloom.flows.views.stored_reports import StoredReports, seconds_of
+from metaloom.storage import Run, StageRef
 from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations
 
 
 def export_tensorboard(run: Run, folder: Path, done: Export, *, iterations: Iterations = None) -> None:
-    """Write every metric as a scalar over iterations, with the wall time at which the iteration ended.
+    """Write scalars and histograms of every iteration, with the wall time at which it ended.
 
     Raises:
         ExtraMissing: TensorBoard is not installed.
     """
+    events, reports = EventFile(folder, hyper_parameters(run)), StoredReports(run)
+    chosen = run.select(iterations)
+    refs: dict[int, list[StageRef]] = {i: [] for i in chosen}
+    for ref in run.refs():
+        refs.get(ref.iteration, []).append(ref)
     try:
-        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError:
-        raise ExtraMissing("tensorboard") from None
-    writer = EventFileWriter(str(folder))
-    try:
-        for i in run.select(iterations):
-            record, metrics = run.record(run.last_ref(i)), run[i].metrics()
-            values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in metrics.items()]
-            ended = datetime.fromisoformat(record.started).timestamp() + record.seconds
-            writer.add_event(Event(wall_time=ended, step=i, summary=Summary(value=values)))
+        for i in chosen:
+            record = run.record(run.last_ref(i))
+            done.rows += events.iteration(reports.of(i, refs[i]), seconds_of(record.started) + record.seconds)
             done.iterations += 1
-            done.rows += len(values)
     finally:
-        writer.close()
-
-
-def _tag(metric: str) -> str:
-    """Put a slash after the prefix, by which TensorBoard groups tags: metrics of an inner step go together."""
-    group, dot, name = metric.partition(".")
-    return f"{group}/{name}" if dot else f"update/{metric}"
+        events.close()
 
 
 FORMAT = ExportFormat(export_tensorboard)

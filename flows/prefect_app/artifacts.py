@@ -1,33 +1,46 @@
 """Artifacts on Prefect's page besides the stages: progress, last metrics, where the run is."""
 
+import base64
 import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
-from prefect import get_run_logger
+from prefect import get_client, get_run_logger
 from prefect.artifacts import (
+    create_image_artifact,
     create_link_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
     update_progress_artifact,
 )
+from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.events import emit_event
 
 from metaloom import storage
 from metaloom.flows.commands.evaluate import EvaluationOutcome
 from metaloom.flows.commands.replay import StageReplay
 from metaloom.flows.commands.train import IterationReport
+from metaloom.flows.prefect_app.reports import address_of
 from metaloom.flows.runs import report_folder
-from metaloom.flows.views.class_returns import classes_text, named_estimates, plus_minus
-from metaloom.flows.views.formatting import adaptation_returns, duration, number, plural, speed, stage_name
-from metaloom.flows.views.report import ReportFiles, write_report
+from metaloom.flows.views.charts import png_bytes
+from metaloom.flows.views.class_returns import classes_text, named_estimates
+from metaloom.flows.views.formatting import adaptation_returns, duration, finite, number, plural, speed, stage_name
+from metaloom.flows.views.report import ReportFiles, learning_curve, load_history, write_report
 
-# Artifacts are written while training waits, at about 10 ms each, and a table adds a version with every update.
+Cell = str | int | float | None
+
+# Artifacts are written while training waits, at about 10 ms each, and a table adds a version with every update. To draw
+# a curve takes longer, and the more iterations there are.
 PROGRESS_SECONDS = 5.0
 METRICS_SECONDS = 30.0
+CURVE_SECONDS = 60.0
+ITERATION_DONE = "metaloom.iteration.done"
+"""Name of the event of an iteration, for automations."""
 
 
 class TrainingPage:
@@ -39,28 +52,44 @@ class TrainingPage:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder.resolve()
         self._clock = clock
-        self._updated = {"progress": -math.inf, "metrics": -math.inf}
+        self._updated = {"progress": -math.inf, "metrics": -math.inf, "curve": -math.inf}
         self._progress: UUID | None = None
+        self._curve: UUID | None = None
+        self._is_troubled = False
         self._logger = get_run_logger()
 
     def open(self) -> None:
         """Show where the run lies before there is anything in it."""
-        name = self._folder.name
-        create_link_artifact(self._folder.as_uri(), name, key=artifact_key("run", name), description="The run's folder")
         self._publish_summary(None)
 
     def iteration_done(self, report: IterationReport) -> None:
-        """Show an iteration; an Observer's callback."""
+        """Show an iteration; an Observer's callback. What the page cannot show is said once, and training goes on."""
+        try:
+            self._show(report)
+        except Exception as error:
+            if not self._is_troubled:
+                self._is_troubled = True
+                self._logger.warning("The page does not show all of this training, which goes on: %s", error)
+
+    def _show(self, report: IterationReport) -> None:
         last = report.iteration + 1 >= report.iterations
         self._logger.info(iteration_line(report))
         if last or self._is_due("progress", PROGRESS_SECONDS):
             self._publish_progress(report)
         if last or self._is_due("metrics", METRICS_SECONDS):
             self._publish_metrics(report)
+        # Others see an iteration a moment after it is done, so at first there may be none; `close` draws the last.
+        if not last and storage.open_run(self._folder).iterations and self._is_due("curve", CURVE_SECONDS):
+            self._publish_curve()
+        emit_event(ITERATION_DONE, resource_of(self._folder.name), payload=event_of(report))
 
     def close(self) -> None:
-        """Show where the report of the finished run lies."""
-        self._publish_summary(write_report(storage.open_run(self._folder), report_folder(self._folder)))
+        """Show the curve and the report of the finished run."""
+        run = storage.open_run(self._folder)
+        if not run.iterations:
+            return
+        self._publish_curve()
+        self._publish_summary(write_report(run, report_folder(self._folder)))
 
     def _is_due(self, what: str, seconds: float) -> bool:
         now = self._clock()
@@ -87,17 +116,33 @@ class TrainingPage:
             description=f"Metrics of iteration {report.iteration}, {duration(report.elapsed_seconds)} after the start",
         )
 
+    def _publish_curve(self) -> None:
+        """Show the learning curve so far."""
+        image, description = curve_of(storage.open_run(self._folder)), "Learning curve"
+        if self._curve is None:
+            key = artifact_key("curve", self._folder.name)
+            created = create_image_artifact(image, key=key, description=description)
+            assert isinstance(created, UUID), "only callers in an event loop get a coroutine"
+            self._curve = created
+        else:
+            with get_client(sync_client=True) as client:
+                client.update_artifact(self._curve, ArtifactUpdate(data=image, description=description))
+
     def _publish_summary(self, report: ReportFiles | None) -> None:
         create_markdown_artifact(
             summary(self._folder, report),
             key=artifact_key("summary", self._folder.name),
             description="Where the run lies and how to look further",
         )
+        address = None if report is None else address_of(self._folder, report.html.name)
+        if address is not None:
+            name = self._folder.name
+            create_link_artifact(address, f"Report of {name}", key=artifact_key("report", name), description="Report")
 
 
 def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
     """A table of the replayed stages, the differing arrays of each in a row of their own."""
-    rows: list[dict[str, str | float | int | None]] = []
+    rows: list[dict[str, Cell]] = []
     for outcome in outcomes:
         stage = f"i={outcome.ref.iteration} {stage_name(outcome.ref)}"
         if outcome.identical:
@@ -123,7 +168,7 @@ def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
 def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
     """Returns after every number of adaptation steps."""
     create_table_artifact(
-        [{name: number(value) for name, value in row.columns.items()} for row in outcome.summary()],
+        [{name: shown(value) for name, value in row.columns.items()} for row in outcome.summary()],
         key=artifact_key("evaluation", folder.name),
         description=f"{folder} after {plural(outcome.updates, 'update')}, on {plural(len(outcome.tasks), 'task')}",
     )
@@ -144,18 +189,59 @@ def iteration_line(report: IterationReport) -> str:
     )
 
 
-def table_of(metrics: Mapping[str, float]) -> list[dict[str, str]]:
-    """Metrics as rows. As text, because JSON has no word for NaN and a page would show seventeen digits."""
-    return [{"metric": name, "value": number(value)} for name, value in metrics.items()]
+def table_of(metrics: Mapping[str, float]) -> list[dict[str, Cell]]:
+    """Metrics as rows."""
+    return [{"metric": name, "value": shown(value), "standard error": None} for name, value in metrics.items()]
 
 
-def _class_table(report: IterationReport) -> list[dict[str, str]]:
+def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
     """Returns by class of task as rows behind the metrics."""
     return [
-        {"metric": f"step_{k}.average_return, class {name}", "value": plus_minus(estimate)}
+        {
+            "metric": f"step_{k}.average_return, class {name}",
+            "value": shown(estimate.mean),
+            "standard error": shown(estimate.standard_error),
+        }
         for k, returns in enumerate(report.class_returns)
         for name, _, estimate in named_estimates(returns)
     ]
+
+
+def shown(value: float) -> Cell:
+    """A number with six significant digits, whole where it is; as text where JSON has no word for it."""
+    if not math.isfinite(value):
+        return str(value)
+    return int(value) if value == round(value) else float(f"{value:.6g}")
+
+
+def curve_of(run: storage.Run) -> str:
+    """Draw the learning curve so far; returns where it is served, or else the whole image as a data URI."""
+    picture = png_bytes(learning_curve(run.path.name, load_history(run)), dpi=80)
+    file = report_folder(run.path) / "curve_so_far.png"
+    address = address_of(run.path, file.name)
+    if address is None:
+        return "data:image/png;base64," + base64.b64encode(picture).decode()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    written = file.with_suffix(".part")
+    written.write_bytes(picture)
+    written.replace(file)
+    # Another address for another picture, or the page shows the one that it has.
+    return f"{address}?iterations={len(run.iterations)}"
+
+
+def resource_of(run: str) -> dict[str, str]:
+    """The resource that events about a run name."""
+    return {"prefect.resource.id": f"metaloom.run.{artifact_key('run', run)[4:]}", "prefect.resource.name": run}
+
+
+def event_of(report: IterationReport) -> dict[str, Any]:
+    """What an event tells of an iteration; None for what is not finite."""
+    return {
+        "iteration": report.iteration,
+        "iterations": report.iterations,
+        "metrics": {name: finite(value) for name, value in report.metrics.items()},
+        "evaluation_returns": [finite(value) for value in report.evaluation_returns],
+    }
 
 
 def summary(folder: Path, report: ReportFiles | None) -> str:
@@ -163,7 +249,9 @@ def summary(folder: Path, report: ReportFiles | None) -> str:
     run = str(folder)
     lines = [f"The run `{folder.name}` lies in `{run}`."]
     if report is not None:
-        lines.append(f"Learning curve: `{report.png}`. Report page: `{report.html}`.")
+        address = address_of(folder, report.html.name)
+        page = f"[report page]({address})" if address else "report page"
+        lines.append(f"Its {page} is `{report.html}`, its learning curve `{report.png}`.")
     commands = ("show", "resume", "replay", "report")
     return "\n\n".join([*lines, "\n".join(["```", *(f"metaloom {command} {run}" for command in commands), "```"])])
 

@@ -11,6 +11,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -29,9 +30,16 @@ from metaloom.flows.commands.replay import replay as replay_run
 from metaloom.flows.commands.train import Observer, config_of, resume, train
 from metaloom.flows.graph.tables import stage_names
 from metaloom.flows.graph.warm_start import as_pinned
+from metaloom.flows.loggers import LoggerName
+from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
 from metaloom.flows.recipes import RECIPES, load_settings
-from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.rollouts.workers import (
+    DEFAULT_RETRIES,
+    DEFAULT_STEP_TIMEOUT_SECONDS,
+    DEFAULT_WORKERS,
+    Backend,
+)
 from metaloom.flows.runs import run_folder
 from metaloom.flows.trust import names_in, names_of_run, trust_run
 from metaloom.flows.views.formatting import plural
@@ -41,12 +49,14 @@ from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
 
-DEFAULT_RECIPE = "promp-half-cheetah-dir"
+# What an untouched form does is small, and shows adaptation. A default also means "as stored" for a run that exists.
+DEFAULT_RECIPE, DEFAULT_SEED = "first-steps", 1
 
 RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*sorted(RECIPES)]})]
 StageName = Annotated[str, Field(json_schema_extra={"enum": [*stage_names()]})]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+Loggers = list[LoggerName]
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -64,45 +74,124 @@ def run_name() -> str:
 
 @flow(name="meta-train", flow_run_name=run_name)
 def meta_train(
-    recipe: RecipeName | None = None,
-    config: RunConfig | None = None,
-    iterations: Positive | None = None,
-    seed: Natural | None = None,
-    run: str | None = None,
-    workers: Natural | None = None,
-    scheduler: str | None = None,
-    step_timeout: Seconds | None = None,
-    retries: Natural | None = None,
+    recipe: RecipeName = DEFAULT_RECIPE,
+    iterations: Natural = 0,
+    seed: Natural = DEFAULT_SEED,
+    run: str = "",
+    workers: Natural = DEFAULT_WORKERS,
+    scheduler: str = "",
+    log: Loggers = [],  # noqa: B006  of a form's defaults each run has its own copy
     trust: bool = False,
 ) -> State:
-    """Meta-train a policy, or go on with a run that exists.
+    """Meta-train a policy by named settings, or go on with a run that exists.
 
     Args:
-        recipe: Named settings from a paper; promp-half-cheetah-dir when neither recipe nor config is given.
-        config: All settings, instead of a recipe. What is left out of them has its default value.
-        iterations: Meta-updates in the run, instead of the recipe's. A larger number extends a run that exists.
-        seed: Seed of the run, instead of the recipe's.
-        run: Name under the runs folder, or a path. A run that exists goes on where it stopped.
-        workers: Dask worker processes for rollouts here, two if left out, none for a run of one task; 0 samples in the
-            flow's own process.
+        recipe: Named settings, most of them from a paper; first-steps takes a minute. A run that exists keeps its own.
+        iterations: Meta-updates in the run; 0 for as many as the recipe, or the run that exists, has. A larger number
+            extends a run that exists.
+        seed: Seed of the run. A run that exists keeps its own.
+        run: Name under the runs folder, or a path; made from recipe and flow run if empty. A run that exists goes on
+            where it stopped.
+        workers: Dask worker processes for rollouts here; 0 samples in the flow's own process, as a run of one task
+            always does.
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
-        step_timeout: Seconds a worker waits for one call of an environment before it gives up; 60 if left out.
-        retries: How often work is done again whose worker process died; 3 if left out.
+        log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow.
         trust: Import the modules that the settings of a run that exists name, now and later.
     """
+    asked = Asked(
+        None if recipe == DEFAULT_RECIPE else recipe,
+        None,
+        None if seed == DEFAULT_SEED else seed,
+        iterations or None,
+    )
+    return _train(asked, run, backend_of(workers, scheduler), log, trust=trust)
+
+
+@flow(name="meta-train-custom", flow_run_name=run_name)
+def meta_train_custom(
+    config: RunConfig,
+    run: str = "",
+    workers: Natural = DEFAULT_WORKERS,
+    scheduler: str = "",
+    step_timeout: Seconds = DEFAULT_STEP_TIMEOUT_SECONDS,
+    retries: Natural = DEFAULT_RETRIES,
+    log: Loggers = [],  # noqa: B006
+    film_every: Natural = 0,
+    trust: bool = False,
+) -> State:
+    """Meta-train a policy by settings of one's own, or go on with a run that exists and has the same.
+
+    Args:
+        config: All settings. What is left out of them has its default value.
+        run: Name under the runs folder, or a path; made from the flow run if empty. A run that exists goes on where it
+            stopped.
+        workers: Dask worker processes for rollouts here; 0 samples in the flow's own process, as a run of one task
+            always does.
+        scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
+        step_timeout: Seconds a worker waits for one call of an environment before it gives up.
+        retries: How often work is done again whose worker process died.
+        log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow.
+        film_every: Log a film of every so many iterations; 0 for one at the end.
+        trust: Import the modules that the settings of a run that exists name, now and later.
+    """
+    backend = backend_of(workers, scheduler, step_timeout, retries)
+    return _train(Asked(config=config), run, backend, log, film_every=film_every or None, trust=trust)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Settings that a flow run asks for; None where the recipe's, or a stored run's, are meant."""
+
+    recipe: str | None = None
+    config: RunConfig | None = None
+    seed: int | None = None
+    iterations: int | None = None
+
+    @property
+    def named(self) -> Mapping[str, Any]:
+        """Settings whose modules the user trusts, having asked for them."""
+        if self.config is not None:
+            return self.config.model_dump(mode="json")
+        return load_settings(self.recipe) if self.recipe else {}
+
+
+def backend_of(
+    workers: int,
+    scheduler: str,
+    step_timeout: float = DEFAULT_STEP_TIMEOUT_SECONDS,
+    retries: int = DEFAULT_RETRIES,
+) -> Backend:
+    """Return where rollouts run: at a scheduler if one is named.
+
+    What the form has untouched is not asked for: a run of one task then takes no workers, and rollouts in this process,
+    which nothing watches, are not refused.
+    """
+    return Backend(
+        workers=None if scheduler or workers == DEFAULT_WORKERS else workers,
+        scheduler=scheduler or None,
+        step_timeout_seconds=None if step_timeout == DEFAULT_STEP_TIMEOUT_SECONDS else step_timeout,
+        retries=None if retries == DEFAULT_RETRIES else retries,
+    )
+
+
+def _train(
+    asked: Asked,
+    run: str,
+    backend: Backend,
+    loggers: Sequence[LoggerName],
+    *,
+    film_every: int | None = None,
+    trust: bool,
+) -> State:
     folder = run_folder(run or run_name())
-    parameters = config.model_dump(mode="json") if config else load_settings(recipe) if recipe else {}
-    stored = None if is_new(folder) else stored_config(storage.open_run(folder), parameters, trust=trust)
-    settings = settings_for(folder, stored, recipe=recipe, config=config, seed=seed, iterations=iterations)
+    stored = None if is_new(folder) else stored_config(storage.open_run(folder), asked.named, trust=trust)
+    settings = settings_for(folder, stored, asked)
     _tag_flow_run(settings)
     page = TrainingPage(folder)
     page.open()
-    how: dict[str, Any] = {
-        "backend": Backend(workers=workers, scheduler=scheduler, step_timeout_seconds=step_timeout, retries=retries),
-        "call": StageTasks(),
-        "observer": Observer(iteration_done=page.iteration_done),
-    }
-    with _quiet_libraries():
+    shown = Observer(iteration_done=page.iteration_done)
+    with _quiet_libraries(), logging_to(loggers, folder, shown, film_every=film_every) as observer:
+        how: dict[str, Any] = {"backend": backend, "call": StageTasks(), "observer": observer}
         if stored is None:
             result = train(settings, folder, **how)
         else:
@@ -241,43 +330,35 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
     return config_of(run)
 
 
-def settings_for(
-    folder: Path,
-    stored: RunConfig | None,
-    *,
-    recipe: str | None,
-    config: RunConfig | None,
-    seed: int | None,
-    iterations: int | None,
-) -> RunConfig:
+def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunConfig:
     """The settings to train with.
 
     Args:
         folder: the run's folder, for messages.
         stored: the settings of the run that is already there, if one is.
-        recipe: a recipe's name.
-        config: all settings, instead of a recipe.
-        seed: replaces the recipe's.
-        iterations: replaces the recipe's.
+        asked: what the flow run asks for.
 
     Raises:
-        ConfigError: both recipe and config are given, or a stored run has other settings than those asked for.
+        ConfigError: a stored run has other settings than those asked for.
     """
-    if recipe is not None and config is not None:
-        raise ConfigError(f"found both recipe ({recipe}) and config; required one of them: config replaces a recipe")
+    config = asked.config
     if config is None:
-        config = build_config(load_settings(recipe or DEFAULT_RECIPE)) if recipe or stored is None else stored
-    changes = {"seed": seed, "iterations": iterations}
-    asked = build_config({**config.model_dump(), **{name: n for name, n in changes.items() if n is not None}})
+        named = asked.recipe is not None or stored is None
+        config = build_config(load_settings(asked.recipe or DEFAULT_RECIPE)) if named else stored
+    assert config is not None
+    changes = {"seed": asked.seed, "iterations": asked.iterations}
+    wanted = build_config({**config.model_dump(), **{name: n for name, n in changes.items() if n is not None}})
     if stored is None:
-        return asked
+        return wanted
     # A run's settings have the options of its environment written out, and its warm start pinned.
-    stored, asked = (c.model_copy(update={"env": with_all_options(c.env)}) for c in (stored, as_pinned(asked, stored)))
-    if not any(_differences(stored, asked)):
-        return asked
+    stored, wanted = (
+        c.model_copy(update={"env": with_all_options(c.env)}) for c in (stored, as_pinned(wanted, stored))
+    )
+    if not any(_differences(stored, wanted)):
+        return wanted
     raise ConfigError(
-        f"{folder} was trained with other settings: {'; '.join(_differences(stored, asked))}. Choose another name for "
-        "a new run, or leave out recipe, config and seed to go on with this one"
+        f"{folder} was trained with other settings: {'; '.join(_differences(stored, wanted))}. Choose another name for "
+        "a new run, or leave recipe and seed as the form has them to go on with this one"
     )
 
 

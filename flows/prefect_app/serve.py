@@ -20,6 +20,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.request import ProxyHandler, build_opener
 
+from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
 from metaloom.flows.views.formatting import program
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def serve(folder: Path, port: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stop.set())
     _require_free(port)
+    _require_free(port + 1)  # of reports
     with suppress(Interrupted):
         _serve(folder, _prepare(folder, port), port, stop)
     _say("stopped")
@@ -105,6 +107,8 @@ def _serve(folder: Path, home: Path, port: int, stop: Event) -> None:
     # Before this process imports Prefect, which reads them then.
     os.environ.update(settings(home, port))
     with ExitStack() as stack:
+        # The worker and its flows learn of it through the environment.
+        os.environ[VARIABLE] = stack.enter_context(served_reports(HOST, port + 1))
         _say("starting the Prefect server ...")
         command = ["server", "start", "--host", HOST, "--port", str(port)]
         server = stack.enter_context(_running("the Prefect server", command, home / "server.log"))
@@ -196,7 +200,7 @@ def _require_free(port: int) -> None:
         except OSError as error:
             raise ServeError(
                 f"port {port} of {HOST} cannot be used ({error}). If another Prefect server runs there, stop it; or "
-                f"take another port: metaloom serve --port {4300 if port == 4200 else port + 1}"
+                f"take another port: metaloom serve --port {4300 if port in (4200, 4201) else port + 2}"
             ) from None
 
 
@@ -254,7 +258,8 @@ def _ready(port: int, found: dict[str, Any]) -> str:
     name = "meta-train" if found.get("plugins", {}).get("enabled") else "meta-train/meta-train"
     return f"""
 Prefect's page   http://{HOST}:{port}
-start a run      {program("prefect")} deployment run {name} -p recipe=promp-point-corner -p iterations=20{here}
+reports          http://{HOST}:{port + 1}
+start a run      {program("prefect")} deployment run {name} -p recipe=first-steps{here}
 other folders    {elsewhere}; name it meta-train/meta-train there
 stop             Ctrl-C
 """

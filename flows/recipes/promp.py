@@ -16,6 +16,18 @@ LONG = 200
 """Steps of an episode on the robots that can fall, and on those that are slow to start."""
 
 
+def first_steps() -> RunConfig:
+    """Find out which of four corners to go to: adaptation to be seen within a minute; sizes of ours."""
+    return RunConfig(
+        env=EnvConfig(name="point-corner", options={"reward": "dense"}),
+        algorithm=ProMP(inner_lr=0.5, outer_lr=3e-3),
+        iterations=20,
+        num_tasks=20,
+        episodes_per_task=10,
+        max_episode_steps=50,
+    )
+
+
 def promp() -> RunConfig:
     """ProMP on any environment: 40 tasks, 20 episodes; as on the half-cheetah where none is named."""
     return promp_half_cheetah_dir()

@@ -140,9 +140,9 @@ def style(axes: Axes) -> None:
     axes.yaxis.label.set(color=INK, fontsize=9.5)
 
 
-def png_bytes(figure: Figure) -> bytes:
-    """Render a figure as PNG, sharp on dense screens."""
-    return _saved(figure, "png", dpi=160)
+def png_bytes(figure: Figure, dpi: int = 160) -> bytes:
+    """Render a figure as PNG, by default sharp on dense screens."""
+    return _saved(figure, "png", dpi=dpi)
 
 
 def svg_bytes(figure: Figure) -> bytes:

@@ -226,6 +226,7 @@ def json_line(report: IterationReport) -> str:
             "metrics": {name: finite(value) for name, value in report.metrics.items()},
             "class_returns": class_rows(report.class_returns),
             "evaluation_returns": [finite(value) for value in report.evaluation_returns],
+            "task_returns": [[finite(value) for value in returns.tolist()] for returns in report.task_returns],
         },
         allow_nan=False,
     )

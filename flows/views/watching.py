@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -13,13 +12,13 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from metaloom import storage
-from metaloom.flows.observer import IterationReport, mean_test_returns
+from metaloom.flows.observer import IterationReport
 from metaloom.flows.run_log import LogLine, LogReader
-from metaloom.flows.views.class_returns import classes_of, returns_by_class
 from metaloom.flows.views.formatting import plural, size, stage_name
 from metaloom.flows.views.parts import as_text
 from metaloom.flows.views.progress import SPARKLINE_WIDTH, Panel, PlainLines, ProgressMode, is_live, json_line
 from metaloom.flows.views.run_info import planned_iterations, state_of
+from metaloom.flows.views.stored_reports import StoredReports, seconds_of
 from metaloom.storage import StageRef
 
 LOOK_SECONDS, REMOTE_LOOK_SECONDS, WEIGH_SECONDS = 0.5, 5.0, 10.0
@@ -70,8 +69,7 @@ class Watch:
         self._error = ""
         self._log = LogReader(path)
         self._next = max(0, len(self.run.iterations) - SPARKLINE_WIDTH)
-        self._base: float | None = None
-        self._classes = classes_of(self.run)
+        self._reports = StoredReports(self.run)
         self._weighed = float("-inf")
 
     def look(self) -> list[IterationReport]:
@@ -87,7 +85,7 @@ class Watch:
         done = len(self.run.iterations)
         new, self._next = range(self._next, done), max(self._next, done)
         refs = self.run.refs() if new else []
-        return [self._report(i, [ref for ref in refs if ref.iteration == i]) for i in new]
+        return [self._reports.of(i, [ref for ref in refs if ref.iteration == i]) for i in new]
 
     def newest(self) -> StageRef | None:
         """The stage that was stored last of the iteration under way."""
@@ -113,31 +111,11 @@ class Watch:
             self.workers, self._error, self.stage = str(line.fields["workers"]), "", None
             self.warnings.clear()
         elif line.level == "debug" and line.ref is not None:
-            self.stage = line.ref, _seconds(line.time)
+            self.stage = line.ref, seconds_of(line.time)
         elif line.level == "error" and "ended_by" in line.fields:
             self._error = line.message
         elif line.is_at_least("warning"):
             self.warnings.append(line)
-
-    def _report(self, iteration: int, refs: Sequence[StageRef]) -> IterationReport:
-        records = [self.run.record(ref) for ref in refs if ref.stage != self.run.stages.first]
-        first = min(_seconds(record.started) for record in records)
-        last = max(_seconds(record.started) + record.seconds for record in records)
-        if self._base is None:
-            self._base = first
-        evaluations = [record for record in records if self.run.stages[record.ref.stage].output == "Evaluation"]
-        seconds = last - first - sum(record.seconds for record in evaluations)
-        steps = sum(self.run.episodes(iteration)["length"].to_pylist())
-        return IterationReport(
-            iteration=iteration,
-            iterations=planned_iterations(self.run),
-            metrics=self.run[iteration].metrics(),
-            stage_seconds={f"{record.ref.stage}.{record.ref.step}": record.seconds for record in records},
-            elapsed_seconds=last - self._base,
-            steps_per_second=steps / seconds if seconds > 0 else None,
-            class_returns=returns_by_class(self.run, [iteration], self._classes).get(iteration, ()),
-            evaluation_returns=mean_test_returns(self.run.load(record.ref) for record in evaluations),
-        )
 
 
 class WatchPanel(Panel):
@@ -153,7 +131,7 @@ class WatchPanel(Panel):
         for report in reports:
             self.iteration_done(report)
         watch, writer = self._watch, self._watch.writer
-        self._began = _seconds(writer.since) if writer else None
+        self._began = seconds_of(writer.since) if writer else None
         self._stage = watch.stage if writer and watch.stage and not watch.run.contains(watch.stage[0]) else None
         self._stored = watch.newest() if writer and self._stage is None else None
 
@@ -202,11 +180,3 @@ def watch_run(path: Path, *, mode: ProgressMode, out: TextIO | None = None, wait
             return watch.ending()
         wait(pause)
         texts = [line(report) for report in watch.look()]
-
-
-def _seconds(when: str) -> float:
-    """Seconds since 1970 of a time in ISO 8601; 0 for what is none, as a foreign log may have."""
-    try:
-        return datetime.fromisoformat(when).timestamp()
-    except ValueError:
-        return 0.0

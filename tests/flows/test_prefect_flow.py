@@ -1,25 +1,32 @@
 """Decisions and output of the flows themselves; they run under a server in test_prefect_server.py."""
 
+import base64
+import io
 import logging
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
+from PIL import Image
 from prefect.utilities.schema_tools import is_valid_schema, validate
 from prefect.utilities.schema_tools.validation import ValidationError
 
+from metaloom import storage
 from metaloom.flows.commands.train import IterationReport
 from metaloom.flows.prefect_app import artifacts as prefect_page
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.prefect_app.artifacts import TrainingPage, artifact_key, iteration_line, summary, table_of
-from metaloom.flows.prefect_app.deployments import is_new, meta_train, settings_for
+from metaloom.flows.prefect_app.deployments import Asked, is_new, meta_train, meta_train_custom, settings_for
 from metaloom.flows.recipes import RECIPES
+from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.report import ReportFiles
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.config.input import ConfigError
 
 FOLDER = Path("runs/first")
-NOTHING = {"recipe": None, "config": None, "seed": None, "iterations": None}
+NOTHING = Asked()
 
 
 def report(iteration: int, iterations: int = 10, **metrics: float) -> IterationReport:
@@ -53,8 +60,15 @@ class Recorder:
     def __init__(self, monkeypatch):
         self.calls: list[str] = []
         self.now = 0.0
-        for kind in ("create_link", "create_markdown", "create_progress", "create_table", "update_progress"):
+        self.events: list[dict] = []
+        kinds = ("create_image", "create_link", "create_markdown", "create_progress", "create_table", "update_progress")
+        for kind in kinds:
             monkeypatch.setattr(prefect_page, f"{kind}_artifact", self._recording(kind))
+        monkeypatch.setattr(prefect_page, "curve_of", lambda run: "data:image/png;base64,")
+        monkeypatch.setattr(prefect_page, "get_client", lambda **options: nullcontext(self))
+        self.run = SimpleNamespace(iterations=[0])
+        monkeypatch.setattr(prefect_page.storage, "open_run", lambda path: self.run)
+        monkeypatch.setattr(prefect_page, "emit_event", lambda *args, **options: self.events.append((*args, options)))
         monkeypatch.setattr(prefect_page, "get_run_logger", lambda: logging.getLogger("test"))
 
     def _recording(self, kind):
@@ -63,6 +77,10 @@ class Recorder:
             return UUID(int=1)
 
         return record
+
+    def update_artifact(self, id, artifact):
+        assert (id, artifact.data) == (UUID(int=1), "data:image/png;base64,")
+        self.calls.append("update_image")
 
     def page(self) -> TrainingPage:
         return TrainingPage(FOLDER, clock=lambda: self.now)
@@ -75,42 +93,41 @@ def recorder(monkeypatch):
 
 class TestSettings:
     def test_a_new_run_without_settings_has_the_default_recipe(self):
-        assert settings_for(FOLDER, None, **NOTHING) == RECIPES["promp-half-cheetah-dir"]()
+        assert settings_for(FOLDER, None, NOTHING) == RECIPES["first-steps"]()
 
     def test_seed_and_iterations_replace_those_of_the_recipe(self):
-        asked = {**NOTHING, "recipe": "promp-point-corner", "seed": 0, "iterations": 5}
-        settings = settings_for(FOLDER, None, **asked)
+        settings = settings_for(FOLDER, None, Asked("promp-point-corner", seed=0, iterations=5))
         assert (settings.env.name, settings.seed, settings.iterations) == ("point-corner", 0, 5)
 
     def test_a_stored_run_goes_on_with_its_own_settings(self, tiny_config):
         stored = tiny_config()
-        assert settings_for(FOLDER, stored, **NOTHING) == stored
+        assert settings_for(FOLDER, stored, NOTHING) == stored
 
     def test_a_stored_run_may_be_asked_for_with_its_own_settings_and_more_iterations(self, tiny_config):
-        asked = {**NOTHING, "config": tiny_config(), "iterations": 50}
-        assert settings_for(FOLDER, tiny_config(), **asked) == tiny_config(iterations=50)
+        asked = Asked(config=tiny_config(), iterations=50)
+        assert settings_for(FOLDER, tiny_config(), asked) == tiny_config(iterations=50)
 
     def test_other_settings_than_the_stored_ones_are_refused_by_name_and_value(self, tiny_config):
         with pytest.raises(ConfigError, match="num_tasks is 4 there, 5 was asked for"):
-            settings_for(FOLDER, tiny_config(), **{**NOTHING, "config": tiny_config(num_tasks=5)})
+            settings_for(FOLDER, tiny_config(), Asked(config=tiny_config(num_tasks=5)))
 
     @pytest.mark.parametrize("recorded", [{}, {"obs_style": "promp"}])
     def test_an_option_left_at_its_default_is_no_other_setting(self, tiny_config, recorded):
         stored = tiny_config(env={"name": "ant-dir", "options": recorded})
-        assert settings_for(FOLDER, stored, **{**NOTHING, "config": tiny_config(env="ant-dir")})
+        assert settings_for(FOLDER, stored, Asked(config=tiny_config(env="ant-dir")))
         other = tiny_config(env={"name": "ant-dir", "options": {"obs_style": "v5"}})
         with pytest.raises(ConfigError, match=r"obs_style is 'promp' there, 'v5' was asked for"):
-            settings_for(FOLDER, stored, **{**NOTHING, "config": other})
+            settings_for(FOLDER, stored, Asked(config=other))
 
     def test_another_evaluation_than_the_stored_one_is_refused(self, tiny_config):
-        asked = {**NOTHING, "config": tiny_config(evaluation={"every": 5})}
+        asked = Asked(config=tiny_config(evaluation={"every": 5}))
         with pytest.raises(ConfigError, match=r"evaluation\.every is None there, 5 was asked for"):
-            settings_for(FOLDER, tiny_config(), **asked)
+            settings_for(FOLDER, tiny_config(), asked)
 
     @pytest.mark.parametrize("changes", [{"retention": {"keep_last": 2}}, {"stop": {"samples": 9}}])
     def test_what_a_stored_run_would_not_go_by_is_refused(self, tiny_config, changes):
         with pytest.raises(ConfigError, match=r"(retention\.keep_last|stop\.samples) is None there"):
-            settings_for(FOLDER, tiny_config(), **{**NOTHING, "config": tiny_config(**changes)})
+            settings_for(FOLDER, tiny_config(), Asked(config=tiny_config(**changes)))
 
     def test_a_flow_run_is_retried_although_its_warm_start_was_pinned_meanwhile(
         self, tiny_config, monkeypatch, tmp_path
@@ -119,16 +136,12 @@ class TestSettings:
         pinned = {"run": str(tmp_path / "first"), "updates": 3, "digest": "0" * 64}
         stored = tiny_config(init_from=pinned)
         for start in ("first", "first@3", "first@best", pinned):
-            asked = {**NOTHING, "config": tiny_config(init_from=start)}
-            assert settings_for(FOLDER, stored, **asked) == stored
+            asked = Asked(config=tiny_config(init_from=start))
+            assert settings_for(FOLDER, stored, asked) == stored
         for start in ("first@2", "other"):
-            asked = {**NOTHING, "config": tiny_config(init_from=start)}
+            asked = Asked(config=tiny_config(init_from=start))
             with pytest.raises(ConfigError, match=r"init_from\.run is"):
-                settings_for(FOLDER, stored, **asked)
-
-    def test_recipe_and_config_together_are_refused(self, tiny_config):
-        with pytest.raises(ConfigError, match="recipe"):
-            settings_for(FOLDER, None, **{**NOTHING, "recipe": "promp-point-corner", "config": tiny_config()})
+                settings_for(FOLDER, stored, asked)
 
     def test_an_empty_folder_counts_as_new(self, tmp_path):
         assert is_new(tmp_path)
@@ -137,31 +150,87 @@ class TestSettings:
         assert not is_new(tmp_path)
 
 
-class TestForm:
-    def test_the_schema_is_one_that_the_server_can_check(self):
-        is_valid_schema(meta_train.parameters.model_dump())
+def form(flow):
+    return flow.parameters.model_dump()
 
-    def test_every_parameter_is_described(self):
-        properties = meta_train.parameters.model_dump()["properties"]
+
+FORMS = pytest.mark.parametrize("flow", [meta_train, meta_train_custom], ids=lambda flow: flow.name)
+
+
+class TestForm:
+    @FORMS
+    def test_the_schema_is_one_that_the_server_can_check(self, flow):
+        is_valid_schema(form(flow))
+
+    @FORMS
+    def test_every_parameter_is_described(self, flow):
+        properties = form(flow)["properties"]
         assert [name for name, field in properties.items() if not field.get("description")] == []
 
+    @FORMS
+    def test_every_field_is_of_one_kind_and_has_the_default_that_it_means(self, flow):
+        properties = form(flow)["properties"]
+        assert [name for name, field in properties.items() if "anyOf" in field] == []
+        assert [name for name, field in properties.items() if field.get("default") is None] == form(flow).get(
+            "required", []
+        )
+
+    def test_an_untouched_form_trains_the_first_steps(self):
+        schema = form(meta_train)
+        validate({}, schema, raise_on_error=True)
+        assert "config" not in schema["properties"]
+        assert {name: field["default"] for name, field in schema["properties"].items()} == {
+            "recipe": "first-steps",
+            "iterations": 0,
+            "seed": RECIPES["first-steps"]().seed,
+            "run": "",
+            "workers": 2,
+            "scheduler": "",
+            "log": [],
+            "trust": False,
+        }
+        steps = RECIPES["first-steps"]()
+        assert steps.iterations * steps.nominal_steps_per_iteration < 10**6
+
+    def test_a_choice_that_is_left_as_the_form_has_it_is_as_stored(self, tiny_config, monkeypatch, tmp_path):
+        asked = []
+        monkeypatch.setattr(deployments, "_train", lambda *args, **options: asked.append((*args, options)))
+        meta_train.fn(run=str(tmp_path))
+        meta_train.fn("promp", 5, 2, "r", workers=3, scheduler="", log=["wandb"], trust=True)
+        meta_train.fn(scheduler="tcp://10.0.0.1:8786")
+        (left, changed, elsewhere) = asked
+        assert left[:2] == (Asked(), str(tmp_path))
+        assert left[2].workers is None
+        assert changed == (Asked("promp", None, 2, 5), "r", Backend(workers=3), ["wandb"], {"trust": True})
+        assert elsewhere[2] == Backend(scheduler="tcp://10.0.0.1:8786")
+
+    def test_settings_of_ones_own_are_passed_on(self, tiny_config, monkeypatch):
+        asked = []
+        monkeypatch.setattr(deployments, "_train", lambda *args, **options: asked.append((*args, options)))
+        meta_train_custom.fn(tiny_config(), workers=3, step_timeout=2.5, retries=0, film_every=4)
+        meta_train_custom.fn(tiny_config(), workers=0)
+        ((what, run, backend, log, options), here) = asked
+        assert (what, run, log) == (Asked(config=tiny_config()), "", [])
+        assert backend == Backend(workers=3, step_timeout_seconds=2.5, retries=0)
+        assert here[2] == Backend(workers=0)
+        assert options == {"film_every": 4, "trust": False}
+
     def test_settings_inside_config_are_described(self):
-        schema = meta_train.parameters.model_dump()
+        schema = form(meta_train_custom)
         assert (
             "Complete episodes" in schema["definitions"]["RunConfig"]["properties"]["episodes_per_task"]["description"]
         )
 
     def test_every_recipe_is_offered(self):
-        schema = meta_train.parameters.model_dump()
-        (offered,) = [kind["enum"] for kind in schema["properties"]["recipe"]["anyOf"] if "enum" in kind]
+        schema = form(meta_train)
+        offered = schema["properties"]["recipe"]["enum"]
         assert sorted(offered) == sorted(RECIPES)
         validate({"recipe": offered[0]}, schema, raise_on_error=True)
 
     @pytest.mark.parametrize("algorithm", list(ALGORITHMS.builtin))
     def test_settings_of_every_algorithm_fit_the_form(self, algorithm):
         config = next(config for make in RECIPES.values() if (config := make()).algorithm.name == algorithm)
-        parameters = {"config": config.model_dump(mode="json")}
-        validate(parameters, meta_train.parameters.model_dump(), raise_on_error=True)
+        validate({"config": config.model_dump(mode="json")}, form(meta_train_custom), raise_on_error=True)
 
     def test_every_section_of_the_settings_fits_the_form(self, tiny_config):
         sections = {
@@ -173,26 +242,31 @@ class TestForm:
         config = tiny_config(**sections).model_dump(mode="json")
         assert config["stop"]["samples"] == 1000
         parameters = {"config": config, "step_timeout": 2.5, "retries": 0}
-        validate(parameters, meta_train.parameters.model_dump(), raise_on_error=True)
-        schema = meta_train.parameters.model_dump()["definitions"]
+        validate(parameters, form(meta_train_custom), raise_on_error=True)
+        schema = form(meta_train_custom)["definitions"]
         for section in ("EvaluationConfig", "RetentionConfig", "StoppingConfig", "WarmStart"):
             fields = schema[section]["properties"]
             assert [name for name, field in fields.items() if not field.get("description")] == []
 
     @pytest.mark.parametrize(
-        "parameters",
+        ("flow", "parameters"),
         [
-            {"recipe": "promp-nowhere"},
-            {"seed": -1},
-            {"iterations": 0},
-            {"iterations": "many"},
-            {"workers": "two"},
-            {"config": {"env": {"name": "point-corner"}, "algorithm": {"name": "promp", "inner_lrs": 1}}},
+            (meta_train, {"recipe": "promp-nowhere"}),
+            (meta_train, {"seed": -1}),
+            (meta_train, {"iterations": -1}),
+            (meta_train, {"iterations": "many"}),
+            (meta_train, {"workers": "two"}),
+            (meta_train, {"log": ["csv"]}),
+            (meta_train_custom, {}),
+            (
+                meta_train_custom,
+                {"config": {"env": {"name": "point-corner"}, "algorithm": {"name": "promp", "inner_lrs": 1}}},
+            ),
         ],
     )
-    def test_the_schema_refuses_what_is_out_of_range_or_of_another_kind(self, parameters):
+    def test_the_schema_refuses_what_is_out_of_range_or_of_another_kind(self, flow, parameters):
         with pytest.raises(ValidationError):
-            validate(parameters, meta_train.parameters.model_dump(), raise_on_error=True)
+            validate(parameters, form(flow), raise_on_error=True)
 
 
 class TestPage:
@@ -205,11 +279,49 @@ class TestPage:
         assert recorder.calls.count("create_progress") + recorder.calls.count("update_progress") == 7
         assert recorder.calls.count("create_table") == 2
 
+    def test_the_curve_is_drawn_once_a_minute_into_the_same_artifact(self, recorder):
+        page = recorder.page()
+        recorder.run.iterations = []  # none that others see yet
+        page.iteration_done(report(0, iterations=1000))
+        assert "create_image" not in recorder.calls
+        recorder.run.iterations = [0]
+        for second in range(0, 181, 10):
+            recorder.now = float(second)
+            page.iteration_done(report(second, iterations=1000))
+        assert [call for call in recorder.calls if "image" in call] == ["create_image", *["update_image"] * 3]
+
+    def test_what_the_page_cannot_show_is_said_once_and_tried_again(self, recorder, monkeypatch, caplog):
+        page = recorder.page()
+        fails = [True, True, False]
+        monkeypatch.setattr(prefect_page, "curve_of", lambda run: 1 / 0 if fails.pop(0) else "data:image/png;base64,")
+        for minute in range(3):
+            recorder.now = 60.0 * minute
+            page.iteration_done(report(minute))
+        assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+            "The page does not show all of this training, which goes on: division by zero"
+        ]
+        assert recorder.calls[-1] == "create_image"
+
+    def test_every_iteration_is_an_event(self, recorder):
+        page = recorder.page()
+        page.iteration_done(report(3, **{"step_0.average_return": 7.5, "loss": float("nan")}))
+        page.iteration_done(report(4))
+        (name, resource, options), _ = recorder.events
+        assert name == "metaloom.iteration.done"
+        assert resource == {"prefect.resource.id": "metaloom.run.first", "prefect.resource.name": "first"}
+        assert options["payload"] == {
+            "iteration": 3,
+            "iterations": 10,
+            "metrics": {"step_0.average_return": 7.5, "loss": None},
+            "evaluation_returns": [],
+        }
+
     def test_the_last_iteration_is_shown_at_once(self, recorder):
         page = recorder.page()
         page.iteration_done(report(8))
         page.iteration_done(report(9))
-        assert recorder.calls == ["create_progress", "create_table", "update_progress", "create_table"]
+        expected = ["create_progress", "create_table", "create_image", "update_progress", "create_table"]
+        assert recorder.calls == expected  # the last curve is drawn by `close`
 
     def test_a_line_tells_returns_before_and_after_adaptation(self):
         assert iteration_line(report(3)) == "iteration 3 (4 of 10)  before −1  after 2  39.2 k steps/s"
@@ -218,13 +330,40 @@ class TestPage:
         line = iteration_line(report(3, **{"step_0.average_return": 7.0}))
         assert line == "iteration 3 (4 of 10)  return 7  39.2 k steps/s"
 
-    def test_metrics_that_are_not_finite_do_not_break_the_table(self):
-        assert table_of({"loss": float("nan")}) == [{"metric": "loss", "value": "nan"}]
+    def test_metrics_are_numbers_but_for_what_is_none(self):
+        metrics = {"loss": float("nan"), "env_steps": 4000.0, "return": -1.2345678901}
+        assert [(row["value"], type(row["value"])) for row in table_of(metrics)] == [
+            ("nan", str),
+            (4000, int),
+            (-1.23457, float),
+        ]
 
-    def test_the_summary_names_run_report_and_commands(self):
-        text = summary(Path("/r/first"), ReportFiles(Path("/r/reports/first/c.png"), Path("/r/reports/first/r.html")))
+    def test_the_summary_names_run_report_and_commands(self, monkeypatch):
+        files = ReportFiles(Path("/r/reports/first/c.png"), Path("/r/reports/first/r.html"))
         for part in ("/r/first", "c.png", "r.html", "metaloom resume /r/first"):
-            assert part in text
+            assert part in summary(Path("/r/first"), files)
+        monkeypatch.setenv("METALOOM_RUNS", "/r")
+        monkeypatch.setenv("METALOOM_REPORTS_URL", "http://127.0.0.1:4201")
+        assert "(http://127.0.0.1:4201/first/r.html)" in summary(Path("/r/first"), files)
+        # Of another folder nothing is served.
+        assert "http" not in summary(Path("/other/first"), files)
+
+    def test_the_curve_has_an_address_where_reports_are_served(self, copy_tiny_run, tmp_path, monkeypatch):
+        monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+        monkeypatch.setenv("METALOOM_REPORTS_URL", "http://127.0.0.1:4201")
+        run = storage.open_run(copy_tiny_run(tmp_path / "run"))
+        assert prefect_page.curve_of(run) == "http://127.0.0.1:4201/run/curve_so_far.png?iterations=3"
+        (file,) = (tmp_path / "reports" / "run").iterdir()
+        with Image.open(file) as image:
+            assert image.size[0] > 600
+
+    def test_the_curve_is_an_image_that_needs_no_place_elsewhere(self, copy_tiny_run, tmp_path, monkeypatch):
+        monkeypatch.delenv("METALOOM_REPORTS_URL", raising=False)
+        run = storage.open_run(copy_tiny_run(tmp_path / "run"))
+        kind, _, data = prefect_page.curve_of(run).partition(",")
+        assert kind == "data:image/png;base64"
+        assert Image.open(io.BytesIO(base64.b64decode(data))).size[0] > 600
+        assert len(data) < 100_000
 
     @pytest.mark.parametrize(("run", "key"), [("First_Run.2", "run-first-run-2"), ("ä", "run-"), ("a--b", "run-a-b")])
     def test_artifact_keys_have_only_the_characters_that_prefect_takes(self, run, key):

@@ -1,13 +1,16 @@
 """Refusals of `metaloom serve` before it starts anything; all it starts is in test_prefect_server.py."""
 
+import http.client
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import requests
 import yaml
 
+from metaloom.flows.prefect_app.reports import address_of, served_reports
 from metaloom.flows.prefect_app.serve import HERE, _folder_settings, _prepare, _ready
 
 
@@ -64,7 +67,44 @@ def test_a_folder_without_settings_gets_those_by_which_the_bare_name_is_enough(t
 def test_every_deployment_is_named_like_its_flow():
     from metaloom.flows.prefect_app import deployments as meta_train
 
-    flows = {"meta_train": meta_train.meta_train, "replay": meta_train.replay, "evaluate": meta_train.evaluate}
+    flows = {name: getattr(meta_train, name) for name in ("meta_train", "meta_train_custom", "replay", "evaluate")}
     deployments = yaml.safe_load((HERE / "prefect.yaml").read_text())["deployments"]
     names = {d["entrypoint"].removeprefix("metaloom.flows.prefect_app.deployments."): d["name"] for d in deployments}
     assert names == {function: flow.name for function, flow in flows.items()}
+
+
+class TestReports:
+    @pytest.fixture
+    def served(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("METALOOM_RUNS", str(tmp_path / "runs"))
+        folder = tmp_path / "runs" / "reports" / "a run"
+        folder.mkdir(parents=True)
+        (folder / "report.html").write_text("<p>of the run")
+        (tmp_path / "secret").write_text("of somebody else")
+        (folder / "link").symlink_to(tmp_path / "secret")
+        with served_reports("127.0.0.1", 0) as address:
+            monkeypatch.setenv("METALOOM_REPORTS_URL", address)
+            yield tmp_path / "runs" / "a run"
+
+    def test_a_report_is_where_its_address_says(self, served):
+        address = address_of(served, "report.html")
+        answer = requests.get(address, timeout=10)
+        assert (answer.status_code, answer.text) == (200, "<p>of the run")
+        assert answer.headers["Cache-Control"] == "no-cache"
+        assert address_of(served.parent.parent / "elsewhere", "report.html") is None
+
+    @pytest.mark.parametrize("path", ["/a%20run/link", "/../../secret", "/%2e%2e/%2e%2e/secret", "/nothing"])
+    def test_nothing_outside_of_the_folder_is_served(self, served, path):
+        host = address_of(served, "").rsplit("/", 2)[0].removeprefix("http://")
+        connection = http.client.HTTPConnection(host, timeout=10)
+        connection.request("GET", path)
+        assert connection.getresponse().status == 404
+
+    def test_a_page_that_has_its_own_name_lead_here_is_refused(self, served):
+        answer = requests.get(address_of(served, "report.html"), headers={"Host": "example.org"}, timeout=10)
+        assert answer.status_code == 403
+        assert "of the run" not in answer.text
+
+    def test_nothing_is_linked_where_nobody_serves(self, served, monkeypatch):
+        monkeypatch.delenv("METALOOM_REPORTS_URL")
+        assert address_of(served, "report.html") is None

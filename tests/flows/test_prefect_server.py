@@ -5,6 +5,7 @@ So all of these tests also try what the wheel lacks or would find only among the
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -100,7 +101,7 @@ def typed(program: Path, *arguments: str, folder: Path, **more: str) -> "subproc
         env=clean_environment(COLUMNS="200", **more),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 
@@ -168,7 +169,7 @@ def first(served) -> dict[str, Any]:
         *("deployment", "run", "meta-train", "--watch"),
         *("-p", "recipe=promp-point-corner", "-p", "iterations=2", "-p", "run=first", "-p", "seed=5"),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}{served.flow_run('first')['state']['message']}"
     return served.flow_run("first")
 
 
@@ -227,7 +228,8 @@ def test_the_page_shows_progress_metrics_and_where_the_run_lies(served, first):
         "progress-first": "progress",
         "metrics-first": "table",
         "summary-first": "markdown",
-        "run-first": "markdown",
+        "report-first": "markdown",
+        "curve-first": "image",
     }
     assert artifacts["progress-first"]["data"] == 100.0
     metrics = {row["metric"] for row in json.loads(artifacts["metrics-first"]["data"])}
@@ -235,10 +237,36 @@ def test_the_page_shows_progress_metrics_and_where_the_run_lies(served, first):
     by_class = {name for name in metrics if ", class " in name}
     assert metrics - by_class == set(run[1].metrics())
     assert len(by_class) == 2 * (4 + 1)  # before and after adaptation, by corner and with all corners counted alike
-    assert (served.folder / "runs" / "first").as_uri() in artifacts["run-first"]["data"]
+    with urllib.request.urlopen(artifacts["curve-first"]["data"], timeout=30) as image:
+        assert image.headers["Content-Type"] == "image/png"
+    (address,) = re.findall(r"\((http://[^)]*)\)", artifacts["report-first"]["data"])
+    with urllib.request.urlopen(address, timeout=30) as page:
+        assert b"Learning curve" in page.read()
 
 
-@pytest.mark.parametrize(("parameter", "named"), [("iterations=0", "minimum"), ("learning_rate=0.1", "learning_rate")])
+def test_every_iteration_is_an_event_of_its_flow_run(served, first):
+    def events() -> list[dict[str, Any]]:
+        found = served.ask("events/filter", filter={"event": {"name": ["metaloom.iteration.done"]}})["events"]
+        return sorted(
+            (e for e in found if e["resource"]["prefect.resource.name"] == "first"), key=lambda e: e["occurred"]
+        )
+
+    wait_for(lambda: len(events()) >= 2, "events are recorded")
+    run = storage.open_run(served.folder / "runs" / "first")
+    for i, event in enumerate(events()[:2]):
+        assert event["payload"]["iteration"] == i
+        told = event["payload"]["metrics"]
+        assert told == {name: value for name, value in run[i].metrics().items() if name in told}
+        assert f"prefect.flow-run.{first['id']}" in {r["prefect.resource.id"] for r in event["related"]}
+
+
+def test_one_training_at_a_time(served):
+    for name in ("meta-train", "meta-train-custom"):
+        (deployment,) = served.ask("deployments/filter", deployments={"name": {"any_": [name]}})
+        assert deployment["global_concurrency_limit"]["limit"] == 1
+
+
+@pytest.mark.parametrize(("parameter", "named"), [("iterations=-1", "minimum"), ("learning_rate=0.1", "learning_rate")])
 def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first, parameter, named):
     """By the schema, of which test_prefect_flow.py has what else it refuses."""
     before = served.ask("flow_runs/count")
@@ -277,12 +305,12 @@ def test_evaluate_reports_the_return_after_every_adaptation_step(served, first):
     evaluated = served.finished("evaluate", run="first", num_tasks=2, adaptation_steps=2, workers=0)
     assert evaluated["name"] == "evaluate first"
     (table,) = served.of_flow_run("artifacts", evaluated["id"])
-    assert [row["adaptation_steps"] for row in json.loads(table["data"])] == ["0", "1", "2"]
+    assert [row["adaptation_steps"] for row in json.loads(table["data"])] == [0, 1, 2]
 
 
 def test_a_killed_flow_is_crashed_and_its_run_goes_on(served, tiny_config: Callable[..., RunConfig]):
     config = tiny_config(iterations=100_000).model_dump(mode="json")
-    served.start("meta-train", run="killed", workers=0, config=config)
+    served.start("meta-train-custom", run="killed", workers=0, config=config)
     folder = served.folder / "runs" / "killed"
     wait_for(lambda: (folder / "run.json").exists() and len(storage.open_run(folder).iterations) > 2, "it trains")
     (flow,) = [p for p in psutil.Process(served.pid).children(recursive=True) if "prefect.engine" in p.cmdline()]
@@ -298,7 +326,7 @@ def test_a_killed_flow_is_crashed_and_its_run_goes_on(served, tiny_config: Calla
 
 def test_a_flow_that_is_asked_to_stop_is_cancelled_behind_a_stage(served, tiny_config: Callable[..., RunConfig]):
     config = tiny_config(iterations=100_000).model_dump(mode="json")
-    served.start("meta-train", run="asked", workers=0, config=config)
+    served.start("meta-train-custom", run="asked", workers=0, config=config)
     folder = served.folder / "runs" / "asked"
     wait_for(lambda: (folder / "run.json").exists() and len(storage.open_run(folder).iterations) > 1, "it trains")
     assert cli.run(["cancel", str(folder)]) == 0

@@ -1,0 +1,42 @@
+"""What the documentation's site does besides: pages stay as they are read beside the sources."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+BESIDE = ("examples",)
+"""Folders beside docs/ to which pages link; the site has their files too."""
+_MERMAID = re.compile(r"`metaloom (graph [^`]*) --format mermaid`(.*?)```mermaid\n.*?```", re.DOTALL)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the programs and notebooks that pages link to."""
+    for folder in BESIDE:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".ipynb") and "runs" not in path.parts:
+                files.append(File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, **context: Any) -> str:
+    """Lead links to what lies beside docs/ into the site, and draw diagrams without a script from elsewhere."""
+    for folder in BESIDE:
+        markdown = markdown.replace(f"](../{folder}/", f"]({folder}/")
+    return _MERMAID.sub(lambda found: f"`metaloom {found[1]} --format svg`{found[2]}{_drawn(found[1])}", markdown)
+
+
+def _drawn(command: str) -> str:
+    """Return the picture that `metaloom graph` prints, as HTML."""
+    from contextlib import redirect_stdout
+    from io import StringIO
+
+    from metaloom.flows import cli
+
+    with redirect_stdout(StringIO()) as printed:
+        if cli.run([*shlex.split(command), "--format", "svg"]):
+            raise ValueError(f"`metaloom {command}` failed")
+    return f'<div style="overflow-x: auto">{printed.getvalue()}</div>\n'

@@ -1,0 +1,160 @@
+"""Loggers beside the training: opened with the run, told of every iteration, each till it fails."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from metaloom.flows.films.opengl import RendererName, choose_renderer
+from metaloom.flows.loggers import check_loggers
+from metaloom.flows.observer import IterationReport, Observer
+from metaloom.storage import Run, StageMissing, StageRef, location, open_run, url_of
+
+log = logging.getLogger(__name__)
+
+_Open = Callable[[Run, Path], "RunLogger"]
+FILM_SIZE = (320, 240)
+
+
+class RunLogger(Protocol):
+    """What a logger does with a run."""
+
+    def iteration(self, report: IterationReport, ended: float) -> None:
+        """Log an iteration, which ended so many seconds after 1970."""
+        ...
+
+    def film(self, file: Path, report: IterationReport) -> None:
+        """Log a GIF of an iteration's episodes; the file is gone afterwards."""
+        ...
+
+    def close(self, failed: bool) -> None:
+        """Log no more; whether an error ended the training."""
+        ...
+
+
+def opener(name: str) -> _Open:
+    """Return the function that begins, or goes on, to log a run under a folder."""
+    return import_module(f"metaloom.flows.loggers.{name}").open_logger
+
+
+def log_folder(run: Path) -> Path:
+    """Return the folder of all that loggers keep on this machine: beside the run, as reports are."""
+    return Path("logs") if url_of(run) else run.parent / "logs"
+
+
+@contextmanager
+def logging_to(
+    names: Sequence[str], folder: Path, observer: Observer, *, film_every: int | None = None
+) -> Iterator[Observer]:
+    """Yield an observer that also logs what it is told.
+
+    Args:
+        names: of loggers; none for the observer itself.
+        folder: of the run, which need not exist yet.
+        observer: who else is told.
+        film_every: film an iteration of every so many, besides the last.
+
+    Raises:
+        UsageError: a logger does not exist, or its package is not installed; before anything is logged.
+    """
+    check_loggers(names, film_every)
+    if not names:
+        yield observer
+        return
+    # The renderer now: MuJoCo chooses its own when it is imported.
+    loggers = _Loggers({name: opener(name) for name in names}, folder, film_every, choose_renderer("auto"))
+
+    def stage_started(ref: StageRef) -> None:
+        loggers.open()
+        observer.stage_started(ref)
+
+    def iteration_done(report: IterationReport) -> None:
+        loggers.iteration(report)
+        observer.iteration_done(report)
+
+    try:
+        yield replace(observer, stage_started=stage_started, iteration_done=iteration_done)
+    except BaseException:
+        loggers.close(failed=True)
+        raise
+    loggers.close(failed=False)
+
+
+class _Loggers:
+    """Several loggers, each till it fails."""
+
+    def __init__(
+        self, openers: Mapping[str, _Open], folder: Path, film_every: int | None, renderer: RendererName
+    ) -> None:
+        self._waiting = dict(openers)
+        self._open: dict[str, RunLogger] = {}
+        self._folder, self._film_every = folder, film_every
+        self._renderer: RendererName = renderer
+        self._films = True
+        self._to_film: IterationReport | None = None
+
+    def open(self) -> None:
+        """Open what is not open yet; the run is there by now, with all that is to be said of it before it trains."""
+        while self._waiting:
+            name, opened = self._waiting.popitem()
+            with self._ends_if_it_fails(name):
+                self._open[name] = opened(open_run(self._folder), log_folder(self._folder))
+
+    def iteration(self, report: IterationReport) -> None:
+        """Log an iteration, and before it the film that the one before was due."""
+        ended = time.time()
+        self._film(is_last_chance=False)
+        self._tell(lambda logger: logger.iteration(report, ended))
+        number = report.iteration + 1
+        if not self._films:
+            return
+        if number >= report.iterations or (self._film_every is not None and number % self._film_every == 0):
+            self._to_film = report
+
+    def close(self, *, failed: bool) -> None:
+        """Log the film that is still due, and no more."""
+        if not failed:
+            self._film(is_last_chance=True)
+        self._tell(lambda logger: logger.close(failed))
+        self._open.clear()
+
+    def _film(self, *, is_last_chance: bool) -> None:
+        """Log a film if one is due. It waits for an iteration that is not yet stored for others to see."""
+        from metaloom.flows.commands.video import video
+
+        report = self._to_film
+        if report is None or not self._open:
+            return
+        with TemporaryDirectory(prefix="metaloom-film-") as folder:
+            file = Path(folder) / f"iteration-{report.iteration:08d}.gif"
+            try:
+                video(self._folder, report.iteration, file, size=FILM_SIZE, every=2, renderer=self._renderer)
+            except Exception as error:
+                if isinstance(error, StageMissing) and not is_last_chance:
+                    return
+                self._films = False
+                log.warning("%s: no films are logged: %s", location(self._folder), error)
+            else:
+                self._tell(lambda logger: logger.film(file, report))
+        self._to_film = None
+
+    def _tell(self, what: Callable[[RunLogger], None]) -> None:
+        for name, logger in [*self._open.items()]:
+            with self._ends_if_it_fails(name):
+                what(logger)
+
+    @contextmanager
+    def _ends_if_it_fails(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}".splitlines()[0]
+            log.warning("%s: %s logs no more of this training, which goes on: %s", location(self._folder), name, told)
+            if (logger := self._open.pop(name, None)) is not None:
+                with suppress(Exception):
+                    logger.close(failed=True)

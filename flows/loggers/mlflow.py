@@ -1,0 +1,103 @@
+"""MLflow, in a database beside the runs unless MLFLOW_TRACKING_URI names another place. Needs the extra `mlflow`."""
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaloom.flows.loggers.numbers import distributions, scalars, timings
+from metaloom.flows.observer import IterationReport
+from metaloom.storage import Run
+from metaloom.storage.format.settings import dotted
+
+# A server that is gone shall cost one iteration some seconds, not minutes.
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+_QUARTILES = {"lowest": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "highest": 1.0}
+_LONGEST_PARAM = 500
+_ID = "metaloom.id"
+
+
+def open_logger(run: Run, folder: Path) -> "_Live":
+    """Begin or go on with the run at MLflow, whose database and files are under the folder."""
+    return _Live(run, folder)
+
+
+class _Live:
+    def __init__(self, run: Run, folder: Path) -> None:
+        # Before the import, which would tell its makers of use.
+        for name, value in {**_PATIENCE, "MLFLOW_DISABLE_TELEMETRY": "true"}.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+
+        # It tells of every table that it creates.
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+        self._client: Any = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or _database(folder))
+        self._run = self._run_of(run, self._experiment(folder))
+
+    def iteration(self, report: IterationReport, ended: float) -> None:
+        from mlflow.entities import Metric
+
+        numbers = {**scalars(report), **timings(report), **dict(_quartiles(report))}
+        self._client.log_batch(
+            self._run,
+            metrics=[
+                Metric(_allowed(name), value, round(1000 * ended), report.iteration) for name, value in numbers.items()
+            ],
+        )
+
+    def film(self, file: Path, report: IterationReport) -> None:
+        del report
+        self._client.log_artifact(self._run, str(file), "films")
+
+    def close(self, failed: bool) -> None:
+        self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+
+    def _experiment(self, folder: Path) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "metaloom"
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return found.experiment_id
+        # A server has a place of its own for files.
+        own = os.environ.get("MLFLOW_TRACKING_URI")
+        return self._client.create_experiment(
+            name, artifact_location=None if own else (folder / "mlflow").resolve().as_uri()
+        )
+
+    def _run_of(self, run: Run, experiment: str) -> str:
+        """The run there: training that goes on is the same run."""
+        identity = run.info["id"]
+        found = self._client.search_runs([experiment], filter_string=f"tags.`{_ID}` = '{identity}'", max_results=1)
+        if found:
+            (stored,) = found
+            self._client.update_run(stored.info.run_id, status="RUNNING")
+            return stored.info.run_id
+        from mlflow.entities import Param
+
+        made = self._client.create_run(experiment, run_name=run.path.name, tags={_ID: identity})
+        params = [
+            Param(_allowed(name), str(value)[:_LONGEST_PARAM]) for name, value in dict(dotted(run.config)).items()
+        ]
+        for start in range(0, len(params), 100):  # as many as one request may have
+            self._client.log_batch(made.info.run_id, params=params[start : start + 100])
+        return made.info.run_id
+
+
+def _database(folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+
+
+def _quartiles(report: IterationReport) -> Iterator[tuple[str, float]]:
+    """MLflow has no histograms: five numbers of each."""
+    for name, returns in distributions(report).items():
+        for which, value in zip(_QUARTILES, np.quantile(returns, [*_QUARTILES.values()]), strict=True):
+            yield f"{name}.{which}", float(value)
+
+
+def _allowed(name: str) -> str:
+    """A name as MLflow takes it."""
+    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)

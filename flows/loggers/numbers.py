@@ -1,0 +1,56 @@
+"""An iteration as numbers under names in which a slash ends the group, as all loggers and the export have them."""
+
+import math
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from metaloom.flows.observer import IterationReport
+from metaloom.flows.views.class_returns import BALANCED, named_estimates
+from metaloom.pipeline.types import Array
+
+LAST_RETURN = re.compile(r"step_\d+\.average_return")
+
+
+def scalars(report: IterationReport) -> dict[str, float]:
+    """All that an iteration learned and earned, by name.
+
+    Metrics of an inner step are in its group (`step_1/average_return`), the update's in `update`, returns by class of
+    task in `by_class` (`by_class/step_1.forward`, where there were any), test returns in `evaluation`
+    (`evaluation/after_2_steps`).
+    """
+    return {
+        **{_grouped(name): value for name, value in report.metrics.items()},
+        **{name: value for name, value in _by_class(report) if math.isfinite(value)},
+        **{f"evaluation/after_{k}_steps": value for k, value in enumerate(report.evaluation_returns)},
+    }
+
+
+def timings(report: IterationReport) -> dict[str, float]:
+    """Wall seconds of an iteration's stages, and how fast it sampled."""
+    seconds = {f"time/{stage}": value for stage, value in report.stage_seconds.items()}
+    return seconds if report.steps_per_second is None else seconds | {"time/steps_per_second": report.steps_per_second}
+
+
+def distributions(report: IterationReport) -> dict[str, Array]:
+    """[B] mean returns of an iteration's tasks, of every inner step, by name."""
+    return {f"step_{k}/task_returns": np.asarray(returns) for k, returns in enumerate(report.task_returns)}
+
+
+def return_name(report: IterationReport) -> str | None:
+    """Name of the return after the last inner step, by which runs are compared; None if there is none."""
+    names = [name for name in report.metrics if LAST_RETURN.fullmatch(name)]
+    return _grouped(max(names, key=lambda name: int(name[5:].partition(".")[0]))) if names else None
+
+
+def _grouped(metric: str) -> str:
+    group, dot, name = metric.partition(".")
+    return f"{group}/{name}" if dot else f"update/{metric}"
+
+
+def _by_class(report: IterationReport) -> Iterator[tuple[str, float]]:
+    for k, returns in enumerate(report.class_returns):
+        for name, _, estimate in named_estimates(returns):
+            yield f"by_class/step_{k}.{name}", estimate.mean
+        yield f"by_class/step_{k}.{BALANCED}_standard_error", returns.balanced.standard_error

@@ -1,0 +1,66 @@
+"""Weights & Biases, offline unless WANDB_MODE says otherwise. Needs the extra `wandb`."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaloom.flows.loggers.numbers import distributions, scalars, timings
+from metaloom.flows.observer import IterationReport
+from metaloom.storage import Run
+
+
+def open_logger(run: Run, folder: Path) -> "_Live":
+    """Begin or go on with the run at Weights & Biases, whose files are under the folder."""
+    return _Live(run, folder)
+
+
+class _Live:
+    def __init__(self, run: Run, folder: Path) -> None:
+        # Before the import, which would tell its makers of errors.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        self._wandb: Any = wandb
+        self._step = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "metaloom",
+            name=run.path.name,
+            # The run's own, so that training that goes on is the same run there.
+            id=run.info["id"].replace("-", ""),
+            resume="allow",
+            dir=os.environ.get("WANDB_DIR") or str(folder),
+            config=dict(run.config),
+            allow_val_change=True,  # of iterations and retention, when training goes on
+            # Nothing but what is logged: neither the console, nor the code, nor the machine's load.
+            settings=wandb.Settings(
+                mode=os.environ.get("WANDB_MODE") or "offline",  # pyright: ignore[reportArgumentType]
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_code=True,
+                x_disable_stats=True,
+                x_disable_meta=True,
+            ),
+        )
+
+    def iteration(self, report: IterationReport, ended: float) -> None:
+        del ended
+        histograms = {
+            name: self._wandb.Histogram(np_histogram=np.histogram(returns, bins="auto"))
+            for name, returns in distributions(report).items()
+        }
+        self._step = report.iteration
+        self._run.log({**scalars(report), **timings(report), **histograms}, step=report.iteration)
+
+    def film(self, file: Path, report: IterationReport) -> None:
+        # It takes nothing for a step behind the last one.
+        step = max(self._step, report.iteration)
+        self._run.log(
+            {"film": self._wandb.Video(str(file), format="gif"), "film_iteration": report.iteration}, step=step
+        )
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))

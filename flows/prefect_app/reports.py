@@ -1,0 +1,75 @@
+"""Reports of runs over HTTP, for links on Prefect's page: a browser opens no file:// from there."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import quote
+
+from metaloom.flows.runs import report_folder, runs_root
+from metaloom.storage import url_of
+
+VARIABLE = "METALOOM_REPORTS_URL"
+"""Environment variable that tells flows where reports are served."""
+
+
+def reports_root() -> Path:
+    """Return the folder of the reports of all runs under the runs folder."""
+    root = runs_root()
+    return Path("reports") if url_of(root) else root / "reports"
+
+
+def address_of(run: Path, file: str) -> str | None:
+    """Return the address of a file of a run's report; None where nobody serves it."""
+    served = os.environ.get(VARIABLE)
+    folder = report_folder(run).resolve()
+    if not served or folder.parent != reports_root().resolve():
+        return None
+    return f"{served}/{quote(folder.name)}/{quote(file)}"
+
+
+@contextmanager
+def served_reports(host: str, port: int) -> Iterator[str]:
+    """Serve the reports while the context lasts; yields their address.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    root = reports_root().resolve()
+    server = ThreadingHTTPServer((host, port), partial(_Reports, directory=str(root)))
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://{host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Reports(SimpleHTTPRequestHandler):
+    """Answers this machine's browser only with files that lie in the folder, whatever links lead out of it."""
+
+    def send_head(self) -> Any:
+        asked = Path(self.translate_path(self.path))
+        host, _, _ = self.headers.get("Host", "").rpartition(":")
+        # A page from elsewhere may have its own name lead here.
+        if host not in ("127.0.0.1", "localhost"):
+            self.send_error(403, "Reports are for this machine")
+            return None
+        if asked.exists() and not asked.resolve().is_relative_to(self.directory):
+            self.send_error(404)
+            return None
+        return super().send_head()
+
+    def end_headers(self) -> None:
+        """Have the browser ask again: a run that goes on has a new report under the same address."""
+        self.send_header("Cache-Control", "no-cache")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: the terminal is for what matters."""

@@ -1,0 +1,65 @@
+"""Reports of a stored run's iterations, as whoever watched it train was told them."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from metaloom.flows.observer import IterationReport, mean_test_returns
+from metaloom.flows.views.class_returns import classes_of, returns_by_class
+from metaloom.flows.views.run_info import planned_iterations
+from metaloom.pipeline.types import Array
+from metaloom.storage import Run, StageRef
+
+
+class StoredReports:
+    """Makes reports from the tables and records of a run, which stay when its batches are thinned.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._classes = classes_of(run)
+        self._base: float | None = None
+
+    def of(self, iteration: int, refs: Sequence[StageRef]) -> IterationReport:
+        """Return the report of a complete iteration, of which `refs` are the outputs.
+
+        Times count from the first iteration that was asked for.
+        """
+        run = self._run
+        records = [run.record(ref) for ref in refs if ref.stage != run.stages.first]
+        first = min(seconds_of(record.started) for record in records)
+        last = max(seconds_of(record.started) + record.seconds for record in records)
+        if self._base is None:
+            self._base = first
+        evaluations = [record for record in records if run.stages[record.ref.stage].output == "Evaluation"]
+        seconds = last - first - sum(record.seconds for record in evaluations)
+        steps = sum(run.episodes(iteration)["length"].to_pylist())
+        return IterationReport(
+            iteration=iteration,
+            iterations=planned_iterations(run),
+            metrics=run[iteration].metrics(),
+            stage_seconds={f"{record.ref.stage}.{record.ref.step}": record.seconds for record in records},
+            elapsed_seconds=last - self._base,
+            steps_per_second=steps / seconds if seconds > 0 else None,
+            class_returns=returns_by_class(run, [iteration], self._classes).get(iteration, ()),
+            evaluation_returns=mean_test_returns(run.load(record.ref) for record in evaluations),
+            task_returns=_task_returns(run, iteration),
+        )
+
+
+def seconds_of(when: str) -> float:
+    """Seconds since 1970 of a time in ISO 8601; 0 for what is none, as a foreign log may have."""
+    try:
+        return datetime.fromisoformat(when).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _task_returns(run: Run, iteration: int) -> list[Array]:
+    """[B] mean return of every task, of every inner step."""
+    means = run.episodes(iteration).group_by(["step", "task"]).aggregate([("return", "mean")])
+    means = means.sort_by([("step", "ascending"), ("task", "ascending")])
+    steps, returns = means["step"].to_numpy(), means["return_mean"].to_numpy()
+    return [returns[steps == k] for k in sorted({*steps.tolist()})]

@@ -1,0 +1,64 @@
+"""The documentation as a site."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built with every warning an error: of a page in no menu, a link or an anchor that leads nowhere."""
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_page_is_found_by_the_search(site):
+    found = {
+        entry["location"].partition("#")[0]
+        for entry in json.loads((site / "search/search_index.json").read_text())["docs"]
+    }
+    pages = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        folder = page.parent if page.name == "README.md" else page.with_suffix("")
+        assert ("" if folder == Path() else f"{folder}/") in found
+
+
+def test_pages_fetch_nothing_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert re.findall(r'\ssrc="(?:https?:)?//[^"]*', text) == [], page
+        assert re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="(?:https?:)?//[^"]*', text) == [], page
+
+
+def test_the_diagram_and_the_programs_are_part_of_it(site):
+    assert "<svg" in (site / "concepts/index.html").read_text(encoding="utf-8")
+    assert (site / "examples/adapt_my_robot.py").read_text() == (ROOT / "examples/adapt_my_robot.py").read_text()
+    assert (site / "examples/notebooks/first_steps.ipynb").exists()
+
+
+def test_the_reference_has_every_name_that_the_package_offers(site):
+    import metaloom
+
+    page = (site / "python/index.html").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^::: metaloom\.(\w+)$", (ROOT / "docs/python.md").read_text(), re.MULTILINE))
+    assert shown == set(metaloom._PLACES)
+    assert "adaptation" in page
+    assert all(f">{name}<" in page for name in shown)
+
+
+def test_the_menu_names_a_page_once():
+    text = re.sub(r"!!python\S+", "", (ROOT / "mkdocs.yml").read_text())
+    pages = re.findall(r"[\w/]+\.md", json.dumps(yaml.safe_load(text)["nav"]))
+    assert len(pages) == len(set(pages))

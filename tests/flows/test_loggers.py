@@ -1,0 +1,331 @@
+"""TensorBoard, Weights & Biases and MLflow beside a training."""
+
+import contextlib
+import json
+import logging
+import math
+import socket
+import struct
+
+import numpy as np
+import pytest
+import requests
+
+import metaloom
+from metaloom import storage
+from metaloom.flows import cli
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.errors import UsageError
+from metaloom.flows.exports import export
+from metaloom.flows.loggers import live
+from metaloom.flows.loggers.live import logging_to
+from metaloom.flows.observer import Observer
+from metaloom.flows.rollouts.workers import Backend
+
+# SQLAlchemy tells MLflow of what it will have to change.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow", "ignore:The ``noload`` loader strategy")
+
+IN_PROCESS = Backend(workers=0)
+PLACES = ("WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")
+
+
+@pytest.fixture(autouse=True)
+def as_nobody_has_set_them(monkeypatch):
+    for name in PLACES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def proxy():
+    """A place where requests to anywhere else arrive."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory, tiny_config, proxy):
+    """A run, with classes of tasks and an evaluation, that the command has logged to all of them."""
+    path = tmp_path_factory.mktemp("runs") / "first"
+    config = tiny_config(
+        env={"name": "half-cheetah-dir"},
+        iterations=2,
+        task_sampling="balanced",
+        evaluation={"every": 2, "num_tasks": 2, "episodes": 1, "test_episodes": 1},
+    )
+    settings = path.with_name("settings.json")
+    settings.write_text(config.model_dump_json())
+    logs = ("--log", "tensorboard", "--log", "wandb", "--log", "mlflow")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            patch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in (*PLACES, "no_proxy", "NO_PROXY"):
+            patch.delenv(name, raising=False)
+        assert cli.run(["train", str(settings), "--run", str(path), "--workers", "0", *logs]) == 0
+    return storage.open_run(path)
+
+
+def events_of(folder):
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulators.EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0})
+    events.Reload()
+    return events
+
+
+def wandb_records(folder):
+    """Records of the only run that lies in a folder. The file is a LevelDB log behind seven bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (file,) = folder.glob("offline-run-*/*.wandb")
+    raw, place, whole = file.read_bytes(), 7, b""
+    records = []
+    while place + 7 <= len(raw):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        size, kind = struct.unpack_from("<HB", raw, place + 4)
+        whole += raw[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # complete, or the last part of one
+            records.append(Record.FromString(whole))
+            whole = b""
+    return records
+
+
+def wandb_history(folder):
+    """What was logged by step; of what has several fields, only what it is."""
+    by_step = {}
+    for record in wandb_records(folder):
+        if record.WhichOneof("record_type") == "history":
+            items = [item for item in record.history.item if item.nested_key[1:] in ([], ["_type"])]
+            row = {item.nested_key[0]: json.loads(item.value_json) for item in items}
+            by_step.setdefault(row["_step"], {}).update(row)
+    return by_step
+
+
+def mlflow_runs(folder):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    (experiment,) = (found for found in client.search_experiments() if found.name == "metaloom")
+    return client, client.search_runs([experiment.experiment_id])
+
+
+def test_tensorboard_has_every_number_and_the_export_has_the_same(logged, tmp_path):
+    events = events_of(logged.path.parent / "logs" / "tensorboard" / "first")
+    export(logged, tmp_path / "out", "tensorboard")
+    exported = events_of(tmp_path / "out")
+    # Times are measured from elsewhere.
+    tags, there = (
+        sorted(tag for tag in found.Tags()["scalars"] if not tag.startswith("time/")) for found in (events, exported)
+    )
+    assert tags == there
+    for tag in tags:
+        live_values, exported_values = ([(e.step, e.value) for e in found.Scalars(tag)] for found in (events, exported))
+        np.testing.assert_array_equal(live_values, exported_values)  # NaN equals NaN
+    metrics = logged.metrics().to_pylist()
+    assert [e.value for e in events.Scalars("step_1/average_return")] == [
+        np.float32(row["step_1.average_return"]) for row in metrics
+    ]
+    forward = [
+        row
+        for row in metaloom.open_run(logged.path).class_returns().to_pylist()
+        if (row["class"], row["step"]) == ("forward", 1)
+    ]
+    np.testing.assert_array_equal(
+        [e.value for e in events.Scalars("by_class/step_1.forward")],
+        np.array([row["average_return"] for row in forward], np.float32),
+    )
+    assert [e.step for e in events.Scalars("evaluation/after_1_steps")] == [1]
+    for found in (events, exported):
+        assert found.Tags()["histograms"] == ["step_0/task_returns", "step_1/task_returns"]
+    histogram = events.Histograms("step_1/task_returns")[1].histogram_value
+    assert (histogram.num, sum(histogram.bucket)) == (4, 4)
+    assert math.isclose(histogram.sum / 4, metrics[1]["step_1.average_return"], rel_tol=1e-5)
+
+
+def test_tensorboard_has_hyper_parameters_and_a_film(logged):
+    events = events_of(logged.path.parent / "logs" / "tensorboard" / "first")
+    (film,) = events.Images("film")
+    assert (film.step, film.encoded_image_string[:6]) == (1, b"GIF89a")
+    told = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert b"algorithm.clip_eps" in told
+    assert b"step_1/average_return" in events.summary_metadata["_hparams_/experiment"].plugin_data.content
+
+
+def test_wandb_keeps_all_of_it_offline(logged):
+    pytest.importorskip("wandb")
+    folder = logged.path.parent / "logs" / "wandb"
+    by_step = wandb_history(folder)
+    metrics = logged.metrics().to_pylist()
+    assert {i: row["step_1/average_return"] for i, row in by_step.items()} == {
+        i: row["step_1.average_return"] for i, row in enumerate(metrics)
+    }
+    for row in by_step.values():
+        assert row["step_1/task_returns"] == "histogram"
+        assert math.isfinite(row["by_class/step_0.backward"])
+    assert [row.get("film") for row in by_step.values()] == [None, "video-file"]
+    (begun,) = (r.run for r in wandb_records(folder) if r.WhichOneof("record_type") == "run")
+    assert (begun.run_id, begun.display_name) == (logged.info["id"].replace("-", ""), "first")
+    config = {item.key: json.loads(item.value_json) for item in begun.config.update}
+    assert config["algorithm"]["clip_eps"] == logged.config["algorithm"]["clip_eps"]
+    # Neither the program, nor the machine, nor the repository.
+    kinds = {record.WhichOneof("record_type") for record in wandb_records(folder)}
+    assert not {"stats", "output", "output_raw"} & kinds
+    assert not list(folder.glob("*/files/wandb-metadata.json"))
+
+
+def test_mlflow_has_numbers_settings_and_the_film(logged):
+    pytest.importorskip("mlflow")
+    client, (run,) = mlflow_runs(logged.path.parent / "logs")
+    assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
+    history = client.get_metric_history(run.info.run_id, "step_1/average_return")
+    metrics = logged.metrics().to_pylist()
+    assert [(m.step, m.value) for m in history] == [(i, row["step_1.average_return"]) for i, row in enumerate(metrics)]
+    assert run.data.params["algorithm.name"] == "promp"
+    returns = logged.episodes().to_pandas().query("iteration == 1 and step == 0").groupby("task")["return"].mean()
+    assert run.data.metrics["step_0/task_returns.highest"] == pytest.approx(returns.max())
+    assert run.data.metrics["step_0/task_returns.median"] == pytest.approx(returns.median())
+    assert "by_class/step_1.balanced_standard_error" in run.data.metrics
+    (film,) = client.list_artifacts(run.info.run_id, "films")
+    assert film.path == "films/iteration-00000001.gif"
+
+
+def test_training_that_goes_on_is_the_same_run_there(tiny_config, tmp_path, copy_tiny_run):
+    pytest.importorskip("mlflow")
+    path = copy_tiny_run(tmp_path / "run")
+    for iterations in (4, 5):
+        with logging_to(["mlflow", "tensorboard"], path, Observer()) as observer:
+            resume(path, iterations=iterations, backend=IN_PROCESS, observer=observer)
+    client, (run,) = mlflow_runs(tmp_path / "logs")
+    steps = [m.step for m in client.get_metric_history(run.info.run_id, "step_1/average_return")]
+    assert steps == [3, 4]
+    events = events_of(tmp_path / "logs" / "tensorboard" / "run")
+    assert [e.step for e in events.Scalars("step_1/average_return")] == [3, 4]
+
+
+class Broken:
+    """A logger that fails where it is told to."""
+
+    def __init__(self, where: str, told: list[str]) -> None:
+        self.where, self.told = where, told
+
+    def say(self, what: str) -> None:
+        self.told.append(what)
+        if what == self.where:
+            raise ConnectionError(f"{what} of a server that is gone\nand more")
+
+    def iteration(self, report, ended):
+        self.say("iteration")
+
+    def film(self, file, report):
+        assert file.read_bytes()[:3] == b"GIF"
+        self.say("film")
+
+    def close(self, failed):
+        self.say(f"close {failed}")
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("open", ["open"]),
+        ("iteration", ["iteration", "close True"]),
+        ("film", [*["iteration"] * 3, "film", "close True"]),
+        ("close False", [*["iteration"] * 3, "film", "close False", "close True"]),
+    ],
+)
+def test_a_logger_that_fails_is_said_once_and_the_run_goes_on(
+    tiny_config, tmp_path, monkeypatch, caplog, copy_tiny_run, digests, where, told
+):
+    seen = []
+
+    def opened(run, folder):
+        logger = Broken(where, seen)
+        if where == "open":
+            logger.say("open")
+        return logger
+
+    monkeypatch.setattr(live, "opener", lambda name: opened)
+    path = tmp_path / "run"
+    with caplog.at_level(logging.WARNING), logging_to(["tensorboard"], path, Observer()) as observer:
+        result = train(tiny_config(), path, backend=IN_PROCESS, observer=observer)
+    assert (result.iterations_done, result.stopped) == (3, False)
+    assert seen == told
+    (line,) = (record.getMessage() for record in caplog.records if "goes on" in record.getMessage())
+    assert line.endswith(
+        f"tensorboard logs no more of this training, which goes on: ConnectionError: {where} of a server that is gone"
+    )
+    assert digests(path) == digests(copy_tiny_run(tmp_path / "as it is without"))
+
+
+def test_what_cannot_be_filmed_is_said_once_and_logged_without_films(tiny_config, tmp_path, monkeypatch, caplog):
+    seen = []
+    monkeypatch.setattr(live, "opener", lambda name: lambda run, folder: Broken("never", seen))
+    monkeypatch.setattr("metaloom.flows.commands.video.video", lambda *args, **options: 1 / 0)
+    with logging_to(["wandb"], tmp_path / "run", Observer(), film_every=1) as observer:
+        train(tiny_config(), tmp_path / "run", backend=IN_PROCESS, observer=observer)
+    assert seen == ["iteration", "iteration", "iteration", "close False"]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.endswith("no films are logged: division by zero")
+
+
+def test_films_are_made_as_often_as_asked_and_of_the_last_iteration(tiny_config, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(live, "opener", lambda name: lambda run, folder: Broken("never", seen))
+    with logging_to(["wandb"], tmp_path / "run", Observer(), film_every=2) as observer:
+        train(tiny_config(), tmp_path / "run", backend=IN_PROCESS, observer=observer)
+    assert seen == ["iteration", "iteration", "film", "iteration", "film", "close False"]
+
+
+def test_loggers_are_told_that_training_failed(tiny_config, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(live, "opener", lambda name: lambda run, folder: Broken("never", seen))
+
+    def fail(report):
+        raise RuntimeError("of the training")
+
+    watching = logging_to(["wandb"], tmp_path / "run", Observer(iteration_done=fail))
+    with pytest.raises(RuntimeError, match="of the training"), watching as observer:
+        train(tiny_config(), tmp_path / "run", backend=IN_PROCESS, observer=observer)
+    assert seen == ["iteration", "close True"]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_package_that_is_missing_is_named_before_anything_is_made(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("metaloom.flows.loggers.find_spec", lambda package: None)
+    with pytest.raises(UsageError, match=rf"{name} is not installed; `pip install 'metaloom\[{name}\]'`"):
+        metaloom.train("promp-point-corner", tmp_path / "run", log=[name])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--log", "tensorbord"], "tensorboard"),
+        (["--film-every", "2"], "found --film-every without --log"),
+        (["--log", "wandb", "--film-every", "0"], "required 1 or more"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be_logged(tmp_path, capsys, options, message):
+    command = ["train", "promp-point-corner", "--run", str(tmp_path / "run"), *options]
+    with contextlib.suppress(SystemExit):
+        assert cli.run(command) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_python_refuses_loggers_that_there_are_not(tmp_path):
+    with pytest.raises(UsageError, match="found the logger csv; required one of mlflow, tensorboard, wandb"):
+        metaloom.train("promp-point-corner", tmp_path / "run", log=["csv"])
+
+
+def test_nobody_is_called(logged, proxy):
+    """Every request that respects a proxy, as all of these libraries do, would have been seen here."""
+    with pytest.raises(BlockingIOError):
+        proxy.accept()
+    with contextlib.suppress(OSError):
+        requests.get(
+            "https://example.org", timeout=0.5, proxies={"https": f"http://127.0.0.1:{proxy.getsockname()[1]}"}
+        )
+    proxy.accept()[0].close()
