@@ -116,6 +116,20 @@ def test_a_row_has_the_same_bits_alone_and_among_others(name):
             assert all(single.info[fact][0] == found.info[fact][place] for fact in INFO)
 
 
+@pytest.mark.parametrize("name", ["push", "drawer-close", "door-open", "basketball"])
+def test_actions_in_float32_move_rows_alike_and_rewards_differ_by_that_precision(name):
+    """The package then computes parts of its rewards in float32."""
+    chosen, acting = goals(name, 3, seed=2), Acting(name, 3, seed=2)
+    oracle, rules = (rows(official(name), chosen, 1) for rows in (OracleRows, VectorizedRows))
+    observations, rows = oracle.observations, np.arange(3)
+    for _ in range(60):
+        actions = acting(observations).astype(np.float32)
+        found, required = rules.step(actions, rows), oracle.step(actions, rows)
+        observations = required.observations
+        np.testing.assert_allclose(found.observations, observations, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found.rewards, required.rewards, rtol=0, atol=10 * np.finfo(np.float32).eps)
+
+
 def test_a_hidden_goal_is_shown_as_zeros():
     hidden = OfficialClass("push", goal_visible=False, reward_version="v2")
     rows = VectorizedRows(hidden, goals("push", 2, seed=0), 1)

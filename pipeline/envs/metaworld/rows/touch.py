@@ -2,11 +2,10 @@
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
-import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.metaworld.oracle import OfficialClass
-from metaloom.pipeline.envs.metaworld.rows.physics import RowPhysics
+from metaloom.pipeline.envs.metaworld.physics import RowPhysics
 from metaloom.pipeline.envs.metaworld.rows.shaping import norm
 from metaloom.pipeline.types import Array
 
@@ -36,6 +35,5 @@ class Touch:
         touching[:] = False
         for place in candidates.tolist():
             self._physics.show(int(rows[place]))
-            mujoco.mj_forward(self._official.model, self._official.data)
             touching[place] = self._official.env.touching_main_object
         return touching

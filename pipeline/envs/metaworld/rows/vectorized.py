@@ -1,12 +1,9 @@
 """Rows of one class of tasks whose observations and rewards are computed for all of them at once."""
-# pyright: reportAttributeAccessIssue=false
-# MuJoCo's compiled modules have no type stubs.
 
-import mujoco
 import numpy as np
 
 from metaloom.pipeline.envs.metaworld.oracle import INFO, MAX_STEPS, OfficialClass, RowsStep
-from metaloom.pipeline.envs.metaworld.rows.physics import RowPhysics
+from metaloom.pipeline.envs.metaworld.physics import RowPhysics
 from metaloom.pipeline.envs.metaworld.rows.scene import FRAME_SIZE, Evaluation, Moment, Scene, clip_hand
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
 from metaloom.pipeline.envs.metaworld.rows.touch import Touch
@@ -25,12 +22,11 @@ class VectorizedRows:
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
-        self._official = official
+        starts = [official.start(goal) for goal in goals]
         self._task = ROW_TASKS[official.name]
-        self._physics = RowPhysics(official, goals, num_threads)
-        self._scene = Scene(self._task, official.model, self._physics.batch)
-        self._touch = Touch(official, self._physics) if self._task.touched else None
-        starts = self._physics.starts
+        self.physics = RowPhysics(official.env, starts, num_threads)
+        self._scene = Scene(self._task, official.model, self.physics.batch)
+        self._touch = Touch(official, self.physics) if self._task.touched else None
         self._start = {
             name: np.array([start.attributes[attribute] for start in starts], np.float64)
             for name, attribute in self._task.start.items()
@@ -44,14 +40,17 @@ class VectorizedRows:
         self._goals = np.clip(self.observations[:, shown], space.low[shown], space.high[shown])
 
     def step(self, actions: Array, rows: Array) -> RowsStep:
-        """Step n of the rows (sorted, unique) with actions [n, 4] float64."""
-        self._physics.step(actions, rows)
-        self._physics.place(rows)
-        some = slice(None) if len(rows) == len(self._steps) else rows
+        """Step n of the rows (sorted, unique) with actions [n, 4].
+
+        Rewards are computed in float64; the package's, of actions in float32, are in part computed in float32.
+        """
+        self.physics.step(actions, rows)
+        self.physics.place(rows)
+        some = self.physics.some(rows)
         scene = self._scene.of(some)
         observations = self._observe(scene, some)
         moment = Moment(
-            actions,
+            actions.astype(np.float64),
             hand=observations[:, :3],
             opened=observations[:, 3],
             object=observations[:, 4:7],
@@ -62,7 +61,7 @@ class VectorizedRows:
         found = self._task.evaluate(moment)
         self._steps[some] += 1
         return RowsStep(
-            observations, found.rewards, found.success, self._info(found, rows), self._steps[some] == MAX_STEPS
+            observations, found.rewards, found.success, self._info(found, rows), self._steps[some] >= MAX_STEPS
         )
 
     def _observe(self, scene: dict[str, Array], rows: Array | slice) -> Array:
@@ -81,14 +80,3 @@ class VectorizedRows:
         for place, values in enumerate((*parts, found.rewards)):
             info[place] = values
         return dict(zip(INFO, info, strict=True))
-
-    @property
-    def joints(self) -> tuple[Array, Array]:
-        """[N, nq] positions and [N, nv] velocities, live."""
-        return self._physics.joints
-
-    def show(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data in the state of a row, until another row is looked at."""
-        self._physics.show(row)
-        mujoco.mj_forward(self._official.model, self._official.data)
-        return self._official.model, self._official.data
