@@ -15,12 +15,16 @@ from metaworld.policies import ENV_POLICY_MAP
 from metaworld.utils import reward_utils
 from scipy.spatial.transform import Rotation
 
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.facts import env_facts
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS
 from metaloom.pipeline.envs.metaworld.oracle import INFO, OfficialClass, OracleRows
 from metaloom.pipeline.envs.metaworld.rows.scene import quaternions
 from metaloom.pipeline.envs.metaworld.rows.shaping import beyond, fraction_of_box, gaussian, hamacher, long_tail
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS, TEST_ROWS, TRAIN_ROWS
 from metaloom.pipeline.envs.metaworld.rows.vectorized import VectorizedRows
+from metaloom.pipeline.envs.registry import make_env
 
 EXPERT, DISTURBED, RANDOM = 0, 1, 2
 """What a row does, by its number modulo 3."""
@@ -140,6 +144,50 @@ def test_a_hidden_goal_is_shown_as_zeros():
 
 def test_the_table_has_the_classes_of_ml10_in_order():
     assert (tuple(TRAIN_ROWS), tuple(TEST_ROWS)) == BENCHMARKS["ml10"]
+
+
+def made(name, **options):
+    return make_env(EnvConfig(name=f"metaworld-ml1-{name}", options=options))
+
+
+def rewards_of(env, actions):
+    """Observations and rewards of an episode from the first task on, through the adapter."""
+    batch = env.unwrapped.batch(1, 1)
+    batch.reset(np.array(env.task_set)[:1], np.zeros(1, np.uint64))
+    steps = [batch.step(action[None], np.arange(1)) for action in actions]
+    return [(step.observations, step.reward_terms["reward"], *step.facts.values()) for step in steps]
+
+
+def test_an_option_chooses_who_computes_and_the_run_records_who_did():
+    actions = np.random.default_rng(0).uniform(-1, 1, (20, 4)).astype(np.float32)
+    found = {how: rewards_of(made("reach", computation=how), actions) for how in ("auto", "vectorized", "oracle")}
+    np.testing.assert_equal(found["auto"], found["vectorized"])
+    for rules, package in zip(found["auto"], found["oracle"], strict=True):
+        for a, b in zip(rules, package, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
+    recorded = [
+        env_facts(EnvConfig(name=f"metaworld-ml1-{name}", options=options), made(name, **options))["computed_by"]
+        for name, options in (
+            ("reach", {}),
+            ("hammer", {}),
+            ("reach", {"computation": "oracle"}),
+            ("reach", {"reward_version": "v1"}),
+        )
+    ]
+    assert recorded == [{"reach": "vectorized"}, {"hammer": "oracle"}, {"reach": "oracle"}, {"reach": "oracle"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("reach", {"computation": "fast"}, "computation is 'fast'; required one of auto, vectorized, oracle"),
+        ("hammer", {"computation": "vectorized"}, "hammer has no rules; required 'auto' or 'oracle', or classes among"),
+        ("reach", {"computation": "vectorized", "reward_version": "v1"}, "reward_version 'v1'; required version 'v2'"),
+    ],
+)
+def test_a_computation_that_there_is_not_is_refused(name, options, message):
+    with pytest.raises(EnvError, match=message):
+        made(name, **options)
 
 
 def test_values_at_the_margin_are_a_tenth_and_inside_one():
