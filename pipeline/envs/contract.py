@@ -158,6 +158,9 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     facts: Sequence[Fact] = ()
     """What `step` tells besides observation and reward, see Fact; of a class or of an instance."""
 
+    recorded: Mapping[str, Any] = MappingProxyType({})
+    """What of it runs record besides its options, as plain data: which code computes it, where several can."""
+
     _task: Array | None = None
 
     @abstractmethod

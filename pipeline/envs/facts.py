@@ -27,7 +27,8 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
 
     Returns:
         `class` as module:Class, `options` of its constructor with those that were left out, `observation_size`,
-        `observation_shape` where it has several axes, and `action_size` or, where actions are discrete, `num_choices`.
+        `observation_shape` where it has several axes, and `action_size` or, where actions are discrete, `num_choices`;
+        and what the environment has `recorded` of itself.
     """
     path, factory, given = _factory(config)
     actions = env.action_space
@@ -41,7 +42,13 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
         "observation_size": _size(env.observation_space),
         **several_axes,
         **sizes,
+        **_recorded(env),
     }
+
+
+def _recorded(env: MetaEnv) -> Mapping[str, Any]:
+    # Gymnasium's own environments declare nothing.
+    return getattr(env.unwrapped, "recorded", {})
 
 
 def component_facts(env: MetaEnv) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from metaloom.pipeline.envs.contract import BatchStep, Fact
-from metaloom.pipeline.envs.metaworld.oracle import INFO, OfficialClass, OracleRows
+from metaloom.pipeline.envs.metaworld.computation import ClassRows, Computation, class_rows
+from metaloom.pipeline.envs.metaworld.oracle import INFO, OfficialClass
 from metaloom.pipeline.envs.mujoco_robot import stop_profiling_timer
 from metaloom.pipeline.types import Array
 
@@ -30,14 +31,21 @@ class MetaWorldBatch:
         one_hot: class number -> its place among those that an observation tells apart at its end; empty for none.
         num_rows: N.
         num_threads: of the simulators.
+        computation: who computes the rows.
     """
 
     def __init__(
-        self, official: Callable[[int], OfficialClass], one_hot: Mapping[int, int], num_rows: int, num_threads: int
+        self,
+        official: Callable[[int], OfficialClass],
+        one_hot: Mapping[int, int],
+        num_rows: int,
+        num_threads: int,
+        computation: Computation,
     ) -> None:
         self._make, self._one_hot, self._num_threads = official, one_hot, num_threads
+        self._computation: Computation = computation
         self._officials: dict[int, OfficialClass] = {}
-        self._groups: list[tuple[Array, OracleRows]] = []
+        self._groups: list[tuple[Array, ClassRows]] = []
         self._ids = np.zeros((num_rows, len(one_hot)))
         self._place = np.zeros(num_rows, np.int64)
         self._until_success = np.zeros(num_rows)
@@ -62,7 +70,7 @@ class MetaWorldBatch:
         for number in np.unique(numbers).tolist():
             rows, official = np.flatnonzero(numbers == number), self.official(number)
             goals = np.stack([official.goal_of(goal) for goal in tasks[rows, 1:]])
-            group = OracleRows(official, goals, self._num_threads)
+            group = class_rows(official, goals, self._num_threads, self._computation)
             self._groups.append((rows, group))
             self._place[rows] = np.arange(len(rows))
             observations[rows] = group.observations
@@ -77,7 +85,8 @@ class MetaWorldBatch:
         numbers = {name: np.empty(len(rows)) for name in ("reward", *INFO)}
         success, truncated = np.empty(len(rows), np.bool_), np.empty(len(rows), np.bool_)
         for members, group in self._groups:
-            at = np.flatnonzero(np.isin(rows, members, assume_unique=True))
+            everyone = len(rows) == self.num_rows
+            at = members if everyone else np.flatnonzero(np.isin(rows, members, assume_unique=True))
             if not len(at):
                 continue
             step = group.step(actions[at], self._place[rows[at]])
@@ -101,14 +110,14 @@ class MetaWorldBatch:
     def state(self) -> Array:
         states = np.zeros((self.num_rows, _MAX_JOINTS))
         for rows, group in self._groups:
-            joints = np.concatenate(group.joints, axis=1)
+            joints = np.concatenate(group.physics.joints, axis=1)
             states[rows, : joints.shape[1]] = joints
         return states
 
     def show(self, row: int) -> tuple[object, object]:
         """MuJoCo's model and data in the state of a row."""
         (group,) = (group for members, group in self._groups if row in members)
-        return group.show(int(self._place[row]))
+        return group.physics.show(int(self._place[row]))
 
     def close(self) -> None:
         self._groups.clear()

@@ -11,6 +11,7 @@ from gymnasium.spaces import Box
 
 from metaloom.pipeline.envs.contract import EnvError, TaskField, check_task
 from metaloom.pipeline.envs.metaworld.batch import ACTION_SIZE, FACTS, OBSERVATION_SIZE, MetaWorldBatch
+from metaloom.pipeline.envs.metaworld.computation import Computation, check_computation, computed_by
 from metaloom.pipeline.envs.metaworld.goals import GOAL_SIZE, Tasks, benchmark_tasks
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES, Split, class_name
 from metaloom.pipeline.envs.metaworld.oracle import OfficialClass
@@ -57,6 +58,7 @@ class MetaWorld(FixedTasks):
     Args:
         benchmark_seed: the package draws the goals of a benchmark from it.
         reward_version: v2, or v1 as of the benchmark's first publication.
+        computation: who computes observations and rewards, see Computation.
         render_mode: None or rgb_array.
 
     Raises:
@@ -76,17 +78,25 @@ class MetaWorld(FixedTasks):
     facts = FACTS
 
     def __init__(
-        self, benchmark_seed: int = 0, reward_version: RewardVersion = "v2", render_mode: str | None = None
+        self,
+        benchmark_seed: int = 0,
+        reward_version: RewardVersion = "v2",
+        render_mode: str | None = None,
+        computation: Computation = "auto",
     ) -> None:
         _check_options(type(self).__name__, benchmark_seed, reward_version, render_mode)
-        self.reward_version, self.render_mode = reward_version, render_mode
         split = self.split
+        names = tuple(dict.fromkeys((*split.train, *split.test)))
+        check_computation(type(self).__name__, computation, reward_version, names)
+        self.reward_version, self.render_mode = reward_version, render_mode
+        self.computation: Computation = computation
+        self.recorded = {"computed_by": {name: computed_by(name, computation, reward_version) for name in names}}
         self.task_set: Tasks = benchmark_tasks(split.train, benchmark_seed)
         self.test_task_set: Tasks | None = None
         if split.test:
             self.test_task_set = benchmark_tasks(split.test, benchmark_seed + self.test_seed_offset)
         self.task_classes = _classes(split)
-        self._numbers = [CLASSES.index(name) for name in dict.fromkeys((*split.train, *split.test))]
+        self._numbers = [CLASSES.index(name) for name in names]
         self._one_hot = {number: i for i, number in enumerate(self._numbers)} if self.goal_visible else {}
         size = OBSERVATION_SIZE + len(self._one_hot)
         self.observation_space = Box(-np.inf, np.inf, (size,), np.float64)
@@ -121,7 +131,7 @@ class MetaWorld(FixedTasks):
         return step.observations[0], sum(terms.values()), False, bool(step.truncated[0]), info
 
     def batch(self, num_rows: int, num_threads: int) -> MetaWorldBatch:
-        return MetaWorldBatch(self._official, self._one_hot, num_rows, num_threads)
+        return MetaWorldBatch(self._official, self._one_hot, num_rows, num_threads, self.computation)
 
     def _official(self, number: int) -> OfficialClass:
         return OfficialClass(CLASSES[number], goal_visible=self.goal_visible, reward_version=self.reward_version)

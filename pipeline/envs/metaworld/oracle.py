@@ -3,15 +3,14 @@
 # MuJoCo's compiled modules have no type stubs.
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
-from mujoco import batch as mujoco_batch
 
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.metaworld.package import official_classes
+from metaloom.pipeline.envs.metaworld.physics import STATE, RowPhysics, Start
 from metaloom.pipeline.types import Array
 
 INFO = ("near_object", "grasp_success", "grasp_reward", "in_place_reward", "obj_to_target", "unscaled_reward")
@@ -20,8 +19,6 @@ INFO = ("near_object", "grasp_success", "grasp_reward", "in_place_reward", "obj_
 MAX_STEPS = 500
 """Of an episode; the package refuses to step further."""
 
-_STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-_MOCAP_QUAT = (1.0, 0.0, 1.0, 0.0)
 _MAX_DRAWS = 100
 
 
@@ -43,24 +40,6 @@ class RowsStep(NamedTuple):
     truncated: Array
 
 
-@dataclass(frozen=True)
-class Start:
-    """The beginning of every episode with a goal, since a reset draws nothing else.
-
-    Attributes:
-        observation: [39].
-        state: [S], all of MuJoCo's state that a step depends on.
-        body_pos, site_pos: of the model: what a goal moves in it.
-        attributes: those of the package's environment.
-    """
-
-    observation: Array
-    state: Array
-    body_pos: Array
-    site_pos: Array
-    attributes: Mapping[str, Any]
-
-
 class OfficialClass:
     """The package's environment of one class, and the starts of its episodes, each simulated once.
 
@@ -71,7 +50,7 @@ class OfficialClass:
     """
 
     def __init__(self, name: str, *, goal_visible: bool, reward_version: str) -> None:
-        self.name = name
+        self.name, self.reward_version = name, reward_version
         self.env = official_classes()[name](reward_function_version=reward_version)
         self.env._set_task_called = True
         self.env._partially_observable = not goal_visible
@@ -123,8 +102,8 @@ class OfficialClass:
 
         env._get_state_rand_vec = given
         observation, _ = env.reset()
-        state = np.empty(mujoco.mj_stateSize(self.model, _STATE))
-        mujoco.mj_getState(self.model, self.data, state, _STATE)
+        state = np.empty(mujoco.mj_stateSize(self.model, STATE))
+        mujoco.mj_getState(self.model, self.data, state, STATE)
         attributes = {name: value for name, value in vars(env).items() if name != "_get_state_rand_vec"}
         return Start(observation, state, self.model.body_pos.copy(), self.model.site_pos.copy(), attributes)
 
@@ -144,26 +123,13 @@ class OracleRows:
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
         starts = [official.start(goal) for goal in goals]
         self._official = official
-        self._batch = mujoco_batch.Batch(official.model, len(starts), num_threads)
-        self._body_pos, self._site_pos = (self._batch.expand(name) for name in ("body_pos", "site_pos"))
-        self._body_pos[:] = [start.body_pos for start in starts]
-        self._site_pos[:] = [start.site_pos for start in starts]
-        self._batch.state[:] = [start.state for start in starts]
-        self._mocap_pos, self._mocap_quat, self._ctrl = (
-            self._batch.bind(name) for name in ("mocap_pos", "mocap_quat", "ctrl")
-        )
-        self._qpos, self._qvel = self._batch.bind("qpos"), self._batch.bind("qvel")
+        self.physics = RowPhysics(official.env, starts, num_threads)
         self._rows = [self._row(row, start) for row, start in enumerate(starts)]
         self.observations = np.stack([start.observation for start in starts])
 
     def step(self, actions: Array, rows: Array) -> RowsStep:
         """Step n of the rows (sorted, unique) with actions [n, 4] float32."""
-        env = self._official.env
-        moved = self._mocap_pos[rows] + (np.clip(actions[:, :3], -1, 1) * env.action_scale)[:, None]
-        self._mocap_pos[rows] = np.clip(moved, env.mocap_low, env.mocap_high)
-        self._mocap_quat[rows] = _MOCAP_QUAT
-        self._ctrl[rows] = np.stack([actions[:, 3], -actions[:, 3]], axis=1)
-        self._batch.step(ids=rows, nstep=env.frame_skip)
+        self.physics.step(actions, rows)
         answers = [self._rows[row].step(action) for row, action in zip(rows.tolist(), actions, strict=True)]
         observations, rewards, _, truncated, infos = zip(*answers, strict=True)
         return RowsStep(
@@ -178,21 +144,5 @@ class OracleRows:
         """One more object of the package's class, whose steps take over what the batch has simulated."""
         env = object.__new__(type(self._official.env))
         env.__dict__.update(start.attributes)
-        env.do_simulation = lambda ctrl, n_frames: self._take_over(row)
+        env.do_simulation = lambda ctrl, n_frames: self.physics.put(row)
         return env
-
-    def _take_over(self, row: int) -> None:
-        model, data = self._official.model, self._official.data
-        model.body_pos[:], model.site_pos[:] = self._body_pos[row], self._site_pos[row]
-        mujoco.mj_setState(model, data, self._batch.state[row], _STATE)
-
-    @property
-    def joints(self) -> tuple[Array, Array]:
-        """[N, nq] positions and [N, nv] velocities, live."""
-        return self._qpos, self._qvel
-
-    def show(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Model and data in the state of a row, until another row is looked at."""
-        self._take_over(row)
-        mujoco.mj_forward(self._official.model, self._official.data)
-        return self._official.model, self._official.data

@@ -42,7 +42,7 @@ def batch_of(num_rows: int, *, visible: bool = False, version: str = "v2", threa
     def official(number: int) -> OfficialClass:
         return OfficialClass(CLASSES[number], goal_visible=visible, reward_version=version)
 
-    return MetaWorldBatch(official, {}, num_rows, threads)
+    return MetaWorldBatch(official, {}, num_rows, threads, "oracle")
 
 
 def official_env(task: Array, *, visible: bool = False, version: str = "v2") -> tuple[Any, Array]:

@@ -1,0 +1,179 @@
+"""What the rules of a Meta-World class read of n simulations, and the observation that they share."""
+# pyright: reportAttributeAccessIssue=false
+# MuJoCo's compiled modules have no type stubs.
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import mujoco
+import numpy as np
+from mujoco import batch as mujoco_batch
+
+from metaloom.pipeline.envs.metaworld.rows.shaping import norm
+from metaloom.pipeline.types import Array
+
+FRAME_SIZE = 18
+"""Numbers of one moment: hand 3, gripper opening 1, object 3, its quaternion 4, nothing 7 (for a second object)."""
+
+# The observation space of the hand: what is shown, and rewarded, is inside it.
+_HAND_LOW, _HAND_HIGH = np.array([-0.525, 0.348, -0.0525]), np.array([0.525, 1.025, 0.7])
+_WIDEST_GRIPPER = 0.1
+
+# The entries of a rotation matrix whose sum or difference is four times the greatest entry of the quaternion times each
+# other one; row i of the tables is for the greatest being x, y, z, w. The place of itself is filled otherwise.
+_FIRST = np.array([[0, 3, 6, 7], [3, 0, 7, 2], [6, 7, 0, 3], [7, 2, 3, 0]])
+_SECOND = np.array([[0, 1, 2, 5], [1, 0, 5, 6], [2, 5, 0, 1], [5, 6, 1, 0]])
+_SIGNS = np.array([[0, 1, 1, -1], [1, 0, 1, -1], [1, 1, 0, -1], [-1, -1, -1, 0]])
+
+
+class Source(NamedTuple):
+    """One thing in the simulator.
+
+    Attributes:
+        field: the field of MjData that tells of it.
+        name: of the body, site, geom or joint.
+    """
+
+    field: Literal["xpos", "xquat", "site_xpos", "site_xmat", "geom_xpos", "geom_xmat", "qpos"]
+    name: str
+
+
+_HAND = {
+    "hand": Source("xpos", "hand"),
+    "left_claw": Source("xpos", "leftclaw"),
+    "right_claw": Source("xpos", "rightclaw"),
+    "left_finger": Source("site_xpos", "leftEndEffector"),
+    "right_finger": Source("site_xpos", "rightEndEffector"),
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """N rows after a control step.
+
+    Attributes:
+        actions: [n, 4], as they were given.
+        hand: [n, 3] m, as observed.
+        opened: [n], from 0 for a closed gripper to 1.
+        object: [n, 3] m, as observed.
+        fingertips: [n, 3] m, the middle between the two.
+        scene: name -> [n, ...], the class's own sources and those of the hand.
+        start: name -> [n, ...], what its episode started with.
+    """
+
+    actions: Array
+    hand: Array
+    opened: Array
+    object: Array
+    fingertips: Array
+    scene: Mapping[str, Array]
+    start: Mapping[str, Array]
+
+
+class Evaluation(NamedTuple):
+    """What a control step was worth, under the names that the package uses in `info`; [n] each, or the same for all.
+
+    Attributes:
+        rewards: from 0 to 10.
+        success: bool.
+        obj_to_target: a distance, mostly.
+        in_place_reward: part of the reward.
+        grasp_reward: part of the reward.
+        near_object: bool, mostly.
+        grasp_success: bool; of a class with `RowTask.touched` without regard to contacts.
+    """
+
+    rewards: Array
+    success: Array
+    obj_to_target: Array | float
+    in_place_reward: Array
+    grasp_reward: Array | float
+    near_object: Array | float
+    grasp_success: Array | float = 1.0
+
+
+@dataclass(frozen=True)
+class RowTask:
+    """One class of Meta-World, as rules for n rows.
+
+    Attributes:
+        evaluate: its rewards.
+        object: what is observed as the object's place.
+        offset: m, added to that place.
+        turn: what is observed as its orientation: a quaternion or a rotation matrix; None: zeros.
+        sources: what else the rewards read, by name.
+        start: what they read of an episode's start: name -> the attribute of the official environment that holds it.
+        touched: True if a grasp is one only where both pads press on the object.
+    """
+
+    evaluate: Callable[[Moment], Evaluation]
+    object: Source
+    turn: Source | None
+    offset: tuple[float, float, float] | None = None
+    sources: Mapping[str, Source] = field(default_factory=dict[str, Source])
+    start: Mapping[str, str] = field(default_factory=dict[str, str])
+    touched: bool = False
+
+
+class Scene:
+    """What n simulations of a class show, as views that follow every call of their batch."""
+
+    def __init__(self, task: RowTask, model: mujoco.MjModel, batch: mujoco_batch.Batch) -> None:
+        sources = {**_HAND, **task.sources, "object": task.object}
+        if task.turn is not None:
+            sources["turn"] = task.turn
+        self._live = {name: _live(model, batch, source) for name, source in sources.items()}
+        self._live["pads_y"] = _pads_y(model, batch)
+        self._offset = None if task.offset is None else np.array(task.offset)
+
+    def of(self, rows: Array | slice) -> dict[str, Array]:
+        """Name -> [n, ...] of the rows."""
+        return {name: live[rows] for name, live in self._live.items()}
+
+    def write_frames(self, scene: Mapping[str, Array], frames: Array) -> None:
+        """Fill frames [n, FRAME_SIZE] of zeros with what is observed."""
+        frames[:, :3] = scene["hand"]
+        clip_hand(frames)
+        frames[:, 3] = np.minimum(norm(scene["right_claw"] - scene["left_claw"]) / _WIDEST_GRIPPER, 1)
+        frames[:, 4:7] = scene["object"] if self._offset is None else scene["object"] + self._offset
+        if "turn" in scene:
+            # Two conventions side by side, as in the official classes: of bodies w first, of geoms and sites last.
+            turns = scene["turn"]
+            frames[:, 7:11] = turns if turns.shape[1] == 4 else quaternions(turns)
+
+
+def clip_hand(frames: Array) -> None:
+    """Clip the hand's place in frames [n, FRAME_SIZE] to the observation space, in place."""
+    hand = frames[:, :3]
+    np.minimum(np.maximum(hand, _HAND_LOW, out=hand), _HAND_HIGH, out=hand)
+
+
+def quaternions(turns: Array) -> Array:
+    """[n, 4], w last, of rotation matrices [n, 9] in C order; the greatest entry is positive.
+
+    Shepperd's method (1978), as `scipy.spatial.transform.Rotation` has it, which the official classes call: whose signs
+    have to be met, and which takes half as long as the physics of twenty rows.
+    """
+    trace = turns[:, 0] + turns[:, 4] + turns[:, 8]
+    squares = np.concatenate([turns[:, ::4], trace[:, None]], axis=1)
+    rows, greatest = np.arange(len(turns)), squares.argmax(axis=1)
+    found = turns[rows[:, None], _FIRST[greatest]] + _SIGNS[greatest] * turns[rows[:, None], _SECOND[greatest]]
+    found[rows, greatest] = 1 - trace + 2 * squares[rows, greatest]
+    return found / np.sqrt(np.vecdot(found, found))[:, None]
+
+
+def _live(model: mujoco.MjModel, batch: mujoco_batch.Batch, source: Source) -> Array:
+    """[N, ...], a view of the bound field that follows every call of the batch."""
+    values = batch.bind(source.field)
+    if source.field == "qpos":
+        return values[:, int(model.joint(source.name).qposadr[0])]
+    kind = {"site_xpos": model.site, "site_xmat": model.site, "geom_xpos": model.geom, "geom_xmat": model.geom}
+    return values[:, kind.get(source.field, model.body)(source.name).id]
+
+
+def _pads_y(model: mujoco.MjModel, batch: mujoco_batch.Batch) -> Array:
+    """[N, 2], y of the left and the right pad of the gripper: a view, in whatever order the bodies are."""
+    left, right = (model.body(name).id for name in ("leftpad", "rightpad"))
+    apart = right - left
+    return batch.bind("xpos")[:, left : right + (1 if apart > 0 else -1) : apart, 1]

@@ -1,0 +1,82 @@
+"""Rows of one class of tasks whose observations and rewards are computed for all of them at once."""
+
+import numpy as np
+
+from metaloom.pipeline.envs.metaworld.oracle import INFO, MAX_STEPS, OfficialClass, RowsStep
+from metaloom.pipeline.envs.metaworld.physics import RowPhysics
+from metaloom.pipeline.envs.metaworld.rows.scene import FRAME_SIZE, Evaluation, Moment, Scene, clip_hand
+from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
+from metaloom.pipeline.envs.metaworld.rows.touch import Touch
+from metaloom.pipeline.types import Array
+
+
+class VectorizedRows:
+    """N rows of one class: MuJoCo's batch steps them, and the class's rules look at all of them together.
+
+    They agree with OracleRows to rounding, and are a row's own: no bit of them depends on the other rows.
+
+    Args:
+        official: the class, one of ROW_TASKS; other rows may use it too, but not at the same time.
+        goals: [N, R].
+        num_threads: of the batch.
+    """
+
+    def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
+        starts = [official.start(goal) for goal in goals]
+        self._task = ROW_TASKS[official.name]
+        self.physics = RowPhysics(official.env, starts, num_threads)
+        self._scene = Scene(self._task, official.model, self.physics.batch)
+        self._touch = Touch(official, self.physics) if self._task.touched else None
+        self._start = {
+            name: np.array([start.attributes[attribute] for start in starts], np.float64)
+            for name, attribute in self._task.start.items()
+        }
+        self._steps = np.zeros(len(starts), np.int64)
+        self.observations = np.stack([start.observation for start in starts])
+        # The first observation is not clipped to the observation space; what later ones repeat of it is.
+        self._frames = self.observations[:, :FRAME_SIZE].copy()
+        clip_hand(self._frames)
+        space, shown = official.env.sawyer_observation_space, slice(2 * FRAME_SIZE, None)
+        self._goals = np.clip(self.observations[:, shown], space.low[shown], space.high[shown])
+
+    def step(self, actions: Array, rows: Array) -> RowsStep:
+        """Step n of the rows (sorted, unique) with actions [n, 4].
+
+        Rewards are computed in float64; the package's, of actions in float32, are in part computed in float32.
+        """
+        self.physics.step(actions, rows)
+        self.physics.place(rows)
+        some = self.physics.some(rows)
+        scene = self._scene.of(some)
+        observations = self._observe(scene, some)
+        moment = Moment(
+            actions.astype(np.float64),
+            hand=observations[:, :3],
+            opened=observations[:, 3],
+            object=observations[:, 4:7],
+            fingertips=(scene["right_finger"] + scene["left_finger"]) / 2,
+            scene=scene,
+            start={name: values[some] for name, values in self._start.items()},
+        )
+        found = self._task.evaluate(moment)
+        self._steps[some] += 1
+        return RowsStep(
+            observations, found.rewards, found.success, self._info(found, rows), self._steps[some] >= MAX_STEPS
+        )
+
+    def _observe(self, scene: dict[str, Array], rows: Array | slice) -> Array:
+        """[n, 39]: the frame of now, that of the step before, the goal."""
+        frames = np.zeros((len(scene["hand"]), FRAME_SIZE))
+        self._scene.write_frames(scene, frames)
+        observations = np.concatenate([frames, self._frames[rows], self._goals[rows]], axis=1)
+        self._frames[rows] = frames
+        return observations
+
+    def _info(self, found: Evaluation, rows: Array) -> dict[str, Array]:
+        asked = found.grasp_success
+        grasped = self._touch.of(asked, rows) if self._touch is not None else asked
+        info = np.empty((len(INFO), len(rows)))
+        parts = (found.near_object, grasped, found.grasp_reward, found.in_place_reward, found.obj_to_target)
+        for place, values in enumerate((*parts, found.rewards)):
+            info[place] = values
+        return dict(zip(INFO, info, strict=True))
