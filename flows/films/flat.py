@@ -88,7 +88,8 @@ class FlatPainter:
             canvas.rectangle((0, 0, width, height), fill=_GROUND)
         else:
             far = view.pos * [1, 1, 0] + 1e4 * ahead / np.linalg.norm(ahead)
-            canvas.rectangle((0, view.pixels(far[None])[0][1], width, height), fill=_GROUND)
+            horizon = min(view.pixels(far[None])[0][1], height)  # below the picture where the camera looks up
+            canvas.rectangle((0, horizon, width, height), fill=_GROUND)
         for line in _lines_around(view):
             canvas.line(view.pixels(line), fill=_LINE, width=_SMOOTH)
 

@@ -2,6 +2,7 @@
 # pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false
 # MuJoCo's compiled modules have no type stubs.
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import mujoco
@@ -37,7 +38,7 @@ def drawable(config: EnvConfig) -> MetaEnv:
         EnvError: it cannot be made.
     """
     env = make_env(config)
-    if _is_robot(env) or env.render_mode == "rgb_array":
+    if _is_robot(env) or _scene(env) or env.render_mode == "rgb_array":
         return env
     modes = env.metadata.get("render_modes") or ()
     env.close()
@@ -60,14 +61,23 @@ def painter_of(env: MetaEnv, size: tuple[int, int], renderer: RendererName = "au
     Raises:
         UsageError: the renderer that was asked for does not work here, with the reason.
     """
+    if scene := _scene(env):
+        return _Scene(scene, size, choose_renderer(renderer))
     if not _is_robot(env):
         return _Own(env)
     robot: Any = env.unwrapped
-    camera = _camera(robot.model)
-    backend = choose_renderer(renderer)
+    return _of_mujoco(robot.model, robot.data, _camera(robot.model), size, choose_renderer(renderer))
+
+
+def _of_mujoco(model: Any, data: Any, camera: Any, size: tuple[int, int], backend: RendererName) -> Painter:
     if backend == "flat":
-        return FlatPainter(robot.model, robot.data, camera, *size)
-    return _OpenGL(robot.model, robot.data, camera, *size)
+        return FlatPainter(model, data, camera, *size)
+    return _OpenGL(model, data, camera, *size)
+
+
+def _scene(env: MetaEnv) -> Callable[[], tuple[Any, Any, Any]] | None:
+    """What tells MuJoCo's model and data and a camera, where an environment has a model for each task."""
+    return getattr(env.unwrapped, "scene", None)
 
 
 def _is_robot(env: MetaEnv) -> bool:
@@ -102,6 +112,27 @@ class _OpenGL:
 
     def close(self) -> None:
         self._renderer.close()
+
+
+class _Scene:
+    """An environment that has a model for each task: which one is known once it is reset."""
+
+    def __init__(self, scene: Callable[[], tuple[Any, Any, Any]], size: tuple[int, int], backend: RendererName) -> None:
+        self._scene, self._size = scene, size
+        self._backend: RendererName = backend
+        self._shown: tuple[Any, Painter] | None = None
+
+    def draw(self) -> Array:
+        model, data, camera = self._scene()
+        if self._shown is None or self._shown[0] is not model:
+            self.close()
+            self._shown = model, _of_mujoco(model, data, camera, self._size, self._backend)
+        return self._shown[1].draw()
+
+    def close(self) -> None:
+        if self._shown is not None:
+            self._shown[1].close()
+            self._shown = None
 
 
 class _Own:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metaloom.flows.views.formatting import finite, number
+from metaloom.flows.views.formatting import finite, number, plural
 from metaloom.pipeline.estimation.class_returns import BALANCED, ClassReturns, Estimate
 from metaloom.storage import IncompatibleFormat, Run
 from metaloom.storage.read.sessions import mapping
@@ -108,12 +108,17 @@ def named_estimates(returns: ClassReturns) -> list[tuple[str, int, Estimate]]:
 
 
 def classes_text(by_step: ByStep) -> str:
-    """Returns after adaptation in a few words: "forward 7.3, backward 83.1, balanced 45.2 ± 1.2"."""
+    """Returns after adaptation in a few words: "forward 7.3, backward 83.1, balanced 45.2 ± 1.2".
+
+    Only classes that tasks were drawn of are named: "push 1.5, sweep 2.7, no task of 8 others".
+    """
     if not by_step:
         return ""
     *each, (balanced, _, estimate) = named_estimates(by_step[-1])
-    parts = [f"{name} {number(value.mean)}" for name, _, value in each]
-    return ", ".join([*parts, f"{balanced} {plus_minus(estimate)}"])
+    parts = [f"{name} {number(value.mean)}" for name, count, value in each if count]
+    missing = len(each) - len(parts)
+    last = f"no task of {plural(missing, 'other')}" if missing else f"{balanced} {plus_minus(estimate)}"
+    return ", ".join([*parts, last])
 
 
 def plus_minus(estimate: Estimate) -> str:

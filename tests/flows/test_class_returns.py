@@ -18,7 +18,7 @@ from metaloom.flows.prefect_app.artifacts import iteration_line
 from metaloom.flows.recipes import RECIPES
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import tables
-from metaloom.flows.views.class_returns import classes_of, plus_minus
+from metaloom.flows.views.class_returns import classes_of, classes_text, plus_minus
 from metaloom.flows.views.history import BALANCED_NOTE, BAND_NOTE, load_history
 from metaloom.flows.views.progress import Panel, PlainLines, json_line
 from metaloom.flows.views.report import learning_curve, report_page
@@ -26,7 +26,7 @@ from metaloom.flows.views.watching import Watch
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.estimation.class_returns import Estimate
+from metaloom.pipeline.estimation.class_returns import Estimate, class_returns
 
 SERIAL = Backend(workers=0)
 
@@ -166,6 +166,14 @@ def test_balanced_is_refused_before_a_run_is_made(tmp_path, tiny_config):
 
 def test_an_estimate_without_an_error_is_its_mean_alone():
     assert plus_minus(Estimate(2.5, float("nan"))) == "2.5"
+
+
+def test_only_classes_that_tasks_were_drawn_of_are_named_while_training():
+    names, classes = ("push", "reach", "sweep", "door"), np.array([2, 0, 2])
+    drawn = class_returns(np.array([1.0, 2.0, 3.0]), classes, names)
+    assert classes_text([drawn]) == "push 2, sweep 2, no task of 2 others"
+    both = class_returns(np.array([1.0, 2.0, 3.0]), np.array([1, 0, 1]), names[:2])
+    assert classes_text([both]) == "push 2, reach 2, balanced 2"
 
 
 def test_classes_of_a_run_that_nothing_of_ours_wrote_are_refused(tmp_path, copy_tiny_run, monkeypatch):

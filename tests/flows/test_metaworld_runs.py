@@ -9,9 +9,13 @@ import pytest
 
 pytest.importorskip("metaworld", reason="`make metaworld` installs it")
 
+from metaworld.policies import ENV_POLICY_MAP
+
 import metaloom
 from metaloom.flows import cli
+from metaloom.flows.films.painters import drawable, painter_of
 from metaloom.flows.views.success import success_rows
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES
 from metaloom.pipeline.envs.metaworld.package import official_classes
 
@@ -21,12 +25,9 @@ SIZES = {"iterations": 2, "num_tasks": 4, "episodes_per_task": 2, "max_episode_s
 EVALUATION = {"every": 2, "evenly_by": "class", "test_episodes": 3}
 
 
-def settings(**changed):
-    env = {"name": "metaworld-ml10", "action_scale": 1.0}
-    recipe = metaloom.load_settings("promp")
-    policy = {"hidden_sizes": [8]}
-    more = {"env": env, "policy": policy, "task_sampling": "balanced", "evaluation": EVALUATION}
-    return recipe | SIZES | more | changed
+def settings(recipe="promp-metaworld-ml10", **changed):
+    small = {"policy": {"hidden_sizes": [8]}, "evaluation": EVALUATION}
+    return metaloom.load_settings(recipe) | SIZES | small | changed
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_a_run_replays_verifies_and_tells_success_twice(run, capsys):
     assert cli.run(["verify", str(run.path)]) == 0
     assert cli.run(["report", str(run.path)]) == 0
     capsys.readouterr()
-    assert cli.run(["evaluate", str(run.path)]) == 0
+    assert cli.run(["evaluate", str(run.path), "--workers", "0"]) == 0
     shown = capsys.readouterr().out
     assert "official success rate" in shown
     assert "success by class of task" in shown
@@ -67,11 +68,65 @@ def test_a_run_stopped_midway_and_resumed_has_the_same_bits(run, tmp_path):
     assert cli.run(["diff", str(run.path), str(tmp_path / "run")]) == 0
 
 
+SMALL = {
+    "rl2-metaworld-ml10": {
+        "policy": {"network": "gru", "hidden_sizes": [8]},
+        "episodes_per_task": 2,
+        "algorithm": {"name": "rl2", "episodes_per_trial": 2, "num_epochs": 1},
+    },
+    "sac-metaworld-mt10": {
+        "num_tasks": 1,
+        "episodes_per_task": 1,
+        "algorithm": {"name": "sac", "num_init_memory_steps": 8, "batch_size": 4, "num_updates_per_step": 2},
+        "evaluation": {},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", SMALL)
+def test_recipes_train_at_sizes_of_a_test(recipe, tmp_path):
+    run = metaloom.train(metaloom.build_config(settings(recipe, **SMALL[recipe])), tmp_path / "run", backend=HERE)
+    assert run.metrics().column("env_steps").to_pylist()[-1] > 0
+    assert cli.run(["replay", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.slow
+def test_a_film_shows_what_is_stored(run, tmp_path):
+    done = metaloom.video(run, tmp_path / "film.gif", renderer="flat", size=(160, 120))
+    assert done.largest_difference == 0
+    assert done.frames == 1 + SIZES["max_episode_steps"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Constant")
+def test_a_film_of_the_scripted_expert_shows_the_puck_lifted_to_its_goal():
+    env = drawable(EnvConfig(name="metaworld-mt10", action_scale=None))
+    painter, expert = painter_of(env, (160, 120), "flat"), ENV_POLICY_MAP["pick-place-v3"]()
+    env.set_task(np.array(env.unwrapped.task_set[100]))
+    observation, _ = env.reset(seed=0)
+    pictures, succeeded = [painter.draw()], False
+    while not succeeded:
+        observation, *_, info = env.step(expert.get_action(observation[:39]))
+        succeeded = info["facts"]["success"]
+    pictures.append(painter.draw())
+
+    def places(picture, *color):  # rows and columns of what has about this color
+        return np.argwhere((np.abs(picture.astype(int) - color) < 60).all(-1)).mean(0)
+
+    blue, red = (0, 0, 200), (240, 0, 0)
+    before, after = (np.linalg.norm(places(p, *red) - places(p, *blue)) for p in pictures)
+    assert before > 20  # pixels
+    assert after < 10
+
+
 @pytest.mark.dask
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, *(pytest.param(n, marks=pytest.mark.sweep) for n in (1, 4))])
 def test_any_number_of_workers_gives_the_same_bits(run, workers, tmp_path):
-    metaloom.train(metaloom.build_config(settings()), tmp_path / "run", backend=metaloom.Backend(workers=workers))
+    # Each makes the environment for itself, which takes long where they outnumber the processor's cores.
+    backend = metaloom.Backend(workers=workers, step_timeout_seconds=600)
+    metaloom.train(metaloom.build_config(settings()), tmp_path / "run", backend=backend)
     assert cli.run(["diff", str(run.path), str(tmp_path / "run")]) == 0
 
 

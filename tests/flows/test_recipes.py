@@ -45,7 +45,7 @@ def test_recipes_are_named_for_what_they_run_and_say_where_they_are_from(name):
         assert name.startswith(config.algorithm.name)
     elif name == config.algorithm.name:  # for an environment of the user's choice
         assert config.env.name in ("half-cheetah-dir", "pearl-cheetah-vel")
-    elif config.algorithm.name == "pearl":
+    elif config.algorithm.name == "pearl" and config.env.name.startswith("pearl-"):
         assert name == config.env.name
     elif name == "first-steps":
         assert config.env.name == "point-corner"
@@ -107,6 +107,30 @@ def test_pearls_recipes_have_its_authors_sizes_but_for_tasks_drawn_twice(name):
     assert (pearl.batch_size, pearl.latent_size, config.policy.hidden_sizes) == (256, 5, (300, 300, 300))
     assert config.max_episode_steps == (20 if "point" in name else 200)
     make_env(config.env)
+
+
+# Steps of an iteration, and iterations, of recipes for Meta-World.
+METAWORLD = {
+    "maml-trpo-metaworld-ml10": (20 * 10 * 500 * 2, 100),
+    "promp-metaworld-ml10": (20 * 10 * 500 * 2, 100),
+    "rl2-metaworld-ml10": (20 * 10 * 500, 200),
+    "pearl-metaworld-ml10": (10 * (2500 + 2500), 400),
+    "ppo-metaworld-mt10": (10 * 20 * 500, 200),
+    "sac-metaworld-mt10": (500, 40_000),
+}
+
+
+@pytest.mark.parametrize("name", METAWORLD)
+def test_recipes_for_metaworld_take_20_million_steps_also_on_one_class_of_tasks(name):
+    (steps, iterations), config = METAWORLD[name], RECIPES[name]()
+    pearl = config.algorithm if config.algorithm.name == "pearl" else None
+    per_task = pearl.num_steps_prior + pearl.num_extra_rl_steps_posterior if pearl else 0
+    assert steps == (config.num_tasks * per_task or config.nominal_steps_per_iteration)
+    assert config.iterations == iterations
+    assert steps * iterations == 20_000_000
+    one_class = new_config(name, ["env.name=metaworld-ml1-push"])
+    assert one_class.env == config.env.model_copy(update={"name": "metaworld-ml1-push"})
+    assert one_class.model_copy(update={"env": config.env}) == config
 
 
 @pytest.mark.parametrize("robot", ["walker2d", "hopper"])

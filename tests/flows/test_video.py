@@ -18,6 +18,7 @@ from metaloom.flows import cli
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films import film, opengl
+from metaloom.flows.films.flat import FlatPainter
 from metaloom.flows.films.painters import drawable, painter_of
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.point_corner import PointCorner
@@ -119,6 +120,14 @@ def test_flat_drawing_puts_a_robot_where_the_camera_sees_it(robot, tmp_path):
     mujoco.mj_forward(env.unwrapped.model, env.unwrapped.data)
     jumped = painter.draw()
     assert (jumped[110:150, 140:180].reshape(-1, 3) != middle).any()
+
+
+def test_a_camera_that_looks_up_sees_no_ground():
+    model = mujoco.MjModel.from_xml_string("<mujoco/>")
+    camera = mujoco.MjvCamera()
+    camera.lookat[2], camera.elevation = 5, 80
+    picture = FlatPainter(model, mujoco.MjData(model), camera, 32, 24).draw()
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) == 1
 
 
 @pytest.mark.skipif(opengl.problem_with("egl") is not None, reason="EGL does not work here")

@@ -21,8 +21,9 @@ from metaloom.pipeline.types import Array
 
 RewardVersion = Literal["v1", "v2"]
 
+_TABLE = (0.0, 0.55, 0.15)
+"""Point that films look at, in m."""
 _ONE_ROW, _ONE_SEED = np.zeros(1, np.int64), np.zeros(1, np.uint64)
-_CAMERA = "corner"
 
 
 class MetaWorld(FixedTasks):
@@ -153,12 +154,16 @@ class MetaWorld(FixedTasks):
         """[height, width, 3] uint8, or None without render_mode="rgb_array"."""
         if self.render_mode is None:
             return None
-        model, data = self._row.show(0)
+        model, data, camera = self.scene()
         if self._renderer is None or self._renderer.model is not model:
             self._close_renderer()
             self._renderer = mujoco.Renderer(model)
-        self._renderer.update_scene(data, camera=_CAMERA)
+        self._renderer.update_scene(data, camera=camera)
         return self._renderer.render()
+
+    def scene(self) -> tuple[Any, Any, Any]:
+        """MuJoCo's model and data in the present state, and the camera to look through, of which films are made."""
+        return *self._row.show(0), _camera()
 
     def close(self) -> None:
         self._close_renderer()
@@ -206,6 +211,14 @@ class MT50(MetaWorld):
 
     split = BENCHMARKS["mt50"]
     goal_visible = True
+
+
+def _camera() -> mujoco.MjvCamera:
+    """Look at the table from in front of the robot. The package's own cameras there are upside down."""
+    camera = mujoco.MjvCamera()
+    camera.lookat[:] = _TABLE
+    camera.azimuth, camera.elevation, camera.distance = -45, -25, 1.4
+    return camera
 
 
 def _ml1(task: str) -> type[ML1]:

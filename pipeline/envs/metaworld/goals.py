@@ -43,6 +43,8 @@ def _class_tasks(name: str, generator: Any) -> Tasks:
     env._set_task_called = True
     env._get_state_rand_vec = lambda: _draw(env, generator)
     env.do_simulation = lambda ctrl, n_frames: mujoco.mj_forward(env.model, env.data)
+    reset_hand = env._reset_hand
+    env._reset_hand = lambda: reset_hand(steps=1)
     tasks: list[tuple[float, ...]] = []
     for _ in range(GOALS_PER_CLASS):
         env.reset()
