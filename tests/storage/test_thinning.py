@@ -314,6 +314,6 @@ def test_a_copy_can_have_fewer_learners_and_keeps_their_metrics(make_run):
     assert [i for i in range(6) if run.is_thinned(run.learner_ref(i))] == [1, 3]
     assert run.metrics().equals(before)
     assert run[2].metrics() == dict(zip(before.column_names[1:], [*before.to_pylist()[2].values()][1:], strict=True))
-    with pytest.raises(StageThinned, match="materialise"):
+    with pytest.raises(storage.StageThinned, match="materialise"):
         run[3].learner()
     assert storage.verify_run(path) == []
