@@ -81,10 +81,11 @@ def verify(name: NameAt, /, *, folder: From = None, where: BackendOptions = ANYW
     backend = where.backend()
     from metaloom.flows.references.archive import opened
     from metaloom.flows.references.verify import verify as verify_reference
+    from metaloom.flows.views.parts import as_text
 
     with opened(place, found) as path:
         outcome = verify_reference(path, iteration, backend=backend)
-    answer(as_json, outcome.as_dict, lambda: str(outcome))
+    answer(as_json, outcome.as_dict, lambda: as_text(outcome))
     return 0 if outcome.identical else 1
 
 

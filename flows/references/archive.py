@@ -42,9 +42,11 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = LE
         learners: iterations from one stored learner to the next.
 
     Raises:
-        UsageError: the run is not complete or names modules of its user, or there is a reference of this name.
+        UsageError: the run is not complete, names modules of its user or is under a URL, or there is a reference of
+            this name.
         storage.DamagedRun: the run is damaged.
     """
+    _require_folder(path)
     run = storage.open_run(path)
     name = check_run_name(run.name if name is None else name)
     known = read_index(folder) if (folder / INDEX).exists() else []
@@ -78,9 +80,11 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
     """Make a run of a reference, at a path where there is nothing, and return it.
 
     Raises:
+        UsageError: the place is under a URL.
         storage.RunExists: there is something.
         storage.DamagedRun: the archive is missing or is not that of the index, or holds no run.
     """
+    _require_folder(path)
     if path.exists():
         raise storage.RunExists(
             path, found="something is there already", required="a free place", action="Choose another name with --run"
@@ -103,6 +107,11 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
         raise damaged(archive, f"cannot be unpacked ({type(error).__name__}: {error})") from None
     part.rename(path)
     return path
+
+
+def _require_folder(path: Path) -> None:
+    if url := storage.url_of(path):
+        raise UsageError(f"found {url}; required a run in a folder: references are copied from and to folders only")
 
 
 def _require_repeatable(run: Run) -> None:

@@ -3,7 +3,7 @@
 References stand in one folder: `index.json`, and beside it NAME.zip for every run in it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,18 +61,21 @@ class Reference:
         Raises:
             ValueError, KeyError, TypeError: it is none.
         """
-        reference = cls(**{name: kind(entry[name]) for name, kind in _KINDS.items()})
+        reference = cls(**{name: made(entry[name]) for name, made in _FIELDS.items()})
         check_run_name(reference.name)
         if reference.archive != f"{reference.name}.zip" or reference.learners < 1:
             raise ValueError(f"archive {reference.archive!r}, learners of every {reference.learners}")
         return reference
 
 
-_KINDS: Mapping[str, Any] = {
+_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("name", "env", "algorithm", "config_digest", "code", "archive", "sha256"), str),
     **dict.fromkeys(("seed", "iterations", "learners", "size"), int),
-    **{"versions": dict, "metrics": dict, "wall_seconds": float},
+    "versions": lambda found: {str(name): str(version) for name, version in found.items()},
+    "metrics": lambda found: {str(name): float(value) for name, value in found.items()},
+    "wall_seconds": float,
 }
+"""Field -> what makes one of the entry's."""
 
 
 def shipped() -> Path:

@@ -246,6 +246,14 @@ def test_a_run_that_is_not_complete_or_others_could_not_compute_is_refused(made,
         add(made / "tiny", folder, "own")
 
 
+def test_runs_under_a_url_are_refused(made, capsys):
+    at = ["--from", str(made / "references")]
+    assert command(["reference", "extract", "tiny", "--run", "s3://bucket/runs/tiny", *at]) == 2
+    assert "found s3://bucket/runs/tiny; required a run in a folder" in capsys.readouterr().err
+    assert command(["reference", "add", "s3://bucket/runs/tiny", "--to", "more"]) == 2
+    assert "required a run in a folder" in capsys.readouterr().err
+
+
 def test_damage_is_found_before_anything_is_unpacked(references, tmp_path):
     reference = find(references, "tiny")
     raw = bytearray((references / "tiny.zip").read_bytes())
