@@ -72,9 +72,10 @@ def promp_point_corner() -> RunConfig:
 
 
 def promp_point_corner_tuned() -> RunConfig:
-    """Go to one of four corners, dense reward, a quarter of the steps; settings of ours that learn and stay there.
+    """Go to one of four corners, dense reward, a quarter of the steps; settings of ours.
 
-    The authors' inner step of 0.1 hardly moves the policy, and learned deviations shrink: docs/environments/point.md.
+    With the authors' settings the inner step hardly moves the policy, and learned deviations shrink; see
+    docs/environments/point.md.
     """
     return _run(
         "point-corner",
