@@ -71,7 +71,7 @@ def verify(name: NameAt, /, *, folder: From = None, where: BackendOptions = ANYW
     """Recompute an iteration of a reference, or all, and compare every output on the way with its record.
 
     It begins with the nearest learner that is stored. Exit code 0 when all outputs have the recorded bits, 1 when one
-    has not; then you are told what else differs (versions, processor) and how far the metrics are apart.
+    has not; then you are told what else differs (versions, processor) and both average returns.
 
     Example: `metaloom reference verify dense-maml-ppo-seed-1@37`
     """

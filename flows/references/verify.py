@@ -8,7 +8,7 @@ from typing import Any
 from metaloom import storage
 from metaloom.flows.commands.replay import StageReplay, replay_from_learner
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views.formatting import plural, stage_name
+from metaloom.flows.views.formatting import adaptation_returns, plural, stage_name
 from metaloom.pipeline.types import Update
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.provenance import system
@@ -29,8 +29,8 @@ class Verified:
         proved: what it means that nothing differs, in words; the class that the run's device can claim.
         first_difference: the first stage that came out with other bits.
         differs: versions and facts of the processor that are others than then, a few words each.
-        apart: of the metrics of the iteration, the one that is furthest from the stored one, and how far relative to
-            it.
+        returns: average return of the iteration, after adaptation where there is any: recorded, and computed now;
+            where outputs differ.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Verified:
     proved: str
     first_difference: StageRef | None = None
     differs: tuple[str, ...] = ()
-    apart: tuple[str, float] | None = None
+    returns: tuple[float, float] | None = None
 
     @property
     def identical(self) -> bool:
@@ -57,7 +57,10 @@ class Verified:
         if self.first_difference is None:
             return f"{about}: all {self.proved}"
         where = f"iteration {self.first_difference.iteration}, {stage_name(self.first_difference)}"
-        far = "" if self.apart is None else f"; of its metrics {self.apart[0]} is furthest off, by {self.apart[1]:.2g}"
+        far = ""
+        if self.returns is not None:
+            then, now = self.returns
+            far = f"; the average return of iteration {self.iteration} is {now:.8g}, recorded {then:.8g}"
         if not self.differs:
             return (
                 f"{about}: NOT identical from {where} on{far}. Versions and processor are those of the record, so this "
@@ -77,7 +80,7 @@ class _Watched:
     start: int | None = None
     first: StageReplay | None = None
     proved: str = ""
-    values: Mapping[str, float] = field(default_factory=dict[str, float])
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def see(self, outcome: StageReplay, value: object) -> None:
         self.stages += 1
@@ -86,7 +89,7 @@ class _Watched:
         if self.first is None and not outcome.identical:
             self.first = outcome
         if isinstance(value, Update):
-            self.values = value.metrics
+            self.metrics = value.metrics
 
 
 def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(workers=0)) -> Verified:
@@ -112,7 +115,7 @@ def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(work
         *(outcome.name, outcome.iteration, outcome.start, outcome.stages, outcome.proved),
         first_difference=seen.first.ref,
         differs=(*changed_versions(run.record(seen.first.ref)), *_changed_processor(run)),
-        apart=_furthest(run, iteration, seen.values),
+        returns=_returns(run, iteration, seen.metrics),
     )
 
 
@@ -132,12 +135,6 @@ def _few(flags: set[str]) -> str:
     return " ".join(shown) + (f" and {len(flags) - 5} more" if len(flags) > 5 else "") if flags else "anything new"
 
 
-def _furthest(run: Run, iteration: int, found: Mapping[str, float]) -> tuple[str, float] | None:
-    """The metric that is furthest from the stored one, relative to it."""
-    stored = run.metrics([iteration]).to_pylist()[0]
-    apart = {
-        name: abs(found[name] - value) / max(abs(value), 1e-12)
-        for name, value in stored.items()
-        if isinstance(value, float) and name in found and found[name] != value and value == value
-    }
-    return max(apart.items(), key=lambda item: item[1], default=None)
+def _returns(run: Run, iteration: int, computed: Mapping[str, float]) -> tuple[float, float] | None:
+    recorded, now = adaptation_returns(run[iteration].metrics()), adaptation_returns(computed)
+    return (recorded[-1], now[-1]) if recorded and now else None
