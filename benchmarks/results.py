@@ -64,8 +64,7 @@ def section(environment: str, groups: Groups, out: Path) -> Iterator[str]:
     (out / "images" / f"results_{slug}.png").write_bytes(charts.png_bytes(figure))
     yield from (f"## {environment}", "", f"![{environment}](images/results_{slug}.png)", "")
     steps = count(float(found.env_steps))
-    about = found.about.removeprefix("return of ")
-    yield f"After {steps} environment steps: interquartile mean with its 95 % interval over seeds, of {about}."
+    yield f"After {steps} environment steps, interquartile mean and its 95 % interval over seeds: {found.about}."
     yield ""
     level = _level(found)
     head = ("group", "seeds", "return", "before adaptation", "lowest to highest seed", f"steps to {number(level)}")
@@ -87,9 +86,24 @@ def section(environment: str, groups: Groups, out: Path) -> Iterator[str]:
     yield ""
     yield from by_class({labels[group.name]: groups[labels[group.name]] for group in found.groups})
     yield from stability(groups)
-    yield from ("Order, all pairs together:", "")
-    yield from (f"- {_named(verdict, labels)}" for verdict in found.verdicts)
+    yield from orders(found, labels)
+
+
+def orders(found: Comparison, labels: Mapping[str, str]) -> Iterator[str]:
+    """What can be said of the order of groups: the pairs that have one, and how many have none."""
+    kinds = [(pair.shown, pair.attainable) for pair in found.pairs]
+    shown = sum(order for order, _ in kinds)
+    too_few = sum(not attainable for _, attainable in kinds)
+    yield (
+        f"Order: shown for {shown} of {len(kinds)} pairs, tested all together; {too_few} have too few seeds to tell, "
+        f"{len(kinds) - shown - too_few} could tell and do not."
+    )
     yield ""
+    for (order, _), verdict in zip(kinds, found.verdicts, strict=False):
+        if order:
+            yield f"- {_named(verdict, labels)}"
+    if shown:
+        yield ""
 
 
 def curves(environment: str, found: Comparison, labels: Mapping[str, str]) -> charts.Figure:

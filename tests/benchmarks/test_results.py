@@ -67,7 +67,7 @@ def test_a_page_is_written_from_references(results, tmp_path, monkeypatch):
     spans = [after["promp", 2][s].mean() for s in (slice(1, 3), slice(4, 6))]
     assert [float(value.replace("\N{MINUS SIGN}", "-")) for value in span] == pytest.approx(spans, abs=0.01)
     assert "lower left" in page
-    assert "too few seeds to order `small-" in page
+    assert "Order: shown for 0 of 1 pairs, tested all together; 1 have too few seeds to tell" in page
 
 
 def test_a_level_is_reached_when_five_iterations_on_average_reach_it(results, monkeypatch):
