@@ -113,15 +113,21 @@ def curves(environment: str, found: Comparison, labels: Mapping[str, str]) -> ch
         seeds = np.array([history.at(found.curve_steps) for history in group.histories])
         band = (seeds.min(axis=0), seeds.max(axis=0))
         series.append(charts.Series(labels[group.name], COLORS[n % len(COLORS)], group.curve.values, band))
-    return charts.line_chart(
+    figure = charts.line_chart(
         f"Return, {environment}",
         found.curve_steps,
         "environment steps",
         "average episode return",
         series,
         note="line: interquartile mean over seeds; band: lowest to highest seed",
-        size=(8.6, 4.8),
+        size=(8.6, 5.2),
     )
+    (axes,) = figure.axes
+    if legend := axes.get_legend():  # of one group there is none; of many it would lie on the lines
+        legend.remove()
+        handles, names = axes.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return figure
 
 
 def by_class(groups: Groups) -> Iterator[str]:
