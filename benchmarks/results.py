@@ -91,6 +91,8 @@ def section(environment: str, groups: Groups, out: Path) -> Iterator[str]:
 
 def orders(found: Comparison, labels: Mapping[str, str]) -> Iterator[str]:
     """What can be said of the order of groups: the pairs that have one, and how many have none."""
+    if not found.pairs:
+        return
     kinds = [(pair.shown, pair.attainable) for pair in found.pairs]
     shown = sum(order for order, _ in kinds)
     too_few = sum(not attainable for _, attainable in kinds)
