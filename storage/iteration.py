@@ -107,7 +107,11 @@ class Iteration(Shown):
 
     def metrics(self) -> Metrics:
         """The numbers that describe the iteration."""
-        return self.update().metrics
+        if not self.run.is_thinned(self.run.last_ref(self.index)):
+            return self.update().metrics
+        # Of a reference, whose learner went with them: the table has them too.
+        (row,) = self.run.metrics([self.index]).drop_columns(["iteration"]).to_pylist()
+        return {name: value for name, value in row.items() if value is not None}
 
     def xarray(self, k: int = 0, *, task: Places = None) -> "xr.Dataset":
         """Tasks, episodes and samples of inner step k with named axes and units; tasks as `rollouts` takes them."""

@@ -185,6 +185,10 @@ class Run:
         """Every stored output, in the order in which runs compute them."""
         return self.stages.sort(self.files.refs())
 
+    def refs_of(self, iterations: Collection[int]) -> list[StageRef]:
+        """Every stored output of some iterations, in the order in which runs compute them."""
+        return self.stages.sort(self.files.refs_of(iterations))
+
     def contains(self, ref: StageRef) -> bool:
         """Tell whether an output is stored."""
         return self.files.contains(ref)

@@ -42,12 +42,13 @@ COMMANDS = {
     "view": "view:view",
     "export": "export:export",
     "policy": "policy:policy",
+    "reference": "reference:reference",
     "recipes": "recipes:recipes",
     "graph": "graph:graph",
     "serve": "serve:serve",
     "doctor": "doctor:doctor",
 }
-"""Name of the command -> "module:function" in this package, imported when the command is used."""
+"""Name of the command -> "module:function" in this package, or a group of them, imported when it is used."""
 
 app = App(
     console=PipeConsole(),

@@ -10,14 +10,14 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.faults import compute_checked, explained
-from metaloom.flows.graph.recomputed import Recomputed
+from metaloom.flows.graph.recomputed import Recomputed, nearest_learner
 from metaloom.flows.graph.run_stages import RunStages, stages_of_run
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
 from metaloom.flows.views.tables import difference_info
 from metaloom.pipeline.device import EQUAL_IN_WORDS, EQUALITY, EqualityClass
 from metaloom.storage import Run, StageRef
-from metaloom.storage.format.codec import flatten
+from metaloom.storage.format.codec import Value, flatten
 from metaloom.storage.format.digests import array_digests
 from metaloom.storage.format.records import ArrayDigest
 
@@ -117,14 +117,46 @@ def replay(
     with stages_of_run(run, backend) as stages:
         outputs = Recomputed(run, stages)
         for ref in _selected(run, stages, iteration, stage, step):
-            outcome = _replay_stage(run, stages, ref, outputs)
+            outcome, value = _replay_stage(run, stages, ref, outputs)
+            if outcome.identical and outcome.with_record:
+                outputs.remember(ref, value)
             yield outcome
             if until_diff and not outcome.identical:
                 return
 
 
-def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recomputed) -> StageReplay:
-    """One stage run again from its stored inputs."""
+def replay_from_learner(
+    path: Path, iteration: int, *, first: int | None = None, backend: Backend = Backend(workers=0)
+) -> Iterator[tuple[StageReplay, Value]]:
+    """Run the stages again that lead from the nearest stored learner to the end of an iteration, one after another.
+
+    Unlike `replay`, it goes on with what comes out where the arrays of an output are not stored, equal or not: so what
+    a difference leads to is computed too. Gives every outcome with the output.
+
+    Args:
+        path: the run's folder.
+        iteration: the last one to compute.
+        first: where to begin, an iteration whose learner is stored; the nearest one when None.
+        backend: where rollouts run.
+
+    Raises:
+        storage.StageMissing: nothing of the iteration is stored.
+        storage.DamagedRun: what is stored of a stage, or of its inputs, is damaged.
+    """
+    run = storage.open_run(path)
+    require_iteration(run, iteration)
+    with stages_of_run(run, backend) as stages:
+        outputs = Recomputed(run, stages)
+        for i in range(nearest_learner(run, iteration) if first is None else first, iteration + 1):
+            for ref in (ref for ref in stages.order(i) if run.contains(ref)):
+                outcome, value = _replay_stage(run, stages, ref, outputs)
+                if outcome.with_record:
+                    outputs.remember(ref, value)
+                yield outcome, value
+
+
+def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recomputed) -> tuple[StageReplay, Value]:
+    """One stage run again from its stored inputs, and what came out."""
     record, equality = run.record(ref), EQUALITY[stages.config(ref).device]
     # Read even where the digest would do: equal to a record is not yet equal to the arrays that it is about.
     stored = None if run.is_thinned(ref) else flatten(run.load(ref))
@@ -133,9 +165,7 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
     differences = [*compare(ref, stored, flatten(value))] if stored is not None else []
     if not differences:
         differences = [*compare_digests(ref, record.arrays, array_digests(value))]
-    if not differences and stored is None:
-        outputs.remember(ref, value)
-    return StageReplay(ref, tuple(differences), record.seconds, equality, with_record=stored is None)
+    return StageReplay(ref, tuple(differences), record.seconds, equality, with_record=stored is None), value
 
 
 def compare_digests(

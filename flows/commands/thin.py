@@ -75,7 +75,7 @@ def materialise(
     iterations = run.thinned_iterations() if iteration is None else [iteration]
     with storage.open_writer(path) as writer, stages_of_run(run, backend) as stages:
         for i in iterations:
-            thinned = [ref for ref in run.thinnable([i]) if run.is_thinned(ref)]
+            thinned = [ref for ref in run.refs_of([i]) if run.is_thinned(ref)]
             outputs = Recomputed(run, stages)
             values: dict[StageRef, Value] = {ref: outputs.load(ref) for ref in thinned}
             if values:

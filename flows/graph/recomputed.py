@@ -35,6 +35,7 @@ class Recomputed:
         try:
             return self._run.load(ref)
         except storage.StageThinned:
+            self._bring_learners(ref)
             value = self._stages.of(ref).compute(ref, self)
         require_same(self._run.record(ref), value, changed=self._stages.changes(ref))
         self.remember(ref, value)
@@ -56,5 +57,26 @@ class Recomputed:
 
     def remember(self, ref: StageRef, value: Value) -> None:
         """Have an output at hand that is known to be the stored one; those of other iterations are let go."""
-        self._values = {known: v for known, v in self._values.items() if known.iteration == ref.iteration}
+        start = self._run.learner_ref(ref.iteration)
+        self._values = {
+            known: v for known, v in self._values.items() if known.iteration == ref.iteration or known == start
+        }
         self._values[ref] = value
+
+    def _bring_learners(self, ref: StageRef) -> None:
+        """Compute the learners up to that which an iteration starts from, in order: each needs the one before."""
+        first = ref.iteration
+        while self._is_missing(self._run.learner_ref(first)):
+            first -= 1
+        for i in range(first + 1, ref.iteration + 1):
+            self.load(self._run.learner_ref(i))
+
+    def _is_missing(self, learner: StageRef) -> bool:
+        return learner not in self._values and self._run.is_thinned(learner)
+
+
+def nearest_learner(run: Run, iteration: int) -> int:
+    """Find the last iteration up to this one that starts from a learner that is stored."""
+    while run.is_thinned(run.learner_ref(iteration)):
+        iteration -= 1
+    return iteration

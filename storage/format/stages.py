@@ -120,6 +120,13 @@ class StageTable:
         """Tell whether the arrays of an output may go when its iteration is thinned."""
         return ref.stage in self and self[ref.stage].thinnable
 
+    def recomputable(self, ref: StageRef) -> bool:
+        """Tell whether an output may lack its arrays: it is thinnable, or the learner after an update.
+
+        Thinning takes no learners. The copy of a run that is a reference has few of them, from which the others follow.
+        """
+        return ref.stage == self.last or self.thinnable(ref)
+
     def group_of(self, ref: StageRef) -> str:
         """The group below `data.zarr` that holds a stage's output."""
         return self[ref.stage].group.replace(STEP, str(ref.step))

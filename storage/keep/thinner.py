@@ -120,14 +120,19 @@ def require_same(record: StageRecord, value: Value, *, changed: Sequence[str] = 
         raise mismatch(record, f"other bits in {', '.join(wrong[:5])}", changed)
 
 
-def mismatch(record: StageRecord, found: str, differs: Sequence[str] = ()) -> DigestMismatch:
-    """The error for an output that did not come out as it was, with what may be the reason."""
+def changed_versions(record: StageRecord) -> list[str]:
+    """Versions that are others than an output was computed with, a few words each."""
     now = versions()
-    changed = [
+    return [
         f"{name} {record.versions.get(name, 'absent')} then, {now.get(name, 'absent')} now"
         for name in sorted({*now, *record.versions})
         if now.get(name) != record.versions.get(name)
     ]
+
+
+def mismatch(record: StageRecord, found: str, differs: Sequence[str] = ()) -> DigestMismatch:
+    """The error for an output that did not come out as it was, with what may be the reason."""
+    changed = changed_versions(record)
     if differs:
         action = f"Changed since: {'; '.join([*differs, *changed])}. Compute it with what it was computed with"
     else:

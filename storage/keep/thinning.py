@@ -193,6 +193,6 @@ def _parse(document: Mapping[str, Any], iteration: int | None, stages: StageTabl
 
 def _outputs(entries: Iterable[Mapping[str, Any]], iteration: int, stages: StageTable) -> dict[StageRef, str]:
     outputs = {StageRef(iteration, str(e["stage"]), int(e["step"])): str(e["record"]) for e in entries}
-    if wrong := [str(ref) for ref in outputs if not stages.thinnable(ref)]:
+    if wrong := [str(ref) for ref in outputs if not stages.recomputable(ref)]:
         raise ValueError(f"{', '.join(wrong)} always stays")
     return outputs

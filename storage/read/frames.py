@@ -374,6 +374,8 @@ def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str], tasks:
 def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.Table]:
     found: dict[int, Array] = {}
     names: Sequence[str] = ()
+    if any(files.stages.last_ref(i) in files.thinned(i) for i in iterations):  # went with their learner
+        return [part for i in iterations for part in _live_parts(files, "metrics", i)]
     for i in iterations:
         for chunk, record in _metric_chunks(files, i):
             found[i], attributes = files.read_row(record, chunk)

@@ -213,6 +213,22 @@ class RunWriter:
         with self._writing():
             return self._thinner.thin(self._thinnable(chosen))
 
+    def thin_learners(self, every: int) -> Thinned:
+        """Remove the learners that complete iterations start from, but for 0, every, 2 every, ... and the newest one.
+
+        For copies of runs, such as references: what is left of a run can then be computed again from fewer places, and
+        gone on with from the newest only.
+
+        Raises:
+            ValueError: `every` is no positive number.
+        """
+        if every < 1:
+            raise ValueError(f"found every={every}; required 1 or more")
+        self.flush()
+        refs = [self.run.learner_ref(i) for i in self.run.iterations if i % every]
+        with self._writing():
+            return self._thinner.thin(refs)
+
     def pack(self) -> list[range]:
         """Pack all complete iterations but the newest into segments; returns the iterations of each new one.
 

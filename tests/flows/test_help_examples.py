@@ -28,8 +28,8 @@ CODES = {"diff": 1}
 # Each makes what later ones use.
 ORDER = (
     "train", "ls", "show", "watch", "cancel", "logs", "replay", "optimize", "evaluate", "verify", "report", "video",
-    "export", "policy", "pack", "thin", "fork", "diff", "compare", "sweep", "du", "rm", "resume", "recipes", "graph",
-    "doctor", "serve", "view",
+    "export", "policy", "pack", "thin", "fork", "diff", "compare", "sweep", "reference", "du", "rm", "resume",
+    "recipes", "graph", "doctor", "serve", "view",
 )  # fmt: skip
 
 THERMOSTAT = """

@@ -49,6 +49,8 @@ def test_recipes_are_named_for_what_they_run_and_say_where_they_are_from(name):
         assert name == config.env.name
     elif name == "first-steps":
         assert config.env.name == "point-corner"
+    elif name.endswith("-tuned"):  # of ours, beside that of the authors
+        assert name == f"{config.algorithm.name}-{config.env.name}-tuned"
     elif name == "rl2-bandit":  # there is one kind
         assert config.env.name == "bernoulli-bandit"
     else:

@@ -36,7 +36,7 @@ INERT = 0, 1
 """The command works, and imports nothing; 1 where it says that something differs."""
 REFUSED = (2,)
 ASKED = 0, 2
-"""The command wants a terminal to ask on, and imports nothing."""
+"""The command wants a terminal to ask on, or has no use for such a run, and imports nothing."""
 
 USES = {
     "train": [(INERT, "train promp-point-corner --run warm --workers 0 --set init_from=forged@1 --set iterations=1 "
@@ -67,6 +67,7 @@ USES = {
     "export": [(INERT, "export forged --to parquet --out exported"), (INERT, "export forged --to delta --out lake")],
     "policy": [(REFUSED, "policy forged --out policy.safetensors"), (REFUSED, "policy forged@1 --out policy.onnx")],
     "compare": [(INERT, "compare forged")],
+    "reference": [(INERT, "reference ls"), (ASKED, "reference add forged --to references")],
     "sweep": [],  # tests/flows/test_sweep.py has what its own file may name
     "recipes": [],
     "graph": [(REFUSED, "graph forged"), (REFUSED, "graph forged --set env=point-corner")],

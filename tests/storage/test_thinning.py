@@ -110,11 +110,12 @@ def test_a_marker_that_is_lost_or_changed_is_damage_that_repair_mends(thinned, p
     assert storage.open_run(thinned).thinned_iterations() == [0]
 
 
-def test_what_always_stays_cannot_be_called_thinned(make_run):
+@pytest.mark.parametrize("stage", ["initialize", "sample_tasks"])
+def test_what_always_stays_cannot_be_called_thinned(make_run, stage):
     from metaloom.storage.keep.thinning import render_marker
 
     path = make_run(1)
-    ref = StageRef(0, "meta_optimize")
+    ref = StageRef(0, stage)
     (path / "_thinned").mkdir()
     marker_path(path, 0).write_bytes(render_marker(0, {ref: storage.open_run(path).record(ref).sha256}))
     assert "always stays" in storage.verify_run(path)[0].problem
@@ -299,3 +300,20 @@ def test_a_limit_together_with_thinning_is_kept_for_ever(make_run, put, batches)
             writer.flush()
     assert len(storage.open_run(path).iterations) == 12
     assert sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) <= size * 6
+
+
+def test_a_copy_can_have_fewer_learners_and_keeps_their_metrics(make_run):
+    path = make_run(5)
+    before = storage.open_run(path).metrics()
+    with storage.open_writer(path) as writer:
+        with pytest.raises(ValueError, match="every=0"):
+            writer.thin_learners(0)
+        assert writer.thin_learners(2).iterations == (0, 2)
+        assert writer.thin_learners(2).iterations == ()
+    run = storage.open_run(path)
+    assert [i for i in range(6) if run.is_thinned(run.learner_ref(i))] == [1, 3]
+    assert run.metrics().equals(before)
+    assert run[2].metrics() == dict(zip(before.column_names[1:], [*before.to_pylist()[2].values()][1:], strict=True))
+    with pytest.raises(storage.StageThinned, match="materialise"):
+        run[3].learner()
+    assert storage.verify_run(path) == []

@@ -1,0 +1,31 @@
+"""References as plain data for JSON and as tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from metaloom.flows.references.index import Reference
+from metaloom.flows.views.formatting import adaptation_returns, duration, size
+from metaloom.flows.views.parts import as_text, new_table, optional
+
+
+def reference_rows(references: Sequence[Reference]) -> list[dict[str, Any]]:
+    """One row per reference; `last_return`: average of its last iteration, after adaptation where there is any."""
+    return [asdict(found) | {"last_return": (adaptation_returns(found.metrics) or [None])[-1]} for found in references]
+
+
+def references_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """`metaloom reference ls`."""
+    table = new_table("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
+    for row in rows:
+        table.add_row(
+            *(as_text(row[name]) for name in ("name", "env", "algorithm", "seed", "iterations")),
+            optional(row["last_return"]),
+            duration(row["wall_seconds"]),
+            size(row["size"]),
+        )
+    total = size(sum(row["size"] for row in rows))
+    table.caption = f"{total} in all; `metaloom reference verify NAME@ITERATION` recomputes any of their iterations"
+    return table

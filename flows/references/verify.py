@@ -1,0 +1,140 @@
+"""Compute an iteration of a reference again and compare everything on the way with its records."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from metaloom import storage
+from metaloom.flows.commands.replay import StageReplay, replay_from_learner
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.formatting import adaptation_returns, plural, stage_name
+from metaloom.pipeline.types import Update
+from metaloom.storage import Run, StageRef
+from metaloom.storage.format.provenance import system
+from metaloom.storage.keep.thinner import changed_versions
+
+_DECIDES_BITS = ("cpu", "cpu_flags", "libc")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What computing an iteration again from the nearest stored learner has shown.
+
+    Attributes:
+        name: of the reference.
+        iteration: that was computed.
+        start: the iteration whose learner was stored, where it began.
+        stages: so many were compared, of all iterations from `start` to `iteration`.
+        proved: what it means that nothing differs, in words; the class that the run's device can claim.
+        first_difference: the first stage that came out with other bits.
+        differs: versions and facts of the processor that are others than then, a few words each.
+        returns: average return of the iteration, after adaptation where there is any: recorded, and computed now;
+            where outputs differ.
+    """
+
+    name: str
+    iteration: int
+    start: int
+    stages: int
+    proved: str
+    first_difference: StageRef | None = None
+    differs: tuple[str, ...] = ()
+    returns: tuple[float, float] | None = None
+
+    @property
+    def identical(self) -> bool:
+        """True if every output had the recorded bits."""
+        return self.first_difference is None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The outcome as JSON can hold it."""
+        return {**asdict(self), "identical": self.identical}
+
+    def __str__(self) -> str:
+        """The outcome in a sentence or two, with the class of equality that it shows."""
+        about = f"{self.name}@{self.iteration}: {plural(self.stages, 'stage')} recomputed from learner {self.start}"
+        if self.first_difference is None:
+            return f"{about}: all {self.proved}"
+        where = f"iteration {self.first_difference.iteration}, {stage_name(self.first_difference)}"
+        far = ""
+        if self.returns is not None:
+            then, now = self.returns
+            far = f"; the average return of iteration {self.iteration} is {now:.8g}, recorded {then:.8g}"
+        if not self.differs:
+            return (
+                f"{about}: NOT identical from {where} on{far}. Versions and processor are those of the record, so this "
+                "is an error: of this machine, of the reference, or of Metaloom"
+            )
+        return (
+            f"{about}: not the same bits from {where} on, which are promised for the same versions and kind of "
+            f"processor only{far}. Other than then: {'; '.join(self.differs)}"
+        )
+
+
+@dataclass
+class _Watched:
+    """Sums up the stages of one iteration and those before it."""
+
+    stages: int = 0
+    start: int | None = None
+    first: StageReplay | None = None
+    proved: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def see(self, outcome: StageReplay, value: object) -> None:
+        self.stages += 1
+        self.start = outcome.ref.iteration if self.start is None else self.start
+        self.proved = outcome.proved
+        if self.first is None and not outcome.identical:
+            self.first = outcome
+        if isinstance(value, Update):
+            self.metrics = value.metrics
+
+
+def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(workers=0)) -> Verified:
+    """Compute an iteration of a reference again, from the nearest stored learner, and compare all outputs on the way.
+
+    Args:
+        path: the reference as a run; any other run will do too.
+        iteration: which; all from the first one on when None.
+        backend: where rollouts run.
+
+    Raises:
+        storage.StageMissing: nothing of the iteration is stored.
+    """
+    run, seen = storage.open_run(path), _Watched()
+    first, iteration = (0, run.iterations[-1]) if iteration is None else (None, iteration)
+    for outcome, value in replay_from_learner(path, iteration, first=first, backend=backend):
+        seen.see(outcome, value)
+    assert seen.start is not None, f"iteration {iteration} has no stage"
+    outcome = Verified(run.name, iteration, seen.start, seen.stages, seen.proved)
+    if seen.first is None:
+        return outcome
+    return Verified(
+        *(outcome.name, outcome.iteration, outcome.start, outcome.stages, outcome.proved),
+        first_difference=seen.first.ref,
+        differs=(*changed_versions(run.record(seen.first.ref)), *_changed_processor(run)),
+        returns=_returns(run, iteration, seen.metrics),
+    )
+
+
+def _changed_processor(run: Run) -> Iterator[str]:
+    then, now = run.info.get("system", {}), system()
+    for name in _DECIDES_BITS:
+        before, today = str(then.get(name, "absent")), now[name]
+        if name == "cpu_flags" and before != today:
+            lost, new = ({*a.split()} - {*b.split()} for a, b in ((before, today), (today, before)))
+            yield f"a processor without {_few(lost)}, with {_few(new)}"
+        elif before != today:
+            yield f"{name} {before} then, {today} now"
+
+
+def _few(flags: set[str]) -> str:
+    shown = sorted(flags)[:5]
+    return " ".join(shown) + (f" and {len(flags) - 5} more" if len(flags) > 5 else "") if flags else "anything new"
+
+
+def _returns(run: Run, iteration: int, computed: Mapping[str, float]) -> tuple[float, float] | None:
+    recorded, now = adaptation_returns(run[iteration].metrics()), adaptation_returns(computed)
+    return (recorded[-1], now[-1]) if recorded and now else None
