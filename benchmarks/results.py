@@ -23,13 +23,14 @@ from metaloom.flows.references.index import Reference, read_index, shipped
 from metaloom.flows.views import charts
 from metaloom.flows.views.class_returns import classes_of, returns_by_class
 from metaloom.flows.views.formatting import by_inner_step, count, number
+from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
 from metaloom.pipeline.comparison.groups import Estimate
 from metaloom.storage import Run
 
 DOCS = Path(__file__).parents[1] / "docs"
 LAST, SMOOTH = 10, 5
 EARLY, LATE = slice(50, 100), slice(150, 200)
-COLORS = (charts.AFTER, charts.BEFORE, *charts.BETWEEN, charts.INK)
+COLORS = (AFTER, BEFORE, *BETWEEN, charts.INK)
 
 Groups = Mapping[str, Sequence[tuple[Reference, Run]]]
 
