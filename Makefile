@@ -69,7 +69,7 @@ bench: $(READY)  ## every benchmark, one after the other
 		echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 docs: $(READY)  ## the documentation as a site with search, in build/site; a link that leads nowhere is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo build/site/index.html
 
 # The wheel is made of what the source distribution holds, and neither of what an earlier build left.

@@ -30,7 +30,8 @@ from metaloom.flows.runs import report_folder
 from metaloom.flows.views.charts import png_bytes
 from metaloom.flows.views.class_returns import classes_text, named_estimates
 from metaloom.flows.views.formatting import adaptation_returns, duration, finite, number, plural, speed, stage_name
-from metaloom.flows.views.report import ReportFiles, learning_curve, load_history, write_report
+from metaloom.flows.views.history import load_history
+from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
 
 Cell = str | int | float | None
 
