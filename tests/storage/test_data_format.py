@@ -13,6 +13,9 @@ from metaloom.storage.format.codec import flatten
 from metaloom.storage.format.layout import ARRAYS
 from metaloom.storage.format.stages import EARLIER, STEP
 
+BEHAVIOR_OF_OTHERS = ("log_probs", "action_values", "epsilon", "posterior_mean", "posterior_log_std")
+"""What behavior keeps in runs of algorithms that are not looked at here."""
+
 
 @pytest.fixture(scope="module")
 def document(pytestconfig):
@@ -57,8 +60,7 @@ def test_every_stored_array_is_documented_with_its_axes_dtype_unit_and_writer(
         assert unit == metadata["attributes"]["unit"], path
         assert stage in writers.split(", "), path
         used.add(pattern)
-    # Only some algorithms and some environments have them.
-    unused = {f"rollouts_*/behavior.{name}" for name in ("log_probs", "action_values", "epsilon")}
+    unused = {f"rollouts_*/behavior.{name}" for name in BEHAVIOR_OF_OTHERS}
     unused |= {pattern for pattern in rows if pattern.startswith("memory_fill/behavior.")}
     # tests/flows/test_facts.py stores these.
     unused |= {pattern for pattern in rows if "facts." in pattern}
