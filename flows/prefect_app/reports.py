@@ -54,16 +54,28 @@ class _Reports(SimpleHTTPRequestHandler):
     """Answers this machine's browser only with files that lie in the folder, whatever links lead out of it."""
 
     def send_head(self) -> Any:
-        asked = Path(self.translate_path(self.path))
         host, _, _ = self.headers.get("Host", "").rpartition(":")
         # A page from elsewhere may have its own name lead here.
         if host not in ("127.0.0.1", "localhost"):
             self.send_error(403, "Reports are for this machine")
             return None
-        if asked.exists() and not asked.resolve().is_relative_to(self.directory):
+        if not self._is_within(Path(self.translate_path(self.path))):
             self.send_error(404)
             return None
         return super().send_head()
+
+    def _is_within(self, asked: Path) -> bool:
+        """Tell whether there is such a file or folder, and all that may be answered for it lies in the folder."""
+        # Of a folder its index is answered, which may be a link as well.
+        answered = (asked, asked / "index.html", asked / "index.htm")
+        try:
+            return asked.exists() and all(
+                (path.is_file() or path.is_dir()) and path.resolve().is_relative_to(self.directory)
+                for path in answered
+                if path.exists()
+            )
+        except (OSError, ValueError):  # no file can have such a name
+            return False
 
     def end_headers(self) -> None:
         """Have the browser ask again: a run that goes on has a new report under the same address."""

@@ -1,6 +1,7 @@
 """Refusals of `metaloom serve` before it starts anything; all it starts is in test_prefect_server.py."""
 
 import http.client
+import os
 import socket
 import subprocess
 import sys
@@ -82,6 +83,10 @@ class TestReports:
         (folder / "report.html").write_text("<p>of the run")
         (tmp_path / "secret").write_text("of somebody else")
         (folder / "link").symlink_to(tmp_path / "secret")
+        for name in ("html", "htm"):
+            (folder / name).mkdir()
+            (folder / name / f"index.{name}").symlink_to(tmp_path / "secret")
+        os.mkfifo(folder / "pipe")
         with served_reports("127.0.0.1", 0) as address:
             monkeypatch.setenv("METALOOM_REPORTS_URL", address)
             yield tmp_path / "runs" / "a run"
@@ -93,7 +98,13 @@ class TestReports:
         assert answer.headers["Cache-Control"] == "no-cache"
         assert address_of(served.parent.parent / "elsewhere", "report.html") is None
 
-    @pytest.mark.parametrize("path", ["/a%20run/link", "/../../secret", "/%2e%2e/%2e%2e/secret", "/nothing"])
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/a%20run/link", "/../../secret", "/%2e%2e/%2e%2e/secret", "/nothing",
+            "/a%20run/html/", "/a%20run/htm/", "/a%20run/pipe", "/a%00run", f"/{300 * 'x'}",
+        ],
+    )  # fmt: skip
     def test_nothing_outside_of_the_folder_is_served(self, served, path):
         host = address_of(served, "").rsplit("/", 2)[0].removeprefix("http://")
         connection = http.client.HTTPConnection(host, timeout=10)
