@@ -1,12 +1,16 @@
 """Archives of reference runs: how one is made of a run, and how it becomes a run again."""
 
 import hashlib
+import io
 import shutil
-from collections.abc import Iterator, Sequence
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
@@ -25,6 +29,9 @@ LEARNERS_EVERY = 20
 _LARGEST_ARCHIVE = 2**28
 _LARGEST_RUN = 2**30
 _MOST_FILES = 10_000
+_DEEPEST = 16
+_ENTRY = b"PK\x01\x02"  # begins every entry in the table of contents of a zip
+_NO_ARCHIVE = (BadZipFile, OSError, RuntimeError, ValueError, EOFError, zlib.error, struct.error)
 _BEGINNING = (1980, 1, 1, 0, 0, 0)  # of time, to zip
 _LEFT_OUT = ("_operator", "_quarantine", "writer.lock")
 
@@ -82,13 +89,11 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
     Raises:
         UsageError: the place is under a URL.
         storage.RunExists: there is something.
-        storage.DamagedRun: the archive is missing or is not that of the index, or holds no run.
+        storage.DamagedRun: the archive is missing or is not that of the index, or holds no run that
+            the index describes.
     """
     _require_folder(path)
-    if path.exists():
-        raise storage.RunExists(
-            path, found="something is there already", required="a free place", action="Choose another name with --run"
-        )
+    _require_free(path)
     archive = folder / reference.archive
     try:
         raw = read_file(archive, limit=_LARGEST_ARCHIVE)
@@ -96,17 +101,36 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
         raise damaged(archive, "is missing") from None
     if hashlib.sha256(raw).hexdigest() != reference.sha256:
         raise damaged(archive, "is not the archive that the index names: its SHA-256 is another")
-    part = path.with_name(f".metaloom-reference-{path.name}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        with ZipFile(archive) as opened_archive:
-            _require_modest(archive, opened_archive.infolist())
-            opened_archive.extractall(part)
-    except (BadZipFile, OSError, RuntimeError, NotImplementedError) as error:
-        shutil.rmtree(part, ignore_errors=True)
-        raise damaged(archive, f"cannot be unpacked ({type(error).__name__}: {error})") from None
-    part.rename(path)
+    # A folder of its own, so that two at once do not meet, beside the place, to be renamed to it.
+    with TemporaryDirectory(prefix=".metaloom-reference-", dir=path.parent) as scratch:
+        part = Path(scratch) / reference.name
+        _unpack(raw, archive, part)
+        _require_described(storage.open_run(part), reference, archive)
+        try:
+            part.rename(path)
+        except OSError:
+            _require_free(path)
+            raise
     return path
+
+
+def _require_free(path: Path) -> None:
+    if path.exists():
+        raise storage.RunExists(
+            path, found="something is there already", required="a free place", action="Choose another name with --run"
+        )
+
+
+def _unpack(raw: bytes, archive: Path, folder: Path) -> None:
+    """Unpack what was read of an archive, which somebody may have replaced since."""
+    if raw.count(_ENTRY) > _MOST_FILES:
+        raise damaged(archive, f"holds more than {_MOST_FILES} files, more than any reference does")
+    try:
+        with ZipFile(io.BytesIO(raw)) as opened_archive:
+            _require_plain(archive, opened_archive)
+            opened_archive.extractall(folder)
+    except _NO_ARCHIVE as error:
+        raise damaged(archive, f"cannot be unpacked ({type(error).__name__}: {error})") from None
 
 
 def _require_folder(path: Path) -> None:
@@ -135,23 +159,30 @@ def _require_sound(path: Path) -> None:
 
 def _described(run: Run, learners: int, archive: Path) -> Reference:
     raw = archive.read_bytes()
-    last = run.metrics([run.iterations[-1]]).drop_columns(["iteration"]).to_pylist()[0]
     return Reference(
         name=run.name,
-        env=str(run.config["env"]["name"]),
-        algorithm=str(run.config["algorithm"]["name"]),
-        seed=int(run.config["seed"]),
-        iterations=len(run.iterations),
+        **_told(run),
         learners=learners,
-        config_digest=str(run.info["config_digest"]),
-        code=str(run.info["environment"]["code"]),
-        versions=run.info["versions"],
-        metrics={name: value for name, value in last.items() if value is not None and value == value},
         wall_seconds=round(sum(run.record(ref).seconds for ref in run.refs()), 1),
         archive=archive.name,
         size=len(raw),
         sha256=hashlib.sha256(raw).hexdigest(),
     )
+
+
+def _told(run: Run) -> Mapping[str, Any]:
+    """What the index says of a run that the run says itself."""
+    last = run.metrics([run.iterations[-1]]).drop_columns(["iteration"]).to_pylist()[0]
+    return {
+        "env": str(run.config["env"]["name"]),
+        "algorithm": str(run.config["algorithm"]["name"]),
+        "seed": int(run.config["seed"]),
+        "iterations": len(run.iterations),
+        "config_digest": str(run.info["config_digest"]),
+        "code": str(run.info["environment"]["code"]),
+        "versions": run.info["versions"],
+        "metrics": {name: value for name, value in last.items() if value is not None and value == value},
+    }
 
 
 def _packed(folder: Path, archive: Path) -> Path:
@@ -165,7 +196,27 @@ def _packed(folder: Path, archive: Path) -> Path:
     return archive
 
 
-def _require_modest(archive: Path, entries: Sequence[ZipInfo]) -> None:
-    size = sum(entry.file_size for entry in entries)
-    if len(entries) > _MOST_FILES or size > _LARGEST_RUN:
-        raise damaged(archive, f"holds {len(entries)} files of {size} bytes, more than any reference does")
+def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
+    """Refuse what `_packed` does not write: other names than of files within, twice the same one, more than fits."""
+    entries, names = opened_archive.infolist(), opened_archive.namelist()
+    for entry in entries:
+        name = PurePosixPath(entry.filename)
+        is_within = not name.is_absolute() and ".." not in name.parts and str(name) == entry.filename
+        # Others may give gigabytes for each kilobyte, all at once.
+        is_known = entry.compress_type in (ZIP_STORED, ZIP_DEFLATED)
+        if not (is_within and is_known and len(name.parts) <= _DEEPEST):
+            raise damaged(archive, f"holds {entry.filename[:80]!r}, which no reference does")
+    if len({*names}) < len(names):
+        raise damaged(archive, "holds several files of the same name")
+    if (size := sum(entry.file_size for entry in entries)) > _LARGEST_RUN:
+        raise damaged(archive, f"holds {size} bytes, more than any reference does")
+
+
+def _require_described(run: Run, reference: Reference, archive: Path) -> None:
+    """Refuse a run that is another one than the index says."""
+    try:
+        found = _told(run)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise damaged(archive, f"holds no complete run ({type(error).__name__}: {error})") from None
+    if differing := [name for name, value in found.items() if value != getattr(reference, name)]:
+        raise damaged(archive, f"holds a run of which the index says something else: {', '.join(differing)}")

@@ -2,14 +2,19 @@
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import shutil
+import struct
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from zipfile import ZipFile
+from zipfile import ZIP_BZIP2, ZipFile
 
 import numpy as np
 import pytest
+from forging import forge
 
 from metaloom import storage
 from metaloom.flows.cli import run as command
@@ -24,11 +29,11 @@ from metaloom.flows.references.archive import add, extract, opened
 from metaloom.flows.references.index import INDEX, find, read_index, shipped, write_index
 from metaloom.flows.references.verify import verify
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.trust import UntrustedRun
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
 from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.files import read_file
 
 SERIAL = Backend(workers=0)
 ITERATIONS, EVERY = 6, 3
@@ -281,14 +286,86 @@ def repack(references, files):
     return dataclasses.replace(find(references, "tiny"), size=len(raw), sha256=hashlib.sha256(raw).hexdigest())
 
 
-def test_an_archive_writes_nothing_outside_of_its_run(references, tmp_path):
-    reference = repack(references, {"../outside": "x", "/outside": "x", "run.json": "{}"})
+def zipped(*files, **how):
+    """A zip of names and contents, as somebody writes it who wants harm."""
+    file = io.BytesIO()
+    with ZipFile(file, "w", **how) as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that are there twice
+        for name in files:
+            archive.writestr(name, b"x" * 1000)
+    return file.getvalue()
+
+
+def spoiled(name, payload, *, flags=0):
+    """A zip of one deflated file whose content or name is none."""
+    name_size, sizes = len(name), (0, len(payload), 1000)
+    head = struct.pack("<4s5H3L2H", b"PK\3\4", 20, flags, 8, 0, 33, *sizes, name_size, 0) + name + payload
+    entry = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, flags, 8, 0, 33, *sizes, name_size, *[0] * 6) + name
+    return head + entry + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(entry), len(head), 0)
+
+
+HOSTILE = {
+    "outside": zipped("../outside"),
+    "absolute": zipped("/outside"),
+    "through itself": zipped("a/../../outside"),
+    "the same twice": zipped("run.json", "run.json"),
+    "a file as a folder": zipped("a", "a/outside"),
+    "deeper than Python can remove": zipped("/".join(["a"] * 900), "/".join(["a"] * 1800)),
+    "a method that expands without limit": zipped("run.json", compression=ZIP_BZIP2),
+    "more files than any run": zipped(*map(str, range(10_001))),
+    "no content": spoiled(b"run.json", b"\xff\xff\xff"),
+    "no name": spoiled(b"\xff\xfe", b"", flags=0x800),
+}
+
+
+@pytest.mark.parametrize("raw", HOSTILE.values(), ids=HOSTILE)
+def test_an_archive_that_no_reference_can_be_is_refused_and_writes_nothing(references, tmp_path, raw):
+    (references / "tiny.zip").write_bytes(raw)
+    reference = dataclasses.replace(find(references, "tiny"), sha256=hashlib.sha256(raw).hexdigest())
     inside = tmp_path / "deep" / "run"
     inside.parent.mkdir()
-    extract(references, reference, inside)
-    assert [path for path in tmp_path.rglob("outside") if inside not in path.parents] == []
-    with pytest.raises(storage.StoreError):
-        verify(inside, 0)
+    with pytest.raises(storage.DamagedRun, match=r"tiny\.zip"):
+        extract(references, reference, inside)
+    assert [*tmp_path.rglob("outside")] == [*inside.parent.iterdir()] == []
+
+
+def test_an_archive_that_is_replaced_while_it_is_read_is_not_used(references, tmp_path, monkeypatch):
+    def read_and_replace(path, *, limit):
+        raw = read_file(path, limit=limit)
+        path.write_bytes(zipped("run.json"))
+        return raw
+
+    monkeypatch.setattr("metaloom.flows.references.archive.read_file", read_and_replace)
+    extract(references, find(references, "tiny"), tmp_path / "run")
+    assert storage.verify_run(tmp_path / "run") == []
+
+
+def test_two_that_extract_to_one_place_at_once_leave_one_whole_run(references, tmp_path):
+    def attempt(number):
+        try:
+            return extract(references, find(references, "tiny"), tmp_path / "run")
+        except storage.RunExists:
+            return None
+
+    with ThreadPoolExecutor(4) as threads:
+        made = [path for path in threads.map(attempt, range(4)) if path is not None]
+    assert len(made) == 1
+    assert storage.verify_run(tmp_path / "run") == []
+    assert {path.name for path in tmp_path.iterdir()} == {"references", "run"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"env": "half-cheetah-dir"}, {"algorithm": "sac"}, {"seed": 8}, {"iterations": 0}, {"code": "0"},
+        {"config_digest": "0"}, {"versions": {}}, {"metrics": {"step_1.average_return": 1.0}},
+    ],
+)  # fmt: skip
+def test_a_run_that_is_not_the_one_of_the_index_is_refused(references, tmp_path, change):
+    write_index(references, [dataclasses.replace(find(references, "tiny"), **change)])
+    with pytest.raises(storage.DamagedRun, match=f"says something else: {next(iter(change))}"):
+        extract(references, find(references, "tiny"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_archive_that_is_none_or_too_large_is_refused(references, tmp_path, monkeypatch):
@@ -314,14 +391,29 @@ def test_an_index_that_says_what_cannot_be_is_refused(references, change):
         read_index(references)
 
 
-def test_a_reference_that_names_a_module_is_not_imported(references, extracted, tmp_path):
-    document = read_sealed(extracted / "run.json", indented=True)
-    document["config"]["env"]["name"] = "os:system"
-    (extracted / "run.json").write_bytes(render(sealed(document), indented=True))
-    files = {path.relative_to(extracted).as_posix(): raw for path, raw in contents(extracted).items()}
-    write_index(references, [repack(references, files)])
-    with opened(references, find(references, "tiny")) as path, pytest.raises((UntrustedRun, storage.StoreError)):
-        verify(path, 0)
+@pytest.mark.parametrize("name", ["os:system", "their_envs:Reach"])
+def test_a_reference_that_names_a_module_is_shown_and_not_imported(
+    made, references, tmp_path, name, monkeypatch, capsys
+):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    Path("their_envs.py").write_text("from pathlib import Path\nPath('IMPORTED').touch()\n")
+    forged = Path(shutil.copytree(made / "tiny", tmp_path / "forged"))
+    forge(forged, lambda document: document["config"]["env"].update(name=name))
+    files = {path.relative_to(forged).as_posix(): raw for path, raw in contents(forged).items()}
+    write_index(references, [dataclasses.replace(repack(references, files), env=name)])
+    codes = {
+        "ls": 0,
+        "show tiny": 0,
+        "show tiny@4": 0,
+        "extract tiny --run theirs": 0,
+        "verify tiny@4": 2,
+        "verify tiny": 2,
+    }
+    for words, code in codes.items():
+        assert command(["reference", *words.split(), "--from", str(references)]) == code, words
+    assert capsys.readouterr().err.count("which you have not trusted") == 2
+    assert not Path("IMPORTED").exists()
 
 
 def test_the_references_of_the_project_are_those_of_their_index_and_small():

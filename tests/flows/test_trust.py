@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forging import forge
 from viewing import Viewer, visit
 
 import metaloom
@@ -18,7 +19,6 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer import server
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
-from metaloom.storage.format.canonical import read_sealed, render, sealed
 
 SERIAL = Backend(workers=0)
 PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
@@ -96,29 +96,6 @@ PLACES = {
 
 
 READ_AT_ONCE = ("env", "gymnasium id", "algorithm", "return baseline", "ancestor")
-
-
-def forge(path, change):
-    """Change a run.json and have all records follow it again, as somebody would who made the run like that."""
-    document = read_sealed(path / "run.json", indented=True)
-    change(document)
-    previous = write(path / "run.json", document, indented=True)
-    files = {file: read_sealed(file) for file in (path / "_commits").iterdir()}
-    for file, record in sorted(files.items(), key=lambda item: item[1]["sequence"]):
-        if record["sequence"] >= document.get("first_sequence", 0):
-            previous = write(file, record | {"previous": previous})
-    for file in (path / "_sessions").glob("*/session.json"):  # which know the newest record by its hash
-        about = read_sealed(file)
-        write(file, about | {"head": about["head"] | {"sha256": previous}} if "head" in about else about)
-    for file in (path / "_sessions").glob("*/run.json"):
-        write(file, document, indented=True)
-
-
-def write(file, document, *, indented=False):
-    document = sealed(document)
-    file.unlink()  # a fork shares the file with its parent
-    file.write_bytes(render(document, indented=indented))
-    return document["sha256"]
 
 
 @pytest.fixture(scope="module")
