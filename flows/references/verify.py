@@ -1,13 +1,16 @@
 """Compute an iteration of a reference again and compare everything on the way with its records."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from metaloom import storage
 from metaloom.flows.commands.replay import StageReplay, replay_from_learner
+from metaloom.flows.errors import UsageError
+from metaloom.flows.references.tabled import TableCheck
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import require_iteration
 from metaloom.flows.views.formatting import adaptation_returns, plural, stage_name
 from metaloom.pipeline.types import Update
 from metaloom.storage import Run, StageRef
@@ -31,6 +34,7 @@ class Verified:
         differs: versions and facts of the processor that are others than then, a few words each.
         returns: average return of the iteration, after adaptation where there is any: recorded, and computed now;
             where outputs differ.
+        false_tables: tables that say something else than what was computed, where all outputs are those of the records.
     """
 
     name: str
@@ -41,11 +45,12 @@ class Verified:
     first_difference: StageRef | None = None
     differs: tuple[str, ...] = ()
     returns: tuple[float, float] | None = None
+    false_tables: tuple[str, ...] = ()
 
     @property
     def identical(self) -> bool:
-        """True if every output had the recorded bits."""
-        return self.first_difference is None
+        """True if every output had the recorded bits, and the tables say what they are."""
+        return self.first_difference is None and not self.false_tables
 
     def as_dict(self) -> dict[str, Any]:
         """The outcome as JSON can hold it."""
@@ -54,6 +59,11 @@ class Verified:
     def __str__(self) -> str:
         """The outcome in a sentence or two, with the class of equality that it shows."""
         about = f"{self.name}@{self.iteration}: {plural(self.stages, 'stage')} recomputed from learner {self.start}"
+        if self.false_tables:
+            return (
+                f"{about}: all {self.proved}, but NOT what the run tells of them, in its tables of "
+                f"{', '.join(self.false_tables)}: `show`, `report` and `compare` show something else than was computed"
+            )
         if self.first_difference is None:
             return f"{about}: all {self.proved}"
         where = f"iteration {self.first_difference.iteration}, {stage_name(self.first_difference)}"
@@ -81,6 +91,7 @@ class _Watched:
     first: StageReplay | None = None
     proved: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    false_tables: dict[str, None] = field(default_factory=dict[str, None])
 
     def see(self, outcome: StageReplay, value: object) -> None:
         self.stages += 1
@@ -102,21 +113,35 @@ def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(work
 
     Raises:
         storage.StageMissing: nothing of the iteration is stored.
+        UsageError: the iteration is not complete.
     """
     run, seen = storage.open_run(path), _Watched()
-    first, iteration = (0, run.iterations[-1]) if iteration is None else (None, iteration)
+    first, iteration = (0, max(len(run.iterations) - 1, 0)) if iteration is None else (None, iteration)
+    _require_complete(run, iteration)
+    tables = TableCheck(run)
     for outcome, value in replay_from_learner(path, iteration, first=first, backend=backend):
         seen.see(outcome, value)
+        if seen.first is None:  # of other outputs there are other tables
+            seen.false_tables |= dict.fromkeys(tables.see(outcome.ref, value))
     assert seen.start is not None, f"iteration {iteration} has no stage"
     outcome = Verified(run.name, iteration, seen.start, seen.stages, seen.proved)
     if seen.first is None:
-        return outcome
+        return replace(outcome, false_tables=tuple(seen.false_tables))
     return Verified(
         *(outcome.name, outcome.iteration, outcome.start, outcome.stages, outcome.proved),
         first_difference=seen.first.ref,
         differs=(*changed_versions(run.record(seen.first.ref)), *_changed_processor(run)),
         returns=_returns(run, iteration, seen.metrics),
     )
+
+
+def _require_complete(run: Run, iteration: int) -> None:
+    require_iteration(run, iteration)
+    if iteration not in run.iterations:
+        raise UsageError(
+            f"{run.location}: found iteration {iteration} under way; required one that is complete, of which there are "
+            f"{len(run.iterations)}: what was not computed cannot be compared"
+        )
 
 
 def _changed_processor(run: Run) -> Iterator[str]:

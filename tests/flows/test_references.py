@@ -13,6 +13,8 @@ from pathlib import Path
 from zipfile import ZIP_BZIP2, ZipFile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from forging import forge
 
@@ -33,7 +35,9 @@ from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
 from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.chunks import crc32c
 from metaloom.storage.format.files import read_file
+from metaloom.storage.read.parquet import parse_table
 
 SERIAL = Backend(workers=0)
 ITERATIONS, EVERY = 6, 3
@@ -226,6 +230,50 @@ def test_a_difference_is_told_where_it_is_and_how_far_it_leads(made, monkeypatch
     assert command(["reference", "verify", "tiny@5", "--from", str(made / "references")]) == 1
     assert "NOT identical from iteration 4, process_samples" in capsys.readouterr().out
     assert command(["reference", "verify", "tiny@3", "--from", str(made / "references")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("episodes", "return"), ("episodes", "length"), ("tasks", "task_goal_x"), ("metrics", "loss_after")],
+)
+def test_a_table_that_says_something_else_than_was_computed_is_told(made, tmp_path, name, column, capsys):
+    forged = Path(shutil.copytree(made / "tiny", tmp_path / "forged"))
+    file = forged / "tables" / name / "00000004.parquet"
+    table = parse_table(file.read_bytes(), file)
+    place = table.column_names.index(column)
+    more = pa.array(table[column].to_numpy() + 1, table[column].type)
+    file.unlink()
+    pq.write_table(table.set_column(place, table.field(column), more), file, compression="zstd", use_dictionary=False)
+
+    def amend(record):
+        raw = file.read_bytes()
+        about = {"path": f"tables/{name}/{file.name}", "size": len(raw), "crc32c": crc32c(raw)}
+        return {"tables": [entry | about if entry["path"] == about["path"] else entry for entry in record["tables"]]}
+
+    forge(forged, lambda document: None, amend)
+    assert storage.verify_run(forged) == []
+    outcome = verify(forged, 4)
+    assert outcome.false_tables == (name,)
+    assert outcome.first_difference is None
+    assert not outcome.identical
+    assert f"but NOT what the run tells of them, in its tables of {name}" in str(outcome)
+    assert verify(forged, 3).identical
+    assert not verify(forged, None).identical
+    files = {path.relative_to(forged).as_posix(): raw for path, raw in contents(forged).items()}
+    folder = Path(shutil.copytree(made / "references", tmp_path / "references"))
+    write_index(folder, [repack(folder, files)])
+    assert command(["reference", "verify", "tiny@4", "--from", str(folder)]) == 1
+    assert "but NOT" in capsys.readouterr().out
+
+
+def test_an_iteration_under_way_is_not_called_identical(made, tmp_path):
+    half = Path(shutil.copytree(made / "tiny", tmp_path / "half"))
+    resume(half, iterations=ITERATIONS + 1, backend=SERIAL)
+    (last,) = (half / "_commits").glob(f"*{ITERATIONS:08d}*meta_optimize*")
+    last.unlink()
+    with pytest.raises(UsageError, match=f"iteration {ITERATIONS} under way; required one that is complete"):
+        verify(half, ITERATIONS)
+    assert verify(half, ITERATIONS - 1).identical
 
 
 def test_on_another_processor_a_difference_is_no_error_and_the_class_is_told(extracted, monkeypatch):

@@ -1,0 +1,58 @@
+"""What the tables of a run say of its outputs: commands show tables, and no digest of an output covers them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from metaloom.pipeline.types import EpisodeBatch, Evaluation, TaskBatch, Update
+from metaloom.storage import Run, StageRef
+from metaloom.storage.format.codec import Value
+from metaloom.storage.read.frames import read_tables
+from metaloom.storage.read.parquet import parse_table
+from metaloom.storage.read.tables import EpisodeSummary, evaluation_file, iteration_tables, summarize
+
+
+class TableCheck:
+    """Compares the tables of a run with outputs, which it is told in the order of their computation."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._tasks: TaskBatch | None = None
+        self._rounds: dict[int, EpisodeSummary] = {}
+
+    def see(self, ref: StageRef, value: Value) -> Iterator[str]:
+        """Give the names of the tables that an output ends and that say something else.
+
+        Raises:
+            StageMissing: there is no such table.
+            DamagedRun: a table is damaged.
+        """
+        if isinstance(value, TaskBatch):
+            self._tasks = value
+        elif isinstance(value, EpisodeBatch) and ref.stage == self._run.stages.named("rollouts"):
+            self._rounds[ref.step] = summarize(value)
+        elif isinstance(value, Evaluation):
+            yield from self._false(ref.iteration, "evaluations", evaluation_file(ref.iteration, value))
+        elif isinstance(value, Update) and ref.stage == self._run.stages.last:
+            computed = iteration_tables(ref.iteration, self._tasks, self._rounds, value.metrics)
+            self._tasks, self._rounds = None, {}
+            for name, raw in computed.items():
+                yield from self._false(ref.iteration, name, raw)
+
+    def _false(self, iteration: int, name: str, raw: bytes) -> Iterator[str]:
+        stored = read_tables(self._run.files, name, [iteration])
+        if not _agree(stored, parse_table(raw, Path(name))):
+            yield name
+
+
+def _agree(stored: pa.Table, computed: pa.Table) -> bool:
+    """Tell whether a table says nothing but what was computed; earlier versions may not have had all columns."""
+    known = {*computed.column_names}
+    return stored.num_rows == computed.num_rows and all(
+        # As text, by which NaN is NaN.
+        repr(stored[name].to_pylist()) == repr(computed[name].cast(stored[name].type).to_pylist())
+        if name in known
+        else stored[name].null_count == stored.num_rows
+        for name in stored.column_names
+    )
