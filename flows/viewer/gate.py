@@ -68,7 +68,8 @@ class Gate:
             return 421, f"required the host {' or '.join(HOSTS)}"
         if scope["method"] not in ("GET", "HEAD"):
             return 405, "required GET: this page changes nothing"
-        token = scope["path"].split("/")[1]
+        # A request by hand may ask for `*`, or for nothing.
+        token = f"{scope['path']}/".split("/")[1]
         if not secrets.compare_digest(token.encode(), self._token.encode()):
             return 403, "open the address that `metaloom view` has printed: it has a token in it"
         origin = headers.get("origin")

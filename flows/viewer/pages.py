@@ -69,7 +69,9 @@ class Pages:
 
     def _runs(self, request: Request) -> Response:
         del request
-        return _json({"runs": self._list.rows(self._shelf.folders())})
+        rows = self._list.rows(self._shelf.folders())
+        # No browser makes an address of a name that is no text, and would show no run at all.
+        return _json({"runs": [{**row, "name": row["name"].encode(errors="replace").decode()} for row in rows]})
 
     def _place(self, request: Request) -> Response:
         del request

@@ -15,6 +15,8 @@ from metaloom.storage.format.records import StoredFile
 
 MOST_NUMBERS = 2_000_000
 """In one picture; of larger slices every second, fourth, ... entry of the longer axis is shown."""
+MOST_BYTES = 2**30
+"""Of an array that is read for the page: a file of megabytes may hold an array of gigabytes."""
 _STEP_AXES = ("t", "t_with_final")
 
 
@@ -91,7 +93,7 @@ def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
     for part in (ref, *([samples] if samples is not None and run.contains(samples) else [])):
         try:
             signals += _signals(run, part, task, index, length)
-        except StageMissing as problem:
+        except (StageMissing, UsageError) as problem:
             problems.append(str(problem))
     returns = next(
         (float(np.nansum(np.array(s["values"], np.float64))) for s in signals if s["name"] == "rewards"), float("nan")
@@ -148,8 +150,11 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
         name = chunk.array.partition("/")[2]
         if spec.dims[1:3] != ("task", "episode") or spec.dims[3:4] not in (("t",), ("t_with_final",)) or name == "mask":
             continue
+        _require_modest(spec, [task])
         values = run.files.read_row(run.record(ref), chunk, [task])[0][0, index]
         values = values[: length + (spec.dims[3] == "t_with_final")]
+        if values.size > MOST_NUMBERS:
+            raise UsageError(f"{name}: found {values.size} numbers in an episode; the page shows {MOST_NUMBERS}")
         flat = values.reshape(len(values), -1).T
         labels = next((names for dim, names in names_along(run, spec).items() if dim == spec.dims[-1]), None)
         found.append(
@@ -167,6 +172,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
 def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array:
     """An array as float64, of one task or all, with NaN where episodes have ended."""
     tasks = None if task is None else [task]
+    _require_modest(run.files.spec(chunk.array), tasks)
     values, _ = run.files.read_row(run.record(ref), chunk, tasks)
     values = values.astype(np.float64)
     spec = run.files.spec(chunk.array)
@@ -176,6 +182,16 @@ def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array
             last = lengths[..., None] + (spec.dims[3] == "t_with_final") * (lengths[..., None] > 0)
             values[np.arange(values.shape[2]) >= last] = np.nan
     return values
+
+
+def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
+    """Refuse what would fill the memory: an array, or of one that is stored by task the part of some."""
+    parts = 1 if tasks is None or not spec.sharded else spec.shape[0] // len(tasks)
+    if spec.raw_bytes > MOST_BYTES * parts:
+        raise UsageError(
+            f"found an array of {spec.raw_bytes} bytes to read; required {MOST_BYTES} at most, for a page. In Python, "
+            "metaloom.open_run(...) reads it"
+        )
 
 
 def _lengths(run: Run, ref: StageRef, tasks: Sequence[int] | None) -> Array | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metaloom import storage
+from metaloom.flows.runs import require_settings
 from metaloom.flows.views.class_returns import class_rows, classes_of, returns_by_class
 from metaloom.flows.views.formatting import adaptation_returns, by_inner_step, finite
 from metaloom.pipeline.shown import printable
@@ -152,6 +153,7 @@ def list_run_row(folder: Path) -> dict[str, Any]:
     }
     try:
         run = storage.open_run(folder)
+        require_settings(run)
         row["bytes"] = run.files.num_bytes()
         writer = storage.current_writer(folder, run.files.remote)
         metrics = _metrics(run)

@@ -159,6 +159,22 @@ def test_a_slice_that_is_not_there_is_refused_with_what_is(viewer, query, told):
     assert told in answer.json()["problem"]
 
 
+def test_an_array_that_would_fill_the_memory_is_refused_before_it_is_read(viewer, monkeypatch):
+    monkeypatch.setattr("metaloom.flows.viewer.values.MOST_BYTES", 100)
+    monkeypatch.setattr("metaloom.storage.read.committed.decode_chunk", None)
+    monkeypatch.setattr("metaloom.storage.read.committed.decode_parts", None)
+    answer = viewer.api("run", "tiny", "values", 2, *ROLLOUTS, array="rollouts_1/observations", at="0,0,0,0", columns=2)
+    assert answer.status_code == 422
+    assert "required 100 at most" in answer.json()["problem"]
+
+
+def test_an_episode_of_more_numbers_than_a_page_shows_says_so(viewer, monkeypatch):
+    monkeypatch.setattr("metaloom.flows.viewer.values.MOST_NUMBERS", 1)
+    found = viewer.get("run", "tiny", "episode", 2, *ROLLOUTS, task=3, episode=1)
+    assert found["signals"] == []
+    assert "numbers in an episode; the page shows 1" in found["problems"][0]
+
+
 def test_padding_is_left_out_of_slices_and_episodes(tmp_path, tiny_config):
     config = tiny_config(env="CartPole-v1", algorithm={"name": "ppo"}, num_tasks=1, max_episode_steps=40, iterations=1)
     train(config, tmp_path / "runs" / "poles", backend=SERIAL)

@@ -1,6 +1,8 @@
 """Who may ask the page over runs: whoever has its address, on this machine, and no other page."""
 
+import asyncio
 import json
+import os
 import re
 import shutil
 import socket
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forging import forge
 from viewing import TOKEN, Viewer
 
 from metaloom.flows import cli
@@ -62,6 +65,21 @@ def test_other_pages_get_nothing_even_with_the_token(viewer, headers, status):
     assert viewer.answer(RUNS, headers=headers).status_code == status
 
 
+@pytest.mark.parametrize("path", ["*", "", "nothing", TOKEN])
+def test_a_request_by_hand_without_a_slash_is_refused(viewer, path):
+    sent = []
+
+    async def receive():
+        return {"type": "http.request"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"host", b"127.0.0.1:8000")]}
+    asyncio.run(viewer.app(scope, receive, send))
+    assert sent[0]["status"] == 403
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_there_is_nothing_to_change(viewer, method):
     assert viewer.answer(RUNS, method=method).status_code == 405
@@ -107,6 +125,27 @@ def test_names_of_runs_are_text_wherever_they_stand(viewer, tmp_path, copy_tiny_
     assert not any(
         re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", file.read_text()) for file in script
     )
+
+
+@pytest.mark.parametrize("section", ["env", "algorithm"])
+@pytest.mark.parametrize("name", [5, None, ["x"], {"x": "y"}])
+def test_a_run_whose_settings_have_no_names_is_damaged_in_the_list_and_hides_no_other(
+    tmp_path, copy_tiny_run, section, name
+):
+    for run in ("good", "forged"):
+        copy_tiny_run(tmp_path / run)
+    forge(tmp_path / "forged", lambda document: document["config"][section].update(name=name))
+    rows = {row["name"]: row for row in Viewer(tmp_path).get("runs")["runs"]}
+    assert rows["forged"]["state"] == "damaged"
+    assert f"without {section}.name" in rows["forged"]["problem"]
+    assert isinstance(rows["good"]["env"], str)
+
+
+def test_a_folder_whose_name_is_no_text_has_one_in_the_list(tmp_path, copy_tiny_run):
+    copy_tiny_run(tmp_path / os.fsdecode(b"caf\xe9"))
+    (row,) = Viewer(tmp_path).get("runs")["runs"]
+    # A browser makes no address of half a character, and stops where it is asked to.
+    assert row["name"].encode() == b"caf?"
 
 
 def test_without_plotly_the_command_says_which_extra_brings_it(monkeypatch):
