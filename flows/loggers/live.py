@@ -1,6 +1,7 @@
 """Loggers beside the training: opened with the run, told of every iteration, each till it fails."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 _Open = Callable[[Run, Path], "RunLogger"]
 FILM_SIZE = (320, 240)
+_ACCESS = re.compile(r"//[^/\s]+@")
+"""User and password in an address of the user's, which errors repeat: what is logged is kept with the run."""
 
 
 class RunLogger(Protocol):
@@ -153,7 +156,7 @@ class _Loggers:
         try:
             yield
         except Exception as error:
-            told = f"{type(error).__name__}: {error}".splitlines()[0]
+            told = _ACCESS.sub("//...@", f"{type(error).__name__}: {error}".splitlines()[0])
             log.warning("%s: %s logs no more of this training, which goes on: %s", location(self._folder), name, told)
             if (logger := self._open.pop(name, None)) is not None:
                 with suppress(Exception):

@@ -259,6 +259,18 @@ def test_a_logger_that_fails_is_said_once_and_the_run_goes_on(
     assert digests(path) == digests(copy_tiny_run(tmp_path / "as it is without"))
 
 
+def test_a_password_in_the_address_of_a_server_is_not_kept_with_the_run(tmp_path, monkeypatch, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://somebody:p4ss@127.0.0.1:{port}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    small = ["--workers", "0", "--log", "mlflow", "--set", "iterations=1", "--set", "num_tasks=2"]
+    assert cli.run(["train", "promp-point-corner", "--run", str(tmp_path / "run"), *small]) == 0
+    assert f"http://...@127.0.0.1:{port}/" in caplog.text
+    assert "p4ss" not in caplog.text
+    assert not any(b"p4ss" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+
 def test_what_cannot_be_filmed_is_said_once_and_logged_without_films(tiny_config, tmp_path, monkeypatch, caplog):
     seen = []
     monkeypatch.setattr(live, "opener", lambda name: lambda run, folder: Broken("never", seen))
