@@ -100,8 +100,11 @@ def read_index(folder: Path) -> list[Reference]:
     try:
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']!r}")
-        return [Reference.parse(entry) for entry in document["references"]]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        references = [Reference.parse(entry) for entry in document["references"]]
+        if len({reference.name for reference in references}) < len(references):
+            raise ValueError("several references of the same name")
+        return references
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise damaged(folder / INDEX, f"is no index of references ({type(error).__name__}: {error})") from None
 
 

@@ -429,13 +429,27 @@ def test_an_archive_that_is_none_or_too_large_is_refused(references, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    "change", [{"name": "../x"}, {"archive": "../x.zip"}, {"learners": 0}, {"seed": "x"}, {"metrics": 3}]
+    "change",
+    [
+        {"name": "../x"},
+        {"archive": "../x.zip"},
+        {"learners": 0},
+        {"seed": "x"},
+        {"metrics": 3},
+        {"metrics": {"loss": 10**400}},
+    ],
 )
 def test_an_index_that_says_what_cannot_be_is_refused(references, change):
     document = read_sealed(references / INDEX, indented=True)
     document["references"][0] |= change
     (references / INDEX).write_bytes(render(sealed(document), indented=True))
     with pytest.raises(storage.StoreError):
+        read_index(references)
+
+
+def test_an_index_with_two_references_of_one_name_is_refused(references):
+    write_index(references, 2 * [find(references, "tiny")])
+    with pytest.raises(storage.DamagedRun, match="several references of the same name"):
         read_index(references)
 
 
