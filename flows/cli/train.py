@@ -197,6 +197,7 @@ def _next_steps(folder: Path) -> str:
             f"learning curve  {files.png}",
             f"report page     {files.html}",
             "\nlook further:",
+            f"  {program('metaloom')} view {name}",
             f"  {program('metaloom')} show {name}",
             f"  {program('metaloom')} replay {name}@0",
             f"  {program('python')} -c {question!r}",
