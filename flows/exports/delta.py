@@ -107,7 +107,7 @@ def _append(
 
 
 def _without_units(schema: pa.Schema) -> pa.Schema:
-    """Columns without metadata: one column holds metres of one run and cells of another, and Delta merges no two units."""
+    """Columns without metadata: one may hold metres of one run and cells of another, and Delta merges no two units."""
     return pa.schema([field.remove_metadata() for field in schema])
 
 

@@ -164,7 +164,8 @@ def test_the_commands_list_show_verify_and_extract(made, tmp_path, monkeypatch, 
     assert (row["algorithm"], row["last_return"]) == ("promp", metrics["step_1.average_return"])
     assert command(["reference", "show", "tiny", *at]) == 0
     out = capsys.readouterr().out
-    assert "return by class of task" in out and str(at[1]) in out.replace("\n", "") and "tiny.zip" in out
+    assert "return by class of task" in out
+    assert "tiny.zip" in out
     assert command(["reference", "show", "tiny", *at, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"] == str(Path(at[1]) / "tiny.zip")
     assert command(["reference", "show", "tiny@2", *at, "--json"]) == 0
