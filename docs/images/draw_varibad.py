@@ -1,8 +1,11 @@
 """Pictures of VariBAD on the grid with a hidden goal, from stored runs: how it learns, and what it comes to believe.
 
-    python docs/images/draw_varibad.py RUN ...
+    python docs/images/draw_varibad.py FOLDER RUN ...
 
-varibad_grid.png: the return of a trial in every evaluation of the runs, beside computed references.
+FOLDER gets two pictures (docs/images has those of the page).
+
+varibad_grid.png: the return of a trial in every evaluation of the runs, beside computed references; not drawn where a
+run has no evaluation.
 
 varibad_belief.png: of the last iteration of the first run, the probability of a reward in every cell, as the decoder
 tells it of latent variables drawn from the posteriors that were acted on, in the course of a trial: the one of the
@@ -18,7 +21,8 @@ import torch
 
 import metaloom
 from metaloom.flows.trained.blueprint import Blueprint
-from metaloom.flows.views.charts import CLASS_COLORS, INK
+from metaloom.flows.views.charts import INK
+from metaloom.flows.views.series import CLASS_COLORS
 from metaloom.pipeline.algorithms.varibad.decoders import DecodedSteps, Decoders
 from metaloom.pipeline.config.run import build_stored
 from metaloom.pipeline.envs.grid_references import (
@@ -29,7 +33,6 @@ from metaloom.pipeline.envs.grid_references import (
 )
 from metaloom.pipeline.estimation.trials import Trials
 
-FOLDER = Path(__file__).parent
 DRAWS = 200
 
 
@@ -116,6 +119,8 @@ def draw_beliefs(run, picture):
 
 
 if __name__ == "__main__":
-    opened = [metaloom.open_run(name) for name in sys.argv[1:]]
-    draw_curves(opened, FOLDER / "varibad_grid.png")
-    draw_beliefs(opened[0], FOLDER / "varibad_belief.png")
+    folder, *names = sys.argv[1:]
+    opened = [metaloom.open_run(name) for name in names]
+    if all(len(run.iterations) >= (run.config["evaluation"]["every"] or np.inf) for run in opened):
+        draw_curves(opened, Path(folder) / "varibad_grid.png")
+    draw_beliefs(opened[0], Path(folder) / "varibad_belief.png")

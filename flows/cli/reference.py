@@ -59,7 +59,8 @@ def show(name: NameAt, /, *, folder: From = None, as_json: AsJson = False) -> in
     with opened(place, found) as path:
         run = open_run(path)
         if iteration is None:
-            answer(as_json, lambda: run_info(run), lambda: run_view(run))
+            lies = str(place / found.archive)
+            answer(as_json, lambda: run_info(run) | {"path": lies}, lambda: run_view(run, path=lies))
         else:
             require_iteration(run, iteration)
             answer(as_json, lambda: iteration_info(run, iteration), lambda: iteration_view(run, iteration))

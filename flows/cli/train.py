@@ -178,6 +178,10 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, also: LogOp
         done, name = plural(result.iterations_done, "iteration"), location(folder)
         tell(as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N")
     tell(as_json, _next_steps(result.path))
+    if "tensorboard" in also.log:
+        from metaloom.flows.loggers.live import log_folder
+
+        tell(as_json, f"  tensorboard --logdir {location(log_folder(result.path) / 'tensorboard')}")
     return 0
 
 
@@ -197,6 +201,7 @@ def _next_steps(folder: Path) -> str:
             f"learning curve  {files.png}",
             f"report page     {files.html}",
             "\nlook further:",
+            f"  {program('metaloom')} view {name}",
             f"  {program('metaloom')} show {name}",
             f"  {program('metaloom')} replay {name}@0",
             f"  {program('python')} -c {question!r}",

@@ -84,7 +84,7 @@ def _append(
     new = [i for i in iterations if i >= have]
     if not new:
         return []
-    schema = _with_run(read(new[-1:]), run, who).schema
+    schema = _without_units(_with_run(read(new[-1:]), run, who).schema)
     _require_types(folder, known, schema)
     batches = _Counted(_batches(run, who, read, new, schema))
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,6 +104,11 @@ def _append(
         ) from error
     done.rows += batches.rows
     return new
+
+
+def _without_units(schema: pa.Schema) -> pa.Schema:
+    """Columns without metadata: one may hold metres of one run and cells of another, and Delta merges no two units."""
+    return pa.schema([field.remove_metadata() for field in schema])
 
 
 class _Counted:

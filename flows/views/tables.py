@@ -76,13 +76,13 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def run_view(run: Run) -> RenderableType:
-    """`metaloom show RUN`."""
+def run_view(run: Run, *, path: str | None = None) -> RenderableType:
+    """`metaloom show RUN`; `path` is where it lies for the reader, when it was opened elsewhere."""
     require_settings(run)
     info = run_info(run)
     config = info["config"]
     facts = [
-        ("path", as_text(info["path"])),
+        ("path", as_text(info["path"] if path is None else path)),
         ("state", _state_text(info)),
         ("iterations", Text(f"{info['iterations_done']} / {info['iterations']}")),
         ("created", as_text(f"{info['created'][:19].replace('T', ' ')} UTC")),

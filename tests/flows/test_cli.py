@@ -58,8 +58,8 @@ def test_train_tells_where_the_run_lies_and_how_to_look_further(runs, capsys):
     assert train("first") == 0
     out = capsys.readouterr().out
     assert str(runs / "first") in out
-    assert "metaloom show first" in out
-    assert "metaloom replay first@0" in out
+    for command in ("view first", "show first", "replay first@0"):
+        assert f"metaloom {command}" in out
     assert (runs / "reports" / "first" / "learning_curve.png").stat().st_size > 1000
 
 

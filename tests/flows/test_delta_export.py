@@ -64,6 +64,29 @@ def test_runs_are_appended_once_however_often_they_are_exported_and_duckdb_reads
     ]
 
 
+def test_runs_whose_columns_have_other_units_stand_side_by_side(runs, tmp_path, tiny_config):
+    train(tiny_config(env="hidden-goal-grid", iterations=1), tmp_path / "grid", backend=SERIAL)
+    opened = [storage.open_run(path) for path in (runs / "first", tmp_path / "grid")]
+    units = {run.episodes().schema.field("task_goal_x").metadata[b"unit"] for run in opened}
+    assert units == {b"m", b"1"}
+    for run in opened:
+        export(run, tmp_path / "lake", "delta")
+    for run in opened:
+        found, own = rows_of(tmp_path / "lake", "episodes", run)
+        assert found == own
+
+
+def test_tables_that_an_earlier_version_wrote_with_units_go_on(runs, tmp_path, tiny_config, monkeypatch):
+    train(tiny_config(env="hidden-goal-grid", iterations=1), tmp_path / "grid", backend=SERIAL)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(delta, "_without_units", lambda schema: schema)
+        export(storage.open_run(runs / "first"), tmp_path / "lake", "delta")
+    grid = storage.open_run(tmp_path / "grid")
+    export(grid, tmp_path / "lake", "delta")
+    found, own = rows_of(tmp_path / "lake", "episodes", grid)
+    assert found == own
+
+
 def test_of_a_run_that_went_on_only_what_is_new_is_appended_under_any_name_and_place(runs, tmp_path):
     moved = tmp_path / "elsewhere" / "renamed"
     shutil.copytree(runs / "first", moved)

@@ -6,6 +6,7 @@ import logging
 import math
 import socket
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -309,6 +310,14 @@ def test_a_package_that_is_missing_is_named_before_anything_is_made(tmp_path, mo
     with pytest.raises(UsageError, match=rf"{name} is not installed; `pip install 'metaloom\[{name}\]'`"):
         metaloom.train("promp-point-corner", tmp_path / "run", log=[name])
     assert not (tmp_path / "run").exists()
+
+
+def test_after_training_the_command_says_where_tensorboard_looks(tmp_path, capsys):
+    sizes = [part for setting in ("iterations=1", "num_tasks=1", "episodes_per_task=1") for part in ("--set", setting)]
+    run = str(tmp_path / "runs" / "run")
+    assert cli.run(["train", "first-steps", "--run", run, *sizes, "--workers", "0", "--log", "tensorboard"]) == 0
+    said = capsys.readouterr().out.split("tensorboard --logdir ")[1]
+    assert [path.name for path in Path(said.strip()).iterdir()] == ["run"]
 
 
 @pytest.mark.parametrize(

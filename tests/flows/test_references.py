@@ -172,7 +172,11 @@ def test_the_commands_list_show_verify_and_extract(made, tmp_path, monkeypatch, 
     metrics = storage.open_run(made / "tiny")[ITERATIONS - 1].metrics()
     assert (row["algorithm"], row["last_return"]) == ("promp", metrics["step_1.average_return"])
     assert command(["reference", "show", "tiny", *at]) == 0
-    assert "return by class of task" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "return by class of task" in out
+    assert "tiny.zip" in out
+    assert command(["reference", "show", "tiny", *at, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(Path(at[1]) / "tiny.zip")
     assert command(["reference", "show", "tiny@2", *at, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["stages"]
     assert [stage["thinned"] for stage in shown] == [False, *[True] * 5, False]  # it led to learner 3

@@ -12,7 +12,9 @@ function plotly() {
   return loading;
 }
 
-const CONFIG = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+// Where nothing can hover, plotly.js would leave its buttons on top of legends.
+const CONFIG = { displaylogo: false, responsive: true, displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 export const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8250a8", "#57606a"];
 const MARKED_POINTS = 40;
 const SIGNED = [[0, "#b2182b"], [0.25, "#f4a582"], [0.5, "#f7f7f7"], [0.75, "#92c5de"], [1, "#2166ac"]];
