@@ -37,7 +37,7 @@ def rl2_bandit() -> RunConfig:
 
 def rl2_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; the first of two episodes shows which."""
-    return _robot("half-cheetah-dir")
+    return _robot("half-cheetah-dir", learning_rate=7e-4, iterations=200)
 
 
 def rl2_half_cheetah_vel() -> RunConfig:
