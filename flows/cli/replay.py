@@ -75,6 +75,8 @@ def _replay(
         print_json([outcome.as_dict() for outcome in outcomes])
     elif different:
         console().print(difference_table([difference for outcome in different for difference in outcome.differences]))
+        changed = dict.fromkeys(change for outcome in different for change in outcome.changed)
+        console().print(f"Other than when it was computed: {'; '.join(changed) or 'nothing that is recorded'}")
     else:
         console().print(_verdict(outcomes))
     return 1 if different else 0

@@ -9,6 +9,7 @@ import numpy as np
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.changed_machine import machine_changes
 from metaloom.flows.graph.faults import compute_checked, explained
 from metaloom.flows.graph.recomputed import Recomputed, nearest_learner
 from metaloom.flows.graph.run_stages import RunStages, stages_of_run
@@ -20,6 +21,7 @@ from metaloom.storage import Run, StageRef
 from metaloom.storage.format.codec import Value, flatten
 from metaloom.storage.format.digests import array_digests
 from metaloom.storage.format.records import ArrayDigest
+from metaloom.storage.keep.thinner import changed_versions
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class StageReplay:
         seconds_stored: how long it took then.
         equality: the class that the device can claim.
         with_record: only the digests of its record were there to compare with, because it was thinned.
+        changed: what decides bits and was otherwise when it was computed, a few words each; of one that differs.
     """
 
     ref: StageRef
@@ -64,6 +67,7 @@ class StageReplay:
     seconds_stored: float
     equality: EqualityClass = "bits"
     with_record: bool = False
+    changed: tuple[str, ...] = ()
 
     @property
     def identical(self) -> bool:
@@ -83,6 +87,7 @@ class StageReplay:
             "equality": self.equality,
             "compared_with": "record" if self.with_record else "arrays",
             "differences": [difference_info(difference) for difference in self.differences],
+            "changed": list(self.changed),
         }
 
 
@@ -165,7 +170,8 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
     differences = [*compare(ref, stored, flatten(value))] if stored is not None else []
     if not differences:
         differences = [*compare_digests(ref, record.arrays, array_digests(value))]
-    return StageReplay(ref, tuple(differences), record.seconds, equality, with_record=stored is None), value
+    changed = (*changed_versions(record), *stages.changes(ref), *machine_changes(run, ref)) if differences else ()
+    return StageReplay(ref, tuple(differences), record.seconds, equality, stored is None, changed), value
 
 
 def compare_digests(

@@ -32,7 +32,7 @@ from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.estimation.diagnostics import names_of_metrics
-from metaloom.pipeline.nn.device import device_facts
+from metaloom.pipeline.nn.device import arithmetic_facts, device_facts
 from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Metrics, Samples, TaskBatch, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
@@ -256,6 +256,7 @@ def environment(stages: Runner) -> dict[str, Any]:
     env = stages.context.env
     components, told, classes = component_facts(env), described_facts(env), env.task_classes
     return {
+        "arithmetic": arithmetic_facts(),
         "code": code_digest(),
         "env": env_facts(stages.config.env, stages.context.env),
         "kernel": asdict(stages.context.learner.kernel),

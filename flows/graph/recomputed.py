@@ -3,6 +3,7 @@
 from typing import Any
 
 from metaloom import storage
+from metaloom.flows.graph.changed_machine import machine_changes
 from metaloom.flows.graph.run_stages import RunStages
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage import Run, StageRef
@@ -37,7 +38,7 @@ class Recomputed:
         except storage.StageThinned:
             self._bring_learners(ref)
             value = self._stages.of(ref).compute(ref, self)
-        require_same(self._run.record(ref), value, changed=self._stages.changes(ref))
+        require_same(self._run.record(ref), value, changed=lambda: self._changes(ref))
         self.remember(ref, value)
         return value
 
@@ -70,6 +71,9 @@ class Recomputed:
             first -= 1
         for i in range(first + 1, ref.iteration + 1):
             self.load(self._run.learner_ref(i))
+
+    def _changes(self, ref: StageRef) -> list[str]:
+        return [*self._stages.changes(ref), *machine_changes(self._run, ref)]
 
     def _is_missing(self, learner: StageRef) -> bool:
         return learner not in self._values and self._run.is_thinned(learner)

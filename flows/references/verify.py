@@ -1,6 +1,6 @@
 """Compute an iteration of a reference again and compare everything on the way with its records."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,6 @@ from metaloom.flows.runs import require_iteration
 from metaloom.flows.views.formatting import adaptation_returns, plural, stage_name
 from metaloom.pipeline.types import Update
 from metaloom.storage import Run, StageRef
-from metaloom.storage.format.provenance import system
-from metaloom.storage.keep.thinner import changed_versions
-
-_DECIDES_BITS = ("cpu", "cpu_flags", "libc")
 
 
 @dataclass(frozen=True)
@@ -130,7 +126,7 @@ def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(work
     return Verified(
         *(outcome.name, outcome.iteration, outcome.start, outcome.stages, outcome.proved),
         first_difference=seen.first.ref,
-        differs=(*changed_versions(run.record(seen.first.ref)), *_changed_processor(run)),
+        differs=seen.first.changed,
         returns=_returns(run, iteration, seen.metrics),
     )
 
@@ -142,22 +138,6 @@ def _require_complete(run: Run, iteration: int) -> None:
             f"{run.location}: found iteration {iteration} under way; required one that is complete, of which there are "
             f"{len(run.iterations)}: what was not computed cannot be compared"
         )
-
-
-def _changed_processor(run: Run) -> Iterator[str]:
-    then, now = run.info.get("system", {}), system()
-    for name in _DECIDES_BITS:
-        before, today = str(then.get(name, "absent")), now[name]
-        if name == "cpu_flags" and before != today:
-            lost, new = ({*a.split()} - {*b.split()} for a, b in ((before, today), (today, before)))
-            yield f"a processor without {_few(lost)}, with {_few(new)}"
-        elif before != today:
-            yield f"{name} {before} then, {today} now"
-
-
-def _few(flags: set[str]) -> str:
-    shown = sorted(flags)[:5]
-    return " ".join(shown) + (f" and {len(flags) - 5} more" if len(flags) > 5 else "") if flags else "anything new"
 
 
 def _returns(run: Run, iteration: int, computed: Mapping[str, float]) -> tuple[float, float] | None:

@@ -3,6 +3,7 @@
 import os
 
 import torch
+from threadpoolctl import threadpool_info
 
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.schema import ConfigError
@@ -48,3 +49,16 @@ def device_facts(name: DeviceName) -> dict[str, str]:
             "cudnn": str(torch.backends.cudnn.version()),
         }
     return {"model": "Metal"} if name == "mps" else {}
+
+
+def arithmetic_facts() -> dict[str, str]:
+    """Return which machine code adds and multiplies in this process: another one rounds sums in another order.
+
+    It is chosen by processor, but also by variables such as OPENBLAS_CORETYPE and ATEN_CPU_CAPABILITY.
+    """
+    libraries = (library for library in threadpool_info() if library["user_api"] == "blas")
+    named = {
+        " ".join(str(library[key]) for key in ("internal_api", "version", "architecture") if library.get(key))
+        for library in libraries
+    }
+    return {"blas": ", ".join(sorted(named)), "torch": torch.backends.cpu.get_cpu_capability()}

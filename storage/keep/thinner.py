@@ -1,6 +1,6 @@
 """Remove the arrays of iterations, and put them back, on behalf of a session."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from metaloom.storage.errors import DigestMismatch, StageExists
@@ -103,13 +103,13 @@ class Thinner:
         require_same(record, value)
 
 
-def require_same(record: StageRecord, value: Value, *, changed: Sequence[str] = ()) -> None:
+def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Sequence[str]] = tuple) -> None:
     """Refuse an output, computed again, that is not the one of a record.
 
     Args:
         record: of the output.
         value: that came out now.
-        changed: what else than versions is known to differ from then, half a sentence each.
+        changed: tells what else than versions is known to differ from then, half a sentence each.
 
     Raises:
         DigestMismatch: naming what may be the reason.
@@ -117,7 +117,7 @@ def require_same(record: StageRecord, value: Value, *, changed: Sequence[str] = 
     found = array_digests(value)
     if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
         wrong = sorted(name for name in {*found, *record.arrays} if found.get(name) != record.arrays.get(name))
-        raise mismatch(record, f"other bits in {', '.join(wrong[:5])}", changed)
+        raise mismatch(record, f"other bits in {', '.join(wrong[:5])}", changed())
 
 
 def changed_versions(record: StageRecord) -> list[str]:

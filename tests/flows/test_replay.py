@@ -1,4 +1,9 @@
 import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.nn.device import arithmetic_facts
 from metaloom.storage import StageRef
 
 REF = StageRef(0, "adapt", 0)
@@ -107,6 +113,22 @@ def test_what_was_thinned_is_compared_with_its_record_and_says_so(stored):
     thinned = {outcome.ref.stage for outcome in outcomes if outcome.with_record}
     assert thinned == {"collect_rollouts", "process_samples", "adapt"}
     assert not any(outcome.with_record for outcome in outcomes if outcome.ref.iteration == 1)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names machine code of x86-64")
+def test_other_arithmetic_than_the_runs_is_named_where_bits_differ(stored):
+    blas = arithmetic_facts()["blas"]
+    other = "Nehalem" if "Nehalem" not in blas else "Haswell"
+    command = [sys.executable, "-m", "metaloom.flows.cli", "replay", "--json", f"{stored}@0"]
+    done = subprocess.run(
+        command, env={**os.environ, "OPENBLAS_CORETYPE": other}, capture_output=True, text=True, check=False
+    )
+    outcomes = json.loads(done.stdout)
+    different = [outcome for outcome in outcomes if not outcome["identical"]]
+    assert different, done.stderr
+    told = f"arithmetic of blas: {blas} then, {blas.rpartition(' ')[0]} {other} now"
+    assert all(outcome["changed"] == [told] for outcome in different)
+    assert not any(outcome["changed"] for outcome in outcomes if outcome["identical"])
 
 
 def test_nan_equals_itself_and_minus_zero_differs_from_zero():
