@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import struct
+import subprocess
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +39,7 @@ from metaloom.storage import StageRef
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.chunks import crc32c
 from metaloom.storage.format.files import read_file
+from metaloom.storage.format.provenance import system
 from metaloom.storage.read.parquet import parse_table
 
 SERIAL = Backend(workers=0)
@@ -490,6 +493,20 @@ def test_the_references_of_the_project_are_those_of_their_index_and_small():
         raw = (shipped() / reference.archive).read_bytes()
         assert (len(raw), hashlib.sha256(raw).hexdigest()) == (reference.size, reference.sha256)
     assert sum(reference.size for reference in references) <= 25_000_000
+
+
+@pytest.mark.parametrize("torch_code", ["avx2", "default"])
+def test_the_project_s_references_have_their_bits_with_the_code_for_haswell_or_what_differs_is_told(torch_code):
+    processor = system()["cpu_flags"].split()
+    if "avx2" not in processor:
+        pytest.skip("this processor has no AVX2")
+    command = [sys.executable, "-m", "metaloom.flows.cli", "reference", "verify", "dense-maml-ppo-seed-1@20", "--json"]
+    told = {"OPENBLAS_CORETYPE": "Haswell", "ATEN_CPU_CAPABILITY": torch_code}
+    done = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True, check=False)
+    outcome = json.loads(done.stdout)
+    assert outcome["identical"] or any(word in " ".join(outcome["differs"]) for word in ("a processor", "DEFAULT"))
+    if outcome["returns"] is not None:
+        assert outcome["returns"][1] == pytest.approx(outcome["returns"][0], rel=0.01)
 
 
 def test_an_iteration_of_a_reference_of_the_project_has_its_bits_or_another_processor_is_told():
