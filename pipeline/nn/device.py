@@ -54,8 +54,8 @@ def device_facts(name: DeviceName) -> dict[str, str]:
 def arithmetic_facts() -> dict[str, str]:
     """Return which machine code adds and multiplies in this process: another one rounds sums in another order.
 
-    It is chosen by processor, but also by variables such as OPENBLAS_CORETYPE and ATEN_CPU_CAPABILITY. Without versions, which
-    NumPy's and torch's imply: whether SciPy has loaded an OpenBLAS of its own must not matter.
+    It is chosen by processor, but also by variables such as OPENBLAS_CORETYPE and ATEN_CPU_CAPABILITY. Without
+    versions, which NumPy's and torch's imply: whether SciPy has loaded an OpenBLAS of its own must not matter.
     """
     named = {
         " ".join(str(library[key]) for key in ("internal_api", "architecture") if library.get(key))
