@@ -113,7 +113,7 @@ def extract(name: Name, /, *, run: str | None = None, folder: From = None, as_js
 
 
 @reference.command
-def add(run: RunArgument, /, *, name: str | None = None, to: Path | None = None, as_json: AsJson = False) -> int:
+def add(run: RunArgument, /, *, name: str | None = None, to: Path | None = None, learners: int = 20, as_json: AsJson = False) -> int:
     """Make a reference of a complete run, which stays as it is, and add it to a folder of references.
 
     Example: `metaloom reference add first --name dense-promp-seed-6 --to references`
@@ -121,6 +121,8 @@ def add(run: RunArgument, /, *, name: str | None = None, to: Path | None = None,
     Args:
         name: Name of the reference; that of the run by default.
         to: Folder of the references; that of the checkout by default.
+        learners: Iterations from one stored learner to the next: fewer learners make a smaller archive, and `verify`
+            computes up to so many iterations.
     """
     from metaloom.flows.references.archive import add as add_reference
     from metaloom.flows.references.tables import reference_rows
@@ -128,7 +130,7 @@ def add(run: RunArgument, /, *, name: str | None = None, to: Path | None = None,
     from metaloom.flows.views.formatting import size
 
     place = _folder(to)
-    made = add_reference(run_folder(run), place, name)
+    made = add_reference(run_folder(run), place, name, learners=learners)
     answer(as_json, lambda: reference_rows([made])[0], lambda: f"{place / made.archive}: {size(made.size)}")
     return 0
 

@@ -23,9 +23,6 @@ from metaloom.storage.errors import damaged
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.paths import check_run_name
 
-LEARNERS_EVERY = 20
-"""Iterations from one stored learner to the next: so many are computed, at most, to check one."""
-
 _LARGEST_ARCHIVE = 2**28
 _LARGEST_RUN = 2**30
 _MOST_FILES = 10_000
@@ -36,17 +33,17 @@ _BEGINNING = (1980, 1, 1, 0, 0, 0)  # of time, to zip
 _LEFT_OUT = ("_operator", "_quarantine", "writer.lock")
 
 
-def add(path: Path, folder: Path, name: str | None = None, *, learners: int = LEARNERS_EVERY) -> Reference:
+def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20) -> Reference:
     """Make a reference of a stored run, which stays as it is, and put it into a folder and its index.
 
-    The reference is a copy of the run: without its batches, with the learner of every 20th iteration and the newest,
+    The reference is a copy of the run: without its batches, with the learner of every so many iterations and the newest,
     packed, in one archive.
 
     Args:
         path: the run's folder.
         folder: of the references; made if need be.
         name: of the reference; the run's by default.
-        learners: iterations from one stored learner to the next.
+        learners: iterations from one stored learner to the next; so many are computed, at most, to check one.
 
     Raises:
         UsageError: the run is not complete, names modules of its user or is under a URL, or there is a reference of
