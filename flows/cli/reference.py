@@ -113,7 +113,9 @@ def extract(name: Name, /, *, run: str | None = None, folder: From = None, as_js
 
 
 @reference.command
-def add(run: RunArgument, /, *, name: str | None = None, to: Path | None = None, learners: int = 20, as_json: AsJson = False) -> int:
+def add(
+    run: RunArgument, /, *, name: str | None = None, to: Path | None = None, learners: int = 20, as_json: AsJson = False
+) -> int:
     """Make a reference of a complete run, which stays as it is, and add it to a folder of references.
 
     Example: `metaloom reference add first --name dense-promp-seed-6 --to references`

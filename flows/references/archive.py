@@ -36,8 +36,8 @@ _LEFT_OUT = ("_operator", "_quarantine", "writer.lock")
 def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20) -> Reference:
     """Make a reference of a stored run, which stays as it is, and put it into a folder and its index.
 
-    The reference is a copy of the run: without its batches, with the learner of every so many iterations and the newest,
-    packed, in one archive.
+    The reference is a copy of the run: without its batches, with the learner of every so many iterations and the
+    newest, packed, in one archive.
 
     Args:
         path: the run's folder.
