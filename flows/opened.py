@@ -17,6 +17,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import run_folder, runs_root
 from metaloom.flows.views import formatting
 from metaloom.flows.views.formatting import plural
+from metaloom.flows.views.plots import Plots
 from metaloom.pipeline.shown import as_html
 from metaloom.storage.read.selection import Steps
 from metaloom.storage.run import Iterations
@@ -44,6 +45,11 @@ class Run(storage.Run):
         from metaloom.flows.trained.of_run import policy_of
 
         return policy_of(self, iteration, seed=seed)
+
+    @property
+    def plot(self) -> Plots:
+        """The charts of the run; `run.plot.learning_curve()` draws one."""
+        return Plots(self)
 
     def class_returns(self, iterations: Iterations = None) -> pa.Table:
         """One row per iteration, inner step and class of task: mean return over its tasks, and its standard error.

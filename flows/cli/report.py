@@ -1,33 +1,88 @@
 """`metaloom report`."""
 
+import base64
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Literal
 
-from metaloom.flows.cli.options import RunArgument
+from metaloom.flows.cli.options import Flag, RunArgument, Trust, agree, refuse_without
 from metaloom.flows.cli.output import console
 from metaloom.flows.runs import report_folder, run_folder
 from metaloom.storage import Run, open_run
 from metaloom.storage.errors import system_errors
 
 if TYPE_CHECKING:
+    from metaloom.flows.views.page import Picture
     from metaloom.flows.views.report import ReportFiles
 
 
-def report(run: RunArgument, *, out: Path | None = None) -> int:
-    """Write the learning curve as PNG and a self-contained HTML page.
+def report(
+    run: RunArgument,
+    *,
+    out: Path | None = None,
+    static: Flag = False,
+    video: Flag = False,
+    figures: Path | None = None,
+    format: Literal["svg", "pdf"] | None = None,
+    trust: Trust = False,
+) -> int:
+    """Write the learning curve as PNG and a self-contained HTML page with charts to zoom into.
+
+    The page has some 2 MB, most of it the program that draws its charts, and needs no network.
 
     Example: `metaloom report first`
 
     Args:
         out: Folder for the files; reports/NAME in the runs folder by default.
+        static: Pictures in place of charts to zoom into: a page that runs no scripts.
+        video: A film on the page: the best task of the last iteration, before and after adaptation.
+        figures: Folder for every chart as a file of its own besides, for a paper.
+        format: Of those files: svg (the default) or pdf.
     """
+    if figures is None:
+        refuse_without("--figures", format=format)
+    if not video:
+        refuse_without("--video", trust=trust)
     opened = open_run(run_folder(run))
-    files = write(opened, out if out is not None else report_folder(opened.path))
+    agree(opened.path, trust)
+    film = _film(opened) if video else None
+    files = write(opened, out if out is not None else report_folder(opened.path), static=static, film=film)
     console().print(f"learning curve  {files.png}\nreport page     {files.html}")
+    if figures is not None:
+        written = _write_figures(opened, figures, format or "svg")
+        console().print(f"{len(written)} figures      {figures}: {', '.join(file.name for file in written)}")
     return 0
 
 
-def write(run: Run, folder: Path) -> "ReportFiles":
+def _film(run: Run) -> "Picture":
+    """Film the best task of the last iteration, as a picture that moves and that a page can hold."""
+    from metaloom.flows.films.opengl import choose_renderer
+
+    renderer = choose_renderer("auto")  # before MuJoCo is imported
+    from metaloom.flows.commands.video import video
+    from metaloom.flows.views.page import Picture
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "film.webp"
+        film = video(run.path, -1, file, task="best", renderer=renderer)
+        source = "data:image/webp;base64," + base64.b64encode(file.read_bytes()).decode()
+    caption = "An episode of median return of the best task, simulated again from its seed and its stored actions."
+    if not film.agrees:
+        caption += (
+            f" It does not show what happened: observations differ by up to {film.largest_difference:.3g} from the "
+            "stored ones."
+        )
+    return Picture(source, "Film of an episode before and after adaptation", caption, enlarged=False)
+
+
+def _write_figures(run: Run, folder: Path, kind: Literal["svg", "pdf"]) -> list[Path]:
+    from metaloom.flows.views.report import write_figures
+
+    with system_errors(folder, required="a folder to write figures to", action="Free space, or choose another folder"):
+        return write_figures(run, folder, kind)
+
+
+def write(run: Run, folder: Path, *, static: bool = False, film: "Picture | None" = None) -> "ReportFiles":
     """Write the report of a run to a folder.
 
     Raises:
@@ -40,4 +95,4 @@ def write(run: Run, folder: Path) -> "ReportFiles":
         required="a folder to write the report to",
         action=f"Free space, or choose another: `metaloom report {run.path} --out FOLDER`",
     ):
-        return write_report(run, folder)
+        return write_report(run, folder, static=static, film=film)

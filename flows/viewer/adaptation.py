@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from metaloom.flows.viewer.curves import numbers
 from metaloom.flows.views.formatting import adaptation_label
+from metaloom.flows.views.series import numbers
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Array, TaskParams
 from metaloom.storage import Run, StageMissing, StageRef, StoreError

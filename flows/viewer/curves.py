@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from metaloom.flows.views.evaluation_lines import training_lines, training_lines_by_class
-from metaloom.flows.views.formatting import by_inner_step, finite
+from metaloom.flows.views.formatting import by_inner_step
 from metaloom.flows.views.history import History, class_lines, learning_lines, load_history, metric_columns
 from metaloom.flows.views.metric_curves import optimization_lines, success_lines
-from metaloom.flows.views.series import Lines
+from metaloom.flows.views.series import Lines, numbers, series_data
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Array, Evaluation
 from metaloom.storage import Run, StoreError
@@ -125,11 +125,6 @@ def spark(run: Run) -> list[float | None]:
     return numbers(metrics[f"step_{len(by_step) - 1}.average_return"]) if by_step else []
 
 
-def numbers(values: Array) -> list[float | None]:
-    """Numbers as JSON has them, with as many digits as a curve shows."""
-    return [finite(float(f"{value:.7g}")) for value in np.asarray(values, np.float64).tolist()]
-
-
 def _stride(done: int) -> int:
     every = 1
     while done > MOST_POINTS * every:
@@ -171,14 +166,5 @@ def _chart(heading: str, lines: Lines, steps: Array, iterations: Sequence[int] |
         "band": lines.band,
         "env_steps": numbers(steps),
         "iterations": [int(i) for i in iterations],
-        "series": [
-            {
-                "label": series.label,
-                "color": series.color,
-                "values": numbers(series.values),
-                "low": None if series.band is None else numbers(series.band[0]),
-                "high": None if series.band is None else numbers(series.band[1]),
-            }
-            for series in lines.series
-        ],
+        "series": [series_data(series) for series in lines.series],
     }

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from metaloom import storage
 from metaloom.flows.runs import require_iteration
-from metaloom.flows.viewer.curves import numbers
 from metaloom.flows.views.boxes import Arrow, Box, draw
 from metaloom.flows.views.class_returns import classes_of
 from metaloom.flows.views.formatting import dotted, plural, program, short_time, size, stage_name
@@ -22,7 +21,7 @@ from metaloom.flows.views.run_info import (
     stage_info,
     state_of,
 )
-from metaloom.flows.views.series import class_color
+from metaloom.flows.views.series import class_color, numbers
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRecord, StageRef, StoreError

@@ -1,6 +1,5 @@
 """The server of the page: on this machine alone, behind a token, reading and never writing runs."""
 
-import importlib.util
 import secrets
 import socket
 from collections.abc import Callable
@@ -12,10 +11,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from metaloom.flows.errors import ExtraMissing, UsageError
+from metaloom.flows.errors import UsageError
 from metaloom.flows.viewer.gate import Gate
 from metaloom.flows.viewer.pages import Pages
 from metaloom.flows.viewer.shelf import Shelf
+from metaloom.flows.views.interactive import plotly_file
 
 ADDRESS = "127.0.0.1"
 _TOKEN_BYTES = 24
@@ -25,7 +25,7 @@ def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
     """Make the application that answers what the page asks for.
 
     Raises:
-        ExtraMissing: the package that brings plotly.js is not installed.
+        UsageError: the package plotly has no plotly.js.
     """
     pages = Pages(shelf, plotly_file())
     return Gate(Starlette(routes=[Mount(f"/{token}", routes=pages.routes())]), token)
@@ -40,8 +40,7 @@ def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
         tell: told the address to open.
 
     Raises:
-        UsageError: the port is taken.
-        ExtraMissing: the package that brings plotly.js is not installed.
+        UsageError: the port is taken, or the package plotly has no plotly.js.
         StoreError: the object store of a URL cannot be read.
     """
     shelf, token = Shelf(place), secrets.token_urlsafe(_TOKEN_BYTES)
@@ -66,17 +65,3 @@ def run_server(app: ASGIApp, listening: socket.socket) -> None:
     )
     with suppress(KeyboardInterrupt):  # which uvicorn raises again once it has ended
         uvicorn.Server(config).run(sockets=[listening])
-
-
-def plotly_file() -> Path:
-    """Find plotly.js, without importing the package that brings it.
-
-    Raises:
-        ExtraMissing: it is not installed.
-    """
-    found = importlib.util.find_spec("plotly")
-    if found is not None and found.origin is not None:
-        file = Path(found.origin).parent / "package_data" / "plotly.min.js"
-        if file.exists():
-            return file
-    raise ExtraMissing("view", "plotly")

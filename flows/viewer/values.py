@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.viewer.curves import numbers
+from metaloom.flows.views.series import numbers
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageMissing, StageRef
 from metaloom.storage.format.arrays import ArraySpec

@@ -2,7 +2,10 @@
 
 import base64
 import io
+import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -12,10 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from metaloom.flows.views.series import Series
+from metaloom.flows.views.series import Chart, Series
 from metaloom.pipeline.types import Array
 
 INK, GRID = "#24292f", "#e6e8eb"
+WIDE, NARROW = (8.6, 4.4), (6.4, 3.4)
 STAGE_COLORS = {
     "memory_fill": "#56b4e9",
     "tasks": "#8c959f",
@@ -30,6 +34,15 @@ STAGE_COLORS = {
 
 # Up to this many points a line also shows where they are.
 MARKED_POINTS = 40
+MOST_COLUMNS, MOST_INSIDE = 4, 3
+BESIDE: dict[str, Any] = {
+    "frameon": False,
+    "fontsize": 8,
+    "labelcolor": INK,
+    "loc": "center left",
+    "bbox_to_anchor": (1, 0.5),
+}
+"""Of a legend to the right of its chart."""
 
 
 def stage_color(group: str, step: int) -> str:
@@ -37,6 +50,30 @@ def stage_color(group: str, step: int) -> str:
     red, green, blue = to_rgb(STAGE_COLORS.get(group, INK))
     white = min(0.4 * step, 0.8)
     return to_hex((red + (1 - red) * white, green + (1 - green) * white, blue + (1 - blue) * white))
+
+
+class Drawing(Figure):
+    """A figure that a notebook shows, whichever backend it has."""
+
+    def _repr_png_(self) -> bytes:
+        return png_bytes(self)
+
+
+def draw(chart: Chart, *, told_elsewhere: bool = False) -> Drawing:
+    """Draw a chart; where its title and note are told elsewhere, the note is left out."""
+    note, size = "" if told_elsewhere else chart.note, WIDE if chart.wide else NARROW
+    series = chart.panels[0].series
+    if chart.kind == "bars":
+        values, colors = np.concatenate([bar.values for bar in series]), [bar.color for bar in series]
+        return bar_chart(chart.title, [bar.label for bar in series], values, chart.texts, chart.x_label, colors)
+    if chart.kind == "layers":
+        return stacked_chart(chart.title, chart.x, chart.x_label, chart.y_label, series, size=size)
+    if chart.kind == "points":
+        return _point_chart(replace(chart, note=note), size)
+    if len(chart.panels) > 1:
+        return _panel_chart(replace(chart, note=note))
+    labels = chart.x_label, chart.y_label
+    return line_chart(chart.title, chart.x, *labels, series, note=note, band=chart.band, size=size)
 
 
 def line_chart(
@@ -48,26 +85,76 @@ def line_chart(
     *,
     note: str = "",
     band: str = "",
-    size: tuple[float, float] = (6.4, 3.4),
-) -> Figure:
+    size: tuple[float, float] = NARROW,
+) -> Drawing:
     """Lines over a shared x axis; large x values are counted in thousands or millions. The legend tells `band`."""
     figure, axes = _figure(title, note, size)
     x, unit = _scaled(x)
+    _plot(axes, x, series)
+    axes.set_xlabel(x_label + unit)
+    axes.set_ylabel(y_label)
+    axes.margins(x=0.02)
+    handles, labels = _legend(axes, series, band)
+    # A legend of one line repeats the title; one of many would lie on them.
+    if len(handles) > MOST_INSIDE:
+        axes.legend(handles, labels, **BESIDE)
+    elif len(handles) > 1:
+        axes.legend(handles, labels, frameon=False, fontsize=9, labelcolor=INK)
+    return figure
+
+
+def _plot(axes: Axes, x: Array, series: Sequence[Series]) -> None:
     marker = "o" if len(x) <= MARKED_POINTS else ""
     for line in series:
         if line.band is not None:
             axes.fill_between(x, *line.band, color=line.color, alpha=0.16, linewidth=0)
         axes.plot(x, line.values, color=line.color, label=line.label, linewidth=1.7, marker=marker, markersize=3.2)
-    axes.set_xlabel(x_label + unit)
-    axes.set_ylabel(y_label)
-    axes.margins(x=0.02)
+
+
+def _legend(axes: Axes, series: Sequence[Series], band: str) -> tuple[list[Any], list[Any]]:
     handles, labels = axes.get_legend_handles_labels()
     if band and any(line.band is not None for line in series):
         handles.append(Patch(color=INK, alpha=0.16, linewidth=0))
         labels.append(band)
-    # A legend of one line repeats the title.
-    if len(handles) > 1:
-        axes.legend(handles, labels, frameon=False, fontsize=9, labelcolor=INK)
+    return handles, labels
+
+
+def _point_chart(chart: Chart, size: tuple[float, float]) -> Drawing:
+    figure, axes = _figure(chart.title, chart.note, size)
+    x, unit = (chart.x, "") if chart.diagonal else _scaled(chart.x)
+    for series in chart.panels[0].series:
+        dots = 16 if chart.diagonal else 5
+        axes.scatter(x, series.values, s=dots, color=series.color, label=series.label, alpha=0.7, linewidths=0)
+    if chart.diagonal:
+        axes.axline((float(np.nanmean(x)),) * 2, slope=1, color="#8c959f", linewidth=1, linestyle="--", zorder=0)
+    axes.set_xlabel(chart.x_label + unit)
+    axes.set_ylabel(chart.y_label)
+    if len(chart.panels[0].series) > 1:
+        axes.legend(markerscale=2, **BESIDE)
+    return figure
+
+
+def _panel_chart(chart: Chart) -> Drawing:
+    """Panels with the same axes, up to four in a row."""
+    columns = min(len(chart.panels), MOST_COLUMNS)
+    rows = -(-len(chart.panels) // columns)
+    figure = Drawing(figsize=(max(2.5 * columns, 5.0), 2.3 * rows + 0.9), layout="constrained")
+    cells = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    x, unit = _scaled(chart.x)
+    for axes, panel in zip(cells, chart.panels, strict=False):
+        _plot(axes, x, panel.series)
+        axes.set_title(panel.title, fontsize=9.5, color=INK, parse_math=False)
+        style(axes)
+    for axes in cells[len(chart.panels) :]:
+        axes.set_visible(False)
+    title = f"{chart.title}\n{_wrapped(chart.note, figure)}" if chart.note else chart.title
+    figure.suptitle(title, fontsize=10, color=INK, parse_math=False)
+    for axes in cells[max(len(chart.panels) - columns, 0) : len(chart.panels)]:
+        axes.set_xlabel(chart.x_label + unit, fontsize=8.5)
+        axes.tick_params(labelbottom=True)
+    figure.supylabel(chart.y_label, fontsize=9.5, color=INK)
+    handles, labels = _legend(cells[0], chart.panels[0].series, chart.band)
+    figure.legend(handles, labels, frameon=False, fontsize=9, labelcolor=INK, loc="outside lower center", ncols=3)
     return figure
 
 
@@ -78,8 +165,8 @@ def stacked_chart(
     y_label: str,
     layers: Sequence[Series],
     *,
-    size: tuple[float, float] = (6.4, 3.4),
-) -> Figure:
+    size: tuple[float, float] = NARROW,
+) -> Drawing:
     """Layers that add up to a whole, over iterations."""
     figure, axes = _figure(title, "", size)
     values = [np.nan_to_num(layer.values) for layer in layers]
@@ -97,21 +184,13 @@ def stacked_chart(
     axes.margins(x=0)
     handles, names = axes.get_legend_handles_labels()
     # Reversed, so that the legend reads from top to bottom as the layers do.
-    axes.legend(
-        handles[::-1],
-        names[::-1],
-        frameon=False,
-        fontsize=8,
-        labelcolor=INK,
-        loc="center left",
-        bbox_to_anchor=(1, 0.5),
-    )
+    axes.legend(handles[::-1], names[::-1], **BESIDE)
     return figure
 
 
 def bar_chart(
     title: str, labels: Sequence[str], values: Array, notes: Sequence[str], x_label: str, colors: Sequence[str]
-) -> Figure:
+) -> Drawing:
     """Horizontal bars from top to bottom, each with a note behind it."""
     figure, axes = _figure(title, "", (6.4, max(2.2, 0.36 * len(labels) + 1.3)))
     places = np.arange(len(labels))
@@ -150,6 +229,11 @@ def svg_bytes(figure: Figure) -> bytes:
     return _saved(figure, "svg")
 
 
+def pdf_bytes(figure: Figure) -> bytes:
+    """Render a figure as PDF, with fonts that journals take."""
+    return _saved(figure, "pdf")
+
+
 def svg_data_uri(figure: Figure) -> str:
     """Render a figure as an SVG data URI: an image that an HTML page can hold and that cannot run anything."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg_bytes(figure)).decode()
@@ -158,23 +242,27 @@ def svg_data_uri(figure: Figure) -> str:
 def _saved(figure: Figure, kind: str, dpi: int = 100) -> bytes:
     buffer = io.BytesIO()
     # No date and fixed ids: the same run gives the same file.
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    with mpl.rc_context({"svg.hashsalt": "metaloom"}):
+    metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
+    with mpl.rc_context({"svg.hashsalt": "metaloom", "pdf.fonttype": 42}):
         figure.savefig(buffer, format=kind, metadata=metadata, facecolor="white", dpi=dpi)
     return buffer.getvalue()
 
 
-def _figure(title: str, note: str, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
+def _figure(title: str, note: str, size: tuple[float, float]) -> tuple[Drawing, Axes]:
+    figure = Drawing(figsize=size, layout="constrained")
+    axes, note = figure.add_subplot(), _wrapped(note, figure)
     # parse_math is off wherever a user's text may enter: a "$" in a name is a dollar.
-    axes.set_title(
-        title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=20 if note else 8, parse_math=False
-    )
+    pad = 8 + 12 * (note.count("\n") + 1 if note else 0)
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=pad, parse_math=False)
     if note:
         axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=8.5, color="#57606a", parse_math=False)
     style(axes)
     return figure, axes
+
+
+def _wrapped(note: str, figure: Figure) -> str:
+    """Break a note into lines that fit above the figure's axes."""
+    return textwrap.fill(note, int(14 * figure.get_figwidth()))
 
 
 def _scaled(x: Array) -> tuple[Array, str]:

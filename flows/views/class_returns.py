@@ -14,6 +14,7 @@ import numpy as np
 
 from metaloom.flows.views.formatting import finite, number, plural
 from metaloom.pipeline.estimation.class_returns import BALANCED, ClassReturns, Estimate
+from metaloom.pipeline.types import Array
 from metaloom.storage import IncompatibleFormat, Run
 from metaloom.storage.read.sessions import mapping
 
@@ -70,6 +71,18 @@ def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | No
         tasks = slice(start, stop)
         found.setdefault(int(place[start]), []).append(classes.returns(returns[tasks], of[tasks]))
     return dict(found)
+
+
+def classes_of_tasks(run: Run, iterations: Sequence[int], classes: "Classes") -> Array | None:
+    """Number of the class of every task of some iterations, [I, B]; None where episodes tell no task."""
+    fields = [f"task_{field}" for field in classes.fields]
+    episodes = run.episodes(iterations)
+    if not {*fields} <= {*episodes.column_names}:
+        return None
+    rows = episodes.group_by(["iteration", "task"]).aggregate([(field, "min") for field in fields])
+    rows = rows.sort_by([("iteration", "ascending"), ("task", "ascending")])
+    params = np.stack([rows[f"{field}_min"].to_numpy() for field in fields], axis=1)
+    return np.asarray(classes.of(params, classes.fields)).reshape(len(iterations), -1)
 
 
 def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.Table":

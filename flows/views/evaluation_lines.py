@@ -11,6 +11,7 @@ from metaloom.flows.views.series import (
     Series,
     class_color,
     estimates_series,
+    explain_gaps,
     step_color,
 )
 from metaloom.pipeline.envs.task_classes import Classes
@@ -38,7 +39,7 @@ def training_lines(name: str, evaluations: list[Evaluation]) -> Lines:
         label = adaptation_label(k, last) if last else "test return"
         series.append(Series(label, step_color(k, last), line, band if k in (0, last) else None))
     y_label = "return of test episodes (interquartile mean)"
-    return Lines(f"Evaluation of {name}", y_label, INTERVAL_NOTE, INTERVAL, tuple(series))
+    return Lines("evaluation", f"Evaluation of {name}", y_label, INTERVAL_NOTE, INTERVAL, tuple(series))
 
 
 def training_lines_by_class(name: str, evaluations: list[Evaluation], classes: Classes) -> Lines:
@@ -49,7 +50,9 @@ def training_lines_by_class(name: str, evaluations: list[Evaluation], classes: C
         for c, name in enumerate(returns[0].names)
     )
     title = f"Evaluation of {name} by class of task"
-    return Lines(title, "return of test episodes", CLASS_NOTE, ERROR_BAND, tuple(series))
+    return explain_gaps(
+        Lines("evaluation_by_class", title, "return of test episodes", CLASS_NOTE, ERROR_BAND, tuple(series))
+    )
 
 
 def interquartile_means(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Array, Array]]:

@@ -1,4 +1,4 @@
-"""Pictures of evaluations: the curve of one over adaptation, and of all of a run over training."""
+"""Pictures of evaluations, over adaptation; and the files of single pictures."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.views import charts
 from metaloom.flows.views.evaluation_lines import INTERVAL, INTERVAL_NOTE, interquartile_means
 from metaloom.flows.views.evaluation_summary import summarize_steps
-from metaloom.flows.views.series import AFTER, BEFORE, Lines, Series
-from metaloom.pipeline.types import Array, Evaluation
+from metaloom.flows.views.series import AFTER, BEFORE, Chart, Lines, Series, chart_of
+from metaloom.pipeline.types import Evaluation
 
 SUFFIXES = (".png", ".svg")
 
@@ -31,34 +31,19 @@ def write_plot(path: Path, figure: Figure) -> None:
 
 
 def per_shot_curve(title: str, evaluation: Evaluation) -> Figure:
+    """Draw `per_shot_chart`."""
+    return charts.draw(per_shot_chart(title, evaluation))
+
+
+def per_shot_chart(title: str, evaluation: Evaluation) -> Chart:
     """Test return against the number of episodes that a task's policy has adapted to."""
     steps = summarize_steps(evaluation)
     n = evaluation.episodes_per_step
     per_step = f"one adaptation step per {n} episode{'' if n == 1 else 's'}; " if evaluation.adaptation_steps else ""
-    return charts.line_chart(
-        title,
-        np.array([step.adaptation_episodes for step in steps], np.float64),
-        "adaptation episodes per task",
-        "return of test episodes",
-        [
-            Series("interquartile mean", AFTER, *interquartile_means(steps)),
-            Series("mean", BEFORE, np.array([step.average_return for step in steps])),
-        ],
-        note=per_step + INTERVAL_NOTE,
-        band=INTERVAL,
-        size=(8.6, 4.4),
+    series = (
+        Series("interquartile mean", AFTER, *interquartile_means(steps)),
+        Series("mean", BEFORE, np.array([step.average_return for step in steps])),
     )
-
-
-def training_curve(env_steps: Array, lines: Lines) -> Figure:
-    """Evaluations during training against environment steps."""
-    return charts.line_chart(
-        lines.title,
-        env_steps,
-        "environment steps of training",
-        lines.y_label,
-        lines.series,
-        note=lines.note,
-        band=lines.band,
-        size=(8.6, 4.4),
-    )
+    lines = Lines("evaluation_adaptation", title, "return of test episodes", per_step + INTERVAL_NOTE, INTERVAL, series)
+    episodes = np.array([step.adaptation_episodes for step in steps], np.float64)
+    return chart_of(lines, "Evaluation", episodes, "adaptation episodes per task")

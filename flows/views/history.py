@@ -9,7 +9,16 @@ import pyarrow as pa
 from metaloom.flows.errors import UsageError
 from metaloom.flows.views.class_returns import ByStep, classes_of, returns_by_class
 from metaloom.flows.views.formatting import adaptation_label
-from metaloom.flows.views.series import CLASS_NOTE, ERROR_BAND, Lines, Series, class_color, estimates_series, step_color
+from metaloom.flows.views.series import (
+    CLASS_NOTE,
+    ERROR_BAND,
+    Lines,
+    Series,
+    class_color,
+    estimates_series,
+    explain_gaps,
+    step_color,
+)
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run
@@ -101,8 +110,11 @@ def learning_lines(name: str, history: History) -> Lines:
     title = f"Learning curve of {name}"
     if history.every_class_drawn:
         series = tuple(_balanced_series(history))
-        return Lines(title, "class-balanced episode return", BALANCED_NOTE, ERROR_BAND, series)
-    return Lines(title, "average episode return", BAND_NOTE, BAND, tuple(_return_series(history)))
+        return explain_gaps(
+            Lines("learning_curve", title, "class-balanced episode return", BALANCED_NOTE, ERROR_BAND, series)
+        )
+    series = tuple(_return_series(history))
+    return Lines("learning_curve", title, "average episode return", BAND_NOTE, BAND, series)
 
 
 def class_lines(history: History) -> Iterator[Lines]:
@@ -110,11 +122,12 @@ def class_lines(history: History) -> Iterator[Lines]:
     last, names = history.last_step, history.by_class[0][0].names if history.by_class else ()
     for k in sorted({last, 0}, reverse=True) if names else ():
         title = f"Return by class of task, {adaptation_label(k, last)}" if last else "Return by class of task"
+        name = "returns_by_class" if k == last else "returns_by_class_before"
         series = (
-            estimates_series(name, class_color(c), [steps[k].estimates[c] for steps in history.by_class])
-            for c, name in enumerate(names)
+            estimates_series(label, class_color(c), [steps[k].estimates[c] for steps in history.by_class])
+            for c, label in enumerate(names)
         )
-        yield Lines(title, "average episode return", CLASS_NOTE, ERROR_BAND, tuple(series))
+        yield explain_gaps(Lines(name, title, "average episode return", CLASS_NOTE, ERROR_BAND, tuple(series)))
 
 
 def metric_columns(table: pa.Table) -> dict[str, Array]:

@@ -11,6 +11,7 @@ def success_lines(history: History) -> Iterator[Lines]:
     """Share of successful episodes, where the environment tells of success."""
     yield from _lines(
         history,
+        "success_rate",
         "Success rate",
         "share of episodes",
         _of_every_step(history, "success_rate"),
@@ -22,6 +23,7 @@ def optimization_lines(history: History) -> Iterator[Lines]:
     """How the updates went, as far as the algorithm has such metrics."""
     yield from _lines(
         history,
+        "kl_divergence",
         "KL divergence of the meta-update",
         "KL divergence (nats)",
         {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
@@ -29,6 +31,7 @@ def optimization_lines(history: History) -> Iterator[Lines]:
     )
     yield from _lines(
         history,
+        "entropy",
         "Policy entropy",
         "entropy (nats)",
         _of_every_step(history, "entropy"),
@@ -36,25 +39,42 @@ def optimization_lines(history: History) -> Iterator[Lines]:
     )
     yield from _lines(
         history,
+        "loss",
         "Loss of the meta-update",
         "surrogate loss",
         {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
         "Of the same episodes; the gap is what the update gained on them.",
     )
+    norm = {"meta_gradient_norm": ("meta-gradient", AFTER)}
+    if "meta_gradient_standard_error" in history.metrics:
+        yield from _lines(
+            history,
+            "meta_gradient",
+            "Signal and noise of the meta-gradient",
+            "norm",
+            {**norm, "meta_gradient_standard_error": ("its standard error over tasks", BEFORE)},
+            "Where the norm is no larger than its standard error, other tasks would have led elsewhere.",
+        )
+    else:
+        yield from _lines(
+            history,
+            "meta_gradient",
+            "Norm of the meta-gradient",
+            "norm",
+            norm,
+            "How much of it is noise a run records with algorithm.gradient_noise=true.",
+        )
     yield from _lines(
         history,
-        "Signal and noise of the meta-gradient",
+        "gradient_norm",
+        "Norm of the gradient",
         "norm",
-        {
-            "meta_gradient_norm": ("meta-gradient", AFTER),
-            "meta_gradient_standard_error": ("its standard error over tasks", BEFORE),
-        }
-        if "meta_gradient_standard_error" in history.metrics
-        else {},
-        "Where the norm is no larger than its standard error, other tasks would have led elsewhere.",
+        {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
+        "Of the updates of an iteration, before any clipping.",
     )
     yield from _lines(
         history,
+        "meta_gradient_agreement",
         "Agreement of two halves of the tasks",
         "cosine of their meta-gradients",
         {"meta_gradient_split_cosine": ("cosine", AFTER)},
@@ -62,6 +82,7 @@ def optimization_lines(history: History) -> Iterator[Lines]:
     )
     yield from _lines(
         history,
+        "explained_variance",
         "Explained variance of the baseline",
         "share of variance",
         _of_every_step(history, "explained_variance"),
@@ -75,11 +96,13 @@ def _of_every_step(history: History, metric: str) -> dict[str, tuple[str, str]]:
 
 
 def _lines(
-    history: History, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], note: str
+    history: History, name: str, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], note: str
 ) -> Iterator[Lines]:
     """Lines of metrics, name -> (label, colour), if the run has any of them."""
     series = tuple(
-        Series(label, color, history.metrics[name]) for name, (label, color) in lines.items() if name in history.metrics
+        Series(label, color, history.metrics[metric])
+        for metric, (label, color) in lines.items()
+        if metric in history.metrics
     )
     if series:
-        yield Lines(title, y_label, note, "", series)
+        yield Lines(name, title, y_label, note, "", series)

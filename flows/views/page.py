@@ -1,8 +1,10 @@
-"""A self-contained HTML page: text, tables and images in one file that loads nothing and runs nothing."""
+"""A self-contained HTML page in one file that loads nothing: text, tables, and images or charts it draws itself."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+
+from metaloom.flows.views.interactive import Drawings
 
 # The browser enforces what the page promises: no network, no scripts, images only from the page itself.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -25,6 +27,9 @@ h2 { font-size: 18px; margin: 36px 0 12px; }
 figure { margin: 0; padding: 14px 16px; }
 figure img { display: block; width: 100%; height: auto; }
 figcaption { color: #57606a; font-size: 13px; margin-top: 8px; }
+.across { grid-column: 1 / -1; }
+.chart > div { min-height: 200px; }
+.as-is img { width: auto; max-width: 100%; }
 .wide { margin-bottom: 16px; }
 .card { padding: 4px 16px; margin-bottom: 12px; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums; }
@@ -32,7 +37,21 @@ td { padding: 5px 12px 5px 0; border-bottom: 1px solid #eaeef2; vertical-align: 
 tr:last-child td { border-bottom: 0; }
 td:first-child { width: 38%; color: #57606a; }
 summary { cursor: pointer; padding: 8px 0; font-weight: 600; }
+.chart h3 { font-size: 14.5px; margin: 0 0 4px; }
+.controls { color: #57606a; font-size: 13px; margin: 0 0 12px; }
+.problem { color: #a40e26; }
 @media print { body { background: #fff; } figure, .tile, .card { break-inside: avoid; } }
+""".strip()
+
+
+CONTROLS = """
+<p class="controls">Drag to zoom, double-click to see all again, click a name in a legend to hide its line.
+<label>Against <select id="against" autocomplete="off"><option value="x">environment steps</option><option
+value="iterations">iterations</option></select></label></p>
+<noscript><p class="problem">The charts are drawn by scripts, which are off in this browser. A report without any:
+metaloom report RUN --static</p></noscript>
+<p class="problem" id="trouble" hidden>This browser cannot draw the charts; a report without scripts: metaloom report
+RUN --static. </p>
 """.strip()
 
 
@@ -44,11 +63,33 @@ class Picture:
         source: a data URI.
         alternative: the text a screen reader reads.
         caption: what to look for; empty for none.
+        enlarged: whether it is as wide as its place.
     """
 
     source: str
     alternative: str
     caption: str = ""
+    enlarged: bool = True
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A chart that the page's scripts draw.
+
+    Attributes:
+        name: of the chart.
+        title: what it shows.
+        caption: what lines and bands are, and what to look for; empty for none.
+        wide: whether it takes the width of the page.
+    """
+
+    name: str
+    title: str
+    caption: str = ""
+    wide: bool = False
+
+
+Figure = Picture | Drawn
 
 
 @dataclass(frozen=True)
@@ -59,35 +100,39 @@ class Page:
         title: heading and window title.
         subtitle: one line below it.
         tiles: (name, value) of the figures to see first.
-        main_picture: the image across the page.
-        sections: (heading, pictures) in their order.
+        main_figure: across the page.
+        sections: (heading, figures) in their order.
         tables: (heading, rows of name and value); folded, but for those in `unfolded`.
         unfolded: headings of the tables that are shown open.
+        drawings: the charts that are drawn; None on a page that runs nothing.
     """
 
     title: str
     subtitle: str
     tiles: Sequence[tuple[str, str]]
-    main_picture: Picture
-    sections: Sequence[tuple[str, Sequence[Picture]]]
+    main_figure: Figure
+    sections: Sequence[tuple[str, Sequence[Figure]]]
     tables: Mapping[str, Sequence[tuple[str, str]]]
     unfolded: Sequence[str] = ()
+    drawings: Drawings | None = None
 
     def html(self) -> str:
         """Render the page as one HTML document."""
+        policy = POLICY if self.drawings is None else self.drawings.policy
         return "\n".join(
             [
                 '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-                f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
+                f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">',
                 '<meta name="viewport" content="width=device-width, initial-scale=1">',
                 f"<title>{escape(self.title)}</title>\n<style>\n{STYLE}\n</style>\n</head>\n<body>\n<main>",
                 f'<h1>{escape(self.title)}</h1>\n<p class="subtitle">{escape(self.subtitle)}</p>',
                 _tiles(self.tiles),
-                _picture(self.main_picture, "wide"),
+                "" if self.drawings is None else CONTROLS,
+                f'<div class="wide">{_figure(self.main_figure)}</div>',
                 *(_section(heading, pictures) for heading, pictures in self.sections),
                 "<h2>Details</h2>",
                 *(_table(heading, rows, heading in self.unfolded) for heading, rows in self.tables.items()),
-                "</main>\n</body>\n</html>\n",
+                f"</main>\n{self.drawings.html if self.drawings else ''}\n</body>\n</html>\n",
             ]
         )
 
@@ -99,14 +144,19 @@ def _tiles(tiles: Iterable[tuple[str, str]]) -> str:
     return f'<div class="tiles">{inner}</div>'
 
 
-def _section(heading: str, pictures: Sequence[Picture]) -> str:
-    return f'<h2>{escape(heading)}</h2>\n<div class="charts">{"".join(_picture(p) for p in pictures)}</div>'
+def _section(heading: str, figures: Sequence[Figure]) -> str:
+    return f'<h2>{escape(heading)}</h2>\n<div class="charts">{"".join(map(_figure, figures))}</div>'
 
 
-def _picture(picture: Picture, css_class: str = "") -> str:
-    caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
-    image = f'<img src="{escape(picture.source)}" alt="{escape(picture.alternative)}">'
-    return f'<figure class="{css_class}">{image}{caption}</figure>'
+def _figure(figure: Figure) -> str:
+    caption = f"<figcaption>{escape(figure.caption)}</figcaption>" if figure.caption else ""
+    if isinstance(figure, Picture):
+        css_class = "" if figure.enlarged else ' class="as-is"'
+        image = f'<img src="{escape(figure.source)}" alt="{escape(figure.alternative)}">'
+        return f"<figure{css_class}>{image}{caption}</figure>"
+    css_class, name, title = "chart across" if figure.wide else "chart", escape(figure.name), escape(figure.title)
+    place = f'<div id="chart-{name}" role="img" aria-label="{title}"></div>'
+    return f'<figure class="{css_class}"><h3>{title}</h3>{place}{caption}</figure>'
 
 
 def _table(heading: str, rows: Sequence[tuple[str, str]], unfolded: bool) -> str:

@@ -1,39 +1,29 @@
 """A run as a picture and a page: learning curve, divergences, entropy, timing by stage, configuration."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-from matplotlib.figure import Figure
 
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
 from metaloom.flows.views.class_returns import named_estimates, plus_minus
-from metaloom.flows.views.evaluation_lines import stored_evaluations, training_lines, training_lines_by_class
-from metaloom.flows.views.evaluation_plots import per_shot_curve, training_curve
-from metaloom.flows.views.formatting import (
-    adaptation_label,
-    count,
-    dotted,
-    duration,
-    number,
-    plural,
-    short_time,
-    size,
-    stage_name,
-)
-from metaloom.flows.views.history import History, class_lines, learning_lines, load_history
-from metaloom.flows.views.metric_curves import optimization_lines, success_lines
-from metaloom.flows.views.page import Page, Picture
+from metaloom.flows.views.formatting import adaptation_label, count, dotted, duration, number, plural, size
+from metaloom.flows.views.history import History, load_history
+from metaloom.flows.views.interactive import Drawings, plotly_file
+from metaloom.flows.views.page import Drawn, Figure, Page, Picture
+from metaloom.flows.views.run_charts import learning_chart, run_charts, stage_seconds
 from metaloom.flows.views.run_info import planned_iterations
-from metaloom.flows.views.series import Lines, Series
+from metaloom.flows.views.series import Chart
 from metaloom.pipeline.types import Array
-from metaloom.storage import Run, StageRef, StageTable
+from metaloom.storage import Run, StageRef
 
+FigureFormat = Literal["svg", "pdf"]
 CLASS_TABLE = "Returns of the last iteration by class of task, ± standard error over tasks"
+ABOUT_ENV = ("components", "task_classes")
+"""What is recorded of the environment itself, besides what a run was made with."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +34,14 @@ class ReportFiles:
     html: Path
 
 
-def write_report(run: Run, out: Path) -> ReportFiles:
+def write_report(run: Run, out: Path, *, static: bool = False, film: Picture | None = None) -> ReportFiles:
     """Write learning_curve.png and report.html into a folder, which is made if need be.
+
+    Args:
+        run: what it is about.
+        out: the folder.
+        static: with pictures in place of charts that are drawn by scripts.
+        film: shown at its end.
 
     Raises:
         UsageError: the run has no complete iteration yet.
@@ -53,56 +49,75 @@ def write_report(run: Run, out: Path) -> ReportFiles:
     """
     require_settings(run)
     history = load_history(run)
+    page = report_page(run, history, static=static, film=film).html()
     out.mkdir(parents=True, exist_ok=True)
     files = ReportFiles(out / "learning_curve.png", out / "report.html")
     files.png.write_bytes(charts.png_bytes(learning_curve(run.path.name, history)))
-    files.html.write_text(report_page(run, history).html(), encoding="utf-8")
+    files.html.write_text(page, encoding="utf-8")
     return files
 
 
-def learning_curve(name: str, history: History) -> Figure:
+def write_figures(run: Run, out: Path, kind: FigureFormat) -> list[Path]:
+    """Write every chart of a run into a folder, which is made if need be, as NAME.svg or NAME.pdf.
+
+    Raises:
+        UsageError: the run has no complete iteration yet.
+        IncompatibleFormat: its settings are those of no training run.
+    """
+    require_settings(run)
+    render = charts.svg_bytes if kind == "svg" else charts.pdf_bytes
+    files = {out / f"{chart.name}.{kind}": charts.draw(chart) for chart in run_charts(run, load_history(run))}
+    out.mkdir(parents=True, exist_ok=True)
+    for file, figure in files.items():
+        file.write_bytes(render(figure))
+    return [*files]
+
+
+def learning_curve(name: str, history: History) -> charts.Drawing:
     """Average episode return before and after adaptation against environment steps."""
-    return _figure(history, learning_lines(name, history), size=(8.6, 4.4))
+    return charts.draw(learning_chart(name, history))
 
 
-def report_page(run: Run, history: History) -> Page:
-    """Compose the page of a run."""
+def report_page(run: Run, history: History, *, static: bool = False, film: Picture | None = None) -> Page:
+    """Compose the page of a run; `static` and `film` as in `write_report`."""
     config, lineage = run.config, run.lineage()
     seconds = stage_seconds(lineage, len(history.iterations), run.stages.first)
     num_bytes = int(lineage["stored_bytes"].to_numpy().sum())
+    first, *others = run_charts(run, history)
+    figure = _pictured if static else _drawn
+    sections: dict[str, list[Figure]] = {}
+    for chart in others:
+        sections.setdefault(chart.section, []).append(figure(chart))
+    if film is not None:
+        sections["Film"] = [film]
     return Page(
         title=run.path.name,
         subtitle=f"{config['algorithm']['name']} on {config['env']['name']}, seed {config['seed']}",
         tiles=_tiles(run, history, seconds, num_bytes),
-        main_picture=_picture(
-            learning_curve(run.path.name, history),
-            "Learning curve: average episode return before and after adaptation against environment steps",
-        ),
-        sections=[
-            *([("Success", pictures)] if (pictures := _metric_pictures(history, success_lines(history))) else []),
-            *_class_section(history),
-            *_evaluation_section(run, history),
-            ("Optimization", _metric_pictures(history, optimization_lines(history))),
-            ("Time", list(_time_pictures(history.iterations, run.stages, seconds))),
-        ],
+        main_figure=figure(first),
+        sections=[*sections.items()],
         tables={
             **_class_table(history),
             "Configuration": list(dotted(config)),
+            "Environment": _environment(run),
             f"Metrics of iteration {history.iterations[-1]}": [
                 (name, number(float(values[-1]))) for name, values in history.metrics.items()
             ],
             "Versions and machine": _provenance(run.info),
         },
         unfolded=["Configuration", CLASS_TABLE],
+        drawings=None if static else Drawings([first, *others], plotly_file().read_text(encoding="utf-8")),
     )
 
 
-def _class_section(history: History) -> Iterator[tuple[str, list[Picture]]]:
-    pictures = [
-        _picture(_figure(history, lines), f"{lines.title}, against environment steps") for lines in class_lines(history)
-    ]
-    if pictures:
-        yield "By class of task", pictures
+def _pictured(chart: Chart) -> Figure:
+    source = charts.svg_data_uri(charts.draw(chart, told_elsewhere=True))
+    alternative = chart.title if chart.kind == "bars" else f"{chart.title}, against {chart.x_label}"
+    return Picture(source, alternative, chart.note)
+
+
+def _drawn(chart: Chart) -> Figure:
+    return Drawn(chart.name, chart.title, chart.note, chart.wide)
 
 
 def _class_table(history: History) -> dict[str, list[tuple[str, str]]]:
@@ -114,83 +129,6 @@ def _class_table(history: History) -> dict[str, list[tuple[str, str]]]:
         change = f"{plus_minus(first)} → " if history.last_step else ""
         rows.append((f"{name} ({plural(num_tasks, 'task')})", f"{change}{plus_minus(last)}"))
     return {CLASS_TABLE: rows}
-
-
-def _evaluation_section(run: Run, history: History) -> Iterator[tuple[str, list[Picture]]]:
-    evaluations = {i: e for i, e in stored_evaluations(run).items() if i in history.iterations}
-    if not evaluations:
-        return
-    latest = max(evaluations)
-    env_steps, name, classes = history.env_steps[[*evaluations]], run.path.name, history.classes
-    over_training = training_curve(env_steps, training_lines(name, [*evaluations.values()]))
-    by_class = (
-        []
-        if classes is None
-        else [training_curve(env_steps, training_lines_by_class(name, [*evaluations.values()], classes))]
-    )
-    over_adaptation = per_shot_curve(f"Adaptation after {plural(latest + 1, 'update')}", evaluations[latest])
-    note = "Test episodes are fresh: no adaptation step learns from them, and training counts none of their steps."
-    yield (
-        "Evaluation",
-        [
-            _picture(over_training, "Test return before and after adaptation against environment steps", note),
-            *(_picture(figure, "Test return by class of task against environment steps") for figure in by_class),
-            _picture(over_adaptation, "Test return of the last evaluation against adaptation episodes"),
-        ],
-    )
-
-
-def _metric_pictures(history: History, lines: Iterable[Lines]) -> list[Picture]:
-    """Charts whose notes stand below them."""
-    return [
-        _picture(_figure(history, replace(one, note="")), f"{one.title} against environment steps", one.note)
-        for one in lines
-    ]
-
-
-def _figure(history: History, lines: Lines, size: tuple[float, float] = (6.4, 3.4)) -> Figure:
-    return charts.line_chart(
-        lines.title,
-        history.env_steps,
-        "environment steps",
-        lines.y_label,
-        lines.series,
-        note=lines.note,
-        band=lines.band,
-        size=size,
-    )
-
-
-def _time_pictures(iterations: Array, stages: StageTable, stage_seconds: Mapping[StageRef, Array]) -> Iterator[Picture]:
-    layers = [
-        Series(stage_name(ref), charts.stage_color(stages[ref.stage].group, ref.step), seconds)
-        for ref, seconds in stage_seconds.items()
-    ]
-    typical = np.array([_typical_seconds(layer.values) for layer in layers])
-    shares = typical / max(float(typical.sum()), 1e-12)
-    yield _picture(
-        charts.bar_chart(
-            "Seconds per iteration by stage",
-            [layer.label for layer in layers],
-            typical,
-            [f"{short_time(value)}  ({100 * share:.0f} %)" for value, share in zip(typical, shares, strict=True)],
-            "wall seconds (median over iterations)",
-            [layer.color for layer in layers],
-        ),
-        "Median wall seconds of every stage",
-        "Computing alone; writing to disk happens beside it.",
-    )
-    yield _picture(
-        charts.stacked_chart("Where the time went", iterations, "iteration", "wall seconds", layers),
-        "Wall seconds of every stage over iterations",
-        "A bulge is a busy machine or a worker that was lost; the results do not depend on it.",
-    )
-
-
-def _typical_seconds(seconds: Array) -> float:
-    """Median over iterations; of a stage that only some of them have, its share of each."""
-    missing = np.isnan(seconds)
-    return float(np.where(missing, 0, seconds).mean() if missing.any() else np.median(seconds))
 
 
 def _tiles(
@@ -213,22 +151,15 @@ def _tiles(
     ]
 
 
+def _environment(run: Run) -> list[tuple[str, str]]:
+    """List what the environment is, in its own settings and in what it told of its observations, actions and tasks."""
+    told = run.info["environment"]
+    parts = {"env": run.config["env"], **{name: told[name] for name in ABOUT_ENV if told.get(name)}}
+    return list(dotted(parts))
+
+
 def _provenance(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List when, where and with what the run was made; each fact once, however many places recorded it."""
     facts = {"created": info["created"], "configuration digest": info["config_digest"]}
-    return list(dotted(facts | info["versions"] | info["environment"] | info["system"]))
-
-
-def _picture(figure: Figure, alternative: str, caption: str = "") -> Picture:
-    return Picture(charts.svg_data_uri(figure), alternative, caption)
-
-
-def stage_seconds(lineage: pa.Table, num_iterations: int, first_stage: str) -> dict[StageRef, Array]:
-    """Wall seconds of every stage, [I] each, in the order in which stages run; keys are of iteration 0."""
-    # In the order of writing. What makes the first learner has no share in an iteration.
-    seconds: dict[StageRef, Array] = {}
-    for row in lineage.sort_by("sequence").select(["iteration", "stage", "step", "seconds"]).to_pylist():
-        if row["stage"] != first_stage and row["iteration"] < num_iterations:
-            by_iteration = seconds.setdefault(StageRef(0, row["stage"], row["step"]), np.full(num_iterations, np.nan))
-            by_iteration[row["iteration"]] = row["seconds"]
-    return seconds
+    environment = {name: fact for name, fact in info["environment"].items() if name not in ABOUT_ENV}
+    return list(dotted(facts | info["versions"] | environment | info["system"]))

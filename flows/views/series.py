@@ -1,10 +1,12 @@
 """Lines of charts as data, and the colours that they have in every chart, whatever draws them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
+from metaloom.flows.views.formatting import finite
 from metaloom.pipeline.estimation.class_returns import Estimate
 from metaloom.pipeline.types import Array
 
@@ -14,6 +16,7 @@ BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
 CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
 CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
 ERROR_BAND = "± 1 standard error"
+GAP_NOTE = "; no band where a class had one task only, and no line where it had none"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Lines:
     """The lines of a chart, and the words that say what they are.
 
     Attributes:
+        name: of the chart among those of a run: of its file, and in Python.
         title: of the chart.
         y_label: what the lines measure.
         note: what line and band are.
@@ -45,6 +49,7 @@ class Lines:
         series: the lines.
     """
 
+    name: str
     title: str
     y_label: str
     note: str
@@ -52,10 +57,85 @@ class Lines:
     series: tuple[Series, ...]
 
 
+@dataclass(frozen=True)
+class Panel:
+    """Lines that share their axes.
+
+    Attributes:
+        title: above them; empty where a chart has one panel.
+        series: the lines.
+    """
+
+    title: str
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart as data, whatever draws it.
+
+    Attributes:
+        name: of its file, and of the method that draws it in Python.
+        section: heading under which a page shows it.
+        kind: lines over x; points at x; layers over x that add up to a whole; or bars, one per series, of one value.
+        title: what it shows.
+        x_label, y_label: what its axes measure.
+        note: what lines and bands are, and what to look for.
+        band: name of the bands in the legend; empty for none.
+        x: [n] of every point of every series.
+        panels: the series; where there are several panels, they have the same axes.
+        iterations: [n] of every point; None where points are of no iteration.
+        texts: one behind every bar.
+        diagonal: whether points are seen against the line y = x.
+        wide: whether it takes the width of a page.
+    """
+
+    name: str
+    section: str
+    kind: Literal["lines", "points", "layers", "bars"]
+    title: str
+    x_label: str
+    y_label: str
+    note: str
+    band: str
+    x: Array
+    panels: tuple[Panel, ...]
+    iterations: Array | None = None
+    texts: tuple[str, ...] = ()
+    diagonal: bool = False
+    wide: bool = False
+
+
+def chart_of(lines: Lines, section: str, x: Array, x_label: str, **more: Any) -> Chart:
+    """Make a chart of lines over x."""
+    panels = (Panel("", lines.series),)
+    return Chart(
+        lines.name, section, "lines", lines.title, x_label, lines.y_label, lines.note, lines.band, x, panels, **more
+    )
+
+
 def estimates_series(label: str, color: str, estimates: Sequence[Estimate]) -> Series:
     """Means with a band of ± 1 standard error."""
     means, errors = (np.array(column) for column in zip(*estimates, strict=True))
     return Series(label, color, means, (means - errors, means + errors))
+
+
+def explain_gaps(lines: Lines) -> Lines:
+    """Say what gaps in the bands of returns by class are, where there are any."""
+    bands = [series.band[0] for series in lines.series if series.band is not None]
+    gaps = any(np.isnan(band).any() for band in bands)
+    return replace(lines, note=lines.note + GAP_NOTE) if gaps else lines
+
+
+def series_data(series: Series) -> dict[str, Any]:
+    """Return a line as JSON data; null where it has a gap."""
+    low, high = (None, None) if series.band is None else map(numbers, series.band)
+    return {"label": series.label, "color": series.color, "values": numbers(series.values), "low": low, "high": high}
+
+
+def numbers(values: Array) -> list[float | None]:
+    """Numbers as JSON has them, with as many digits as a curve shows."""
+    return [finite(float(f"{value:.7g}")) for value in np.asarray(values, np.float64).tolist()]
 
 
 def step_color(k: int, last: int) -> str:

@@ -113,8 +113,9 @@ def test_the_report_draws_the_balanced_mean_only_where_every_class_was_drawn(tra
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert legend == ["before adaptation", "after adaptation", "± 1 standard error"]
     page = report_page(run, history)
-    assert [heading for heading, _ in page.sections][:2] == ["By class of task", "Evaluation"]
-    assert "Test return by class of task" in page.html()
+    assert [heading for heading, _ in page.sections][:2] == ["By class of task", "Tasks"]
+    (of_evaluation,) = [figures for heading, figures in page.sections if heading == "Evaluation"]
+    assert "Evaluation of corners by class of task" in [figure.title for figure in of_evaluation]
     few = tmp_path / "few"
     train(tiny_config(iterations=1, num_tasks=3), few, backend=SERIAL)  # three tasks cannot be of four corners
     assert BAND_NOTE in [

@@ -7,11 +7,14 @@ from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views import charts
 from metaloom.flows.views.evaluation_lines import stored_evaluations, training_lines
-from metaloom.flows.views.evaluation_plots import check_plot_file, per_shot_curve, training_curve, write_plot
+from metaloom.flows.views.evaluation_plots import check_plot_file, per_shot_curve, write_plot
 from metaloom.flows.views.evaluation_summary import summarize_steps, summarize_tasks
 from metaloom.flows.views.history import load_history
-from metaloom.flows.views.report import report_page, stage_seconds, write_report
+from metaloom.flows.views.report import report_page, write_report
+from metaloom.flows.views.run_charts import run_charts, stage_seconds
+from metaloom.flows.views.series import chart_of
 from metaloom.pipeline.estimation.statistics import interquartile_mean
 
 
@@ -67,18 +70,21 @@ def test_the_curve_of_an_evaluation_is_over_adaptation_episodes(run):
 def test_the_curve_over_training_has_every_evaluation(run):
     stored = stored_evaluations(run)
     assert [*stored] == [1, 3]
-    figure = training_curve(np.array([10.0, 20.0]), training_lines("name", [*stored.values()]))
+    chart = chart_of(training_lines("name", [*stored.values()]), "Evaluation", np.array([10.0, 20.0]), "steps")
+    figure = charts.draw(chart)
     assert list(lines(figure)) == ["before adaptation", "after 1 inner step", "after adaptation"]
     by_task = run[3].evaluation().test_returns[:, 2].mean(axis=1)
     assert lines(figure)["after adaptation"][1] == pytest.approx(interquartile_mean(by_task))
 
 
 def test_a_report_shows_the_evaluations(run, tmp_path):
-    files = write_report(run, tmp_path)
-    html = files.html.read_text(encoding="utf-8")
+    html = write_report(run, tmp_path, static=True).html.read_text(encoding="utf-8")
     assert "<h2>Evaluation</h2>" in html
-    assert html.count("<img") == 9 + 3  # two and one of them by class of task
     history = load_history(run)
+    of_evaluation = [chart for chart in run_charts(run, history) if chart.section == "Evaluation"]
+    assert [chart.name for chart in of_evaluation] == ["evaluation", "evaluation_by_class", "evaluation_adaptation"]
+    assert of_evaluation[0].x.tolist() == history.env_steps[[1, 3]].tolist()
+    assert of_evaluation[0].iterations.tolist() == [1, 3]
     seconds = stage_seconds(run.lineage(), 5, run.stages.first)[storage.StageRef(0, "evaluate")]
     assert np.isnan(seconds).tolist() == [True, False, True, False, True]
     computing = dict(report_page(run, history).tiles)["computing time (h:mm:ss)"]

@@ -1,8 +1,14 @@
+import base64
+import hashlib
+import json
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
-from metaloom.flows.views.page import Page, Picture
+from metaloom.flows.views.interactive import Drawings
+from metaloom.flows.views.page import Drawn, Page, Picture
+from metaloom.flows.views.series import Chart, Panel, Series
 
 HOSTILE = '"><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>'
 
@@ -30,11 +36,41 @@ def page_with(text: str) -> Page:
         title=text,
         subtitle=text,
         tiles=[(text, text)],
-        main_picture=picture,
+        main_figure=picture,
         sections=[(text, [picture])],
         tables={text: [(text, text)], "open": []},
         unfolded=["open"],
     )
+
+
+def drawn_page_with(text: str) -> Page:
+    """A page with a chart that has the text in every place a chart has."""
+    series = (Series(text, "#000000", np.ones(2), (np.zeros(2), np.ones(2))),)
+    chart = Chart(
+        "one", text, "lines", text, text, text, text, text, np.arange(2.0), (Panel(text, series),), None, (text,)
+    )
+    drawings = Drawings([chart], "window.Plotly = {};")
+    return Page(text, text, [], Drawn("one", text, text), [(text, [Drawn("two", text, text)])], {}, (), drawings)
+
+
+def test_no_text_of_a_chart_can_end_its_data_or_add_an_element():
+    harmless, hostile = Outline(drawn_page_with("x").html()), Outline(drawn_page_with(HOSTILE).html())
+    assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in harmless.tags]
+    assert sum(tag == "script" for tag, _ in hostile.tags) == 3
+    (data,) = [part for part in hostile.text if part.startswith("[{")]
+    assert json.loads(data)[0]["panels"][0]["series"][0]["label"] == HOSTILE
+
+
+def test_a_page_that_draws_allows_its_two_scripts_and_no_network():
+    html = drawn_page_with("x").html()
+    outline = Outline(html)
+    policy = next(a["content"] for tag, a in outline.tags if tag == "meta" and "http-equiv" in a)
+    script = html.rpartition("<script>")[2].partition("</script>")[0]
+    digests = [base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in (script, "window.Plotly = {};")]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    assert policy == (f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}")
+    assert "import " not in script
+    assert "export " not in script
 
 
 def test_no_text_can_add_an_element_or_an_attribute():

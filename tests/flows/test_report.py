@@ -1,15 +1,28 @@
 import base64
+import gzip
+import io
+import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
+import metaloom
 from metaloom import storage
+from metaloom.flows import cli
 from metaloom.flows.commands.train import Observer, train
+from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views import charts, report
 from metaloom.flows.views.history import BAND_NOTE, load_history
-from metaloom.flows.views.report import learning_curve, report_page, stage_seconds, write_report
+from metaloom.flows.views.interactive import plotly_file
+from metaloom.flows.views.plots import Plots
+from metaloom.flows.views.report import learning_curve, report_page, write_figures, write_report
+from metaloom.flows.views.run_charts import run_charts, stage_seconds
+from metaloom.flows.views.series import GAP_NOTE, Lines, Series, explain_gaps
 from metaloom.storage import StageRef
 
 SERIAL = Backend(workers=0)
@@ -49,33 +62,152 @@ def test_the_band_holds_the_middle_half_of_the_tasks(run):
     assert BAND_NOTE in [text.get_text() for text in figure.axes[0].texts]
 
 
-def test_a_report_is_a_picture_and_a_page_that_holds_all_its_charts(run, tmp_path):
-    files = write_report(run, tmp_path / "new" / "folder")
+TITLES = {
+    "learning_curve": "Learning curve",
+    "classes": "Before and after adaptation, each class of task",
+    "returns_by_class": "Return by class of task, after adaptation",
+    "returns_by_class_before": "Return by class of task, before adaptation",
+    "adaptation": "What adaptation did to every task",
+    "task_returns": "Return of every task after adaptation",
+    "kl_divergence": "KL divergence",
+    "entropy": "Policy entropy",
+    "loss": "Loss",
+    "meta_gradient": "Norm of the meta-gradient",
+    "explained_variance": "Explained variance",
+    "stage_seconds": "Seconds per iteration by stage",
+    "stage_seconds_by_iteration": "Where the time went",
+}
+
+
+def charts_of(run):
+    return {chart.name: chart for chart in run_charts(run, load_history(run))}
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_a_report_is_a_picture_and_a_page_that_holds_all_its_charts(run, tmp_path, static):
+    files = write_report(run, tmp_path / "new" / "folder", static=static)
     assert files.png.read_bytes().startswith(b"\x89PNG")
     html = files.html.read_text(encoding="utf-8")
-    charts = [base64.b64decode(data) for data in PICTURE.findall(html)]
-    titles = [
-        "Learning curve",
-        "Return by class of task, after adaptation",
-        "Return by class of task, before adaptation",
-        "KL divergence",
-        "Policy entropy",
-        "Loss",
-        "Explained variance",
-        "Median wall seconds of every stage",
-        "Wall seconds of every stage over iterations",
-    ]
-    assert len(charts) == html.count("<img") == len(titles)
-    assert all(ElementTree.fromstring(chart).tag.endswith("svg") for chart in charts)
-    for title in titles:
+    if static:
+        pictures = [base64.b64decode(data) for data in PICTURE.findall(html)]
+        assert len(pictures) == html.count("<img") == len(TITLES)
+        assert all(ElementTree.fromstring(picture).tag.endswith("svg") for picture in pictures)
+        assert "<script" not in html
+    else:
+        assert re.findall(r'<div id="chart-(\w+)"', html) == [*TITLES]
+        assert [chart["name"] for chart in embedded(html)] == [*TITLES]
+        packed = re.search(r'id="plotly">([A-Za-z0-9+/=]+)<', html)
+        assert packed is not None
+        assert gzip.decompress(base64.b64decode(packed[1])) == plotly_file().read_bytes()
+        assert len(html) < 2.5e6
+    for title in TITLES.values():
         assert title in html
     for part in (
         "algorithm.inner_lr",
         "3 of 3",
+        "task_classes.names",
         run.record(StageRef(0, "adapt")).versions["torch"],
         "configuration digest",
     ):
         assert part in html
+
+
+def embedded(html: str):
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', html)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_both_renderers_have_the_numbers_of_the_same_chart(run, tmp_path):
+    by_name = {chart["name"]: chart for chart in embedded(write_report(run, tmp_path).html.read_text("utf-8"))}
+    for name, chart in charts_of(run).items():
+        if chart.kind != "lines":
+            continue
+        drawn = [axes for axes in charts.draw(chart).axes if axes.lines]
+        for axes, panel in zip(drawn, by_name[name]["panels"], strict=True):
+            for line, series in zip(axes.lines, panel["series"], strict=True):
+                np.testing.assert_allclose(line.get_ydata(), np.array(series["values"], float), rtol=1e-6)
+                assert line.get_color() == series["color"]
+
+
+def test_every_task_is_a_point_in_the_colour_of_its_class(run):
+    by_name = charts_of(run)
+    tasks, returns = run[-1].tasks(), [run[-1].rollouts(k).episode_returns.mean(axis=1) for k in (0, 2)]
+    chart = by_name["adaptation"]
+    np.testing.assert_allclose(chart.x, returns[0], rtol=1e-6)
+    for series in chart.panels[0].series:
+        shown = np.flatnonzero(~np.isnan(series.values))
+        np.testing.assert_allclose(series.values[shown], returns[1][shown], rtol=1e-6)
+        # The corners are classes: their names say the signs of x and of y.
+        x, y = tasks.params[shown].T
+        assert (((x > 0) == ("right" in series.label)) & ((y > 0) == ("upper" in series.label))).all()
+    shown = [~np.isnan(series.values) for series in chart.panels[0].series]
+    assert (np.sum(shown, axis=0) == 1).all()
+
+
+def test_a_panel_for_every_class_has_the_returns_before_and_after(run):
+    history = load_history(run)
+    panels = charts_of(run)["classes"].panels
+    assert [panel.title for panel in panels] == [*history.by_class[0][0].names]
+    for c, panel in enumerate(panels):
+        for series, k in zip(panel.series, (0, 2), strict=True):
+            expected = [steps[k].estimates[c].mean for steps in history.by_class]
+            np.testing.assert_array_equal(series.values, expected)
+
+
+def test_gaps_in_bands_are_explained_where_there_are_any():
+    whole = Series("a", "#000000", np.ones(2), (np.zeros(2), np.ones(2)))
+    gap = Series("b", "#000000", np.ones(2), (np.array([0, np.nan]), np.array([1, np.nan])))
+    lines_ = Lines("n", "t", "y", "note", "band", (whole,))
+    assert explain_gaps(lines_) == lines_
+    assert explain_gaps(replace(lines_, series=(whole, gap))).note == "note" + GAP_NOTE
+
+
+def test_every_chart_is_a_file_for_a_paper(run, tmp_path):
+    files = write_figures(run, tmp_path / "new" / "figures", "svg")
+    assert [file.name for file in files] == [f"{name}.svg" for name in TITLES]
+    assert all(ElementTree.parse(file).getroot().tag.endswith("svg") for file in files)
+
+
+def test_a_figure_as_pdf_has_fonts_that_journals_take_and_is_the_same_each_time(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "run_charts", lambda run, history: run_charts(run, history)[:1])
+    first, again = (write_figures(run, tmp_path / name, "pdf")[0].read_bytes() for name in "ab")
+    assert first.startswith(b"%PDF")
+    assert b"/Type3" not in first
+    assert first == again
+
+
+def test_a_notebook_draws_the_charts_by_name(run, monkeypatch):
+    plots = metaloom.open_run(run.path).plot
+    assert plots.names() == [*TITLES]
+    methods = {name for name in vars(Plots) if not name.startswith("_")} - {"names", "draw"}
+    drawn = []
+    monkeypatch.setattr(Plots, "draw", lambda self, name: drawn.append(name))
+    for name in methods:
+        getattr(plots, name)()
+    assert {*drawn} == methods
+    assert methods - {*TITLES} == {"evaluation"}  # of runs that are evaluated while they train
+    monkeypatch.undo()
+    assert plots.learning_curve()._repr_png_().startswith(b"\x89PNG")
+    drawn = lines(plots.learning_curve())
+    assert list(drawn) == ["before adaptation", "after 1 inner step", "after adaptation"]
+    with pytest.raises(UsageError, match="no chart 'evaluation'; required one of learning_curve, classes"):
+        plots.evaluation()
+
+
+def test_a_report_holds_a_film_where_one_is_asked_for(run, tmp_path, monkeypatch, capsys):
+    assert cli.run(["report", str(run.path), "--out", str(tmp_path), "--video", "--static"]) == 0
+    html = (tmp_path / "report.html").read_text("utf-8")
+    (data,) = re.findall(r'src="data:image/webp;base64,([A-Za-z0-9+/=]+)"', html)
+    film = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert film.n_frames > 5
+
+
+def test_options_that_mean_nothing_alone_are_refused(run, capsys):
+    assert cli.run(["report", str(run.path), "--format", "pdf"]) == 2
+    assert "--format without --figures" in capsys.readouterr().err
+    assert cli.run(["report", str(run.path), "--trust"]) == 2
+    assert "--trust without --video" in capsys.readouterr().err
 
 
 def test_a_report_of_a_strangely_named_run_is_intact(run, tmp_path):

@@ -16,9 +16,10 @@ from forging import forge
 from viewing import TOKEN, Viewer
 
 from metaloom.flows import cli
-from metaloom.flows.errors import ExtraMissing
+from metaloom.flows.errors import UsageError
 from metaloom.flows.viewer import server
 from metaloom.flows.viewer.gate import HEADERS
+from metaloom.flows.views import interactive
 
 PAGE = f"/{TOKEN}/"
 RUNS = f"/{TOKEN}/api/runs"
@@ -148,10 +149,10 @@ def test_a_folder_whose_name_is_no_text_has_one_in_the_list(tmp_path, copy_tiny_
     assert row["name"].encode() == b"caf?"
 
 
-def test_without_plotly_the_command_says_which_extra_brings_it(monkeypatch):
-    monkeypatch.setattr(server.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ExtraMissing, match=r"metaloom\[view\]"):
-        server.plotly_file()
+def test_without_plotly_the_command_says_what_brings_it(monkeypatch):
+    monkeypatch.setattr(interactive.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="pip install plotly"):
+        interactive.plotly_file()
 
 
 def test_a_port_that_is_taken_and_a_folder_that_is_not_there_are_refused(tmp_path, monkeypatch, capsys):

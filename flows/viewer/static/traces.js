@@ -1,0 +1,55 @@
+// What plotly.js draws of the curves that Python describes: on the page over runs, and in reports, which hold this file.
+
+// Where nothing can hover, plotly.js would leave its buttons on top of legends.
+export const CONFIG = { displaylogo: false, responsive: true,
+  displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+const MARKED_POINTS = 40;
+
+export function axis(text) {
+  return { gridcolor: "#e6e8eb", zerolinecolor: "#c4c9ce", linecolor: "#8c959f", automargin: true, title: { text } };
+}
+
+export function layout(x, y, more = {}) {
+  return {
+    height: 300, margin: { l: 56, r: 14, t: 10, b: 44 }, font: { size: 12, color: "#24292f" },
+    paper_bgcolor: "#fff", plot_bgcolor: "#fff", hovermode: "closest",
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+    xaxis: axis(x), yaxis: axis(y), ...more,
+  };
+}
+
+// Lines with their bands; `unit` follows x where it is no iteration.
+export function lineTraces(all, x, iterations, unit, more = {}) {
+  const mode = x.length <= MARKED_POINTS ? "lines+markers" : "lines";
+  const which = iterations ? "iteration %{customdata}<br>" : "";
+  const bands = all.filter((series) => series.low).flatMap((series) => band(series, x));
+  const lines = all.map((series) => ({
+    x, y: series.values, name: series.label, mode, type: "scatter", customdata: iterations,
+    line: { color: series.color, width: 1.8 }, marker: { size: 4.5, color: series.color },
+    hovertemplate: `${which}${unit ? `%{x:,} ${unit}<br>` : ""}%{y:.4g}`,
+  }));
+  return [...bands, ...lines].map((trace) => ({ ...trace, ...more }));
+}
+
+// What a band is stands in the legend.
+export function bandKey(all, words) {
+  return words && all.some((series) => series.low) ? [{ x: [null], y: [null], name: words, mode: "markers",
+    type: "scatter", marker: { symbol: "square", size: 13, color: "rgba(36,41,47,.18)" }, hoverinfo: "skip" }] : [];
+}
+
+function band(series, x) {
+  const [red, green, blue] = [1, 3, 5].map((n) => parseInt(series.color.slice(n, n + 2), 16));
+  const fill = `rgba(${red},${green},${blue},.17)`;
+  const base = { type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+  // Gaps would be filled across: each stretch without one is a band of its own.
+  const stretches = [];
+  series.low.forEach((low, n) => {
+    if (low == null || series.high[n] == null) return stretches.push([]);
+    if (!stretches.length) stretches.push([]);
+    return stretches.at(-1).push(n);
+  });
+  return stretches.filter((places) => places.length).map((places) => ({ ...base, fill: "toself", fillcolor: fill,
+    x: [...places.map((n) => x[n]), ...places.toReversed().map((n) => x[n])],
+    y: [...places.map((n) => series.low[n]), ...places.toReversed().map((n) => series.high[n])] }));
+}

@@ -1,0 +1,191 @@
+"""All charts of a run as data: each is defined here once, for the page, for files and for notebooks."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from metaloom.flows.views.charts import stage_color
+from metaloom.flows.views.class_returns import classes_of_tasks
+from metaloom.flows.views.evaluation_lines import stored_evaluations, training_lines, training_lines_by_class
+from metaloom.flows.views.evaluation_plots import per_shot_chart
+from metaloom.flows.views.formatting import adaptation_label, plural, short_time, stage_name
+from metaloom.flows.views.history import History, class_lines, learning_lines
+from metaloom.flows.views.metric_curves import optimization_lines, success_lines
+from metaloom.flows.views.series import (
+    AFTER,
+    CLASS_NOTE,
+    ERROR_BAND,
+    Chart,
+    Lines,
+    Panel,
+    Series,
+    chart_of,
+    class_color,
+    estimates_series,
+    explain_gaps,
+    step_color,
+)
+from metaloom.pipeline.types import Array
+from metaloom.storage import Run, StageRef
+
+STEPS = "environment steps"
+MOST_ITERATIONS = 100
+"""Whose tasks are shown one by one."""
+
+
+def run_charts(run: Run, history: History) -> list[Chart]:
+    """Every chart that a run has, in the order of its page."""
+    of_metrics: Sequence[tuple[str, Iterator[Lines]]] = (
+        ("Success", success_lines(history)),
+        ("Optimization", optimization_lines(history)),
+    )
+    success, optimization = (
+        [_over_training(lines, section, history) for lines in charts] for section, charts in of_metrics
+    )
+    return [
+        learning_chart(run.path.name, history),
+        *_class_charts(history),
+        *_task_charts(run, history),
+        *success,
+        *_evaluation_charts(run, history),
+        *optimization,
+        *_time_charts(run, history),
+    ]
+
+
+def learning_chart(name: str, history: History) -> Chart:
+    """Average episode return before and after adaptation against environment steps."""
+    return _over_training(learning_lines(name, history), "Return", history, wide=True)
+
+
+def _over_training(lines: Lines, section: str, history: History, *, wide: bool = False) -> Chart:
+    return chart_of(lines, section, history.env_steps, STEPS, iterations=history.iterations, wide=wide)
+
+
+def _class_charts(history: History) -> Iterator[Chart]:
+    if not history.by_class:
+        return
+    section, names, last = "By class of task", history.by_class[0][0].names, history.last_step
+    panels = tuple(Panel(name, tuple(_series_of_class(history, c))) for c, name in enumerate(names))
+    if len(names) > 1 and last:
+        # Lines of all panels together, to see whether any of them has a gap.
+        series = tuple(series for panel in panels for series in panel.series)
+        told = explain_gaps(Lines("", "", "", CLASS_NOTE, ERROR_BAND, series))
+        title = "Before and after adaptation, each class of task"
+        yield Chart(
+            "classes", section, "lines", title, STEPS, "average episode return", told.note, told.band,
+            history.env_steps, panels, iterations=history.iterations, wide=True,
+        )  # fmt: skip
+    for lines in class_lines(history):
+        yield _over_training(lines, section, history)
+
+
+def _series_of_class(history: History, c: int) -> Iterator[Series]:
+    last = history.last_step
+    for k in dict.fromkeys((0, last)):
+        estimates = [steps[k].estimates[c] for steps in history.by_class]
+        yield estimates_series(adaptation_label(k, last), step_color(k, last), estimates)
+
+
+def _task_charts(run: Run, history: History) -> Iterator[Chart]:
+    """Every task as a point: before against after in the last iteration, and over training."""
+    last, num_tasks = history.last_step, history.task_returns.shape[2]
+    if num_tasks == 1:
+        return
+    names, kinds = _kinds(run, history)
+    if last:
+        before, after = history.task_returns[-1, 0], history.task_returns[-1, last]
+        note = (
+            f"one point per task of iteration {history.iterations[-1]}: mean return of its episodes before and after "
+            "adaptation; above the line adaptation helped"
+        )
+        yield Chart(
+            "adaptation", "Tasks", "points", "What adaptation did to every task", "return before adaptation",
+            "return after adaptation", note, "", before, _by_kind(names, kinds[-1], after), diagonal=True,
+        )  # fmt: skip
+    rows = np.unique(np.linspace(0, len(history.iterations) - 1, MOST_ITERATIONS).round().astype(int))
+    shown = "" if len(rows) == len(history.iterations) else f", of {len(rows)} iterations evenly spaced"
+    when = f" {adaptation_label(last, last)}" if last else ""
+    yield Chart(
+        "task_returns", "Tasks", "points", f"Return of every task{when}", STEPS, "mean episode return",
+        f"one point per task and iteration{shown}: tasks are drawn anew in each iteration", "",
+        np.repeat(history.env_steps[rows], num_tasks),
+        _by_kind(names, kinds[rows].ravel(), history.task_returns[rows, last].ravel()),
+        iterations=np.repeat(history.iterations[rows], num_tasks),
+    )  # fmt: skip
+
+
+def _kinds(run: Run, history: History) -> tuple[Sequence[str], Array]:
+    """Names of the classes of tasks, and the class of every task, [I, B]; one class where there are none."""
+    if history.classes is not None and history.by_class:
+        kinds = classes_of_tasks(run, history.iterations.tolist(), history.classes)
+        if kinds is not None:
+            return history.by_class[0][0].names, kinds
+    return ("tasks",), np.zeros((len(history.iterations), history.task_returns.shape[2]), int)
+
+
+def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, ...]:
+    colors = [AFTER] if len(names) == 1 else [class_color(c) for c in range(len(names))]
+    series = (
+        Series(name, color, np.where(kinds == c, values, np.nan))
+        for c, (name, color) in enumerate(zip(names, colors, strict=True))
+    )
+    return (Panel("", tuple(series)),)
+
+
+def _evaluation_charts(run: Run, history: History) -> Iterator[Chart]:
+    evaluations = {i: e for i, e in stored_evaluations(run).items() if i in history.iterations}
+    if not evaluations:
+        return
+    rows, latest, name = [*evaluations], max(evaluations), run.path.name
+    env_steps, stored = history.env_steps[np.searchsorted(history.iterations, rows)], [*evaluations.values()]
+    lines = [training_lines(name, stored)]
+    if history.classes is not None:
+        lines.append(training_lines_by_class(name, stored, history.classes))
+    for each in lines:
+        yield chart_of(each, "Evaluation", env_steps, f"{STEPS} of training", iterations=np.array(rows), wide=True)
+    yield per_shot_chart(f"Adaptation after {plural(latest + 1, 'update')}", evaluations[latest])
+
+
+def _time_charts(run: Run, history: History) -> Iterator[Chart]:
+    seconds = stage_seconds(run.lineage(), len(history.iterations), run.stages.first)
+    if not seconds:
+        return
+    layers = [
+        Series(stage_name(ref), stage_color(run.stages[ref.stage].group, ref.step), values)
+        for ref, values in seconds.items()
+    ]
+    typical = np.array([_typical_seconds(layer.values) for layer in layers])
+    shares = typical / max(float(typical.sum()), 1e-12)
+    bars = tuple(
+        Series(layer.label, layer.color, np.array([value])) for layer, value in zip(layers, typical, strict=True)
+    )
+    texts = (f"{short_time(value)}  ({100 * share:.0f} %)" for value, share in zip(typical, shares, strict=True))
+    yield Chart(
+        "stage_seconds", "Time", "bars", "Seconds per iteration by stage", "wall seconds (median over iterations)", "",
+        "Computing alone; writing to disk happens beside it.", "", np.zeros(1), (Panel("", bars),),
+        texts=tuple(texts),
+    )  # fmt: skip
+    yield Chart(
+        "stage_seconds_by_iteration", "Time", "layers", "Where the time went", "iteration", "wall seconds",
+        "A bulge is a busy machine or a worker that was lost; the results do not depend on it.", "",
+        history.iterations, (Panel("", tuple(layers)),), iterations=history.iterations,
+    )  # fmt: skip
+
+
+def _typical_seconds(seconds: Array) -> float:
+    """Median over iterations; of a stage that only some of them have, its share of each."""
+    missing = np.isnan(seconds)
+    return float(np.where(missing, 0, seconds).mean() if missing.any() else np.median(seconds))
+
+
+def stage_seconds(lineage: pa.Table, num_iterations: int, first_stage: str) -> dict[StageRef, Array]:
+    """Wall seconds of every stage, [I] each, in the order in which stages run; keys are of iteration 0."""
+    # In the order of writing. What makes the first learner has no share in an iteration.
+    seconds: dict[StageRef, Array] = {}
+    for row in lineage.sort_by("sequence").select(["iteration", "stage", "step", "seconds"]).to_pylist():
+        if row["stage"] != first_stage and row["iteration"] < num_iterations:
+            by_iteration = seconds.setdefault(StageRef(0, row["stage"], row["step"]), np.full(num_iterations, np.nan))
+            by_iteration[row["iteration"]] = row["seconds"]
+    return seconds
