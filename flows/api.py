@@ -21,7 +21,7 @@ from metaloom.flows.commands import train as training
 from metaloom.flows.commands import video as films
 from metaloom.flows.commands.sweep_runs import SweepObserver
 from metaloom.flows.errors import UsageError
-from metaloom.flows.loggers import LoggerName
+from metaloom.flows.loggers import LoggerName, LogPlan
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.opened import Run, RunLike, Runs, folder_of
 from metaloom.flows.recipes import RECIPES, new_config
@@ -219,6 +219,8 @@ def sweep(
     parallel: int = 1,
     backend: Backend = IN_PROCESS,
     progress: bool = True,
+    log: Sequence[LoggerName] = (),
+    film_every: int | None = None,
     **settings: Any,
 ) -> Runs:
     """Train a recipe under several seeds and all combinations of some settings; the same call goes on with it.
@@ -236,6 +238,8 @@ def sweep(
         parallel: runs to train at once, each in a process of its own; needs a script that guards its main part.
         backend: where rollouts of each run run.
         progress: tell of every run on standard output.
+        log: loggers that every run is logged to, such as tensorboard.
+        film_every: film so many iterations apart, for the loggers.
         **settings: fields of RunConfig that all runs have; see train.
 
     Raises:
@@ -248,7 +252,13 @@ def sweep(
     shown = sweep_progress(len(planned.runs), done) if progress else nullcontext(SweepObserver())
     with shown as observer:
         result = sweeping.train_sweep(
-            planned, configs, extend=extend, parallel=parallel, backend=backend, observer=observer
+            planned,
+            configs,
+            extend=extend,
+            parallel=parallel,
+            backend=backend,
+            observer=observer,
+            logs=LogPlan(tuple(log), film_every),
         )
     if result.failed:
         told = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)

@@ -34,6 +34,11 @@ def unseen(k: int, episodes: EpisodeBatch) -> None:
     del k, episodes
 
 
+def test_position(run_seed: int, k: int) -> RolloutPosition:
+    """Position of the test episodes after k adaptation steps."""
+    return RolloutPosition(run_seed, _TEST, k)
+
+
 def total_rewards(episodes: EpisodeBatch) -> Array:
     """[B, E], the sum of rewards of each episode."""
     return episodes.episode_returns
@@ -76,7 +81,7 @@ def evaluate(
     rounds: list[EpisodeBatch] = []
     for k in range(adaptation_steps + 1):
         with _told_as(f"test episodes after {k} adaptation steps"):
-            tests.append(_outcome(test_rollouts(params, tasks, RolloutPosition(run_seed, _TEST, k)), returns))
+            tests.append(_outcome(test_rollouts(params, tasks, test_position(run_seed, k)), returns))
         if k < adaptation_steps:
             with _told_as(f"episodes of adaptation step {k + 1}"):
                 rounds.append(adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k)))

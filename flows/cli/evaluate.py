@@ -1,11 +1,15 @@
 """`metaloom evaluate`."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, LearnerArgument, Trust, agree
-from metaloom.flows.cli.output import answer
+from metaloom.flows.cli.output import answer, say
+from metaloom.flows.errors import FAILURE
 from metaloom.flows.runs import RunAt
+
+if TYPE_CHECKING:
+    from metaloom.flows.commands.evaluation_film import EvaluationFilm
 
 
 def evaluate(
@@ -21,6 +25,7 @@ def evaluate(
     deterministic: bool | None = None,
     seed: int | None = None,
     plot: Path | None = None,
+    video: Path | None = None,
     trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
@@ -43,6 +48,8 @@ def evaluate(
         deterministic: Take the most likely action in test episodes.
         seed: Decides which tasks and episodes are drawn.
         plot: Plot return against adaptation episodes into this .png or .svg file.
+        video: Film test episodes before and after adaptation into this .gif, .webp or .mp4 file (.png: the last picture
+            alone): of the task of median return, its episodes of median return.
     """
     at, backend = RunAt.parse(run), where.backend()
     if plot is not None:
@@ -50,8 +57,11 @@ def evaluate(
 
         check_plot_file(plot)
     agree(at.path, trust)
+    film = None if video is None else _film(video)
     from metaloom.flows.commands.evaluate import evaluate as evaluate_run
+    from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.tables import evaluation_info, evaluation_view
+    from metaloom.stages.evaluate import unseen
 
     outcome = evaluate_run(
         at.path,
@@ -66,12 +76,26 @@ def evaluate(
         deterministic=deterministic,
         seed=seed,
         backend=backend,
+        tested=unseen if film is None else film.tested,
     )
+    done = None if film is None else film.write(outcome, at.path.name)
     if plot is not None:
         from metaloom.flows.views.evaluation_plots import per_shot_curve, write_plot
-        from metaloom.flows.views.formatting import plural
 
         title = f"{at.path.name} after {plural(outcome.updates, 'update')}"
         write_plot(plot, per_shot_curve(title, outcome.evaluation))
     answer(as_json, lambda: evaluation_info(outcome), lambda: evaluation_view(outcome))
-    return 0
+    if done is None:
+        return 0
+    shown = ", ".join(f"{value:.2f} after {plural(k, 'step')}" for k, value in done.returns.items())
+    say(as_json, f"{done.path}  {done.frames} frames, task {done.task}, return {shown}\n{done.agreement}")
+    return 0 if done.agrees else FAILURE
+
+
+def _film(out: Path) -> "EvaluationFilm":
+    from metaloom.flows.films.opengl import choose_renderer
+
+    renderer = choose_renderer("auto")  # before MuJoCo is imported
+    from metaloom.flows.commands.evaluation_film import EvaluationFilm
+
+    return EvaluationFilm(out, renderer)

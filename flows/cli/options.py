@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.loggers import LoggerName, check_loggers
+from metaloom.flows.loggers import LoggerName, LogPlan, check_loggers
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -126,6 +126,11 @@ class LogOptions:
         from metaloom.flows.loggers.live import logging_to
 
         return logging_to(self.log, folder, observer, film_every=self.film_every)
+
+    @property
+    def plan(self) -> LogPlan:
+        """The same for several trainings."""
+        return LogPlan(self.log, self.film_every)
 
     def check(self) -> None:
         """Refuse what could only fail later.

@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, Overrides, complete_recipes, refuse_with
+from metaloom.flows.cli.options import (
+    ANYWHERE,
+    NOWHERE,
+    AsJson,
+    BackendOptions,
+    Flag,
+    LogOptions,
+    Overrides,
+    complete_recipes,
+    refuse_with,
+)
 from metaloom.flows.cli.output import answer, say, unless_closed
 from metaloom.flows.errors import UsageError
+from metaloom.flows.loggers import LogPlan
 
 if TYPE_CHECKING:
     from metaloom.flows.rollouts.workers import Backend
@@ -45,6 +56,7 @@ def sweep(
     dry_run: Flag = False,
     yes: Flag = False,
     where: BackendOptions = ANYWHERE,
+    also: LogOptions = NOWHERE,
     as_json: AsJson = False,
 ) -> int:
     """Train a recipe under several seeds and all combinations of some settings, each as a run of its own.
@@ -69,6 +81,7 @@ def sweep(
     if status:
         refuse_with("--status", seeds=seeds, grid=grid or None, set=overrides or None, name=name, extend=extend)
         return _show(require_sweep(recipe), as_json=as_json)
+    also.check()
     backend = where.backend()
     planned, configs = _stored(recipe) if seeds is None and not grid and not overrides and name is None else (None, [])
     if planned is None:
@@ -78,7 +91,7 @@ def sweep(
         planned, configs = plan(recipe, name, seeds=_seeds(seeds), grid=values, settings=overrides, many=yes)
     if dry_run:
         return _show(planned, as_json=as_json)
-    return _train(planned, configs, as_json, parallel=parallel, extend=extend, backend=backend)
+    return _train(planned, configs, as_json, parallel=parallel, extend=extend, backend=backend, logs=also.plan)
 
 
 def _stored(name: str) -> "tuple[Sweep | None, list[RunConfig]]":
@@ -111,7 +124,14 @@ def _show(sweep: "Sweep", *, as_json: bool) -> int:
 
 
 def _train(
-    planned: "Sweep", configs: "list[RunConfig]", as_json: bool, *, parallel: int, extend: bool, backend: "Backend"
+    planned: "Sweep",
+    configs: "list[RunConfig]",
+    as_json: bool,
+    *,
+    parallel: int,
+    extend: bool,
+    backend: "Backend",
+    logs: LogPlan,
 ) -> int:
     from metaloom.flows.commands.sweep import is_complete, train_sweep
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
@@ -128,7 +148,9 @@ def _train(
         ) as observer,
     ):
         told = replace(observer, begun=unless_closed(observer.begun), ended=unless_closed(observer.ended))
-        result = train_sweep(planned, configs, extend=extend, parallel=parallel, backend=backend, observer=told)
+        result = train_sweep(
+            planned, configs, extend=extend, parallel=parallel, backend=backend, observer=told, logs=logs
+        )
     if result.stopped:
         tell(as_json, f"stopped; go on with the same command, or: metaloom sweep {planned.name}")
         return EXIT_INTERRUPTED

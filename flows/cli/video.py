@@ -68,14 +68,8 @@ def video(
     )
     shown = ", ".join(f"{value:.2f} at step {k} (episode {done.episodes[k]})" for k, value in done.returns.items())
     console().print(f"{done.path}  {done.frames} frames, task {done.task}, return {shown}")
-    if done.agrees:
-        console().print(f"observations agree with the stored ones: largest difference {done.largest_difference:.1g}")
-        return 0
-    console().print(
-        f"observations differ from the stored ones by up to {done.largest_difference:.3g}: the film does not show what "
-        "happened. Other versions of the simulator or of the environment do that; `metaloom replay` tells more"
-    )
-    return FAILURE
+    console().print(done.agreement)
+    return 0 if done.agrees else FAILURE
 
 
 def _size(text: str) -> tuple[int, int]:

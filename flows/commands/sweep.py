@@ -13,6 +13,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.estimate.limits import check_sizes
 from metaloom.flows.graph.run_stages import stages_of
 from metaloom.flows.graph.warm_start import pinned
+from metaloom.flows.loggers import LogPlan, check_loggers
 from metaloom.flows.observer import Observer
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps import PlannedRun, Sweep, check_unchanged, find_sweep, held
@@ -42,6 +43,7 @@ def train_sweep(
     parallel: int = 1,
     backend: Backend = Backend(),
     observer: SweepObserver = SweepObserver(),
+    logs: LogPlan = LogPlan(),
 ) -> SweepResult:
     """Train what is missing of a sweep. Whatever interrupts it, the same call goes on.
 
@@ -52,14 +54,16 @@ def train_sweep(
         parallel: runs to train at once, each in a process of its own.
         backend: where rollouts of each run run.
         observer: is told of progress, and may ask to stop.
+        logs: where else every run is logged.
 
     Raises:
-        UsageError: the stored sweep has something else, another process works on it, or a run of a name that is needed
-            is none of this sweep.
+        UsageError: a logger cannot be used, the stored sweep has something else, another process works on it, or a run
+            of a name that is needed is none of this sweep.
         ConfigError, EnvError: settings of a run cannot be used.
     """
     if parallel < 1:
         raise UsageError(f"found --parallel {parallel}; required 1 or more")
+    check_loggers(logs.names, logs.film_every)
     if parallel > 1 and backend.workers is None and backend.scheduler is None:
         backend = replace(backend, workers=0)  # the processes of the runs are enough
     with held(sweep):
@@ -74,11 +78,11 @@ def train_sweep(
             sweep.write()
         todo = [run for run in sweep.runs if not is_complete(sweep.folder(run))]
         if parallel == 1:
-            outcomes = _one_by_one(sweep, todo, by_run, backend, observer)
+            outcomes = _one_by_one(sweep, todo, by_run, backend, observer, logs)
         else:
             # What depends on this process's folder and environment is settled here: others may have begun elsewhere.
             jobs = [(run, pinned(by_run[run.name]), sweep.folder(run).absolute()) for run in todo]
-            outcomes = train_at_once(jobs, parallel, backend, observer)
+            outcomes = train_at_once(jobs, parallel, backend, observer, logs)
         return SweepResult(sweep, tuple(outcomes), stopped=len(outcomes) < len(todo) or _any_stopped(outcomes))
 
 
@@ -95,6 +99,7 @@ def _one_by_one(
     configs: Mapping[str, RunConfig],
     backend: Backend,
     observer: SweepObserver,
+    logs: LogPlan,
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for run in todo:
@@ -102,7 +107,7 @@ def _one_by_one(
             break
         observer.begun(run)
         told = Observer(iteration_done=partial(observer.iteration_done, run), should_stop=observer.should_stop)
-        outcome = Outcome(run, *train_or_resume(configs[run.name], sweep.folder(run), backend, told))
+        outcome = Outcome(run, *train_or_resume(configs[run.name], sweep.folder(run), backend, told, logs))
         outcomes.append(outcome)
         observer.ended(outcome)
     return outcomes

@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 from metaloom.flows.commands.sweep_runs import Ending, Outcome, SweepObserver, train_or_resume
+from metaloom.flows.loggers import LogPlan
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps import PlannedRun
@@ -31,7 +32,9 @@ class _Working:
     told: Connection
 
 
-def train_at_once(jobs: Sequence[Job], parallel: int, backend: Backend, observer: SweepObserver) -> list[Outcome]:
+def train_at_once(
+    jobs: Sequence[Job], parallel: int, backend: Backend, observer: SweepObserver, logs: LogPlan
+) -> list[Outcome]:
     """Train runs in so many processes at a time; asked to stop, every one finishes its stage."""
     context = multiprocessing.get_context("forkserver")
     # So that processes that follow need not import numerics again.
@@ -45,7 +48,7 @@ def train_at_once(jobs: Sequence[Job], parallel: int, backend: Backend, observer
             while waiting and len(working) < parallel and not stop.is_set():
                 run, config, folder = waiting.pop(0)
                 told, tell = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(config, folder, backend, stop, tell), name=run.name)
+                process = context.Process(target=_work, args=(config, folder, backend, stop, tell, logs), name=run.name)
                 process.start()
                 tell.close()  # else the end of the process would not end the pipe
                 working.append(_Working(run, process, told))
@@ -80,7 +83,7 @@ def _listen(one: _Working, observer: SweepObserver) -> Outcome | None:
     return Outcome(one.run, *message)
 
 
-def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection) -> None:
+def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection, logs: LogPlan) -> None:
     """Train a run in this process, and tell of it."""
     # Ctrl-C reaches all processes of a terminal; the one that was started by the user decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -90,9 +93,8 @@ def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: 
         with suppress(BrokenPipeError):
             tell.send(report)
 
-    tell.send(
-        train_or_resume(config, folder, backend, Observer(iteration_done=iteration_done, should_stop=stop.is_set))
-    )
+    observer = Observer(iteration_done=iteration_done, should_stop=stop.is_set)
+    tell.send(train_or_resume(config, folder, backend, observer, logs))
 
 
 def _end_with_parent() -> None:

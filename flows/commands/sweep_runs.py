@@ -8,6 +8,8 @@ from typing import Literal
 from metaloom import storage
 from metaloom.flows.commands import train as training
 from metaloom.flows.errors import exit_code
+from metaloom.flows.loggers import LogPlan
+from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps import PlannedRun
@@ -35,13 +37,16 @@ class SweepObserver:
     should_stop: Callable[[], bool] = lambda: False
 
 
-def train_or_resume(config: RunConfig, folder: Path, backend: Backend, observer: Observer) -> tuple[Ending, str]:
+def train_or_resume(
+    config: RunConfig, folder: Path, backend: Backend, observer: Observer, logs: LogPlan
+) -> tuple[Ending, str]:
     """Train a run from where it stands; an error that its message explains is how it ended."""
     try:
-        if storage.run_exists(folder):
-            result = training.resume(folder, backend=backend, observer=observer)
-        else:
-            result = training.train(config, folder, backend=backend, observer=observer)
+        with logging_to(logs.names, folder, observer, film_every=logs.film_every) as watching:
+            if storage.run_exists(folder):
+                result = training.resume(folder, backend=backend, observer=watching)
+            else:
+                result = training.train(config, folder, backend=backend, observer=watching)
     except Exception as error:  # one run's failure must not end the others; what is a bug still shows itself
         if exit_code(error) is None:
             raise

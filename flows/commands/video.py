@@ -15,6 +15,7 @@ from metaloom.flows.films.film import Panel, check_film_file, write_film
 from metaloom.flows.films.opengl import RendererName
 from metaloom.flows.films.painters import Painter, drawable, painter_of
 from metaloom.flows.films.resimulation import Recording
+from metaloom.flows.graph.common import position
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.rollouts.workers import Backend
@@ -51,6 +52,16 @@ class Film:
     def agrees(self) -> bool:
         """Whether it shows what is stored."""
         return self.largest_difference <= AGREES
+
+    @property
+    def agreement(self) -> str:
+        """Whether it shows what is stored, in words."""
+        if self.agrees:
+            return f"observations agree with the stored ones: largest difference {self.largest_difference:.1g}"
+        return (
+            f"observations differ from the stored ones by up to {self.largest_difference:.3g}: the film does not show "
+            "what happened. Other versions of the simulator or of the environment do that; `metaloom replay` tells more"
+        )
 
 
 def video(
@@ -91,7 +102,20 @@ def video(
     recordings = _recordings(run, iteration, task, episode, steps)
     tasks, b = recordings[0].tasks, recordings[0].b
     which = "episodes of median return" if episode is None else f"episode {episode}"
-    caption = f"{run.name}, iteration {iteration}, task {b}{_described(tasks, b)}, {which}"
+    caption = f"{run.name}, iteration {iteration}, task {b}{described(tasks, b)}, {which}"
+    return film_of(recordings, out, caption, size=size, every=every, renderer=renderer)
+
+
+def film_of(
+    recordings: Sequence[Recording],
+    out: Path,
+    caption: str,
+    *,
+    size: tuple[int, int] = (480, 360),
+    every: int = 1,
+    renderer: RendererName = "auto",
+) -> Film:
+    """Film episodes of one task side by side; arguments as of `video`."""
     with ExitStack() as stack:
         panels = [_Panels(recording, size, renderer, stack) for recording in recordings]
         fps = min(panels[0].fps / every, 50.0)
@@ -99,8 +123,11 @@ def video(
     # The first picture is of what reset returns, the last one always of the last step.
     frames = 1 + max(-(-recording.length // every) for recording in recordings)
     difference = max(panel.largest_difference for panel in panels)
-    returns = {recording.ref.step: float(recording.rewards.sum(dtype=np.float64)) for recording in recordings}
-    return Film(out, frames, b, {recording.ref.step: recording.e for recording in recordings}, returns, difference)
+    steps = [recording.position.step for recording in recordings]
+    returns = [float(recording.rewards.sum(dtype=np.float64)) for recording in recordings]
+    episodes = [recording.e for recording in recordings]
+    places = dict(zip(steps, episodes, strict=True)), dict(zip(steps, returns, strict=True))
+    return Film(out, frames, recordings[0].b, *places, difference)
 
 
 class _Panels:
@@ -147,8 +174,10 @@ def _recordings(
         batches: dict[int, EpisodeBatch] = {k: outputs.load(stored[k]) for k in {*chosen, max(stored)}}
         b = _place(task, batches[max(stored)])
         return [
-            Recording(stages.config(stored[k]), stored[k], b, _episode(episode, batches[k], b), tasks, batches[k])
-            for k in chosen
+            Recording(
+                config, position(config, iteration, k), b, median_episode(batches[k], b, episode), tasks, batches[k]
+            )
+            for k, config in ((k, stages.config(stored[k])) for k in chosen)
         ]
 
 
@@ -176,7 +205,7 @@ def _place(task: WhichTask, after: EpisodeBatch) -> int:
     return int(returns.argmax() if task == "best" else returns.argmin())
 
 
-def _episode(asked: int | None, batch: EpisodeBatch, b: int) -> int:
+def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int:
     """The episode of a task that was asked for; else that of median return, the lower of two."""
     episodes = int(batch.real[b].sum())
     if asked is None:
@@ -189,13 +218,13 @@ def _episode(asked: int | None, batch: EpisodeBatch, b: int) -> int:
 
 def _when(recording: Recording) -> str:
     """When an episode was sampled, in words."""
-    k = recording.ref.step
+    k = recording.position.step
     if not recording.config.algorithm.adaptation_steps:
         return "episode" if not k else f"round {k}"
     return "before adaptation" if not k else f"after {k} step{'s' * (k > 1)} of adaptation"
 
 
-def _described(tasks: TaskBatch, b: int) -> str:
+def described(tasks: TaskBatch, b: int) -> str:
     """The parameters of a task, if it has few."""
     if not 0 < len(tasks.names) <= 6:
         return ""

@@ -31,7 +31,7 @@ class Panel:
     below: str
 
 
-def check_film_file(out: Path) -> None:
+def check_film_file(out: Path, option: str = "--out") -> None:
     """Refuse a file that no film can be written to, before anything is drawn.
 
     Raises:
@@ -39,9 +39,9 @@ def check_film_file(out: Path) -> None:
         ExtraMissing: it is an .mp4, and the package that writes those is not installed.
     """
     if out.suffix.lower() not in FORMATS:
-        raise UsageError(f"--out {out}: found {out.suffix or 'no ending'}; required one of {', '.join(FORMATS)}")
+        raise UsageError(f"{option} {out}: found {out.suffix or 'no ending'}; required one of {', '.join(FORMATS)}")
     if not out.absolute().parent.is_dir():
-        raise UsageError(f"--out {out}: found no folder {out.absolute().parent}; required one that exists")
+        raise UsageError(f"{option} {out}: found no folder {out.absolute().parent}; required one that exists")
     if out.suffix.lower() == ".mp4":
         _mp4_writer()
 

@@ -10,7 +10,6 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
 from metaloom.stages.rollouts.faults import RolloutPosition
-from metaloom.storage import StageRef
 
 
 @dataclass(frozen=True)
@@ -19,14 +18,14 @@ class Recording:
 
     Attributes:
         config: settings under which it was sampled.
-        ref: the stage that sampled it.
+        position: at which its batch was sampled.
         b, e: places of its task and of the episode in the batch.
         tasks: of the iteration.
         episodes: the batch.
     """
 
     config: RunConfig
-    ref: StageRef
+    position: RolloutPosition
     b: int
     e: int
     tasks: TaskBatch
@@ -49,9 +48,8 @@ class Recording:
             After the reset, and after every step: the largest difference of an observation from the stored one.
         """
         env.set_task(self.tasks.params[self.b])
-        position = RolloutPosition(self.config.seed, self.ref.iteration, self.ref.step)
         stored = self.episodes.observations[self.b, self.e]
-        observation, _ = env.reset(seed=position.reset_seed(self.b, self.e))
+        observation, _ = env.reset(seed=self.position.reset_seed(self.b, self.e))
         yield _difference(observation, stored[0])
         for t, action in enumerate(self.episodes.actions[self.b, self.e, : self.length]):
             yield _difference(env.step(action)[0], stored[t + 1])

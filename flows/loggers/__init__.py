@@ -5,6 +5,7 @@ raises ends the logger, never the training.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, get_args
 
@@ -12,6 +13,19 @@ from metaloom.flows.errors import ExtraMissing, UsageError
 
 LoggerName = Literal["mlflow", "tensorboard", "wandb"]
 """Each is also the name of the package that it needs."""
+
+
+@dataclass(frozen=True)
+class LogPlan:
+    """Where else trainings are logged.
+
+    Attributes:
+        names: of loggers.
+        film_every: film an iteration of every so many, besides the last.
+    """
+
+    names: tuple[LoggerName, ...] = ()
+    film_every: int | None = None
 
 
 def check_loggers(names: Sequence[str], film_every: int | None) -> None:

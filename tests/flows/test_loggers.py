@@ -6,6 +6,7 @@ import logging
 import math
 import socket
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -350,3 +351,22 @@ def test_nobody_is_called(logged, proxy):
             "https://example.org", timeout=0.5, proxies={"https": f"http://127.0.0.1:{proxy.getsockname()[1]}"}
         )
     proxy.accept()[0].close()
+
+
+@pytest.mark.parametrize("parallel", ["1", "2"])
+def test_every_run_of_a_sweep_is_logged(tmp_path, tiny_config, monkeypatch, parallel, pytestconfig):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    # Processes that are started import this file by its name, from the project's root.
+    monkeypatch.setattr("sys.path", [*sys.path, str(pytestconfig.rootpath)])
+    settings = tmp_path / "settings.json"
+    settings.write_text(tiny_config(iterations=2).model_dump_json())
+    words = ["sweep", str(settings), "--name", "both", "--seeds", "2", "--parallel", parallel, "--workers", "0"]
+    assert cli.run([*words, "--film-every", "1"]) == 2
+    assert not (tmp_path / "sweeps").exists()
+    assert cli.run([*words, "--log", "tensorboard"]) == 0
+    for seed in (7, 8):
+        name = f"both-seed-{seed}"
+        events = events_of(tmp_path / "logs" / "tensorboard" / name)
+        stored = storage.open_run(tmp_path / name).metrics()["step_1.average_return"].to_pylist()
+        scalars = [event.value for event in events.Scalars("step_1/average_return")]
+        np.testing.assert_allclose(scalars, stored, rtol=1e-6)

@@ -197,3 +197,26 @@ def test_a_renderer_that_does_not_work_is_told_with_what_helps(monkeypatch):
 def test_a_size_that_is_none_is_refused(points, size, capsys):
     assert cli.run(["video", str(points.path), "--out", "film.gif", "--size", size]) == 2
     assert f"--size {size}" in capsys.readouterr().err
+
+
+def test_an_evaluation_films_the_test_episodes_that_it_measured(points, tmp_path, capsys):
+    out = tmp_path / "test.gif"
+    words = ["evaluate", str(points.path), "--num-tasks", "3", "--adaptation-steps", "2", "--test-episodes", "3"]
+    assert cli.run([*words, "--video", str(out)]) == 0
+    told = capsys.readouterr().out
+    measured = metaloom.evaluate(points, num_tasks=3, adaptation_steps=2, test_episodes=3).evaluation
+    after = measured.test_returns[:, -1].mean(axis=1)
+    b = int(np.argsort(after)[1])
+    before, after = (np.median(measured.test_returns[b, k]) for k in (0, 2))
+    assert f"7 frames, task {b}, return {before:.2f} after 0 steps, {after:.2f} after 2 steps" in told
+    assert "largest difference 0" in told
+    assert len(pictures(out)) == 7
+    assert pictures(out)[0].shape[1] > 2 * 300  # two panels
+
+
+def test_an_evaluation_without_adaptation_films_one_episode_and_a_bad_file_is_refused_first(points, tmp_path, capsys):
+    words = ["evaluate", str(points.path), "--num-tasks", "1", "--adaptation-steps", "0", "--video"]
+    assert cli.run([*words, str(tmp_path / "test.png")]) == 0
+    assert "after 0 steps" in capsys.readouterr().out
+    assert cli.run([*words, str(tmp_path / "test.avi")]) == 2
+    assert "--video" in capsys.readouterr().err

@@ -1,21 +1,16 @@
 """The page over runs in a real browser, where there is one: it draws, and asks no other host."""
 
 import re
-import shutil
 import subprocess
 import sys
 from urllib.parse import quote
 
 import pytest
+from browsing import NEEDS_BROWSER, look
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 NAME = "<b onclick=alert(1)>bold"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is installed: no browser to look with"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_BROWSER]
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +31,8 @@ def address(tmp_path_factory, copy_tiny_run):
             process.wait()
 
 
-def look(address, page, folder):
-    """Markup of a page after its scripts have run, and what the browser had to say."""
-    assert BROWSER is not None
-    # No host but this one has an address; scripts get ten seconds of a clock that waits for answers.
-    options = [
-        "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--window-size=1280,2000",
-        f"--user-data-dir={folder}", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-        "--virtual-time-budget=10000", "--enable-logging=stderr", "--dump-dom",
-    ]  # fmt: skip
-    done = subprocess.run([BROWSER, *options, address + page], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return done.stdout, said
-
-
 def test_the_list_shows_every_run_and_takes_no_name_for_markup(address, tmp_path):
-    page, said = look(address, "", tmp_path)
+    page, said = look(address, tmp_path)
     assert said == []
     assert 'href="#/run/tiny"' in page
     assert "&lt;b onclick=alert(1)&gt;bold" in page
@@ -72,7 +52,7 @@ def test_the_list_shows_every_run_and_takes_no_name_for_markup(address, tmp_path
     ],
 )  # fmt: skip
 def test_a_page_draws_its_charts_without_a_word_from_the_browser(address, place, words, charts, tmp_path):
-    page, said = look(address, f"#/{place}", tmp_path)
+    page, said = look(f"{address}#/{place}", tmp_path)
     assert "modebar-btn" not in page  # nothing hovers in this browser, and buttons would lie on legends
     assert said == []
     assert 'class="problem"' not in page
@@ -81,6 +61,6 @@ def test_a_page_draws_its_charts_without_a_word_from_the_browser(address, place,
 
 
 def test_a_page_that_is_not_there_says_so(address, tmp_path):
-    page, _ = look(address, "#/run/nothing", tmp_path)
+    page, _ = look(f"{address}#/run/nothing", tmp_path)
     assert 'class="problem"' in page
     assert "no run 'nothing'" in page

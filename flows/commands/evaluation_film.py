@@ -1,0 +1,54 @@
+"""Film test episodes of an evaluation, which keeps none, while they are at hand."""
+
+from pathlib import Path
+
+import numpy as np
+
+from metaloom.flows.commands.evaluate import EvaluationOutcome
+from metaloom.flows.commands.video import Film, described, film_of, median_episode
+from metaloom.flows.films.film import check_film_file
+from metaloom.flows.films.opengl import RendererName
+from metaloom.flows.films.resimulation import Recording
+from metaloom.flows.views.formatting import plural
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan
+from metaloom.pipeline.types import EpisodeBatch
+from metaloom.stages.evaluate import test_position
+
+
+class EvaluationFilm:
+    """Keeps the test episodes before the first adaptation step and after the last, and films those of one task.
+
+    The task is that of median return after adaptation, and so are its episodes: neither the best nor the worst.
+
+    Args:
+        out: .gif, .webp, .mp4, or .png for the last picture alone.
+        renderer: of MuJoCo's robots.
+
+    Raises:
+        UsageError: no film can be written to the file.
+    """
+
+    def __init__(self, out: Path, renderer: RendererName = "auto") -> None:
+        check_film_file(out, "--video")
+        self._out = out
+        self._renderer: RendererName = renderer
+        self._kept: dict[int, EpisodeBatch] = {}
+
+    def tested(self, k: int, episodes: EpisodeBatch) -> None:
+        """Keep test episodes after k adaptation steps, in place of those after fewer; the first ones stay."""
+        self._kept = {0: self._kept.get(0, episodes), k: episodes}
+
+    def write(self, outcome: EvaluationOutcome, name: str) -> Film:
+        """Film the evaluation of the run of this name."""
+        returns, config = outcome.evaluation.test_returns[:, -1].mean(axis=1), outcome.config
+        b = int(np.argsort(returns, kind="stable")[(len(returns) - 1) // 2])
+        run_seed = EvaluationPlan.of(config).run_seed
+        recordings = [
+            Recording(config, test_position(run_seed, k), b, median_episode(episodes, b), outcome.tasks, episodes)
+            for k, episodes in self._kept.items()
+        ]
+        caption = (
+            f"{name} after {plural(outcome.updates, 'update')}, test task {b}{described(outcome.tasks, b)}, "
+            "task and episodes of median return"
+        )
+        return film_of(recordings, self._out, caption, renderer=self._renderer)

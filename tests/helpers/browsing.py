@@ -1,0 +1,28 @@
+"""Pages in a real browser, where there is one."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+NEEDS_BROWSER = pytest.mark.skipif(
+    BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is installed: no browser to look with"
+)
+
+
+def look(address: str, folder: Path) -> tuple[str, list[str]]:
+    """Markup of a page after its scripts have run, and what the browser had to say."""
+    assert BROWSER is not None
+    # No host but this one has an address; scripts get ten seconds of a clock that waits for answers.
+    options = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--window-size=1280,2000",
+        f"--user-data-dir={folder}", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        "--virtual-time-budget=10000", "--enable-logging=stderr", "--dump-dom",
+    ]  # fmt: skip
+    done = subprocess.run([BROWSER, *options, address], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return done.stdout, said
