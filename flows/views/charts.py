@@ -126,7 +126,8 @@ def _point_chart(chart: Chart, size: tuple[float, float]) -> Drawing:
         dots = 16 if chart.diagonal else 5
         axes.scatter(x, series.values, s=dots, color=series.color, label=series.label, alpha=0.7, linewidths=0)
     if chart.diagonal:
-        axes.axline((float(np.nanmean(x)),) * 2, slope=1, color="#8c959f", linewidth=1, linestyle="--", zorder=0)
+        middle = float(np.nanmean(x))
+        axes.axline((middle, middle), slope=1, color="#8c959f", linewidth=1, linestyle="--", zorder=0)
     axes.set_xlabel(chart.x_label + unit)
     axes.set_ylabel(chart.y_label)
     if len(chart.panels[0].series) > 1:
