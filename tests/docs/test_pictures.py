@@ -16,11 +16,21 @@ def test_everything_that_a_program_imports_is_there(program):
     runpy.run_path(str(program), run_name="imported")
 
 
+def test_the_graph_of_the_first_page_is_that_of_its_recipe(capsys):
+    assert cli.run(["graph", "first-steps", "--format", "svg"]) == 0
+    assert capsys.readouterr().out == (Path(__file__).parents[2] / "docs/images/graph.svg").read_text()
+
+
+def test_the_pictures_of_the_documentation_take_no_more_than_three_megabytes():
+    images = [path for path in (Path(__file__).parents[2] / "docs/images").iterdir() if path.suffix != ".py"]
+    assert sum(path.stat().st_size for path in images) <= 3_000_000
+
+
 def test_beliefs_are_drawn_of_a_short_run_without_evaluations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ("iterations=1", "num_tasks=2", "policy.hidden_sizes=[4]", "algorithm.model_updates=1")
     sizes = [part for setting in small for part in ("--set", setting)]
     assert cli.run(["train", "varibad-hidden-goal-grid", "--run", "search", "--workers", "0", *sizes]) == 0
     monkeypatch.setattr(sys, "argv", ["draw_varibad.py", ".", "search"])
-    runpy.run_path(str(PROGRAMS[0]), run_name="__main__")
+    runpy.run_path(str(next(path for path in PROGRAMS if path.stem == "draw_varibad")), run_name="__main__")
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["varibad_belief.png"]
