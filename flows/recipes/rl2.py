@@ -1,6 +1,6 @@
 """RL2: bandits at the sizes of its paper, point robots, and the half-cheetah with two episodes in a trial."""
 
-from metaloom.pipeline.algorithms.rl2.settings import RL2
+from metaloom.pipeline.algorithms.rl2.settings import RL2, RL2TRPO
 from metaloom.pipeline.config.evaluation import EvaluationConfig
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
@@ -35,6 +35,23 @@ def rl2_bandit() -> RunConfig:
     )
 
 
+def rl2_bandit_100() -> RunConfig:
+    """Find the best of five arms within a hundred pulls, which takes more than greed."""
+    return _small_world(
+        EnvConfig(name="bernoulli-bandit", options={"arms": 5}), episodes_per_trial=1, max_episode_steps=100
+    )
+
+
+def rl2_tabular_mdp() -> RunConfig:
+    """Earn in ten episodes of an unknown process of ten states what finding out about it leaves."""
+    return _small_world(EnvConfig(name="tabular-mdp"), episodes_per_trial=10, max_episode_steps=10)
+
+
+def rl2_ant_dir() -> RunConfig:
+    """Walk in a direction of the plane, which the first of two episodes shows."""
+    return _robot("ant-dir")
+
+
 def rl2_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; the first of two episodes shows which."""
     return _robot("half-cheetah-dir", learning_rate=7e-4, iterations=200)
@@ -45,9 +62,51 @@ def rl2_half_cheetah_vel() -> RunConfig:
     return _robot("half-cheetah-vel")
 
 
+def rl2_point_corner() -> RunConfig:
+    """Go to one of the corners that the observation does not tell apart."""
+    return _robot("point-corner", learning_rate=1e-3, iterations=200, hidden_size=64, init_std=0.5)
+
+
 def rl2_navigation_2d() -> RunConfig:
     """Find a near goal in the plane that the observation does not show; an episode ends there."""
     return _robot("navigation-2d", learning_rate=1e-3, iterations=200, hidden_size=64, init_std=0.5)
+
+
+def rl2_trpo() -> RunConfig:
+    """RL2 as in its paper on any environment with tasks; the half-cheetah in either direction where none is named."""
+    return _by_trpo(rl2_half_cheetah_dir())
+
+
+def rl2_trpo_bandit() -> RunConfig:
+    """Find the best of five arms within ten pulls, by the updates of the paper."""
+    return _by_trpo(rl2_bandit())
+
+
+def _by_trpo(config: RunConfig) -> RunConfig:
+    algorithm = RL2TRPO(episodes_per_trial=config.algorithm.trial or 1)
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def _small_world(env: EnvConfig, *, episodes_per_trial: int, max_episode_steps: int) -> RunConfig:
+    """Trials of a hundred steps with a few discrete actions."""
+    return RunConfig(
+        env=env,
+        algorithm=RL2(
+            episodes_per_trial=episodes_per_trial,
+            learning_rate=2e-3,
+            lr_schedule="exponential",
+            lr_decay=0.99,
+            num_epochs=5,
+            trials_per_minibatch=100,
+        ),
+        policy=PolicyConfig(network="gru", hidden_sizes=(64,)),
+        processing=ProcessingConfig(discount=1.0, gae_lambda=0.8),
+        iterations=300,
+        num_tasks=500,
+        episodes_per_task=episodes_per_trial,
+        max_episode_steps=max_episode_steps,
+        evaluation=EvaluationConfig(every=50, num_tasks=1000, test_episodes=1, deterministic=True),
+    )
 
 
 def _robot(

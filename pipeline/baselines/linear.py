@@ -94,8 +94,21 @@ def fit(features: Array, targets: Array, regularization: float) -> Array:
         regularization: ρ of the first attempt.
     """
     require_finite(features, targets)
-    gram = features.T @ features
-    moments = features.T @ targets
+    return solve(features.T @ features, features.T @ targets, regularization, setting="baseline.regularization")
+
+
+def solve(gram: Array, moments: Array, regularization: float, *, setting: str) -> Array:
+    """Coefficients w [F] that solve (G + ρI) w = m in the least-squares sense; see `fit`.
+
+    Args:
+        gram: G [F, F].
+        moments: m [F].
+        regularization: ρ of the first attempt.
+        setting: its name, for messages.
+
+    Raises:
+        BaselineError: no attempt gave finite coefficients.
+    """
     for attempt in range(MAX_FIT_ATTEMPTS):
         ridge = regularization * 10**attempt * np.eye(len(gram))
         coefficients = np.linalg.lstsq(gram + ridge, moments, rcond=None)[0]
@@ -103,5 +116,5 @@ def fit(features: Array, targets: Array, regularization: float) -> Array:
             return coefficients
     raise BaselineError(
         f"no finite fit of the baseline with regularization up to {regularization * 10 ** (MAX_FIT_ATTEMPTS - 1):g}; "
-        "set baseline.regularization higher"
+        f"set {setting} higher"
     )

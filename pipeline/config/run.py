@@ -102,7 +102,7 @@ class RunConfig(Settings):
         if self.policy.network in RECURRENT_NETWORKS and self.algorithm.trial is None:
             yield (
                 f"policy.network is {self.policy.network}, which has a memory, but {self.algorithm.name} keeps none; "
-                f"required one of {', '.join(BUILT_IN_NETWORKS)}, or an algorithm that adapts by memory, such as rl2"
+                f"required one of {', '.join(BUILT_IN_NETWORKS)}, or an algorithm that keeps one: recurrent-ppo, rl2"
             )
         yield from self._idle_sizes()
         if self.min_rollouts is not None and self.min_rollouts > self.episodes_per_task:

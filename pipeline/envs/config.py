@@ -4,9 +4,9 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import Settings, later
@@ -54,6 +54,17 @@ class EnvConfig(Settings):
     facts: dict[str, InfoFact] = later({})
     """Facts to keep that a plain gymnasium environment tells in info, by the names to keep them under, such as
     success: is_success; a MetaEnv declares its facts itself."""
+
+    observed: tuple[Annotated[int, Field(ge=0)], ...] | None = later(None, min_length=1)
+    """Places of the numbers that a policy sees of a plain gymnasium environment's observations, such as [0, 2] for a
+    cart-pole without its velocities; null: all."""
+
+    @field_validator("observed")
+    @classmethod
+    def _sees_nothing_twice(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and len(set(value)) < len(value):
+            raise ValueError(f"found {list(value)}; required every place once")
+        return value
 
     @model_validator(mode="before")
     @classmethod

@@ -90,12 +90,17 @@ def find_env(name: str) -> type[gymnasium.Env[Any, Any]]:
 
 
 def _make_unscaled(config: EnvConfig) -> MetaEnv:
-    from metaloom.pipeline.envs.wrappers import SingleTask
+    from metaloom.pipeline.envs.wrappers import SingleTask, observe_places
 
     path = require_env(config.name)
     env = _make_from_gymnasium(path, config) if path in gymnasium.registry else _make_from_class(config)
     if not isinstance(env, MetaEnv):
-        return SingleTask(env, config.facts)
+        return SingleTask(env if config.observed is None else observe_places(env, config.observed), config.facts)
+    if config.observed is not None:
+        raise EnvError(
+            f"env.observed: found {list(config.observed)} for {config.name}, which is a MetaEnv; required a plain "
+            "gymnasium environment. Leave it out, or have the environment itself show less"
+        )
     if config.facts:
         raise EnvError(
             f"env.facts: found {', '.join(config.facts)} for {config.name}, which is a MetaEnv; required a plain "

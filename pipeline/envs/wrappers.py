@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.spaces.utils import flatten, flatten_space
+from gymnasium.wrappers import TransformObservation
 
 from metaloom.pipeline.envs.config import InfoFact
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, Fact, MetaEnv
@@ -219,6 +220,22 @@ class UnitVectorObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     def observation(self, observation: Any) -> Array:
         return np.asarray(flatten(self._space, observation))
+
+
+def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymnasium.Env[Any, Any]:
+    """Return an env that shows only the numbers at some places of its observations.
+
+    Raises:
+        EnvError: its observations are no vectors, or have no such places.
+    """
+    space, chosen = env.observation_space, list(places)
+    if not isinstance(space, Box) or len(space.shape) != 1 or max(chosen) >= space.shape[0]:
+        raise EnvError(
+            f"env.observed: found {chosen} for {type(env.unwrapped).__name__} with the observation space {space}; "
+            "required places in a Box with one axis, counted from 0"
+        )
+    shown = Box(space.low[chosen], space.high[chosen], dtype=space.dtype.type)
+    return TransformObservation(env, lambda observation: observation[chosen], shown)
 
 
 def declared_components(env: gymnasium.Env[Any, Any], name: str) -> Sequence[tuple[str, str]] | None:

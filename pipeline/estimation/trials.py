@@ -77,15 +77,44 @@ class Trials:
         np.put_along_axis(joined, self._places, np.where(self.mask, values, 0), axis=1)
         return np.ascontiguousarray(joined.reshape(B, E // n, n, T).swapaxes(1, 2)).reshape(B, E, T)
 
-    def advantages(self, values: Array, discount: float, gae_lambda: float) -> Array:
+    @property
+    def lengths(self) -> Array:
+        """[N], real steps of every trial."""
+        return self.mask.sum(1)
+
+    @property
+    def cut(self) -> Array:
+        """[N] bool, where a step limit ended a trial's last episode."""
+        B, E, _ = self._shape
+        return self._episodes.truncated.reshape(B, self._n, E // self._n)[:, -1].reshape(-1)
+
+    @property
+    def inputs_to_end(self) -> Array:
+        """[N, L+1, O + A + 2], `inputs` and, behind a trial's last step, what would be seen if its episode went on."""
+        trials, last = np.arange(len(self)), self.lengths - 1
+        inputs = np.concatenate([self.inputs, np.zeros_like(self.inputs[:, :1])], axis=1)
+        end = np.zeros_like(self.rewards[trials, last, None])
+        seen = [self.next_observations, self.taken, self.rewards[..., None]]
+        inputs[trials, last + 1] = np.concatenate([*(part[trials, last] for part in seen), end], axis=-1)
+        return inputs
+
+    def advantages(self, values: Array, discount: float, gae_lambda: float, behind: Array | None = None) -> Array:
         """Return advantages [N, L] float64 by values [N, L] of the steps' beginnings, zero on padding.
 
         They run through the ends of episodes, behind which the next one follows, and stop at the trial's end, behind
         which nothing does: the objective is the discounted return of the trial (Duan et al. 2016, section 2.2).
+
+        Args:
+            values: of the steps' beginnings.
+            discount: γ.
+            gae_lambda: λ.
+            behind: [N], what trials' ends are credited with; None for nothing.
         """
         values = np.where(self.mask, values, 0)
         next_values = np.zeros_like(values)
         next_values[:, :-1] = values[:, 1:]
+        if behind is not None:
+            next_values[np.arange(len(self)), self.lengths - 1] = behind
         return gae(self.rewards, values, next_values, discount, gae_lambda)
 
     @property

@@ -99,6 +99,26 @@ class ScheduledSteps(Settings):
         return self
 
 
+class NaturalSteps(Settings):
+    """Settings of TRPO's steps along the natural gradient, Schulman et al. 2015, arXiv:1502.05477."""
+
+    max_kl: float = Field(default=0.01, gt=0)
+    """Bound δ of the mean KL between the policies that acted and the updated ones, in nats; after adaptation where
+    there are inner steps."""
+    cg_iterations: int = Field(default=10, ge=1)
+    """Products with the metric at most."""
+    cg_tolerance: float = Field(default=1e-10, ge=0)
+    """Squared norm of the residual at which conjugate gradient stops."""
+    cg_damping: float = Field(default=1e-5, ge=0)
+    """Multiple of the identity that is added to the metric."""
+    backtrack_ratio: float = Field(default=0.8, gt=0, lt=1)
+    """Each trial of the line search is this fraction of the one before."""
+    line_search_trials: int = Field(default=15, ge=1)
+    """Trials at most; the first is the full step."""
+    accept_violation: bool = later(False)
+    """If no trial lowers the loss within the bound, take the last one all the same, as garage's option does."""
+
+
 def _check_schedule(settings: LearningRate | ScheduledSteps) -> None:
     schedule, decay, horizon = settings.lr_schedule, settings.lr_decay, settings.lr_horizon
     name = schedule.name if isinstance(schedule, TorchScheduler) else schedule

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -193,6 +194,13 @@ class ModuleCell:
             )
         if not all(torch.allclose(a, b[:3], rtol=1e-3, atol=1e-4) for a, b in zip(fewer, found[0], strict=True)):
             raise ConfigError(f"policy.network: what {name} gives for a row depends on the other rows; required not")
+
+
+@contextmanager
+def differentiable_twice() -> Generator[None]:
+    """Compute cells in the block by operations that have second derivatives, which cuDNN's lack."""
+    with torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
 
 
 def build_cell(spec: CellSpec) -> Cell:

@@ -201,7 +201,7 @@ def check_fits(spec: NetworkSpec) -> None:
     if spec.name in RECURRENT_NETWORKS:
         raise ConfigError(
             f"policy.network is {spec.name}, which has a memory, but the algorithm's actor has none; required one of "
-            f"{', '.join(BUILT_IN_NETWORKS)}, or an algorithm that adapts by memory, such as rl2"
+            f"{', '.join(BUILT_IN_NETWORKS)}, or an algorithm that keeps one: recurrent-ppo, rl2"
         )
     if spec.name == CNN:
         convolutions(spec)

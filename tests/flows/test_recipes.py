@@ -10,8 +10,8 @@ from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
 
-SINGLE_TASK = ["a2c", "dql", "ppo", "ppo2", "sac", "svpg"]
-BY_NO_GRADIENT = ["pearl", "rl2", "varibad"]
+SINGLE_TASK = ["a2c", "dql", "ppo", "ppo2", "recurrent-a2c", "recurrent-ppo", "sac", "svpg"]
+BY_NO_GRADIENT = ["pearl", "rl2", "rl2-trpo", "varibad"]
 NAMES = sorted(ALGORITHMS.builtin.keys() - {*SINGLE_TASK, *BY_NO_GRADIENT})
 
 
@@ -51,7 +51,7 @@ def test_recipes_are_named_for_what_they_run_and_say_where_they_are_from(name):
         assert config.env.name == "point-corner"
     elif name.endswith("-tuned"):  # of ours, beside that of the authors
         assert name == f"{config.algorithm.name}-{config.env.name}-tuned"
-    elif name == "rl2-bandit":  # there is one kind
+    elif name in ("rl2-bandit", "rl2-bandit-100", "rl2-trpo-bandit"):  # there is one kind
         assert config.env.name == "bernoulli-bandit"
     else:
         assert name == f"{config.algorithm.name}-{config.env.name}"

@@ -26,6 +26,7 @@ RUNS = {
     "bandit": ("rl2-bandit", "algorithm.episodes_per_trial=2"),
     "robot": ("rl2-navigation-2d",),
     "lstm": ("rl2-navigation-2d", "policy.network=lstm"),
+    "trust region": ("rl2-trpo", "env=navigation-2d"),
 }
 
 
@@ -63,7 +64,7 @@ def test_a_run_learns_and_replays_bit_for_bit(made, name):
     assert all(outcome.identical for outcome in outcomes)
 
 
-@pytest.mark.parametrize("name", ["bandit", "robot"])
+@pytest.mark.parametrize("name", ["bandit", "robot", "trust region"])
 def test_one_and_two_workers_give_the_digests_of_this_process(made, name, tmp_path, digests):
     train(config_of(name, *EVALUATED), tmp_path / "run", backend=Backend(workers=2))
     assert digests(tmp_path / "run") == digests(made(name))
@@ -99,6 +100,15 @@ def test_hidden_states_of_a_stored_run_come_again_bit_for_bit(made):
         outputs = recollect(remembering, *(part[:, episodes] for part in parts))
         mask = batch.mask[:, episodes] != 0
         assert np.array_equal(outputs[mask], batch.behavior["mean"][:, episodes][mask])
+
+
+def test_a_fork_of_a_trust_region_under_another_bound_takes_another_step(made, tmp_path, digests):
+    for name, changes in (("same", ()), ("other", ("algorithm.max_kl=0.0001",))):
+        fork(made("trust region"), 1, tmp_path / name, changes)
+        resume(tmp_path / name, backend=SERIAL)
+    same, other, parent = digests(tmp_path / "same"), digests(tmp_path / "other"), digests(made("trust region"))
+    assert same == parent
+    assert {ref for ref in parent if other[ref] != parent[ref]} == {"1.meta_optimize.0", "1.evaluate.0"}
 
 
 def test_trials_of_a_longer_kind_begin_as_shorter_ones_do(made, tmp_path):
@@ -206,7 +216,9 @@ def test_settings_that_do_not_fit_are_refused_with_the_reason(change, reason):
 def test_a_network_with_a_memory_is_refused_where_nothing_remembers(tmp_path):
     before = RECIPES["ppo"]()
     settings = before.model_dump(mode="json", include=before.model_fields_set)
-    with pytest.raises(ConfigError, match=r"policy\.network is gru, which has a memory, but ppo keeps none"):
+    with pytest.raises(
+        ConfigError, match=r"policy\.network is gru, which has a memory, but ppo keeps none; .*recurrent-ppo"
+    ):
         build_config(override(settings, ["policy={network: gru, hidden_sizes: [8]}", "env=CartPole-v1"]))
     config = build_config(
         override(settings, ["algorithm.critic_network=gru", "algorithm.critic_hidden_sizes=[8]", "env=CartPole-v1"])

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import safetensors
 import torch
-from small_runs import GRADIENT_BASED, SMALL_RUNS
+from small_runs import GRADIENT_BASED, RECURRENT, SMALL_RUNS
 
 import metaloom
 from metaloom import storage
@@ -29,7 +29,7 @@ from metaloom.pipeline.types import TaskParams
 from metaloom.stages.rollouts.faults import RolloutError
 
 of_all = pytest.mark.parametrize("trained", SMALL_RUNS, indirect=True)
-NONE_ADAPTS = ("a2c", "ppo", "ppo2", "svpg", "dql", "sac")
+NONE_ADAPTS = ("a2c", "ppo", "ppo2", "svpg", "dql", "sac", *RECURRENT)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,9 @@ def most_likely(run, batch):
 
 
 @pytest.mark.parametrize(
-    "trained", [name for name in SMALL_RUNS if name not in ("pearl", "svpg", "rl2", "varibad")], indirect=True
+    "trained",
+    [name for name in SMALL_RUNS if name not in ("pearl", "svpg", "rl2", "rl2-trpo", "varibad", *RECURRENT)],
+    indirect=True,
 )
 def test_it_acts_and_weighs_actions_as_the_stored_episodes_say(trained):
     batch, policy = trained[1].rollouts(0), trained.policy(1)

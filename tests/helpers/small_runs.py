@@ -9,9 +9,12 @@ _REPLAY = (
     "algorithm.batch_size=8",
 )
 GRADIENT_BASED = ("promp", "maml-trpo", "maml-vpg", "maml-ppo", "e-maml", "dice-maml", "vpg-dice")
+RECURRENT = ("recurrent-a2c", "recurrent-ppo")
 SMALL_RUNS = {
     **{name: (f"{name}-point-corner", *_META) for name in GRADIENT_BASED},
     **{name: (name, *_ONE_TASK) for name in ("a2c", "ppo", "ppo2", "svpg")},
+    **{name: (name, "env=CartPole-v1", "episodes_per_task=4", "max_episode_steps=10") for name in RECURRENT},
+    "rl2-trpo": ("rl2-trpo", "env=navigation-2d", "num_tasks=3", "episodes_per_task=4", "max_episode_steps=6"),
     "rl2": ("rl2-navigation-2d", "num_tasks=3", "episodes_per_task=4", "max_episode_steps=6"),
     "varibad": (
         "varibad-half-cheetah-dir",

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from metaloom.pipeline.estimation.experience import Experience
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.types import EpisodeBatch
 
@@ -94,3 +95,29 @@ def test_what_a_step_led_to_is_of_its_own_episode(num_actions):
     # What a step saw of the one before it is what that one took.
     assert np.array_equal(trials.inputs[0, 1:, 1:-2], trials.taken[0, :-1])
     assert trials.taken.dtype == np.float32
+
+
+def test_behind_a_trial_its_last_episode_is_seen_to_go_on():
+    batch = episodes([[2, 3, 3, 1]])
+    trials = Trials(batch, 2, 0)
+    inputs = trials.inputs_to_end
+    assert inputs.shape == (2, 6, 1 + A + 2)
+    for n, (e, length) in enumerate([(2, 5), (3, 4)]):
+        np.testing.assert_array_equal(inputs[n, :length], trials.inputs[n, :length])
+        t = batch.lengths[0, e] - 1
+        expected = [batch.observations[0, e, t + 1], batch.actions[0, e, t], batch.rewards[0, e, t : t + 1], [0]]
+        np.testing.assert_array_equal(inputs[n, length], np.concatenate(expected))
+        assert not inputs[n, length + 1 :].any()
+    # Episodes of three steps are cut by their limit, shorter ones have come to their end.
+    assert trials.cut.tolist() == [True, False]
+
+
+def test_trials_of_one_episode_are_estimated_as_actor_critics_estimate_episodes():
+    batch = episodes([[2, 3], [1, 3]])
+    weight = np.float32(0.7)
+    expected = Experience(batch, slice(None)).estimate(lambda rows: weight * rows[:, 0], 0.9, 0.8, "td_lambda")
+    trials = Trials(batch, 1, 0)
+    values = weight * trials.inputs_to_end[..., 0]
+    behind = np.where(trials.cut, values[np.arange(4), trials.lengths], 0)
+    found = trials.by_episode(trials.advantages(values[:, :-1], 0.9, 0.8, behind))
+    np.testing.assert_allclose(found, expected.advantages, rtol=1e-6)

@@ -17,6 +17,20 @@ RUNS = {
         "algorithm": {"name": "rl2", "episodes_per_trial": 2, "num_epochs": 1},
         "policy": {"network": "gru", "hidden_sizes": [4]},
     },
+    "rl2-trpo": SMALL
+    | {
+        "algorithm": {"name": "rl2-trpo", "episodes_per_trial": 2},
+        "policy": {"network": "gru", "hidden_sizes": [4]},
+    },
+    "recurrent-ppo": {
+        "env": {"name": "CartPole-v1", "observed": [0, 2]},
+        "algorithm": {"name": "recurrent-ppo", "num_epochs": 1},
+        "policy": {"network": "gru", "hidden_sizes": [4]},
+        "num_tasks": 1,
+        "episodes_per_task": 4,
+        "max_episode_steps": 3,
+        "iterations": 2,
+    },
     # Its second update reads trials of the first iteration from the store.
     "varibad": SMALL
     | {

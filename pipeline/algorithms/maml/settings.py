@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
-from metaloom.pipeline.nn.optimization import OptimizerConfig, ScheduledSteps
+from metaloom.pipeline.nn.optimization import NaturalSteps, OptimizerConfig, ScheduledSteps
 from metaloom.pipeline.schema import later
 
 DEFAULT_TARGET_INNER_KL = 0.01
@@ -148,7 +148,7 @@ class Exploration(GradientBased):
         return self
 
 
-class TrustRegion(Exploration):
+class TrustRegion(Exploration, NaturalSteps):
     """The largest step along the natural gradient that keeps the mean KL after adaptation within a bound.
 
     TRPO, Schulman et al. 2015, arXiv:1502.05477, as a meta-update of MAML.
@@ -156,20 +156,6 @@ class TrustRegion(Exploration):
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.trpo:TrustRegionLearner"
 
-    max_kl: float = Field(default=0.01, gt=0)
-    """Bound δ of the mean KL, after adaptation, between the policies that acted and the updated ones, in nats."""
-    cg_iterations: int = Field(default=10, ge=1)
-    """Products with the metric at most."""
-    cg_tolerance: float = Field(default=1e-10, ge=0)
-    """Squared norm of the residual at which conjugate gradient stops."""
-    cg_damping: float = Field(default=1e-5, ge=0)
-    """Multiple of the identity that is added to the metric."""
-    backtrack_ratio: float = Field(default=0.8, gt=0, lt=1)
-    """Each trial of the line search is this fraction of the one before."""
-    line_search_trials: int = Field(default=15, ge=1)
-    """Trials at most; the first is the full step."""
-    accept_violation: bool = later(False)
-    """If no trial lowers the loss within the bound, take the last one all the same, as garage's option does."""
     hvp: Literal["gauss_newton", "hessian", "finite_difference", "fd_unscaled"] = "gauss_newton"
     """Products of vectors with the metric. gauss_newton (once called exact): with the Fisher matrix of the adapted
     policies, pulled back through the adaptation; it is the Hessian of the KL where the current policies are those that

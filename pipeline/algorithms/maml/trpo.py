@@ -4,12 +4,9 @@ Finn et al. 2017, arXiv:1703.03400, section 5.3; Stadie et al. 2018, arXiv:1803.
 arXiv:1502.05477.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,10 +41,10 @@ from metaloom.pipeline.kernels.choice import choose_kernel, network_blockers
 from metaloom.pipeline.kernels.flat_networks import FlatParams
 from metaloom.pipeline.kernels.gauss_newton import fused_gauss_newton_product
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.nn.optimizers import LineSearch, backtracking_line_search, conjugate_gradient, dot
+from metaloom.pipeline.nn.trust_region import natural_step, search
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import Array, LearnerState, Metrics, Params, Step
+from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Params, Step
 
 
 class TrustRegionLearner(MetaLearner):
@@ -74,13 +71,6 @@ def bounded_kl(current: Sequence[Distribution], chunk: Chunk, *, new_old: bool =
     """The KL that is bounded, as `loss`, with its gradient: KL(acted ‖ updated), or in the other order."""
     adapted, rows = current[-1], chunk.rounds[-1]
     return {LOSS: rows.mean(adapted.kl(rows.behavior) if new_old else rows.behavior.kl(adapted))}
-
-
-class Trial(NamedTuple):
-    """Parameters that the line search tried, and the objective's values there; none where they were not finite."""
-
-    params: Params
-    values: TaskValues
 
 
 class TrustRegionStep:
@@ -123,18 +113,12 @@ class TrustRegionStep:
         )
         flat = FlatParams({name: meta_params[name] for name in problem.policy.learned(meta_params)})
         at = MetaPoint(problem, meta_params, flat, self._product_chunks(samples, chunks), parallel)
-        full_step, metrics = self._full_step(self._product(at), flat.pack(gradients))
-        evaluate = partial(meta_objective, problem, chunks=chunks, parallel=parallel)
-        search = self._line_search(meta_params, before, flat.views(full_step), evaluate)
-        accepted = search.accepted or (self._settings.accept_violation and bool(search.value.values))
+        full_step, metrics = natural_step(self._product(at), flat.pack(gradients), self._settings)
+        evaluate = partial(_finite_values, problem, chunks=chunks, parallel=parallel)
+        found, searched = search(meta_params, flat.views(full_step), evaluate, self._accepts(before), self._settings)
         # What a rejected step leaves are the very same arrays.
-        updated, after = search.value if accepted else (meta_params, before)
-        metrics |= {
-            "outer_kl_before": mean_over_tasks(before[OUTER_KL]),
-            **measured,
-            "line_search_trials": float(search.trials),
-            "step_accepted": float(accepted),
-        }
+        updated, after = (meta_params, before) if found is None or found.value is None else (found.params, found.value)
+        metrics |= {"outer_kl_before": mean_over_tasks(before[OUTER_KL]), **measured, **searched}
         return MetaUpdate(updated, state.optimizer, before, after, metrics)
 
     def _product(self, at: MetaPoint) -> Product:
@@ -157,43 +141,18 @@ class TrustRegionStep:
         dtype = torch.float64 if self._settings.hvp == "finite_difference" else torch.float32
         return samples.chunks(rows, dtype=dtype)
 
-    def _full_step(self, product: Product, gradient: Array) -> tuple[Array, Metrics]:
-        """The step that has a KL of max_kl by the quadratic model; zero where the model has no positive curvature."""
-        solution = conjugate_gradient(
-            lambda v: product(v) + self._settings.cg_damping * v,
-            gradient,
-            iterations=self._settings.cg_iterations,
-            tolerance=self._settings.cg_tolerance,
-        )
-        metrics = {
-            "cg_iterations": float(solution.iterations),
-            "cg_residual": math.sqrt(dot(solution.residual, solution.residual)),
-        }
-        # xᵀ G x from the residual g - G x, which spares one more product.
-        curvature = dot(solution.x, gradient - solution.residual)
-        if not curvature > 0:
-            return np.zeros_like(gradient), metrics
-        return -math.sqrt(2 * self._settings.max_kl / (curvature + 1e-8)) * solution.x, metrics
+    def _accepts(self, before: TaskValues) -> Callable[[TaskValues], bool]:
+        def accept(after: TaskValues) -> bool:
+            falls = mean_over_tasks(after[LOSS]) < mean_over_tasks(before[LOSS])
+            return falls and mean_over_tasks(after[OUTER_KL]) <= self._settings.max_kl
 
-    def _line_search(
-        self, params: Params, before: TaskValues, full_step: Params, evaluate: Callable[[Params], TaskValues]
-    ) -> LineSearch[Trial]:
-        def trial(fraction: float) -> Trial:
-            moved = {
-                name: (params[name] + fraction * step).astype(params[name].dtype) for name, step in full_step.items()
-            }
-            try:
-                return Trial(params | moved, evaluate(params | moved))
-            except NumericalError:
-                return Trial(params, {})
+        return accept
 
-        def accept(made: Trial) -> bool:
-            if not made.values:
-                return False
-            falls = mean_over_tasks(made.values[LOSS]) < mean_over_tasks(before[LOSS])
-            return falls and mean_over_tasks(made.values[OUTER_KL]) <= self._settings.max_kl
 
-        if not any(step.any() for step in full_step.values()):
-            return LineSearch(False, Trial(params, {}), 0)
-        ratio, trials = self._settings.backtrack_ratio, self._settings.line_search_trials
-        return backtracking_line_search(trial, accept, ratio=ratio, max_trials=trials)
+def _finite_values(
+    problem: MetaProblem, params: Params, *, chunks: Sequence[Chunk], parallel: ParallelMap
+) -> TaskValues | None:
+    try:
+        return meta_objective(problem, params, chunks=chunks, parallel=parallel)
+    except NumericalError:
+        return None

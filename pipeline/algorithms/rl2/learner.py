@@ -1,4 +1,4 @@
-"""RL2 as the stages use it: a recurrent policy with values on its memory, learning from whole trials."""
+"""Recurrent policies as the stages use them: with values on their memory, learning from whole trials."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
-from metaloom.pipeline.algorithms.rl2.settings import RL2
+from metaloom.pipeline.algorithms.rl2.settings import WithMemory, WithMemorySteps
+from metaloom.pipeline.algorithms.trials.estimates import CRITIC_SCALE, UNSCALED, TrialEstimates
 from metaloom.pipeline.algorithms.trials.losses import Sequences
-from metaloom.pipeline.algorithms.trials.ppo import CRITIC_SCALE, UNSCALED, TrialPPO
+from metaloom.pipeline.algorithms.trials.update import TrialUpdate
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.distributions import Distribution
@@ -34,12 +35,16 @@ from metaloom.pipeline.types import (
 CRITIC_KERNEL, CRITIC_BIAS = "critic.output.kernel", "critic.output.bias"
 
 
-class RL2Policy(RecurrentPolicy):
+class MemoryPolicy(RecurrentPolicy):
     """A recurrent policy with a layer of values on its memory; see TrialPolicy."""
 
     def inputs(self, trials: Trials) -> Array:
         """All that trials show; see TrialPolicy."""
         return trials.inputs
+
+    def acting(self, params: Mapping[str, Tensor], of: Sequences) -> Distribution:
+        """Return the distributions [n] of actions at real steps."""
+        return self.distribution(params, of.rows(self.features(params, of.inputs)))
 
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
         """See TrialPolicy."""
@@ -53,21 +58,32 @@ class RL2Policy(RecurrentPolicy):
         return torch.nn.functional.linear(features, params[CRITIC_KERNEL].t(), params[CRITIC_BIAS]).squeeze(-1)
 
 
-class RL2Learner(Learner[Step, Sequence[Step]]):
-    """A policy that adapts by its memory; see Learner."""
+class WithMemoryLearner(Learner[Step, Sequence[Step]]):
+    """A policy that acts by its memory, however it learns; see Learner.
 
-    def __init__(self, settings: RL2, setup: Setup) -> None:
-        self._settings, self._setup = settings, setup
-        self._policy = RL2Policy(setup, setup.policy)
-        self._ppo = TrialPPO(settings, setup, self._policy, use_device(setup.device))
+    Attributes:
+        setup: of the run.
+        policy: with its values.
+        estimates: along trials.
+    """
+
+    def __init__(self, settings: WithMemory, setup: Setup) -> None:
+        self._output_scale, self.setup = settings.initial_output_scale, setup
+        self.policy = MemoryPolicy(setup, setup.policy)
+        self.estimates = TrialEstimates(settings, setup, self.policy, use_device(setup.device))
         self.kernel = Kernel("torch", "recurrent networks have no fused kernel")
+
+    def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
+        """Return the state of what learns before its first step, by default none."""
+        del learned
+        return {}
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         """Return a policy that has learned nothing and values of zero; see Learner."""
-        params = self._policy.initialize(generator(run_seed, "initialize"), self._settings.initial_output_scale)
-        F = self._policy.cell.feature_size
+        params = self.policy.initialize(generator(run_seed, "initialize"), self._output_scale)
+        F = self.policy.cell.feature_size
         critic: Params = {CRITIC_KERNEL: np.zeros((F, 1), np.float32), CRITIC_BIAS: np.zeros(1, np.float32)}
-        optimizer = initial_state(self._settings.optimizer, params | critic)
+        optimizer = self.initial_optimizer(params | critic)
         counter = np.array(0, np.int64)
         return LearnerState(params, optimizer, {**critic, CRITIC_SCALE: UNSCALED.copy(), NUM_UPDATES: counter})
 
@@ -76,7 +92,7 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
     ) -> Samples:
         """Estimate along the trials, by the values as they are before they learn from them; see Learner."""
         del seed, parallel
-        return self._ppo.process(state.params | _critic(state), state.extra[CRITIC_SCALE], episodes)
+        return self.estimates.process(state.params | critic_of(state), state.extra[CRITIC_SCALE], episodes)
 
     def adapt_to_episodes(
         self,
@@ -89,7 +105,20 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
     ) -> TaskParams:
         """Add what is remembered of the last round, whose episodes are one trial of every task; see Learner."""
         del state, run_seed, parallel
-        return remembered(Remembering(self._setup.policy, self._setup, params, num_rows=1), params, rounds[-1])
+        return remembered(Remembering(self.setup.policy, self.setup, params, num_rows=1), params, rounds[-1])
+
+
+class MemoryLearner(WithMemoryLearner):
+    """Learns by gradient steps on minibatches of trials; see Learner."""
+
+    def __init__(self, settings: WithMemorySteps, setup: Setup) -> None:
+        super().__init__(settings, setup)
+        self._optimizer = settings.optimizer
+        self._update = TrialUpdate(settings, self.policy, self.estimates)
+
+    def initial_optimizer(self, learned: Mapping[str, Array]) -> Params:
+        """See WithMemoryLearner."""
+        return initial_state(self._optimizer, learned)
 
     def update(
         self,
@@ -104,9 +133,10 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
         del parallel
         (step,) = experience
         num_updates = int(state.extra[NUM_UPDATES])
-        found = self._ppo.improve(
+        found = self._update.improve(
             state.params,
-            _critic(state),
+            critic_of(state),
+            state.extra[CRITIC_SCALE],
             state.optimizer,
             step,
             num_updates=num_updates,
@@ -118,5 +148,6 @@ class RL2Learner(Learner[Step, Sequence[Step]]):
         return LearnerState(found.params, found.optimizer, extra), found.metrics
 
 
-def _critic(state: LearnerState) -> Params:
+def critic_of(state: LearnerState) -> Params:
+    """Return the parameters of the values."""
     return {name: state.extra[name] for name in (CRITIC_KERNEL, CRITIC_BIAS)}

@@ -1,4 +1,7 @@
-"""Settings of RL2, Duan et al. 2016, arXiv:1611.02779, with PPO; also Wang et al. 2016, arXiv:1611.05763."""
+"""Settings of policies with a memory: RL2, Duan et al. 2016, arXiv:1611.02779, and Wang et al. 2016, arXiv:1611.05763.
+
+RL2 keeps its memory through the episodes of a task; A2C and PPO of a single task keep theirs within an episode.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,20 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
 from metaloom.pipeline.algorithms.contract import RunSettings
-from metaloom.pipeline.algorithms.trials.settings import TrialSettings
+from metaloom.pipeline.algorithms.trials.settings import TrialClipping, TrialSettings, TrialSteps
+from metaloom.pipeline.nn.optimization import NaturalSteps, OptimizerConfig
 from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
 from metaloom.pipeline.policies.config import ActorKind
+from metaloom.pipeline.schema import later
 
 
-class RL2(TrialSettings):
-    """A recurrent policy that adapts to a task by what it remembers of its episodes there, trained by PPO."""
+class WithMemory(TrialSettings):
+    """A recurrent policy, with values that are a layer on its memory."""
 
     graph: ClassVar[str] = "on_policy"
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:RL2Learner"
     actor: ClassVar[ActorKind] = "recurrent"
-
-    name: Literal["rl2"] = "rl2"
 
     initial_output_scale: float = Field(default=1.0, ge=0)
     """Multiplies the policy's output layer at the start. Near 0, what is remembered hardly learns at first, since the
@@ -39,9 +42,76 @@ class RL2(TrialSettings):
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         """See TrialSettings."""
         if run.policy.name is not None:
-            yield f"policy.name is {run.policy.name} but rl2 needs a memory; set policy.network to a class of your own"
+            yield (
+                f"policy.name is {run.policy.name} but {self.name} needs a memory; set policy.network to a class of "
+                "your own"
+            )
         if run.policy.network in BUILT_IN_NETWORKS:
             yield (
                 f"policy.network is {run.policy.network}, which has no memory; required gru, lstm, or module:Class of "
-                "a network with a memory for rl2"
+                f"a network with a memory for {self.name}"
             )
+
+
+class WithMemorySteps(WithMemory, TrialSteps):
+    """Learns by gradient steps on minibatches of trials."""
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:MemoryLearner"
+
+
+class RL2(WithMemorySteps, TrialClipping):
+    """A recurrent policy that adapts to a task by what it remembers of its episodes there, trained by PPO."""
+
+    name: Literal["rl2"] = "rl2"
+
+
+class RL2TRPO(WithMemory, NaturalSteps):
+    """RL2 as in its paper: every update is one step within a trust region."""
+
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.trust_region:TrustRegionLearner"
+
+    name: Literal["rl2-trpo"] = "rl2-trpo"
+
+    critic_regularization: float = Field(default=1e-5, ge=0)
+    """Multiple of the identity in the least-squares fit of the values to their targets."""
+    trials_per_chunk: int = Field(default=64, ge=1)
+    """Whole trials that are differentiated at a time, which bounds the memory of an update."""
+
+
+class WithinEpisode(WithMemorySteps):
+    """A memory of the episode alone, on a single task."""
+
+    episodes_per_trial: Literal[1] = 1
+    """One: every episode begins with nothing remembered."""
+
+    @property
+    def adapts(self) -> bool:
+        """No episode knows of another."""
+        return False
+
+    @property
+    def goes_on(self) -> bool:
+        """An episode that its step limit ends has not come to its end; see TrialSettings."""
+        return True
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """Those of actor-critics, and one GRU; see AlgorithmSettings."""
+        return {**RUN_DEFAULTS, "policy": {"network": "gru", "hidden_sizes": (128,)}}
+
+
+class RecurrentPPO(WithinEpisode, TrialClipping):
+    """PPO of a policy that remembers its episode, on whole episodes."""
+
+    name: Literal["recurrent-ppo"] = "recurrent-ppo"
+
+
+class RecurrentA2C(WithinEpisode):
+    """A2C of a policy that remembers its episode: one pass of policy gradient over whole episodes, by RMSprop."""
+
+    name: Literal["recurrent-a2c"] = "recurrent-a2c"
+
+    num_epochs: Literal[1] = 1
+    """One: a second pass would follow the gradient of a policy that no longer acts."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
+    """Of policy and values together."""

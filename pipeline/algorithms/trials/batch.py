@@ -21,7 +21,6 @@ class Batch:
 
     Attributes:
         scale: mean and standard deviation of the values' targets over all real steps, [2] float32.
-        recorded: the distributions [n] that acted, of all real steps, in the order of `sequences` of all trials.
     """
 
     def __init__(
@@ -31,11 +30,13 @@ class Batch:
         policy: TrialPolicy,
         processing: ProcessingConfig,
         device: torch.device,
+        behind: Array | None = None,
     ) -> None:
+        """`behind` [N] is what trials' ends are credited with; None for nothing."""
         self._device = device
         values = trials.along(samples.values)
         # Not the stored advantages: those are shifted and scaled.
-        targets = values + trials.advantages(values, processing.discount, processing.gae_lambda)
+        targets = values + trials.advantages(values, processing.discount, processing.gae_lambda, behind)
         real_targets = targets[trials.mask]
         self.scale = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
         self._inputs, self._actions = self._tensor(policy.inputs(trials)), self._tensor(trials.actions)
@@ -43,10 +44,9 @@ class Batch:
         mean, std = self.scale
         self._targets = self._tensor(((targets - mean) / std).astype(np.float32))
         self._real = None if trials.mask.all() else self._tensor(trials.mask)
-        behavior = {name: self._tensor(value) for name, value in trials.behavior.items()}
-        self._old_log_prob = policy.recorded(behavior).log_prob(self._actions)
-        real = self._places(self._real)
-        self.recorded: Distribution = policy.recorded({name: _rows(value, real) for name, value in behavior.items()})
+        self._behavior = {name: self._tensor(value) for name, value in trials.behavior.items()}
+        self._policy = policy
+        self._old_log_prob = policy.recorded(self._behavior).log_prob(self._actions)
 
     def __len__(self) -> int:
         return self._inputs.shape[1]
@@ -57,6 +57,12 @@ class Batch:
         real = self._places(None if self._real is None else self._real[:, chosen])
         parts = (self._actions, self._old_log_prob, self._advantages, self._targets)
         return Sequences(self._inputs[:, chosen], real, *(_rows(part[:, chosen], real) for part in parts))
+
+    def recorded(self, which: Array) -> Distribution:
+        """The distributions [n] that acted in some of the trials, in the order of their `sequences`."""
+        chosen = torch.from_numpy(which).to(self._device)
+        real = self._places(None if self._real is None else self._real[:, chosen])
+        return self._policy.recorded({name: _rows(value[:, chosen], real) for name, value in self._behavior.items()})
 
     @staticmethod
     def _places(real: Tensor | None) -> Tensor | None:

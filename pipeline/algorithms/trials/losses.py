@@ -1,4 +1,4 @@
-"""The loss of PPO on whole trials, in torch."""
+"""The losses of whole trials, in torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.actor_critic.losses import clipped_surrogate
+from metaloom.pipeline.algorithms.actor_critic.losses import policy_loss
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.types import Array
@@ -69,7 +69,7 @@ class TrialPolicy(Protocol):
 class Weights:
     """Of the parts of the loss."""
 
-    clip_eps: float
+    clip_eps: float | None
     value: float
     entropy: float
 
@@ -79,7 +79,7 @@ def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Wei
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and v are on what is known, h, of
     the trial up to the step. Where h is the state of a network that learns with them, the gradient runs back through
-    all steps before.
+    all steps before. Where nothing is clipped, the policy gradient's -mean A log π(a|h) takes the first mean's place.
 
     Args:
         now: distributions [n] under the policy that learns.
@@ -87,7 +87,7 @@ def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Wei
         of: the trials.
         weights: c_v, c_e and ε.
     """
-    loss = clipped_surrogate(now.log_prob(of.actions), of.old_log_prob, of.advantages, weights.clip_eps)
+    loss = policy_loss(now.log_prob(of.actions), of.old_log_prob, of.advantages, weights.clip_eps)
     loss = loss + weights.value * 0.5 * (values - of.targets).square().mean()
     return loss - weights.entropy * now.entropy().mean() if weights.entropy else loss
 

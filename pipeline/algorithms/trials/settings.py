@@ -1,4 +1,4 @@
-"""Settings of algorithms whose policies adapt in the course of a trial and learn from whole trials by PPO."""
+"""Settings of algorithms whose policies act by what they have seen of a trial and learn from whole trials."""
 
 from __future__ import annotations
 
@@ -13,33 +13,24 @@ from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.schema import later
 
 
-class TrialSettings(AlgorithmSettings, LearningRate):
-    """A policy that adapts to a task by what it has seen of its episodes there, trained by PPO."""
+class TrialSettings(AlgorithmSettings):
+    """A policy that adapts to a task by what it has seen of its episodes there."""
 
     decides_episodes: ClassVar[tuple[str, ...]] = ("episodes_per_trial",)
 
     episodes_per_trial: int = Field(default=2, ge=1)
     """Episodes of a task, one after the other, through which the policy's memory lasts; episodes_per_task are those of
     one trial or of several."""
-    num_epochs: int = Field(default=10, ge=1)
-    """Passes over the trials of an iteration."""
-    trials_per_minibatch: int = Field(default=16, ge=1)
-    """Whole trials per gradient step; an epoch's steps are dealt into equal parts of at most so many."""
-    clip_eps: float = Field(default=0.2, gt=0)
-    """Clipping range ε of the likelihood ratio."""
-    value_coeff: float = Field(default=0.5, gt=0)
-    """Weight of the loss of the values."""
-    entropy_coeff: float = Field(default=0.0, ge=0)
-    """Weight of the policy's entropy, which is maximized."""
-    max_grad_norm: float | None = Field(default=0.5, gt=0)
-    """Longer gradients, of policy and values together, are shortened to this Euclidean norm."""
-    optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
-    """Of policy and values together."""
 
     @property
     def trial(self) -> int:
         """See AlgorithmSettings."""
         return self.episodes_per_trial
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a trial that the step limit ends is credited with the value of where it ended."""
+        return False
 
     @property
     def evaluation_steps(self) -> int:
@@ -71,3 +62,37 @@ class TrialSettings(AlgorithmSettings, LearningRate):
         """Tell what does not fit this algorithm alone, in words that say what to do."""
         del run
         yield from ()
+
+
+class TrialSteps(TrialSettings, LearningRate):
+    """Gradient steps of policy and values together, on minibatches of whole trials."""
+
+    num_epochs: int = Field(default=10, ge=1)
+    """Passes over the trials of an iteration."""
+    trials_per_minibatch: int = Field(default=16, ge=1)
+    """Whole trials per gradient step; an epoch's steps are dealt into equal parts of at most so many."""
+    value_coeff: float = Field(default=0.5, gt=0)
+    """Weight of the loss of the values."""
+    entropy_coeff: float = Field(default=0.0, ge=0)
+    """Weight of the policy's entropy, which is maximized."""
+    max_grad_norm: float | None = Field(default=0.5, gt=0)
+    """Longer gradients, of policy and values together, are shortened to this Euclidean norm."""
+    optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
+    """Of policy and values together."""
+
+    @property
+    def policy_clip(self) -> float | None:
+        """Clipping range of the likelihood ratio, where it is clipped."""
+        return None
+
+
+class TrialClipping(TrialSteps):
+    """PPO, Schulman et al. 2017, arXiv:1707.06347, on whole trials."""
+
+    clip_eps: float = Field(default=0.2, gt=0)
+    """Clipping range ε of the likelihood ratio."""
+
+    @property
+    def policy_clip(self) -> float:
+        """See TrialSteps."""
+        return self.clip_eps

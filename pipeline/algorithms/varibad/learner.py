@@ -8,8 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
+from metaloom.pipeline.algorithms.trials.estimates import CRITIC_SCALE, UNSCALED, TrialEstimates
 from metaloom.pipeline.algorithms.trials.losses import Sequences
-from metaloom.pipeline.algorithms.trials.ppo import CRITIC_SCALE, UNSCALED, TrialPPO
+from metaloom.pipeline.algorithms.trials.update import TrialUpdate
 from metaloom.pipeline.algorithms.varibad.experience import TrialExperience
 from metaloom.pipeline.algorithms.varibad.model import Model
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
@@ -76,7 +77,8 @@ class VariBADLearner(Learner[Step, TrialExperience]):
     def __init__(self, settings: VariBAD, setup: Setup) -> None:
         self._settings, self._setup = settings, setup
         self._policy, device = VariBADPolicy(settings, setup), use_device(setup.device)
-        self._ppo = TrialPPO(settings, setup, self._policy, device)
+        self._estimates = TrialEstimates(settings, setup, self._policy, device)
+        self._ppo = TrialUpdate(settings, self._policy, self._estimates)
         self._model = Model(settings, setup, self._policy.encoder, device)
         self.kernel = Kernel("torch", "models of trials have no fused kernel")
 
@@ -98,7 +100,7 @@ class VariBADLearner(Learner[Step, TrialExperience]):
     ) -> Samples:
         """Estimate along the trials, by the values as they are before they learn from them; see Learner."""
         del seed, parallel
-        return self._ppo.process(self._critic(state), state.extra[CRITIC_SCALE], episodes)
+        return self._estimates.process(self._critic(state), state.extra[CRITIC_SCALE], episodes)
 
     def adapt_to_episodes(
         self,
@@ -131,6 +133,7 @@ class VariBADLearner(Learner[Step, TrialExperience]):
         improved = self._ppo.improve(
             {name: value for name, value in state.params.items() if name not in encoder},
             critic,
+            state.extra[CRITIC_SCALE],
             unprefixed(state.optimizer, POLICY_STATE),
             experience.step,
             num_updates=num_updates,

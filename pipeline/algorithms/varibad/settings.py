@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from metaloom.pipeline.algorithms.contract import RunSettings
-from metaloom.pipeline.algorithms.trials.settings import TrialSettings
+from metaloom.pipeline.algorithms.trials.settings import TrialClipping
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.spec import RECURRENT_NETWORKS
 from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import later
 
 
-class VariBAD(TrialSettings):
+class VariBAD(TrialClipping):
     """A policy on the posterior over its task, inferred by the encoder of a model that explains whole trials."""
 
     graph: ClassVar[str] = "trial_inference"

@@ -1,0 +1,205 @@
+"""RL2 by TRPO, as in its paper: one step of the policy within a trust region, and a fit of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
+from metaloom.pipeline.algorithms.finite_checks import NumericalError, require_finite_params
+from metaloom.pipeline.algorithms.rl2.learner import (
+    CRITIC_BIAS,
+    CRITIC_KERNEL,
+    MemoryPolicy,
+    WithMemoryLearner,
+    critic_of,
+)
+from metaloom.pipeline.algorithms.rl2.settings import RL2TRPO
+from metaloom.pipeline.algorithms.trials.batch import Batch
+from metaloom.pipeline.algorithms.trials.estimates import CRITIC_SCALE
+from metaloom.pipeline.algorithms.trials.losses import Sequences
+from metaloom.pipeline.baselines.linear import solve
+from metaloom.pipeline.kernels.flat_networks import FlatParams
+from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself, likelihood_ratio
+from metaloom.pipeline.nn.recurrent import differentiable_twice
+from metaloom.pipeline.nn.trust_region import natural_step, search
+from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params, Step
+
+ADVICE = "Lower algorithm.max_kl"
+
+
+class Found(NamedTuple):
+    """Means over all real steps.
+
+    Attributes:
+        loss: -mean r A.
+        kl: of the policy that acted from the one that is looked at.
+        entropy: of the latter.
+    """
+
+    loss: float
+    kl: float
+    entropy: float
+
+
+class Chunk(NamedTuple):
+    """Some of the trials, and the distributions [n] that acted in them."""
+
+    of: Sequences
+    recorded: Distribution
+
+
+class SequenceRegion:
+    """Loss, its gradient and the metric of a policy on whole trials, chunk by chunk: sums in their order, divided once.
+
+    Attributes:
+        flat: the order of a vector's elements, of what is learned.
+    """
+
+    def __init__(self, policy: MemoryPolicy, params: Params, chunks: Sequence[Chunk]) -> None:
+        self._policy, self._params, self._chunks = policy, params, chunks
+        self.flat = FlatParams({name: params[name] for name in policy.learned(params)})
+        self._num_steps = sum(len(chunk.of.advantages) for chunk in chunks)
+
+    def gradient(self) -> Array:
+        """Of -mean r A, [D] float64; r = 1 where the policy is the one that acted."""
+
+        def of_chunk(of: Sequences) -> Array:
+            leaves = self._leaves(of)
+            return self._packed(torch.autograd.grad(self._surrogate(leaves, of), self._learned(leaves)))
+
+        return self._mean(of_chunk)
+
+    def product(self, v: Array) -> Array:
+        """F v with the Fisher matrix F, the Hessian of the mean KL of the policy from itself, for v [D] float64.
+
+        By differentiating twice, ∇(∇KL · v), through all steps of a trial; the graph is built anew for every product,
+        which bounds the memory.
+        """
+        direction = self.flat.views(v)
+
+        def of_chunk(of: Sequences) -> Array:
+            leaves = self._leaves(of)
+            learned = self._learned(leaves)
+            kl = kl_from_itself(self._policy.acting(leaves, of)).sum()
+            gradients = torch.autograd.grad(kl, learned, create_graph=True)
+            pairs = zip(gradients, direction.values(), strict=True)
+            along = torch.stack([(gradient * gradient.new_tensor(part)).sum() for gradient, part in pairs]).sum()
+            return self._packed(torch.autograd.grad(along, learned, materialize_grads=True))
+
+        with differentiable_twice():
+            return self._mean(of_chunk)
+
+    @torch.no_grad()
+    def at(self, params: Mapping[str, Array]) -> Found | None:
+        """Look at other parameters; None where something is not finite."""
+        total = np.zeros(3)
+        for of, recorded in self._chunks:
+            now = self._policy.acting(self._tensors(params, of), of)
+            loss = -(likelihood_ratio(now.log_prob(of.actions), of.old_log_prob) * of.advantages).sum()
+            entropy = now.entropy().expand(of.advantages.shape).sum()
+            total += [float(loss), float(recorded.kl(now).sum()), float(entropy)]
+        return Found(*(total / self._num_steps).tolist()) if np.isfinite(total).all() else None
+
+    def _surrogate(self, leaves: Mapping[str, Tensor], of: Sequences) -> Tensor:
+        log_prob = self._policy.acting(leaves, of).log_prob(of.actions)
+        return -(likelihood_ratio(log_prob, of.old_log_prob) * of.advantages).sum()
+
+    def _tensors(self, params: Mapping[str, Array], of: Sequences) -> dict[str, Tensor]:
+        return {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
+
+    def _leaves(self, of: Sequences) -> dict[str, Tensor]:
+        tensors = self._tensors(self._params, of)
+        return {name: t.requires_grad_() if name in self.flat.params else t for name, t in tensors.items()}
+
+    def _learned(self, leaves: Mapping[str, Tensor]) -> list[Tensor]:
+        return [leaves[name] for name in self.flat.params]
+
+    def _packed(self, values: Sequence[Tensor]) -> Array:
+        pairs = zip(self.flat.params, values, strict=True)
+        return self.flat.pack({name: value.cpu().numpy() for name, value in pairs})
+
+    def _mean(self, of_chunk: Callable[[Sequences], Array]) -> Array:
+        total = of_chunk(self._chunks[0].of)
+        for chunk in self._chunks[1:]:
+            total = total + of_chunk(chunk.of)
+        return total / self._num_steps
+
+
+class TrustRegionLearner(WithMemoryLearner):
+    """One step along the natural gradient, then values fitted to their targets on the new memory; see Learner."""
+
+    def __init__(self, settings: RL2TRPO, setup: Setup) -> None:
+        super().__init__(settings, setup)
+        self._settings = settings
+
+    def update(
+        self,
+        state: LearnerState,
+        experience: Sequence[Step],
+        *,
+        run_seed: int,
+        iteration: int,
+        parallel: ParallelMap = map,
+    ) -> tuple[LearnerState, Metrics]:
+        """Step within the trust region, and fit the values; nothing is drawn. See Learner."""
+        del run_seed, iteration, parallel
+        (step,) = experience
+        batch = self.estimates.batch(state.params | critic_of(state), state.extra[CRITIC_SCALE], step)
+        chunks = self._chunks(batch)
+        region = SequenceRegion(self.policy, state.params, chunks)
+        before = region.at(state.params)
+        gradient = region.gradient()
+        if not np.isfinite(gradient).all():
+            raise NumericalError(
+                "meta_optimize: the gradient of the policy's loss is not finite; required finite numbers. Look at the "
+                "rewards of the iteration"
+            )
+        full_step, metrics = natural_step(region.product, gradient, self._settings)
+
+        def accept(found: Found) -> bool:
+            return before is not None and found.loss < before.loss and found.kl <= self._settings.max_kl
+
+        found, searched = search(state.params, region.flat.views(full_step), region.at, accept, self._settings)
+        params = state.params if found is None else found.params
+        critic, value_loss = self._fit(params, chunks)
+        require_finite_params({"the policy": params, "the critic": critic}, stage="meta_optimize", advice=ADVICE)
+        after = before if found is None else found.value
+        described = {} if after is None else {"loss_after": after.loss, "kl": after.kl, "entropy_after": after.entropy}
+        metrics |= {
+            **described,
+            "value_loss_after": value_loss * float(batch.scale[1]) ** 2,
+            "gradient_norm": float(np.linalg.norm(gradient)),
+            **searched,
+            **self.estimates.episode_returns(step.episodes),
+        }
+        counter = np.array(int(state.extra[NUM_UPDATES]) + 1, np.int64)
+        extra = {**state.extra, **critic, CRITIC_SCALE: batch.scale, NUM_UPDATES: counter}
+        return LearnerState(params, state.optimizer, extra), metrics
+
+    def _chunks(self, batch: Batch) -> list[Chunk]:
+        places = np.arange(len(batch))
+        parts = np.array_split(places, -(-len(batch) // self._settings.trials_per_chunk))
+        return [Chunk(batch.sequences(part), batch.recorded(part)) for part in parts]
+
+    @torch.no_grad()
+    def _fit(self, params: Mapping[str, Array], chunks: Sequence[Chunk]) -> tuple[Params, float]:
+        """Fit the values by least squares; also gives half their mean squared error, in units of their scale."""
+        F = self.policy.cell.feature_size
+        gram, moments, squares, num_steps = np.zeros((F + 1, F + 1)), np.zeros(F + 1), 0.0, 0
+        for of, _ in chunks:
+            tensors = {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
+            features = of.rows(self.policy.features(tensors, of.inputs)).cpu().numpy().astype(np.float64)
+            rows = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+            targets = of.targets.cpu().numpy().astype(np.float64)
+            gram, moments = gram + rows.T @ rows, moments + rows.T @ targets
+            squares, num_steps = squares + float(np.sum(targets**2)), num_steps + len(rows)
+        gram, moments = gram / num_steps, moments / num_steps
+        w = solve(gram, moments, self._settings.critic_regularization, setting="algorithm.critic_regularization")
+        error = squares / num_steps - 2 * w @ moments + w @ gram @ w
+        critic = {CRITIC_KERNEL: w[:F, None].astype(np.float32), CRITIC_BIAS: w[F:].astype(np.float32)}
+        return critic, 0.5 * float(error)
