@@ -14,27 +14,33 @@ def recurrent_ppo() -> RunConfig:
 
 def recurrent_a2c() -> RunConfig:
     """A2C with a memory on any environment; the half-cheetah without its velocities where none is named."""
-    return _of_your_choice(RecurrentA2C(learning_rate=7e-4, trials_per_minibatch=4))
+    return _of_your_choice(RecurrentA2C(learning_rate=7e-4, trials_per_minibatch=32))
 
 
 def recurrent_ppo_cartpole() -> RunConfig:
     """Balance a pole without seeing velocities: PPO with a memory."""
-    return _cartpole(RecurrentPPO(learning_rate=3e-3, num_epochs=5, trials_per_minibatch=8, entropy_coeff=0.01))
+    return _cartpole(
+        RecurrentPPO(learning_rate=3e-3, num_epochs=5, trials_per_minibatch=8, entropy_coeff=0.01),
+        iterations=40,
+        episodes=32,
+    )
 
 
 def recurrent_a2c_cartpole() -> RunConfig:
     """Balance a pole without seeing velocities: A2C with a memory."""
-    return _cartpole(RecurrentA2C(learning_rate=3e-3, trials_per_minibatch=4))
+    return _cartpole(
+        RecurrentA2C(learning_rate=2e-3, trials_per_minibatch=8, entropy_coeff=0.01), iterations=300, episodes=8
+    )
 
 
-def _cartpole(algorithm: RecurrentA2C | RecurrentPPO) -> RunConfig:
+def _cartpole(algorithm: RecurrentA2C | RecurrentPPO, *, iterations: int, episodes: int) -> RunConfig:
     return RunConfig(
         env=EnvConfig(name="CartPole-v1", observed=(0, 2)),
         algorithm=algorithm,
         policy=PolicyConfig(network="gru", hidden_sizes=(32,)),
         processing=ProcessingConfig(discount=0.99, gae_lambda=0.95),
-        iterations=100,
-        episodes_per_task=32,
+        iterations=iterations,
+        episodes_per_task=episodes,
         max_episode_steps=200,
     )
 
