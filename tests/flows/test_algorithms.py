@@ -18,7 +18,11 @@ from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.plugins import load
 
-ALGORITHMS = sorted({name.removesuffix("-point-corner") for name in RECIPES if name.endswith("-point-corner")})
+ALGORITHMS = sorted(
+    name.removesuffix("-point-corner")
+    for name in RECIPES
+    if name.endswith("-point-corner") and "inner_steps" in type(RECIPES[name]().algorithm).model_fields
+)
 SMALL = [
     "env.options={reward: dense}",
     "policy.hidden_sizes=[8, 8]",

@@ -68,7 +68,7 @@ class RL2(WithMemorySteps, TrialClipping):
 class RL2TRPO(WithMemory, NaturalSteps):
     """RL2 as in its paper: every update is one step within a trust region."""
 
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.trust_region:TrustRegionLearner"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.trust_region:RL2TRPOLearner"
 
     name: Literal["rl2-trpo"] = "rl2-trpo"
 

@@ -130,7 +130,7 @@ class SequenceRegion:
         return total / self._num_steps
 
 
-class TrustRegionLearner(WithMemoryLearner):
+class RL2TRPOLearner(WithMemoryLearner):
     """One step along the natural gradient, then values fitted to their targets on the new memory; see Learner."""
 
     def __init__(self, settings: RL2TRPO, setup: Setup) -> None:
