@@ -48,7 +48,7 @@ def rl2_tabular_mdp() -> RunConfig:
 
 
 def rl2_ant_dir() -> RunConfig:
-    """Walk in a direction of the plane, which the first of two episodes shows."""
+    """Walk forwards or backwards; the first of two episodes shows which."""
     return _robot("ant-dir")
 
 

@@ -11,6 +11,16 @@ from metaloom.pipeline.envs.bandit_references import REFERENCES, earned
 @pytest.mark.learning
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rl2_explores_a_hundred_pulls_better_than_greed(tmp_path, seed):
+    run = metaloom.train("rl2-bandit-100", tmp_path / "run", progress=False, seed=seed, backend=Backend(workers=0))
+    evaluation = metaloom.evaluate(run, -1, num_tasks=20_000, test_episodes=1).evaluation
+    greedy = earned(REFERENCES["greedy"], evaluation.task_params, 100, np.random.default_rng(0))
+    assert evaluation.test_returns[:, 0, 0].mean() > greedy.mean() + 0.5
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("arms", [5, 10])
 def test_rl2_earns_almost_what_gittins_indices_do_in_ten_pulls(tmp_path, arms, seed):
     run = metaloom.train(
