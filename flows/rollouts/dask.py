@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -22,6 +22,7 @@ from metaloom.flows.rollouts.local_cluster import ending_of
 from metaloom.flows.rollouts.rounds import Rounds, ShardDied, pieces_of
 from metaloom.flows.rollouts.shards import ShardCosts
 from metaloom.flows.rollouts.supervised import Shard, Supervision, is_built_in, try_environment
+from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.flows.rollouts.versions import fingerprint
 from metaloom.flows.rollouts.waiting import wait_for
 from metaloom.flows.rollouts.workers import Backend, RolloutWorkers, SamplerSpec
@@ -70,7 +71,8 @@ class DaskWorkers(RolloutWorkers):
         assert backend.step_timeout_seconds is not None
         elsewhere = backend.scheduler is not None
         supervise = partial(_supervision, session, backend.step_timeout_seconds, fingerprint() if elsewhere else {})
-        workers = cls(spec, client, session, elsewhere, supervise, Rounds(client, session, supervise))
+        rounds = Rounds(client, session, supervise, partial(_recordings, client, elsewhere))
+        workers = cls(spec, client, session, elsewhere, supervise, rounds)
         tell_who_trains(recordings_folder(session), session, spec.env.name)
         try:
             if not is_built_in(spec):
@@ -100,6 +102,10 @@ class DaskWorkers(RolloutWorkers):
         self.costs.tell(self.spec, sum(answer.seconds for answer in answers) / len(tasks))
         return tasks_together([answer.episodes for answer in answers])
 
+    def traffic(self) -> Traffic:
+        """Totals of what went between this process and its workers."""
+        return replace(self.rounds.traffic, threads=sum(cast(dict[str, int], self.client.nthreads()).values()))
+
     def try_environment(self) -> None:
         """Have a worker make the environment once.
 
@@ -118,7 +124,7 @@ class DaskWorkers(RolloutWorkers):
                 f"{watch.step_timeout_seconds:g} s; if it needs longer, give it longer: --step-timeout SECONDS\n{error}"
             ) from None
         except KilledWorker as error:
-            told = "\n".join(recording.traceback for recording in self._recordings(watch)[-1:])
+            told = "\n".join(recording.traceback for recording in self.rounds.recordings(watch)[-1:])
             raise EnvError(
                 f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{told}"
             ) from error
@@ -134,7 +140,7 @@ class DaskWorkers(RolloutWorkers):
 
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
         """Make the error for a shard that killed every worker that tried it."""
-        recordings = self._recordings(watch)
+        recordings = self.rounds.recordings(watch)
         # An attempt may be cut short before it gets there, by what the one before has left of its worker's connections.
         recordings = [recording for recording in recordings if recording.env_step != NOT_YET] or recordings
         if recordings and len({recording.place for recording in recordings}) == 1:
@@ -148,15 +154,16 @@ class DaskWorkers(RolloutWorkers):
             "`metaloom resume`"
         )
 
-    def _recordings(self, watch: Supervision) -> list[Recording]:
-        """Collect what the dead left, on this machine or on those of the workers."""
-        found = [watch.recordings()]
-        if self.elsewhere:
-            with suppress(Exception):
-                everywhere = self.client.run(watch.recordings, on_error="ignore")
-                found.extend(cast(dict[str, list[Recording]], everywhere).values())
-        # Workers of one machine answer alike.
-        return max(found, key=len)
+
+def _recordings(client: Client, elsewhere: bool, watch: Supervision) -> list[Recording]:
+    """Collect what the dead left, on this machine or on those of the workers."""
+    found = [watch.recordings()]
+    if elsewhere:
+        with suppress(Exception):
+            everywhere = client.run(watch.recordings, on_error="ignore")
+            found.extend(cast(dict[str, list[Recording]], everywhere).values())
+    # Workers of one machine answer alike.
+    return max(found, key=len)
 
 
 def _supervision(session: str, step_timeout_seconds: float, versions: Mapping[str, str]) -> Supervision:

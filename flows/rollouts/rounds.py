@@ -11,8 +11,10 @@ from typing import cast
 
 from distributed import Client, Future, KilledWorker
 
+from metaloom.flows.rollouts.flight_recorder import Recording
 from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, collect_watched
+from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.flows.rollouts.waiting import NoWorkerError, Patience, no_worker_for
 from metaloom.pipeline.types import TaskParams
 
@@ -20,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _STRAGGLES_AFTER_SECONDS = 5.0
 _STRAGGLES_AFTER_TIMES = 4.0
+_MOST_PARDONS = 10
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,12 @@ class Attempt:
 
 @dataclass
 class Piece:
-    """A shard with its parameters, and the attempts at it that have not failed."""
+    """A shard with its parameters, the attempts at it that have not failed, and how often it was wrongly blamed."""
 
     shard: Shard
     params: TaskParams
     attempts: list[Attempt] = field(default_factory=list[Attempt])
+    pardons: int = 0
     answer: Collected | None = None
 
 
@@ -48,22 +52,6 @@ class ShardDied(Exception):
         self.shard, self.watch = shard, watch
 
 
-@dataclass
-class Traffic:
-    """Totals of a session.
-
-    Attributes:
-        submitted: shards that were sent to workers, those that were sent again among them.
-        repeated: of these, shards sent a second time because the first attempt took too long.
-        sent_bytes, received_bytes: of the parameters and tasks of shards, and of their episodes.
-    """
-
-    submitted: int = 0
-    repeated: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-
 @dataclass(frozen=True)
 class Rounds:
     """What the rounds of a session have in common.
@@ -72,13 +60,15 @@ class Rounds:
         client: of the workers' scheduler.
         session: names this trainer's work among that of others at the same scheduler.
         traffic: so far.
-        supervise: makes the supervision of an attempt, which is never used again.
+        supervise: makes the supervision of a shard; a second attempt beside the first has one of its own.
+        recordings: of attempts that were begun and whose processes ended.
         losers: attempts whose shard was answered by another, and which still run.
     """
 
     client: Client
     session: str
     supervise: Callable[[], Supervision]
+    recordings: Callable[[Supervision], Sequence[Recording]]
     traffic: Traffic = field(default_factory=Traffic)
     losers: list[Future[Collected]] = field(default_factory=list[Future[Collected]])
 
@@ -102,11 +92,11 @@ class Rounds:
             self.client.cancel([a.future for p in pieces if p.answer is None for a in p.attempts])
         return [cast(Collected, piece.answer) for piece in pieces]
 
-    def submit(self, piece: Piece, workers: Sequence[str] | None = None) -> None:
-        """Send a shard to the workers, preferably to some of them."""
+    def submit(self, piece: Piece, workers: Sequence[str] | None = None, *, watch: Supervision | None = None) -> None:
+        """Send a shard to the workers, preferably to some of them; as one more attempt of a watch that there is."""
         self.traffic.submitted += 1
         self.traffic.sent_bytes += num_bytes((piece.shard.tasks, piece.params))
-        watch = self.supervise()
+        watch = watch or self.supervise()
         future = self.client.submit(
             collect_watched,
             piece.shard,
@@ -151,11 +141,20 @@ class Rounds:
                 try:
                     attempt.future.result()
                 except KilledWorker as error:
-                    if len(piece.attempts) == 1:
-                        raise ShardDied(piece.shard, attempt.watch) from error
                     piece.attempts.remove(attempt)
+                    if not piece.attempts:
+                        self._after_deaths(piece, attempt, error)
                 except NoWorkerError as error:  # the scheduler's own patience is at its end
                     raise no_worker_for(error.timeout) from None
+
+    def _after_deaths(self, piece: Piece, attempt: Attempt, error: KilledWorker) -> None:
+        """Submit a shard again of which Dask says that it killed its workers, unless it did."""
+        # Dask blames every task that a dead worker had been given, also those that only waited for another to end.
+        begun = len(self.recordings(attempt.watch))
+        if begun > error.allowed_failures or piece.pardons >= _MOST_PARDONS:
+            raise ShardDied(piece.shard, attempt.watch) from error
+        piece.pardons += 1
+        self.submit(piece, watch=attempt.watch)
 
 
 class _Stragglers:
@@ -188,7 +187,8 @@ class _Stragglers:
     def _idle_workers(self) -> list[str]:
         """Addresses of workers with fewer tasks than threads, once for every free thread."""
         client = self._rounds.client
-        busy, threads = client.processing(), client.nthreads()
+        busy = cast(dict[str, tuple[object, ...]], client.processing())
+        threads = cast(dict[str, int], client.nthreads())
         return [worker for worker, number in threads.items() for _ in range(number - len(busy.get(worker, ())))]
 
 

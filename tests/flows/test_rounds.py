@@ -2,7 +2,10 @@
 
 import contextlib
 import logging
+import os
+import platform
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -113,6 +116,16 @@ def test_workers_with_other_machine_code_are_told_once_with_the_remedy(caplog, m
     assert told.startswith("2 of 3 Dask workers multiply matrices by other machine code")
     assert "openblas 1 SkylakeX at a" in told
     assert "OPENBLAS_CORETYPE=Haswell" in told
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the remedy is for x86-64")
+def test_the_remedy_chooses_the_machine_code_that_it_names():
+    code = "from metaloom.pipeline.nn.device import arithmetic_facts as a; print(a()['blas'].split()[-1], a()['torch'])"
+    remedy = {"OPENBLAS_CORETYPE": "Haswell", "ATEN_CPU_CAPABILITY": "avx2"}
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, env={**os.environ, **remedy}, check=True, capture_output=True, text=True).stdout
+    assert told.split() == ["Haswell", "AVX2"]
 
 
 @pytest.mark.dask
