@@ -99,7 +99,7 @@ class DaskWorkers(RolloutWorkers):
                 "connection is lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which "
                 "has lost nothing"
             ) from error
-        self.costs.tell(self.spec, sum(answer.seconds for answer in answers) / len(tasks))
+        self.costs.tell(self.spec, sum(answer.cost for answer in answers) / len(tasks))
         return tasks_together([answer.episodes for answer in answers])
 
     def traffic(self) -> Traffic:

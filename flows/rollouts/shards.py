@@ -10,10 +10,12 @@ from itertools import pairwise
 
 from metaloom.flows.rollouts.workers import SamplerSpec
 
-SECONDS_PER_SHARD = 0.5
+SECONDS_PER_SHARD = 1.0
 """Most seconds a shard of several tasks is meant to take: what a round can lose where there are workers for more."""
-FEWEST_SHARDS = 8
-_STEPS_PER_SHARD = 8000
+LEAST_SECONDS_PER_SHARD = 0.1
+FEWEST_SHARDS = 4
+_ENOUGH_SHARDS = 8
+_STEPS_PER_SECOND = 16_000
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class ShardCosts:
 
 
 def first_estimate(spec: SamplerSpec) -> float:
-    """Seconds per task before any was measured: as in a simulator that takes 16,000 steps per second."""
-    return SECONDS_PER_SHARD * most_steps(spec) / _STEPS_PER_SHARD
+    """Seconds per task before any was measured: as in a simulator that takes so many steps per second."""
+    return most_steps(spec) / _STEPS_PER_SECOND
 
 
 def most_steps(spec: SamplerSpec) -> int:
@@ -45,7 +47,10 @@ def most_steps(spec: SamplerSpec) -> int:
 def tasks_per_shard(num_tasks: int, seconds_per_task: float) -> int:
     """Tasks of every shard but the last: a power of two, since workers keep simulators for few sizes.
 
-    As many as take SECONDS_PER_SHARD, but so few that there are FEWEST_SHARDS where there are as many tasks.
+    So many that a shard takes an eighth of the round's work, between LEAST_SECONDS_PER_SHARD, below which handing it
+    out costs more than it gains, and SECONDS_PER_SHARD; but so few that there are FEWEST_SHARDS where there are the
+    tasks.
     """
-    most = min(SECONDS_PER_SHARD / seconds_per_task, num_tasks / FEWEST_SHARDS)
+    seconds = min(SECONDS_PER_SHARD, max(LEAST_SECONDS_PER_SHARD, num_tasks * seconds_per_task / _ENOUGH_SHARDS))
+    most = min(seconds / seconds_per_task, num_tasks / FEWEST_SHARDS)
     return 1 << max(0, int(most).bit_length() - 1)

@@ -105,10 +105,18 @@ class Collected:
     Attributes:
         episodes: of its tasks.
         seconds: that they took.
+        processor_seconds: of these, when a processor worked for them.
     """
 
     episodes: EpisodeBatch
     seconds: float
+    processor_seconds: float
+
+    @property
+    def cost(self) -> float:
+        """Seconds that they would take on a machine that nobody else uses."""
+        # A simulator that is another process, or on another machine, takes hardly any of this thread's.
+        return self.processor_seconds if self.processor_seconds > self.seconds / 10 else self.seconds
 
 
 def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> Collected:
@@ -125,9 +133,9 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
         raise shard.death([recording for recording in earlier if recording.timed_out], supervision)
     try:
         with supervision.recorded(shard.spec.episodes_at_once) as recorder:
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.thread_time()
             episodes = collect_shard(shard.spec, params, shard.tasks, shard.position, recorder)
-            return Collected(episodes, time.perf_counter() - began)
+            return Collected(episodes, time.perf_counter() - began, time.thread_time() - worked)
     except StageFault as error:
         fault = error
     # What the environment raised stays here: it may be of a kind that cannot be sent.

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import dask.config
@@ -25,14 +26,16 @@ class Patience:
         self._alone_since: float | None = None
 
     def any_done(self, futures: Sequence[Future[Any]]) -> bool:
-        """Wait a moment for the first to be done or to fail; tell if one is.
+        """Wait a moment for all to be done or to fail; tell if any is.
+
+        For all: to fetch every answer by itself takes longer than the work of a short round.
 
         Raises:
             WorkersError: there has been no worker for as long as `no_worker_seconds` says.
         """
-        try:
-            wait(futures, timeout=_LOOK_EVERY_SECONDS, return_when="FIRST_COMPLETED")
-        except TimeoutError:
+        with suppress(TimeoutError):
+            wait(futures, timeout=_LOOK_EVERY_SECONDS)
+        if not any(future.done() for future in futures):
             self._require_workers()
             return False
         self._alone_since = None

@@ -74,7 +74,7 @@ def test_shards_are_many_and_of_a_power_of_two_and_short_unless_a_task_is_long(n
 
 @pytest.mark.parametrize(
     ("num_tasks", "seconds_per_task", "size"),
-    [(40, 0.067, 4), (40, 0.01, 4), (40, 0.3, 1), (1000, 0.002, 64), (3, 9, 1)],
+    [(40, 0.067, 4), (40, 0.01, 8), (40, 0.3, 2), (40, 0.9, 1), (1000, 0.002, 64), (3, 9, 1)],
 )
 def test_tasks_per_shard(num_tasks, seconds_per_task, size):
     assert tasks_per_shard(num_tasks, seconds_per_task) == size
@@ -83,10 +83,15 @@ def test_tasks_per_shard(num_tasks, seconds_per_task, size):
 def test_the_first_round_is_cut_by_its_steps_and_the_next_by_what_it_took(tiny_config):
     spec, costs = SamplerSpec.of(tiny_config(episodes_per_task=20, max_episode_steps=100), 1), ShardCosts()
     assert costs.bounds(spec, 40) == [(n, n + 4) for n in range(0, 40, 4)]
-    costs.tell(spec, 0.2)
+    costs.tell(spec, 0.4)
     assert costs.bounds(spec, 41) == [*((n, n + 2) for n in range(0, 40, 2)), (40, 41)]
     of_evaluation = spec.sampling(20, deterministic=True)
     assert costs.bounds(of_evaluation, 40) == [(n, n + 4) for n in range(0, 40, 4)]
+
+
+def test_a_shard_costs_what_a_processor_worked_for_it_unless_it_mostly_waited_for_something_else():
+    assert Collected(None, seconds=4.0, processor_seconds=1.0).cost == 1.0
+    assert Collected(None, seconds=4.0, processor_seconds=0.1).cost == 4.0
 
 
 def test_dask_knows_the_sizes_of_batches(tiny_config, round_of):
@@ -94,7 +99,7 @@ def test_dask_knows_the_sizes_of_batches(tiny_config, round_of):
     spec, params, tasks = round_of(config)
     episodes = LocalWorkers(spec).collect(params, tasks, AT)
     expected = sum(array.nbytes for array in flatten(episodes).values())
-    assert sizeof(episodes) == sizeof(Collected(episodes, 1.0)) == expected > 1000
+    assert sizeof(episodes) == sizeof(Collected(episodes, 1.0, 1.0)) == expected > 1000
 
 
 def test_a_worker_with_other_versions_refuses_its_first_shard(tiny_config, round_of):
