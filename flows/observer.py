@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.types import Array, Evaluation
 from metaloom.storage import StageRef
@@ -24,6 +25,8 @@ class IterationReport:
         class_returns: of every inner step, where the environment has classes of tasks; empty where the iteration's
             episodes were not at hand.
         task_returns: [B] mean return of every task, of every inner step; empty where the episodes were not at hand.
+        steps: environment steps sampled for the iteration by this process.
+        traffic: with worker processes, since the process began; None without.
     """
 
     iteration: int
@@ -35,6 +38,8 @@ class IterationReport:
     evaluation_returns: Sequence[float] = ()
     class_returns: Sequence[ClassReturns] = ()
     task_returns: Sequence[Array] = ()
+    steps: int = 0
+    traffic: Traffic | None = None
 
 
 @dataclass(frozen=True)

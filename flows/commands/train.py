@@ -326,6 +326,8 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 class_returns=by_class,
                 task_returns=returns,
                 evaluation_returns=mean_test_returns(writer.load(ref) for ref in evaluations),
+                steps=steps,
+                traffic=plan.stages_for(missing[-1]).context.rollouts.traffic(),
             )
         )
     return TrainResult(path, iterations, stopped=False, computed=computed)

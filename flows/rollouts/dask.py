@@ -5,48 +5,52 @@ times as much and run finished work again when a worker dies.
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from importlib.metadata import version
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
-from distributed import Client, Future, KilledWorker, wait
+from distributed import Client, KilledWorker
 
 from metaloom.flows.errors import WorkersError
+from metaloom.flows.rollouts.connection import dask_client
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
 from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
-from metaloom.flows.rollouts.local_cluster import ending_of, local_client
-from metaloom.flows.rollouts.supervised import Shard, Supervision, collect_watched, is_built_in, try_environment
-from metaloom.flows.rollouts.workers import Backend, RolloutWorkers, SamplerSpec, code_digest
+from metaloom.flows.rollouts.local_cluster import ending_of
+from metaloom.flows.rollouts.rounds import Rounds, ShardDied, pieces_of
+from metaloom.flows.rollouts.shards import ShardCosts
+from metaloom.flows.rollouts.supervised import Shard, Supervision, is_built_in, try_environment
+from metaloom.flows.rollouts.traffic import Traffic
+from metaloom.flows.rollouts.versions import fingerprint
+from metaloom.flows.rollouts.waiting import wait_for
+from metaloom.flows.rollouts.workers import Backend, RolloutWorkers, SamplerSpec
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.blocks import tasks_together
 
-_ANSWER_SECONDS = 10.0
-_LOOK_EVERY_SECONDS = 5.0
-_NO_WORKER_SECONDS = 60.0
-
 
 @dataclass(frozen=True)
 class DaskWorkers(RolloutWorkers):
-    """Rollouts on Dask workers, one shard of tasks for each of their threads.
+    """Rollouts on Dask workers.
 
     Attributes:
         client: of the workers' scheduler.
-        session: names the recordings of what they do.
-        step_timeout_seconds: how long a call of an environment may take.
+        session: names the recordings of what they do, and their work at the scheduler.
         elsewhere: workers may be on other machines.
+        supervise: makes the supervision of a piece of work.
+        rounds: so far.
+        costs: of tasks, so far.
     """
 
     client: Client
     session: str
-    step_timeout_seconds: float
     elsewhere: bool
+    supervise: Callable[[], Supervision]
+    rounds: Rounds
+    costs: ShardCosts = field(default_factory=ShardCosts)
 
     @classmethod
     @contextmanager
@@ -66,7 +70,9 @@ class DaskWorkers(RolloutWorkers):
     def _watched(cls, spec: SamplerSpec, client: Client, backend: Backend, session: str) -> Iterator["DaskWorkers"]:
         assert backend.step_timeout_seconds is not None
         elsewhere = backend.scheduler is not None
-        workers = cls(spec, client, session, backend.step_timeout_seconds, elsewhere)
+        supervise = partial(_supervision, session, backend.step_timeout_seconds, fingerprint() if elsewhere else {})
+        rounds = Rounds(client, session, supervise, partial(_recordings, client, elsewhere))
+        workers = cls(spec, client, session, elsewhere, supervise, rounds)
         tell_who_trains(recordings_folder(session), session, spec.env.name)
         try:
             if not is_built_in(spec):
@@ -82,32 +88,23 @@ class DaskWorkers(RolloutWorkers):
             RolloutError: the environment failed, hung, or killed its workers.
             WorkersError: workers died in different places, or are gone; or the scheduler is gone.
         """
-        bounds = list(_shards(len(tasks), self._num_threads()))
-        shards = [
-            Shard(self.spec, tasks.slice(*ends), replace(position, first_task=position.first_task + ends[0]))
-            for ends in bounds
-        ]
-        watches = [self._supervision() for _ in shards]
-        futures = [
-            # Dask names pure work by its arguments; hashing megabytes to save nothing is a waste.
-            self.client.submit(collect_watched, shard, params.slice(*ends), watch, pure=False)
-            for ends, shard, watch in zip(bounds, shards, watches, strict=True)
-        ]
+        bounds = self.costs.bounds(self.spec, len(tasks))
         try:
-            self._wait(futures)
-            return tasks_together(cast(list[EpisodeBatch], self.client.gather(futures)))
-        except KilledWorker as error:
-            dead = next(n for n, future in enumerate(futures) if future.key == error.task)
-            raise self._death(shards[dead], watches[dead]) from error
+            answers = self.rounds.collect(pieces_of(Shard(self.spec, tasks, position), params, bounds))
+        except ShardDied as death:
+            raise self._death(death.shard, death.watch) from death.__cause__
         except CancelledError as error:
             raise WorkersError(
                 f"iteration {position.iteration}, inner step {position.step}: the Dask scheduler is gone (its "
                 "connection is lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which "
                 "has lost nothing"
             ) from error
-        finally:
-            # After an error the others' work is of no use, and holds the workers.
-            self.client.cancel([future for future in futures if not future.done()])
+        self.costs.tell(self.spec, sum(answer.cost for answer in answers) / len(tasks))
+        return tasks_together([answer.episodes for answer in answers])
+
+    def traffic(self) -> Traffic:
+        """Totals of what went between this process and its workers."""
+        return replace(self.rounds.traffic, threads=sum(cast(dict[str, int], self.client.nthreads()).values()))
 
     def try_environment(self) -> None:
         """Have a worker make the environment once.
@@ -115,19 +112,19 @@ class DaskWorkers(RolloutWorkers):
         Raises:
             EnvError: it cannot be made, hangs, or kills its process.
         """
-        watch = self._supervision()
-        future = self.client.submit(try_environment, self.spec, watch, pure=False)
+        watch = self.supervise()
+        future = self.client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
         name = self.spec.env.name
         try:
-            self._wait([future])
+            wait_for(self.client, [future])
             unusable = future.result()
         except TimeoutError as error:
             raise EnvError(
                 f"env.name is {name!r}: its constructor or sample_tasks did not return within "
-                f"{self.step_timeout_seconds:g} s; if it needs longer, give it longer: --step-timeout SECONDS\n{error}"
+                f"{watch.step_timeout_seconds:g} s; if it needs longer, give it longer: --step-timeout SECONDS\n{error}"
             ) from None
         except KilledWorker as error:
-            told = "\n".join(recording.traceback for recording in self._recordings(watch)[-1:])
+            told = "\n".join(recording.traceback for recording in self.rounds.recordings(watch)[-1:])
             raise EnvError(
                 f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{told}"
             ) from error
@@ -141,31 +138,9 @@ class DaskWorkers(RolloutWorkers):
             with suppress(Exception):
                 self.client.run(remove_recordings, self.session, on_error="ignore")
 
-    def _supervision(self) -> Supervision:
-        return Supervision(self.session, secrets.token_hex(8), self.step_timeout_seconds)
-
-    def _wait(self, futures: Sequence[Future[EpisodeBatch] | Future[EnvError | None]]) -> None:
-        """Wait until all are done or one has failed; not for workers that will never come.
-
-        Raises:
-            WorkersError: there has been no worker for a minute.
-        """
-        waiting, alone = set(futures), 0.0
-        while waiting and not any(future.status == "error" for future in futures):
-            try:
-                wait(waiting, timeout=_LOOK_EVERY_SECONDS, return_when="FIRST_COMPLETED")
-            except TimeoutError:
-                alone = 0.0 if self.client.scheduler_info(n_workers=-1)["workers"] else alone + _LOOK_EVERY_SECONDS
-            waiting = {future for future in waiting if not future.done()}
-            if waiting and alone >= _NO_WORKER_SECONDS:
-                raise WorkersError(
-                    f"the Dask scheduler has had no worker for {alone:g} s; start one with `dask worker`, and go on "
-                    "with `metaloom resume`"
-                )
-
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
         """Make the error for a shard that killed every worker that tried it."""
-        recordings = self._recordings(watch)
+        recordings = self.rounds.recordings(watch)
         # An attempt may be cut short before it gets there, by what the one before has left of its worker's connections.
         recordings = [recording for recording in recordings if recording.env_step != NOT_YET] or recordings
         if recordings and len({recording.place for recording in recordings}) == 1:
@@ -179,94 +154,17 @@ class DaskWorkers(RolloutWorkers):
             "`metaloom resume`"
         )
 
-    def _recordings(self, watch: Supervision) -> list[Recording]:
-        """Collect what the dead left, on this machine or on those of the workers."""
-        found = [watch.recordings()]
-        if self.elsewhere:
-            with suppress(Exception):
-                everywhere = self.client.run(watch.recordings, on_error="ignore")
-                found.extend(cast(dict[str, list[Recording]], everywhere).values())
-        # Workers of one machine answer alike.
-        return max(found, key=len)
 
-    def _num_threads(self) -> int:
-        # A worker that was just killed is missing here and counts again once its nanny has restarted it.
-        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
-        return max(1, sum(worker["nthreads"] for worker in workers))
+def _recordings(client: Client, elsewhere: bool, watch: Supervision) -> list[Recording]:
+    """Collect what the dead left, on this machine or on those of the workers."""
+    found = [watch.recordings()]
+    if elsewhere:
+        with suppress(Exception):
+            everywhere = client.run(watch.recordings, on_error="ignore")
+            found.extend(cast(dict[str, list[Recording]], everywhere).values())
+    # Workers of one machine answer alike.
+    return max(found, key=len)
 
 
-@contextmanager
-def dask_client(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Client]:
-    """A client of the backend's scheduler, or of worker processes of this session that live as long as the context.
-
-    Raises:
-        WorkersError: there is no such scheduler, it has no workers, or they run other code than this process.
-        EnvError: its workers cannot build the environment.
-    """
-    workers, retries = backend.workers or 0, backend.retries or 0
-    with _connect(backend.scheduler, spec) if backend.scheduler else local_client(workers, retries, session) as client:
-        client.forward_logging()  # what environments log, to this process's loggers
-        yield client
-
-
-def check_worker(spec: SamplerSpec) -> dict[str, str]:
-    """Report what a worker computes with, after it has built the environment once. Runs on the worker."""
-    make_env(spec.env)
-    return fingerprint()
-
-
-def fingerprint() -> dict[str, str]:
-    """Versions of everything that decides a rollout's numbers, in this process."""
-    packages = ("numpy", "mujoco", "gymnasium")
-    return {"metaloom's code": code_digest()[:12]} | {name: version(name) for name in packages}
-
-
-@contextmanager
-def _connect(address: str, spec: SamplerSpec) -> Iterator[Client]:
-    try:
-        client = Client(address, timeout=_ANSWER_SECONDS)
-    except (OSError, ValueError) as error:
-        raise WorkersError(
-            f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler` and workers with "
-            "`dask worker`, or leave --scheduler out to use processes on this machine"
-        ) from None
-    except TypeError as error:  # Dask's word for a certificate that it was not given
-        raise WorkersError(
-            f"found no certificate to connect to {address} with ({error}); required Dask's TLS configuration, as in "
-            "DASK_DISTRIBUTED__COMM__TLS__CA_FILE=ca.pem and __CLIENT__CERT, __CLIENT__KEY (docs/scale.md)"
-        ) from None
-    with client:
-        try:
-            client.wait_for_workers(1, timeout=30)
-        except TimeoutError:
-            raise WorkersError(
-                f"the Dask scheduler at {address} has no worker; start one with `dask worker {address}`"
-            ) from None
-        _require_same_code(client, spec)
-        yield client
-
-
-def _require_same_code(client: Client, spec: SamplerSpec) -> None:
-    # The records of a run vouch for one set of versions, the trainer's.
-    try:
-        found = cast(dict[str, dict[str, str]], client.run(check_worker, spec))
-    except ImportError as error:
-        raise WorkersError(
-            f"a Dask worker cannot import what rollouts need ({error}); required the same Metaloom and environment on "
-            "every worker: install them there, or start the workers in this folder"
-        ) from None
-    here = fingerprint()
-    for worker, there in found.items():
-        differing = [
-            f"{name} {there.get(name)} there, {here[name]} here" for name in here if there.get(name) != here[name]
-        ]
-        if differing:
-            raise WorkersError(
-                f"the Dask worker at {worker} computes with something else: {'; '.join(differing)}; required the same "
-                "versions as the trainer's, or digests would differ"
-            )
-
-
-def _shards(num_tasks: int, num_threads: int) -> Iterator[tuple[int, int]]:
-    count = min(num_tasks, num_threads)
-    return pairwise(num_tasks * n // count for n in range(count + 1))
+def _supervision(session: str, step_timeout_seconds: float, versions: Mapping[str, str]) -> Supervision:
+    return Supervision(session, secrets.token_hex(8), step_timeout_seconds, versions)

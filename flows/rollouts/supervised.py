@@ -3,9 +3,10 @@
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from metaloom.flows.rollouts.flight_recorder import (
     recorded,
     recordings_folder,
 )
+from metaloom.flows.rollouts.versions import require_versions
 from metaloom.flows.rollouts.workers import SamplerSpec, collect_shard
 from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.contract import EnvError
@@ -36,11 +38,13 @@ class Supervision:
         session: names the trainer's recordings.
         key: names the piece of work among them.
         step_timeout_seconds: how long a call of an environment may take.
+        versions: of what decides numbers, which the worker's have to equal; none where it was started from here.
     """
 
     session: str
     key: str
     step_timeout_seconds: float
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def recordings(self) -> list[Recording]:
         """Return what earlier attempts at it left on this machine."""
@@ -58,6 +62,12 @@ class Shard:
     spec: SamplerSpec
     tasks: TaskBatch
     position: RolloutPosition
+
+    @property
+    def name(self) -> str:
+        """Place in the run, as Dask's pages show it: `collect_rollouts-i12-k1-tasks8:12`."""
+        at = self.position
+        return f"collect_rollouts-i{at.iteration}-k{at.step}-tasks{at.first_task}:{at.first_task + len(self.tasks)}"
 
     def death(
         self, recordings: Sequence[Recording], supervision: Supervision, ending: str | None = None
@@ -88,19 +98,44 @@ class Shard:
         return Circumstances(spec.env, self.tasks.slice(b, b + 1), at, spec.episodes_at_once)
 
 
-def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> EpisodeBatch:
+@dataclass(frozen=True)
+class Collected:
+    """A shard's episodes.
+
+    Attributes:
+        episodes: of its tasks.
+        seconds: that they took.
+        processor_seconds: of these, when a processor worked for them.
+    """
+
+    episodes: EpisodeBatch
+    seconds: float
+    processor_seconds: float
+
+    @property
+    def cost(self) -> float:
+        """Seconds that they would take on a machine that nobody else uses."""
+        # A simulator that is another process, or on another machine, takes hardly any of this thread's.
+        return self.processor_seconds if self.processor_seconds > self.seconds / 10 else self.seconds
+
+
+def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> Collected:
     """Episodes of a shard, unless an earlier attempt at it was ended by the watchdog. Runs on a worker.
 
     Raises:
         RolloutError: as `collect_rollouts`; or an earlier attempt took too long, and this one would as well.
+        WorkersError: this worker computes with other versions than the trainer.
     """
     _keep_standard_output_clean()
+    require_versions(supervision.versions)
     earlier = supervision.recordings()
     if any(recording.timed_out for recording in earlier):
         raise shard.death([recording for recording in earlier if recording.timed_out], supervision)
     try:
         with supervision.recorded(shard.spec.episodes_at_once) as recorder:
-            return collect_shard(shard.spec, params, shard.tasks, shard.position, recorder)
+            began, worked = time.perf_counter(), time.thread_time()
+            episodes = collect_shard(shard.spec, params, shard.tasks, shard.position, recorder)
+            return Collected(episodes, time.perf_counter() - began, time.thread_time() - worked)
     except StageFault as error:
         fault = error
     # What the environment raised stays here: it may be of a kind that cannot be sent.

@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from metaloom import pipeline, stages
 from metaloom.flows.errors import UsageError
+from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import Settings
@@ -187,6 +188,10 @@ class RolloutWorkers(ABC):
     @abstractmethod
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task."""
+
+    def traffic(self) -> Traffic | None:
+        """Totals of what went between this process and its workers; None where there are none."""
+        return None
 
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False

@@ -3,8 +3,8 @@
 import os
 
 import torch
-from threadpoolctl import threadpool_info
 
+from metaloom.pipeline.arithmetic import blas_facts
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.schema import ConfigError
 
@@ -54,12 +54,6 @@ def device_facts(name: DeviceName) -> dict[str, str]:
 def arithmetic_facts() -> dict[str, str]:
     """Return which machine code adds and multiplies in this process: another one rounds sums in another order.
 
-    It is chosen by processor, but also by variables such as OPENBLAS_CORETYPE and ATEN_CPU_CAPABILITY. Without
-    versions, which NumPy's and torch's imply: whether SciPy has loaded an OpenBLAS of its own must not matter.
+    It is chosen by processor, but also by variables such as OPENBLAS_CORETYPE and ATEN_CPU_CAPABILITY.
     """
-    named = {
-        " ".join(str(library[key]) for key in ("internal_api", "architecture") if library.get(key))
-        for library in threadpool_info()
-        if library["user_api"] == "blas"
-    }
-    return {"blas": ", ".join(sorted(named)), "torch": torch.backends.cpu.get_cpu_capability()}
+    return {"blas": ", ".join(blas_facts()), "torch": torch.backends.cpu.get_cpu_capability()}

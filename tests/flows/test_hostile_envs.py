@@ -18,6 +18,7 @@ import pytest
 from distributed import Client, Security
 
 import metaloom.flows.rollouts.dask
+import metaloom.flows.rollouts.waiting
 from metaloom import storage
 from metaloom.flows.cli import run
 from metaloom.flows.commands.replay import replay
@@ -75,7 +76,7 @@ def hostile(tiny_config, tmp_path):
 
 # fault -> retries, words of the error
 DEATHS = {
-    "exit": (1, "its process died 2 times in the same place without a word, with exit status 3"),
+    "exit": (1, "its process died N times in the same place without a word, with exit status 3"),
     "alarm": (0, "its process died without a word, by SIGALRM"),
     "become_a_daemon": (0, "its process died without a word, with exit status 0"),
     "close_descriptors": (0, "its process died: File descriptors were closed"),
@@ -115,8 +116,10 @@ def test_an_environment_that_ends_or_hangs_its_process_stops_the_run_with_its_pl
         resume(tmp_path / "run", iterations=4, backend=backend)
     record_property("seconds", time.perf_counter() - began)
     error = caught.value
-    assert words in str(error)
-    assert "iteration 3, collect_rollouts k=0: hostile_envs:Hostile, task 0 (gain=" in str(error)
+    # At least as often as it is tried; once more where a shard was blamed for what the other one did before.
+    assert words in re.sub(r"died [2-4] times", "died N times", str(error))
+    # Both tasks' shards do it, and either may be the first.
+    assert re.search(r"iteration 3, collect_rollouts k=0: hostile_envs:Hostile, task [01] \(gain=", str(error))
     assert f"episode 0 (reset seed {error.about['seed']}), step 2: " in str(error)
     if words.startswith(("did not return", "its process died: Fatal")) or fault == "raise_keyboard_interrupt":
         assert f"in do_{fault}" in error.about["traceback"]
@@ -127,7 +130,7 @@ def test_an_environment_that_ends_or_hangs_its_process_stops_the_run_with_its_pl
     assert storage.verify_run(tmp_path / "run") == []
     resume(tmp_path / "run", iterations=4, backend=HERE)
     actions = storage.open_run(tmp_path / "run")[3].rollouts(0).actions
-    assert np.array_equal(error.arrays["actions"], actions[0, 0, :3])
+    assert np.array_equal(error.arrays["actions"], actions[error.about["task"], 0, :3])
 
 
 @pytest.mark.dask
@@ -325,8 +328,8 @@ def test_workers_of_a_scheduler_of_ones_own_are_watched_as_well(hostile, tmp_pat
 @pytest.mark.dask
 @pytest.mark.slow
 def test_a_cluster_whose_last_worker_is_gone_is_not_waited_for_for_ever(hostile, tmp_path, monkeypatch):
-    monkeypatch.setattr(metaloom.flows.rollouts.dask, "_LOOK_EVERY_SECONDS", 0.5)
-    monkeypatch.setattr(metaloom.flows.rollouts.dask, "_NO_WORKER_SECONDS", 1.0)
+    monkeypatch.setattr(metaloom.flows.rollouts.waiting, "_LOOK_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(metaloom.flows.rollouts.waiting, "_NO_WORKER_SECONDS", 1.0)
     (tmp_path / "now").touch()
     with cluster("--no-nanny") as address, pytest.raises(WorkersError, match="has had no worker for 1 s"):
         train(hostile("exit"), tmp_path / "run", backend=Backend(scheduler=address))

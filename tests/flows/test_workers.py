@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+import metaloom.flows.rollouts.connection
 import metaloom.flows.rollouts.dask
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import WorkersError
@@ -120,7 +121,9 @@ def test_workers_that_cannot_compute_the_same_are_refused_before_anything_is_cre
         backend = Backend(scheduler=address)
         with pytest.raises((ConnectionError, ValueError), match="only_here"):
             train(tiny_config(env="only_here:Mine"), tmp_path / "run", backend=backend)
-        monkeypatch.setattr(metaloom.flows.rollouts.dask, "code_digest", lambda: "another version of the code")
+        monkeypatch.setattr(
+            metaloom.flows.rollouts.connection, "fingerprint", lambda: {"metaloom's code": "another vers"}
+        )
         with pytest.raises(ConnectionError, match=r"metaloom's code .* there, another vers here"):
             train(tiny_config(), tmp_path / "run", backend=backend)
     assert not (tmp_path / "run").exists()
@@ -129,7 +132,7 @@ def test_workers_that_cannot_compute_the_same_are_refused_before_anything_is_cre
 @pytest.mark.dask
 @pytest.mark.slow
 def test_a_scheduler_that_does_not_answer_is_reported_before_anything_is_created(tmp_path, tiny_config, monkeypatch):
-    monkeypatch.setattr(metaloom.flows.rollouts.dask, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "_ANSWER_SECONDS", 0.5)
     with pytest.raises(ConnectionError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
         train(tiny_config(), tmp_path / "run", backend=Backend(scheduler="tcp://127.0.0.1:9"))
     assert not (tmp_path / "run").exists()

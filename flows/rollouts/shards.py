@@ -1,0 +1,56 @@
+"""Division of a round's tasks into shards. Neither workers nor their number have a part in it.
+
+So a scheduler that starts workers as there is work sees all of a round at once, and a worker that leaves takes little
+with it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from metaloom.flows.rollouts.workers import SamplerSpec
+
+SECONDS_PER_SHARD = 1.0
+"""Most seconds a shard of several tasks is meant to take: what a round can lose where there are workers for more."""
+LEAST_SECONDS_PER_SHARD = 0.1
+FEWEST_SHARDS = 4
+_ENOUGH_SHARDS = 8
+_STEPS_PER_SECOND = 16_000
+
+
+@dataclass(frozen=True)
+class ShardCosts:
+    """Seconds that a task's episodes took in the last round of every kind, as workers told."""
+
+    _by_kind: dict[str, float] = field(default_factory=dict[str, float])
+
+    def tell(self, spec: SamplerSpec, seconds_per_task: float) -> None:
+        """Remember what the tasks of a round took on average."""
+        self._by_kind[spec.model_dump_json()] = seconds_per_task
+
+    def bounds(self, spec: SamplerSpec, num_tasks: int) -> Sequence[tuple[int, int]]:
+        """First and last + 1 task of every shard, in order."""
+        size = tasks_per_shard(num_tasks, self._by_kind.get(spec.model_dump_json()) or first_estimate(spec))
+        return list(pairwise([*range(0, num_tasks, size), num_tasks]))
+
+
+def first_estimate(spec: SamplerSpec) -> float:
+    """Seconds per task before any was measured: as in a simulator that takes so many steps per second."""
+    return most_steps(spec) / _STEPS_PER_SECOND
+
+
+def most_steps(spec: SamplerSpec) -> int:
+    """Most environment steps of a task in a round, where the first block of episodes is enough."""
+    return spec.episodes_at_once * spec.episodes_per_trial * spec.max_episode_steps
+
+
+def tasks_per_shard(num_tasks: int, seconds_per_task: float) -> int:
+    """Tasks of every shard but the last: a power of two, since workers keep simulators for few sizes.
+
+    So many that a shard takes an eighth of the round's work, between LEAST_SECONDS_PER_SHARD, below which handing it
+    out costs more than it gains, and SECONDS_PER_SHARD; but so few that there are FEWEST_SHARDS where there are the
+    tasks.
+    """
+    seconds = min(SECONDS_PER_SHARD, max(LEAST_SECONDS_PER_SHARD, num_tasks * seconds_per_task / _ENOUGH_SHARDS))
+    most = min(seconds / seconds_per_task, num_tasks / FEWEST_SHARDS)
+    return 1 << max(0, int(most).bit_length() - 1)

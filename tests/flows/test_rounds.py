@@ -1,0 +1,241 @@
+"""Rounds of rollouts on workers that come, go, die and take too long: the shards and the bits stay the same."""
+
+import contextlib
+import logging
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dask.sizeof import sizeof
+from distributed import LocalCluster
+from hypothesis import given
+from hypothesis import strategies as st
+
+import metaloom.flows.rollouts.connection
+import metaloom.flows.rollouts.rounds
+import metaloom.flows.rollouts.waiting
+from metaloom import storage
+from metaloom.flows.commands.train import train
+from metaloom.flows.errors import WorkersError
+from metaloom.flows.graph.context import build_learner
+from metaloom.flows.rollouts.backends import rollout_workers
+from metaloom.flows.rollouts.dask import DaskWorkers
+from metaloom.flows.rollouts.shards import FEWEST_SHARDS, SECONDS_PER_SHARD, ShardCosts, tasks_per_shard
+from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, collect_watched
+from metaloom.flows.rollouts.versions import require_versions
+from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec
+from metaloom.pipeline.envs.registry import make_env
+from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.storage.format.codec import flatten
+
+AT = RolloutPosition(1, 12, 1)
+SLOW_ENV = """
+import os, time
+from hostile_envs import Hostile
+
+class SlowOnce(Hostile):
+    def reset(self, **options):
+        try:
+            os.close(os.open({file!r}, os.O_CREAT | os.O_EXCL))
+            time.sleep({seconds})
+        except FileExistsError:
+            pass
+        return super().reset(**options)
+"""
+
+
+@pytest.fixture
+def round_of():
+    """What a round is collected from: the sampler's settings, parameters and tasks of a run."""
+
+    def build(config):
+        _, learner, _ = build_learner(config)
+        params = learner.acting_params(learner.initialize(run_seed=1), config.num_tasks)
+        tasks = sample_tasks(make_env(config.env), num_tasks=config.num_tasks, run_seed=1, iteration=0)
+        return SamplerSpec.of(config, 1), params, tasks
+
+    return build
+
+
+@given(st.integers(1, 2000), st.floats(1e-6, 1e4))
+def test_shards_are_many_and_of_a_power_of_two_and_short_unless_a_task_is_long(num_tasks, seconds_per_task):
+    size = tasks_per_shard(num_tasks, seconds_per_task)
+    assert size & (size - 1) == 0
+    assert size == 1 or size * seconds_per_task <= SECONDS_PER_SHARD
+    assert -(-num_tasks // size) >= min(num_tasks, FEWEST_SHARDS)
+
+
+@pytest.mark.parametrize(
+    ("num_tasks", "seconds_per_task", "size"),
+    [(40, 0.067, 4), (40, 0.01, 8), (40, 0.3, 2), (40, 0.9, 1), (1000, 0.002, 64), (3, 9, 1)],
+)
+def test_tasks_per_shard(num_tasks, seconds_per_task, size):
+    assert tasks_per_shard(num_tasks, seconds_per_task) == size
+
+
+def test_the_first_round_is_cut_by_its_steps_and_the_next_by_what_it_took(tiny_config):
+    spec, costs = SamplerSpec.of(tiny_config(episodes_per_task=20, max_episode_steps=100), 1), ShardCosts()
+    assert costs.bounds(spec, 40) == [(n, n + 4) for n in range(0, 40, 4)]
+    costs.tell(spec, 0.4)
+    assert costs.bounds(spec, 41) == [*((n, n + 2) for n in range(0, 40, 2)), (40, 41)]
+    of_evaluation = spec.sampling(20, deterministic=True)
+    assert costs.bounds(of_evaluation, 40) == [(n, n + 4) for n in range(0, 40, 4)]
+
+
+def test_a_shard_costs_what_a_processor_worked_for_it_unless_it_mostly_waited_for_something_else():
+    assert Collected(None, seconds=4.0, processor_seconds=1.0).cost == 1.0
+    assert Collected(None, seconds=4.0, processor_seconds=0.1).cost == 4.0
+
+
+def test_dask_knows_the_sizes_of_batches(tiny_config, round_of):
+    config = tiny_config()
+    spec, params, tasks = round_of(config)
+    episodes = LocalWorkers(spec).collect(params, tasks, AT)
+    expected = sum(array.nbytes for array in flatten(episodes).values())
+    assert sizeof(episodes) == sizeof(Collected(episodes, 1.0, 1.0)) == expected > 1000
+
+
+def test_a_worker_with_other_versions_refuses_its_first_shard(tiny_config, round_of):
+    spec, params, tasks = round_of(tiny_config())
+    other = Supervision("0", "0", 60.0, {"numpy": "0.1"})
+    with pytest.raises(WorkersError, match=r"computes with something else: numpy .* there, 0\.1 here"):
+        collect_watched(Shard(spec, tasks, AT), params, other)
+    require_versions({})
+
+
+def test_workers_with_other_machine_code_are_told_once_with_the_remedy(caplog, monkeypatch):
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "blas_facts", lambda: ("openblas 1 Haswell", "mkl 2"))
+    tell = metaloom.flows.rollouts.connection._tell_other_arithmetic
+    tell({"a": ("openblas 1 Haswell",), "b": ("mkl 2",)})
+    assert not caplog.records
+    tell({"a": ("openblas 1 SkylakeX",), "b": ("openblas 1 Haswell",), "c": ("openblas 1 SkylakeX",)})
+    (record,) = caplog.records
+    told = record.getMessage()
+    assert told.startswith("2 of 3 Dask workers multiply matrices by other machine code")
+    assert "openblas 1 SkylakeX at a" in told
+    assert "OPENBLAS_CORETYPE=Haswell" in told
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the remedy is for x86-64")
+def test_the_remedy_chooses_the_machine_code_that_it_names():
+    code = "from metaloom.pipeline.nn.device import arithmetic_facts as a; print(a()['blas'].split()[-1], a()['torch'])"
+    remedy = {"OPENBLAS_CORETYPE": "Haswell", "ATEN_CPU_CAPABILITY": "avx2"}
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, env={**os.environ, **remedy}, check=True, capture_output=True, text=True).stdout
+    assert told.split() == ["Haswell", "AVX2"]
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_shards_do_not_depend_on_the_workers_that_are_there_and_two_runs_do_not_meet(tiny_config, round_of):
+    config = tiny_config(num_tasks=6)
+    spec, params, tasks = round_of(config)
+    here = _digest(LocalWorkers(spec).collect(params, tasks, AT))
+    keys: list[list[str]] = []
+    with cluster(1) as there, _workers(config, there) as one, _workers(config, there) as other:
+        for workers in (one, other):
+            with _keys(workers) as submitted:
+                # The same place twice, as when a run is resumed or replayed.
+                assert _digest(workers.collect(params, tasks, AT)) == here
+                assert _digest(workers.collect(params, tasks, AT)) == here
+            keys.append(submitted)
+        there.scale(2)
+        one.client.wait_for_workers(2)
+        with _keys(one) as submitted:
+            assert _digest(one.collect(params, tasks, AT)) == here
+        keys.append(submitted)
+    names = [[re.match(r"(.*)-[0-9a-f]{16}-\d+$", key)[1] for key in each] for each in keys]
+    expected = [f"collect_rollouts-i12-k1-tasks{n}:{n + 1}" for n in range(6)]
+    assert names == [expected * 2, expected * 2, expected]
+    assert len({key for each in keys for key in each}) == 30
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_shard_that_takes_too_long_is_done_by_another_worker_as_well(
+    tiny_config, round_of, tmp_path, monkeypatch, caplog
+):
+    config = _slow_once(tiny_config, tmp_path, monkeypatch, seconds=20.0)
+    spec, params, tasks = round_of(config)
+    with cluster(2) as there, _workers(config, there) as workers:
+        began = time.monotonic()
+        found = workers.collect(params, tasks, AT)
+        assert time.monotonic() - began < 15.0
+        traffic = workers.rounds.traffic
+        assert (traffic.submitted, traffic.repeated) == (5, 1)
+        assert len(workers.rounds.losers) == 1, "its worker is not free, and the scheduler is to know"
+        assert _digest(found) == _digest(LocalWorkers(spec).collect(params, tasks, AT))
+        assert "takes longer than the others" in caplog.text
+        # The next round does not wait for it either.
+        workers.collect(params, tasks, RolloutPosition(1, 13, 0))
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_cluster_without_workers_grows_for_a_run_and_shrinks_with_equal_digests(tmp_path, tiny_config, digests):
+    sizes = dict(num_tasks=12, episodes_per_task=4, max_episode_steps=60, iterations=3)
+    config = tiny_config(**sizes)
+    train(config, tmp_path / "here", backend=Backend(workers=0))
+    with cluster(0) as there:
+        adaptive = there.adapt(minimum=0, maximum=3, interval="100ms", target_duration="20ms", wait_count=3)
+        assert not there.scheduler.workers
+        train(config, tmp_path / "there", backend=Backend(scheduler=there.scheduler_address))
+        scaled = [entry for _, entry in adaptive.log]
+    assert max(entry["n"] for entry in scaled if entry["status"] == "up") == 3
+    assert any(entry["status"] == "down" for entry in scaled)
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+
+
+@contextlib.contextmanager
+def cluster(workers: int) -> Iterator[LocalCluster]:
+    """A scheduler whose worker processes come and go as a test likes."""
+    quiet = {"dashboard_address": "127.0.0.1:0", "worker_dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(
+        n_workers=workers, threads_per_worker=1, host="127.0.0.1", silence_logs=logging.CRITICAL, **quiet
+    ) as there:
+        yield there
+
+
+@contextlib.contextmanager
+def _workers(config, there: LocalCluster) -> Iterator[DaskWorkers]:
+    backend = Backend(scheduler=there.scheduler_address).for_tasks(config.num_tasks)
+    with rollout_workers(config, backend) as workers:
+        assert isinstance(workers, DaskWorkers)
+        yield workers
+
+
+@contextlib.contextmanager
+def _keys(workers: DaskWorkers) -> Iterator[list[str]]:
+    """Keys of what is submitted in the block."""
+    keys, submit = list[str](), workers.client.submit
+
+    def noted(*args, key, **options):
+        keys.append(key)
+        return submit(*args, key=key, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers.client, "submit", noted)
+        yield keys
+
+
+def _slow_once(tiny_config, folder, monkeypatch, seconds: float):
+    hostile = str(Path(__file__).parents[1] / "hostile")
+    (folder / "slow_once.py").write_text(SLOW_ENV.format(file=str(folder / "slept"), seconds=seconds))
+    for path in (hostile, str(folder)):
+        monkeypatch.syspath_prepend(path)
+    monkeypatch.delitem(sys.modules, "slow_once", raising=False)
+    monkeypatch.setattr(metaloom.flows.rollouts.rounds, "_STRAGGLES_AFTER_SECONDS", 1.0)
+    monkeypatch.setattr(metaloom.flows.rollouts.waiting, "_LOOK_EVERY_SECONDS", 0.2)
+    return tiny_config(env="slow_once:SlowOnce", num_tasks=4)
+
+
+def _digest(episodes) -> str:
+    return storage.output_digest(storage.digest(episodes))
