@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from httpx import TransportError
 from prefect import get_client, get_run_logger
 from prefect.artifacts import (
     create_image_artifact,
@@ -18,8 +19,10 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.events import emit_event
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from metaloom import storage
 from metaloom.flows.commands.evaluate import EvaluationOutcome
@@ -40,6 +43,8 @@ Cell = str | int | float | None
 PROGRESS_SECONDS = 5.0
 METRICS_SECONDS = 30.0
 CURVE_SECONDS = 60.0
+# A server that does not answer within it counts as away.
+ANSWER_SECONDS = 3.0
 ITERATION_DONE = "metaloom.iteration.done"
 """Name of the event of an iteration, for automations."""
 
@@ -56,25 +61,73 @@ class TrainingPage:
         self._updated = {"progress": -math.inf, "metrics": -math.inf, "curve": -math.inf}
         self._progress: UUID | None = None
         self._curve: UUID | None = None
-        self._is_troubled = False
+        self._is_troubled = self._is_away = False
+        self._asked = -math.inf
         self._logger = get_run_logger()
 
-    def open(self) -> None:
-        """Show where the run lies before there is anything in it."""
-        self._publish_summary(None)
+    def open(self, also: Callable[[], None] = lambda: None) -> None:
+        """Show where the run lies before there is anything in it; `also` tells Prefect something else."""
+
+        def show() -> None:
+            also()
+            self._publish_summary(None)
+
+        self._reporting(show)
 
     def iteration_done(self, report: IterationReport) -> None:
-        """Show an iteration; an Observer's callback. What the page cannot show is said once, and training goes on."""
+        """Show an iteration; an Observer's callback."""
+        self._logger.info(iteration_line(report))
+        emit_event(ITERATION_DONE, resource_of(self._folder.name), payload=event_of(report))
+        self._reporting(lambda: self._show(report))
+
+    def close(self) -> None:
+        """Show the curve and the report of the finished run."""
+        run = storage.open_run(self._folder)
+        if not run.iterations:
+            return
+        files = write_report(run, report_folder(self._folder))
+
+        def show() -> None:
+            self._publish_curve()
+            self._publish_summary(files)
+
+        self._reporting(show)
+
+    def _reporting(self, show: Callable[[], None]) -> None:
+        """Show something. What the page cannot show is said once, and training goes on: the store is what counts."""
+        if self._is_away and not self._is_back():
+            return
         try:
-            self._show(report)
+            # Prefect's client would try again for a minute, in which nothing is trained.
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+                show()
+        except TransportError as error:
+            self._is_away, self._asked = True, self._clock()
+            self._logger.warning(
+                "Prefect's server does not answer (%s); training goes on, and the page when it answers again",
+                type(error).__name__,
+            )
         except Exception as error:
             if not self._is_troubled:
                 self._is_troubled = True
                 self._logger.warning("The page does not show all of this training, which goes on: %s", error)
 
+    def _is_back(self) -> bool:
+        """Ask whether the server answers again, now and then."""
+        now = self._clock()
+        if now - self._asked < PROGRESS_SECONDS:
+            return False
+        self._asked = now
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), _quick_client() as client:
+            self._is_away = client.api_healthcheck() is not None
+        if not self._is_away:
+            self._logger.info("Prefect's server answers again")
+            # What it was not shown is due at once.
+            self._updated = dict.fromkeys(self._updated, -math.inf)
+        return not self._is_away
+
     def _show(self, report: IterationReport) -> None:
         last = report.iteration + 1 >= report.iterations
-        self._logger.info(iteration_line(report))
         if last or self._is_due("progress", PROGRESS_SECONDS):
             self._publish_progress(report)
         if last or self._is_due("metrics", METRICS_SECONDS):
@@ -82,15 +135,6 @@ class TrainingPage:
         # Others see an iteration a moment after it is done, so at first there may be none; `close` draws the last.
         if not last and storage.open_run(self._folder).iterations and self._is_due("curve", CURVE_SECONDS):
             self._publish_curve()
-        emit_event(ITERATION_DONE, resource_of(self._folder.name), payload=event_of(report))
-
-    def close(self) -> None:
-        """Show the curve and the report of the finished run."""
-        run = storage.open_run(self._folder)
-        if not run.iterations:
-            return
-        self._publish_curve()
-        self._publish_summary(write_report(run, report_folder(self._folder)))
 
     def _is_due(self, what: str, seconds: float) -> bool:
         now = self._clock()
@@ -139,6 +183,10 @@ class TrainingPage:
         if address is not None:
             name = self._folder.name
             create_link_artifact(address, f"Report of {name}", key=artifact_key("report", name), description="Report")
+
+
+def _quick_client() -> SyncPrefectClient:
+    return get_client(httpx_settings={"timeout": ANSWER_SECONDS}, sync_client=True)
 
 
 def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:

@@ -26,6 +26,8 @@ import pytest
 
 from metaloom import storage
 from metaloom.flows import cli
+from metaloom.flows.commands.train import train
+from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import RunConfig
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
@@ -261,9 +263,13 @@ def test_every_iteration_is_an_event_of_its_flow_run(served, first):
 
 
 def test_one_training_at_a_time(served):
+    (queue,) = served.ask("work_queues/filter", work_queues={"name": {"any_": ["training"]}})
+    assert queue["concurrency_limit"] == 1
     for name in ("meta-train", "meta-train-custom"):
         (deployment,) = served.ask("deployments/filter", deployments={"name": {"any_": [name]}})
-        assert deployment["global_concurrency_limit"]["limit"] == 1
+        assert deployment["work_queue_id"] == queue["id"]
+        # A lease of a flow that must be renewed, which ends a training that cannot reach the server.
+        assert deployment["global_concurrency_limit"] is None
 
 
 @pytest.mark.parametrize(("parameter", "named"), [("iterations=-1", "minimum"), ("learning_rate=0.1", "learning_rate")])
@@ -308,19 +314,82 @@ def test_evaluate_reports_the_return_after_every_adaptation_step(served, first):
     assert [row["adaptation_steps"] for row in json.loads(table["data"])] == [0, 1, 2]
 
 
-def test_a_killed_flow_is_crashed_and_its_run_goes_on(served, tiny_config: Callable[..., RunConfig]):
-    config = tiny_config(iterations=100_000).model_dump(mode="json")
-    served.start("meta-train-custom", run="killed", workers=0, config=config)
-    folder = served.folder / "runs" / "killed"
-    wait_for(lambda: (folder / "run.json").exists() and len(storage.open_run(folder).iterations) > 2, "it trains")
-    (flow,) = [p for p in psutil.Process(served.pid).children(recursive=True) if "prefect.engine" in p.cmdline()]
-    flow.kill()
-    wait_for(lambda: served.flow_run("killed")["state"]["type"] == "CRASHED", "the flow run is crashed")
-    stored = len(storage.open_run(folder).iterations)
+def part_of(served: Served, *words: str) -> psutil.Process:
+    """The process that has these words in its command."""
+    found = [p for p in psutil.Process(served.pid).children(recursive=True) if {*words} <= {*p.cmdline()}]
+    assert len(found) == 1, [process.cmdline() for process in found]
+    return found[0]
 
-    resumed = served.finished("meta-train", run="killed", workers=0, iterations=stored + 2)
-    assert resumed["state"]["type"] == "COMPLETED"
-    assert len(storage.open_run(folder).iterations) == stored + 2
+
+def iterations_of(folder: Path) -> int:
+    return len(storage.open_run(folder).iterations) if (folder / "run.json").exists() else 0
+
+
+def answers(served: Served) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{served.port}/api/health", timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_training_outlives_its_server_and_its_own_process(served, tiny_config: Callable[..., RunConfig], digests):
+    """Both are killed; nobody does anything about it."""
+    config = tiny_config(iterations=100_000).model_dump(mode="json")
+    id = served.start("meta-train-custom", run="killed", workers=0, config=config)
+    folder = served.folder / "runs" / "killed"
+    wait_for(lambda: iterations_of(folder) > 2, "it trains")
+    part_of(served, "server").kill()
+    wait_for(lambda: not answers(served), "the server is gone")
+    stored = iterations_of(folder)
+    wait_for(lambda: iterations_of(folder) > stored + 2, "it trains without the server")
+    wait_for(lambda: answers(served), "the server is back")
+    part_of(served, "prefect.engine").kill()
+    killed = iterations_of(folder)
+
+    def run() -> dict[str, Any]:
+        (found,) = served.ask("flow_runs/filter", flow_runs={"id": {"any_": [id]}})
+        return found
+
+    wait_for(lambda: iterations_of(folder) > killed + 2, "it trains in another process", seconds=120)
+    assert (run()["state"]["type"], run()["run_count"]) == ("RUNNING", 2)
+    assert cli.run(["cancel", str(folder)]) == 0
+    assert storage.verify_run(folder) == []
+    alone = train(tiny_config(iterations=iterations_of(folder)), served.folder / "alone", backend=Backend(workers=0))
+    expected, found = digests(alone.path), digests(folder)
+    assert {key: found[key] for key in expected} == expected
+    assert "Traceback" not in (served.folder / ".prefect" / "server.log").read_text()
+
+
+@pytest.mark.sweep
+def test_a_training_outlives_its_worker(served, tiny_config: Callable[..., RunConfig], digests):
+    config = tiny_config(iterations=60)
+    id = served.start("meta-train-custom", run="orphaned", workers=0, config=config.model_dump(mode="json"))
+    folder = served.folder / "runs" / "orphaned"
+    wait_for(lambda: iterations_of(folder) > 2, "it trains")
+    part_of(served, "worker").kill()
+
+    def state() -> str:
+        (found,) = served.ask("flow_runs/filter", flow_runs={"id": {"any_": [id]}})
+        return found["state"]["type"]
+
+    wait_for(lambda: state() == "COMPLETED", "the flow run has gone on to its end", seconds=120)
+    alone = train(config, served.folder / "alone-too", backend=Backend(workers=0))
+    assert digests(folder) == digests(alone.path)
+
+
+def test_a_cancelled_flow_run_ends_behind_a_stage_within_fifteen_seconds(served, tiny_config: Callable[..., RunConfig]):
+    config = tiny_config(iterations=100_000).model_dump(mode="json")
+    id = served.start("meta-train-custom", run="cancelled", workers=0, config=config)
+    folder = served.folder / "runs" / "cancelled"
+    wait_for(lambda: iterations_of(folder) > 1, "it trains")
+    served.ask(f"flow_runs/{id}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+    wait_for(lambda: served.flow_run("cancelled")["state"]["type"] == "CANCELLED", "it is cancelled", seconds=15)
+    # Its own word, which it would not have had if the stage had been broken off.
+    assert (
+        served.flow_run("cancelled")["state"]["message"]
+        == f"cancelled after {len(storage.open_run(folder).iterations)} iterations"
+    )
     assert storage.verify_run(folder) == []
 
 
