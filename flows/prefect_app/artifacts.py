@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from httpx import TransportError
 from prefect import get_client, get_run_logger
 from prefect.artifacts import (
     create_image_artifact,
@@ -19,15 +18,14 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.events import emit_event
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from metaloom import storage
 from metaloom.flows.commands.evaluate import EvaluationOutcome
 from metaloom.flows.commands.replay import StageReplay
 from metaloom.flows.commands.train import IterationReport
+from metaloom.flows.prefect_app.reporting import Reporting
 from metaloom.flows.prefect_app.reports import address_of
 from metaloom.flows.runs import report_folder
 from metaloom.flows.views.charts import png_bytes
@@ -43,8 +41,6 @@ Cell = str | int | float | None
 PROGRESS_SECONDS = 5.0
 METRICS_SECONDS = 30.0
 CURVE_SECONDS = 60.0
-# A server that does not answer within it counts as away.
-ANSWER_SECONDS = 3.0
 ITERATION_DONE = "metaloom.iteration.done"
 """Name of the event of an iteration, for automations."""
 
@@ -58,12 +54,12 @@ class TrainingPage:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder.resolve()
         self._clock = clock
-        self._updated = {"progress": -math.inf, "metrics": -math.inf, "curve": -math.inf}
+        self._updated: dict[str, float] = {}
         self._progress: UUID | None = None
         self._curve: UUID | None = None
-        self._is_troubled = self._is_away = False
-        self._asked = -math.inf
         self._logger = get_run_logger()
+        # What a server has not been shown is due as soon as it answers again.
+        self._report = Reporting(self._logger, clock, self._updated.clear)
 
     def open(self, also: Callable[[], None] = lambda: None) -> None:
         """Show where the run lies before there is anything in it; `also` tells Prefect something else."""
@@ -72,13 +68,13 @@ class TrainingPage:
             also()
             self._publish_summary(None)
 
-        self._reporting(show)
+        self._report(show)
 
     def iteration_done(self, report: IterationReport) -> None:
         """Show an iteration; an Observer's callback."""
         self._logger.info(iteration_line(report))
         emit_event(ITERATION_DONE, resource_of(self._folder.name), payload=event_of(report))
-        self._reporting(lambda: self._show(report))
+        self._report(lambda: self._show(report))
 
     def close(self) -> None:
         """Show the curve and the report of the finished run."""
@@ -91,40 +87,7 @@ class TrainingPage:
             self._publish_curve()
             self._publish_summary(files)
 
-        self._reporting(show)
-
-    def _reporting(self, show: Callable[[], None]) -> None:
-        """Show something. What the page cannot show is said once, and training goes on: the store is what counts."""
-        if self._is_away and not self._is_back():
-            return
-        try:
-            # Prefect's client would try again for a minute, in which nothing is trained.
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-                show()
-        except TransportError as error:
-            self._is_away, self._asked = True, self._clock()
-            self._logger.warning(
-                "Prefect's server does not answer (%s); training goes on, and the page when it answers again",
-                type(error).__name__,
-            )
-        except Exception as error:
-            if not self._is_troubled:
-                self._is_troubled = True
-                self._logger.warning("The page does not show all of this training, which goes on: %s", error)
-
-    def _is_back(self) -> bool:
-        """Ask whether the server answers again, now and then."""
-        now = self._clock()
-        if now - self._asked < PROGRESS_SECONDS:
-            return False
-        self._asked = now
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), _quick_client() as client:
-            self._is_away = client.api_healthcheck() is not None
-        if not self._is_away:
-            self._logger.info("Prefect's server answers again")
-            # What it was not shown is due at once.
-            self._updated = dict.fromkeys(self._updated, -math.inf)
-        return not self._is_away
+        self._report(show)
 
     def _show(self, report: IterationReport) -> None:
         last = report.iteration + 1 >= report.iterations
@@ -138,7 +101,7 @@ class TrainingPage:
 
     def _is_due(self, what: str, seconds: float) -> bool:
         now = self._clock()
-        due = now - self._updated[what] >= seconds
+        due = now - self._updated.get(what, -math.inf) >= seconds
         if due:
             self._updated[what] = now
         return due
@@ -183,10 +146,6 @@ class TrainingPage:
         if address is not None:
             name = self._folder.name
             create_link_artifact(address, f"Report of {name}", key=artifact_key("report", name), description="Report")
-
-
-def _quick_client() -> SyncPrefectClient:
-    return get_client(httpx_settings={"timeout": ANSWER_SECONDS}, sync_client=True)
 
 
 def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:

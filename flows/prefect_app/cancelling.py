@@ -70,7 +70,9 @@ def finishing_the_stage() -> Iterator[StopRequest]:
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGTERM, asked.before)
+        # Once asked, Prefect need not hear it again, and would take it for a crash while it tells how the run ended.
+        if not asked.received:
+            signal.signal(signal.SIGTERM, asked.before)
 
 
 def _is_cancelling() -> bool:

@@ -45,6 +45,7 @@ class Caretaker:
         self._worker_began = self._began
         self._restarts: dict[UUID, list[float]] = defaultdict(list)
         self._given_up: set[UUID] = set()
+        self._asked: set[UUID] = set()
         # Seen without a process once: it may just have ended, and its worker is about to say how.
         self._missed: set[UUID] = set()
 
@@ -78,7 +79,8 @@ class Caretaker:
         from prefect.states import Running
 
         state = state_of(run)
-        if state.is_cancelling() and _age(state) > DEAF_SECONDS:
+        if state.is_cancelling() and _age(state) > DEAF_SECONDS and run.id not in self._asked:
+            self._asked.add(run.id)
             ask_to_end(process)
         elif state.is_crashed() and _age(state) > ENDED_SECONDS:
             # A late report about the process before, which Prefect's worker makes after it has loaded the flow.
@@ -100,6 +102,7 @@ class Caretaker:
             if not state_of(run).is_crashed():
                 client.set_flow_run_state(run.id, Crashed(message="its process is gone"), force=True)
             return
+        self._asked.discard(run.id)
         self._restarts[run.id] = [*recent, now]
         self._say(f"flow run {run.name} has lost its process; it goes on from what is stored")
         message = "Its process was gone; it goes on from what is stored."

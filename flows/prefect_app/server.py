@@ -8,6 +8,7 @@
 Both lean on Prefect's private modules; tests/flows/test_prefect_recovery.py runs them against a real server.
 """
 
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -39,13 +40,16 @@ def skip_stored_events() -> None:
     import sqlalchemy
     from prefect.server.database import provide_database_interface
     from prefect.server.events.storage import database
+    from sqlalchemy.exc import SADeprecationWarning
 
     module: Any = database
     write = module._write_sqlite_events
 
     async def write_new(session: "AsyncSession", events: "list[ReceivedEvent]") -> None:
         event = provide_database_interface().Event
-        asked = sqlalchemy.select(event.id).where(event.id.in_([event.id for event in events]))
+        with warnings.catch_warnings():  # of the kind of column that Prefect made for SQLAlchemy
+            warnings.simplefilter("ignore", SADeprecationWarning)
+            asked = sqlalchemy.select(event.id).where(event.id.in_([event.id for event in events]))
         stored = {*(await session.scalars(asked)).all()}
         if new := [event for event in events if event.id not in stored]:
             await write(session=session, events=new)

@@ -20,11 +20,12 @@ import yaml
 from prefect.exceptions import CancelledRun
 from prefect.states import Cancelled, Cancelling, Crashed, Pending, Running
 
-from metaloom.flows.prefect_app import artifacts, cancelling, flow_runs
+from metaloom.flows.prefect_app import cancelling, flow_runs, reporting
 from metaloom.flows.prefect_app.cancelling import finishing_the_stage
 from metaloom.flows.prefect_app.flow_runs import Caretaker
 from metaloom.flows.prefect_app.parts import STUCK_SECONDS, Part, ServeError, running
 from metaloom.flows.prefect_app.quiet import WithoutFalseAlarms, write_settings
+from metaloom.flows.prefect_app.reporting import Reporting
 
 ID = UUID(int=1)
 
@@ -229,6 +230,7 @@ class TestCaretaker:
         assert signals == []
         server.run.state = past(Cancelling(), 4)
         caretaker.look(server)
+        caretaker.look(server)
         assert signals == [signal.SIGTERM]
         processes.clear()
         caretaker.look(server)
@@ -278,6 +280,7 @@ class TestCancelling:
             os.kill(os.getpid(), signal.SIGTERM)  # of the caretaker, besides the worker's
             assert asked.received
             state = asked.outcome("3 iterations")
+        os.kill(os.getpid(), signal.SIGTERM)  # while Prefect tells the server
         assert (state.type, state.message) == (Cancelled().type, "cancelled after 3 iterations")
         assert prefect == []
 
@@ -299,23 +302,22 @@ class TestPage:
     """What a training does about a page that cannot be reached."""
 
     @pytest.fixture
-    def page(self, monkeypatch, now):
-        monkeypatch.setattr(artifacts, "get_run_logger", lambda: logging.getLogger("test"))
-        return artifacts.TrainingPage(artifacts.Path("runs/first"), clock=now)
+    def report(self, now):
+        return Reporting(logging.getLogger("test"), now, lambda: None)
 
-    def test_a_server_that_is_away_is_told_once_and_asked_again_now_and_then(self, page, now, monkeypatch, caplog):
+    def test_a_server_that_is_away_is_told_once_and_asked_again_now_and_then(self, report, now, monkeypatch, caplog):
         caplog.set_level(logging.INFO)
         probes, shown = [OSError(), None], []
         client = SimpleNamespace(api_healthcheck=lambda: probes.pop(0))
-        monkeypatch.setattr(artifacts, "_quick_client", lambda: nullcontext(client))
+        monkeypatch.setattr(reporting, "_quick_client", lambda: nullcontext(client))
 
         def refused():
             raise httpx.ConnectError("refused")
 
-        page._reporting(refused)
+        report(refused)
         for _ in range(11):
             now.time += 1
-            page._reporting(lambda: shown.append(now.time))
+            report(lambda: shown.append(now.time))
         assert [record.getMessage() for record in caplog.records] == [
             "Prefect's server does not answer (ConnectError); training goes on, and the page when it answers again",
             "Prefect's server answers again",
