@@ -33,7 +33,7 @@ EXIT_CODES = {
     "metaloom.pipeline.algorithms.finite_checks.NumericalError": FAILURE,
     "metaloom.pipeline.baselines.contract.BaselineError": FAILURE,
     "metaloom.stages.faults.StageFault": FAILURE,
-    "metaloom.flows.prefect_app.serve.ServeError": FAILURE,
+    "metaloom.flows.prefect_app.parts.ServeError": FAILURE,
 }
 
 

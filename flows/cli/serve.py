@@ -7,16 +7,25 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 
-def serve(*, port: Annotated[int, Parameter(validator=Number(gte=1, lte=65535))] = 4200) -> int:
+def serve(
+    *,
+    port: Annotated[int, Parameter(validator=Number(gte=1, lte=65535))] = 4200,
+    host: str = "127.0.0.1",
+    database: str | None = None,
+) -> int:
     """Serve the flows through Prefect: server, page, deployments and a worker, until Ctrl-C. Runs go to this folder.
+
+    What dies is started again, and flow runs go on from what is stored.
 
     Example: `metaloom serve --port 4300`
 
     Args:
-        port: Port of the server and its page, on 127.0.0.1.
+        port: Port of the server and its page.
+        host: Address to listen on; any but this machine's own needs a password in PREFECT_SERVER_API_AUTH_STRING.
+        database: PostgreSQL database for Prefect, `postgresql://USER@HOST/DATABASE`; a SQLite file in .prefect if none.
     """
     # Prefect is imported by what this starts, not here.
     from metaloom.flows.prefect_app.serve import serve as serve_flows
 
-    serve_flows(Path.cwd(), port)
+    serve_flows(Path.cwd(), port, host=host, database=database)
     return 0

@@ -25,6 +25,7 @@ from metaloom import storage
 from metaloom.flows.commands.evaluate import EvaluationOutcome
 from metaloom.flows.commands.replay import StageReplay
 from metaloom.flows.commands.train import IterationReport
+from metaloom.flows.prefect_app.reporting import Reporting
 from metaloom.flows.prefect_app.reports import address_of
 from metaloom.flows.runs import report_folder
 from metaloom.flows.views.charts import png_bytes
@@ -53,28 +54,43 @@ class TrainingPage:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder.resolve()
         self._clock = clock
-        self._updated = {"progress": -math.inf, "metrics": -math.inf, "curve": -math.inf}
+        self._updated: dict[str, float] = {}
         self._progress: UUID | None = None
         self._curve: UUID | None = None
-        self._is_troubled = False
         self._logger = get_run_logger()
+        # What a server has not been shown is due as soon as it answers again.
+        self._report = Reporting(self._logger, clock, self._updated.clear)
 
-    def open(self) -> None:
-        """Show where the run lies before there is anything in it."""
-        self._publish_summary(None)
+    def open(self, also: Callable[[], None] = lambda: None) -> None:
+        """Show where the run lies before there is anything in it; `also` tells Prefect something else."""
+
+        def show() -> None:
+            also()
+            self._publish_summary(None)
+
+        self._report(show)
 
     def iteration_done(self, report: IterationReport) -> None:
-        """Show an iteration; an Observer's callback. What the page cannot show is said once, and training goes on."""
-        try:
-            self._show(report)
-        except Exception as error:
-            if not self._is_troubled:
-                self._is_troubled = True
-                self._logger.warning("The page does not show all of this training, which goes on: %s", error)
+        """Show an iteration; an Observer's callback."""
+        self._logger.info(iteration_line(report))
+        emit_event(ITERATION_DONE, resource_of(self._folder.name), payload=event_of(report))
+        self._report(lambda: self._show(report))
+
+    def close(self) -> None:
+        """Show the curve and the report of the finished run."""
+        run = storage.open_run(self._folder)
+        if not run.iterations:
+            return
+        files = write_report(run, report_folder(self._folder))
+
+        def show() -> None:
+            self._publish_curve()
+            self._publish_summary(files)
+
+        self._report(show)
 
     def _show(self, report: IterationReport) -> None:
         last = report.iteration + 1 >= report.iterations
-        self._logger.info(iteration_line(report))
         if last or self._is_due("progress", PROGRESS_SECONDS):
             self._publish_progress(report)
         if last or self._is_due("metrics", METRICS_SECONDS):
@@ -82,19 +98,10 @@ class TrainingPage:
         # Others see an iteration a moment after it is done, so at first there may be none; `close` draws the last.
         if not last and storage.open_run(self._folder).iterations and self._is_due("curve", CURVE_SECONDS):
             self._publish_curve()
-        emit_event(ITERATION_DONE, resource_of(self._folder.name), payload=event_of(report))
-
-    def close(self) -> None:
-        """Show the curve and the report of the finished run."""
-        run = storage.open_run(self._folder)
-        if not run.iterations:
-            return
-        self._publish_curve()
-        self._publish_summary(write_report(run, report_folder(self._folder)))
 
     def _is_due(self, what: str, seconds: float) -> bool:
         now = self._clock()
-        due = now - self._updated[what] >= seconds
+        due = now - self._updated.get(what, -math.inf) >= seconds
         if due:
             self._updated[what] = now
         return due

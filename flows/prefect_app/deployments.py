@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -33,6 +34,7 @@ from metaloom.flows.graph.warm_start import as_pinned
 from metaloom.flows.loggers import LoggerName
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
+from metaloom.flows.prefect_app.cancelling import finishing_the_stage
 from metaloom.flows.recipes import RECIPES, load_settings
 from metaloom.flows.rollouts.workers import (
     DEFAULT_RETRIES,
@@ -186,16 +188,18 @@ def _train(
     folder = run_folder(run or run_name())
     stored = None if is_new(folder) else stored_config(storage.open_run(folder), asked.named, trust=trust)
     settings = settings_for(folder, stored, asked)
-    _tag_flow_run(settings)
     page = TrainingPage(folder)
-    page.open()
-    shown = Observer(iteration_done=page.iteration_done)
-    with _quiet_libraries(), logging_to(loggers, folder, shown, film_every=film_every) as observer:
-        how: dict[str, Any] = {"backend": backend, "call": StageTasks(), "observer": observer}
-        if stored is None:
-            result = train(settings, folder, **how)
-        else:
-            result = resume(folder, iterations=settings.iterations, **how)
+    page.open(partial(_tag_flow_run, settings))
+    with _quiet_libraries(), finishing_the_stage() as stop:
+        shown = Observer(iteration_done=page.iteration_done, should_stop=lambda: stop.received)
+        with logging_to(loggers, folder, shown, film_every=film_every) as observer:
+            how: dict[str, Any] = {"backend": backend, "call": StageTasks(), "observer": observer}
+            if stored is None:
+                result = train(settings, folder, **how)
+            else:
+                result = resume(folder, iterations=settings.iterations, **how)
+        if result.stopped and stop.received:
+            return stop.outcome(plural(result.iterations_done, "iteration"))
     page.close()
     if result.stopped:
         return Cancelled(message=f"stopped by `metaloom cancel` after {plural(result.iterations_done, 'iteration')}")

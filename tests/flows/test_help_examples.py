@@ -90,7 +90,7 @@ def test_every_command_has_one_example_of_itself():
 def test_the_example_of_every_command_runs(here, monkeypatch, capsys):
     served: list[int] = []
     # tests/flows/test_prefect_serve.py starts it; here nothing would end it.
-    monkeypatch.setattr(serve, "serve", lambda folder, port: served.append(port))
+    monkeypatch.setattr(serve, "serve", lambda folder, port, **options: served.append(port))
     # tests/flows/test_view_gate.py starts this one.
     monkeypatch.setattr(server, "serve", lambda place, port, tell: served.append(port))
     (here / "my_envs.py").write_text(THERMOSTAT)

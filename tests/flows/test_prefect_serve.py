@@ -11,12 +11,13 @@ import pytest
 import requests
 import yaml
 
+from metaloom.flows.prefect_app.database import server_url
 from metaloom.flows.prefect_app.reports import address_of, served_reports
-from metaloom.flows.prefect_app.serve import HERE, _folder_settings, _prepare, _ready
+from metaloom.flows.prefect_app.serve import HERE, Address, _folder_settings, _prepare, _ready, settings
 
 
-def serve(folder: Path, port: int) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "metaloom.flows.cli", "serve", "--port", str(port)]
+def serve(folder: Path, port: int, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "metaloom.flows.cli", "serve", "--port", str(port), *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
@@ -40,6 +41,48 @@ def test_a_folder_with_broken_settings_of_prefect_is_refused(tmp_path):
     assert "Traceback" not in refused.stderr
 
 
+def test_other_machines_reach_it_only_with_a_password(tmp_path, monkeypatch):
+    monkeypatch.delenv("PREFECT_SERVER_API_AUTH_STRING", raising=False)
+    refused = serve(tmp_path, 4300, "--host", "0.0.0.0")
+    assert refused.returncode == 2
+    assert "`export PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD`" in refused.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_the_server_asks_for_is_what_workers_and_flows_say(tmp_path, monkeypatch):
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "lab:secret")
+    told = settings(tmp_path, Address(4300, "0.0.0.0"))
+    assert told["PREFECT_API_AUTH_STRING"] == "lab:secret"
+    # The parts are on this machine, which has no address 0.0.0.0 to call.
+    assert told["PREFECT_API_URL"] == "http://127.0.0.1:4300/api"
+    assert settings(tmp_path, Address(4300, "10.0.0.7"))["PREFECT_API_URL"] == "http://10.0.0.7:4300/api"
+    assert "secret" not in _ready(Address(4300, "0.0.0.0"), {})
+
+
+class TestDatabase:
+    @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg"])
+    def test_every_spelling_of_postgresql_gets_the_driver_that_there_is(self, scheme):
+        assert server_url(f"{scheme}://lab:s@db:5432/prefect") == "postgresql+asyncpg://lab:s@db:5432/prefect"
+
+    @pytest.mark.parametrize("named", ["mysql://lab:secret@db/prefect", "postgresql://lab:secret@db", "prefect"])
+    def test_anything_else_is_refused_without_its_password(self, tmp_path, named):
+        refused = serve(tmp_path, 4300, "--database", named)
+        assert refused.returncode == 2
+        assert "required postgresql://USER@HOST:PORT/DATABASE" in refused.stderr
+        assert "secret" not in refused.stderr
+        assert not any(tmp_path.iterdir())
+
+    def test_one_that_does_not_answer_is_refused_before_anything_starts(self, tmp_path):
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            port = unused.getsockname()[1]
+            refused = serve(tmp_path, 4300, "--database", f"postgresql://lab:secret@127.0.0.1:{port}/prefect")
+        assert refused.returncode == 2
+        assert f"lab:...@127.0.0.1:{port}/prefect cannot be used (ConnectionRefusedError" in refused.stderr
+        assert "secret" not in refused.stderr
+        assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [
@@ -50,17 +93,17 @@ def test_a_folder_with_broken_settings_of_prefect_is_refused(tmp_path):
 )
 def test_settings_of_the_folder_s_own_are_left_alone_and_told_what_they_lack(tmp_path, file, text):
     (tmp_path / file).write_text(text)
-    _prepare(tmp_path, 4201)
+    _prepare(tmp_path, Address(4201))
     assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == {file: text}
-    told = _ready(4201, _folder_settings(tmp_path))
+    told = _ready(Address(4201), _folder_settings(tmp_path))
     assert "run meta-train/meta-train" in told
     assert "first, in that shell: export PREFECT_API_URL=http://127.0.0.1:4201/api" in told
 
 
 def test_a_folder_without_settings_gets_those_by_which_the_bare_name_is_enough(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'mine'")
-    _prepare(tmp_path, 4201)
-    told = _ready(4201, _folder_settings(tmp_path))
+    _prepare(tmp_path, Address(4201))
+    told = _ready(Address(4201), _folder_settings(tmp_path))
     assert "run meta-train -p" in told
     assert "first, in that shell" not in told
 

@@ -4,118 +4,27 @@ So all of these tests also try what the wheel lacks or would find only among the
 """
 
 import json
-import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.error
 import urllib.request
-import uuid
 import venv
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from prefect_server import Served, answers, iterations_of, part_of, serving, typed, wait_for
 
 from metaloom import storage
 from metaloom.flows import cli
+from metaloom.flows.commands.train import train
+from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import RunConfig
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
-
-FINAL_STATES = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-
-@dataclass(frozen=True)
-class Served:
-    programs: Path
-    folder: Path
-    port: int
-    pid: int
-
-    def prefect(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run what a user types in the folder of the server."""
-        return typed(self.programs / "prefect", *arguments, folder=self.folder)
-
-    def ask(self, path: str, **body: Any) -> Any:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/api/{path}",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        # 503: the database is busy for a moment, after which Prefect's own client asks again too.
-        for seconds in (0.5, 1, 2, 4, 8):
-            try:
-                with urllib.request.urlopen(request, timeout=30) as answer:
-                    return json.load(answer)
-            except urllib.error.HTTPError as error:
-                if error.code != 503:
-                    raise
-                time.sleep(seconds)
-        raise TimeoutError(f"{request.full_url} is busy")
-
-    def start(self, flow: str, **parameters: Any) -> str:
-        """Starts a flow as the page does, without a process of the command; gives the id of its run."""
-        (deployment,) = self.ask("deployments/filter", deployments={"name": {"any_": [flow]}})
-        once = {"idempotency_key": str(uuid.uuid4())}
-        return self.ask(f"deployments/{deployment['id']}/create_flow_run", parameters=parameters, **once)["id"]
-
-    def finished(self, flow: str, **parameters: Any) -> dict[str, Any]:
-        """Starts a flow and gives its run once it has ended."""
-        id = self.start(flow, **parameters)
-
-        def run() -> dict[str, Any]:
-            (found,) = self.ask("flow_runs/filter", flow_runs={"id": {"any_": [id]}})
-            return found
-
-        wait_for(lambda: run()["state"]["type"] in FINAL_STATES, f"{flow} has ended", seconds=120)
-        return run()
-
-    def flow_run(self, name: str) -> dict[str, Any]:
-        """The newest flow run of a name."""
-        runs = self.ask("flow_runs/filter", flow_runs={"name": {"any_": [name]}}, sort="EXPECTED_START_TIME_DESC")
-        assert runs, f"no flow run is called {name}"
-        return runs[0]
-
-    def of_flow_run(self, what: str, flow_run_id: str) -> list[dict[str, Any]]:
-        return self.ask(f"{what}/filter", flow_runs={"id": {"any_": [flow_run_id]}}, limit=200)
-
-
-def clean_environment(**more: str) -> dict[str, str]:
-    """The environment without settings that the caller may have."""
-    ours = ("PREFECT_", "METALOOM_", "PYTHON")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
-
-
-def typed(program: Path, *arguments: str, folder: Path, **more: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [program, *arguments],
-        cwd=folder,
-        env=clean_environment(COLUMNS="200", **more),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not so after {seconds:.0f} s"
-        time.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -138,28 +47,8 @@ def programs(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(programs, tmp_path_factory) -> Iterator[Served]:
-    folder, port = tmp_path_factory.mktemp("empty"), free_port()
-    log = tmp_path_factory.mktemp("log") / "serve.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [programs / "metaloom", "serve", "--port", str(port)],
-            cwd=folder,
-            env=clean_environment(),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        wait_for(lambda: "Worker 'metaloom' started!" in log.read_text(), "metaloom serve is ready", seconds=180)
-        yield Served(programs, folder, port, process.pid)
-    except BaseException:
-        sys.stderr.write(log.read_text())
-        raise
-    finally:
-        parts = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        code = process.wait(90)
-    assert code == 0
-    assert not any(part.is_running() for part in parts)
+    with serving(programs, tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("log") / "serve.log") as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -261,9 +150,13 @@ def test_every_iteration_is_an_event_of_its_flow_run(served, first):
 
 
 def test_one_training_at_a_time(served):
+    (queue,) = served.ask("work_queues/filter", work_queues={"name": {"any_": ["training"]}})
+    assert queue["concurrency_limit"] == 1
     for name in ("meta-train", "meta-train-custom"):
         (deployment,) = served.ask("deployments/filter", deployments={"name": {"any_": [name]}})
-        assert deployment["global_concurrency_limit"]["limit"] == 1
+        assert deployment["work_queue_id"] == queue["id"]
+        # A lease of a flow that must be renewed, which ends a training that cannot reach the server.
+        assert deployment["global_concurrency_limit"] is None
 
 
 @pytest.mark.parametrize(("parameter", "named"), [("iterations=-1", "minimum"), ("learning_rate=0.1", "learning_rate")])
@@ -308,19 +201,63 @@ def test_evaluate_reports_the_return_after_every_adaptation_step(served, first):
     assert [row["adaptation_steps"] for row in json.loads(table["data"])] == [0, 1, 2]
 
 
-def test_a_killed_flow_is_crashed_and_its_run_goes_on(served, tiny_config: Callable[..., RunConfig]):
+def test_a_training_outlives_its_server_and_its_own_process(served, tiny_config: Callable[..., RunConfig], digests):
+    """Both are killed; nobody does anything about it."""
     config = tiny_config(iterations=100_000).model_dump(mode="json")
-    served.start("meta-train-custom", run="killed", workers=0, config=config)
+    id = served.start("meta-train-custom", run="killed", workers=0, config=config)
     folder = served.folder / "runs" / "killed"
-    wait_for(lambda: (folder / "run.json").exists() and len(storage.open_run(folder).iterations) > 2, "it trains")
-    (flow,) = [p for p in psutil.Process(served.pid).children(recursive=True) if "prefect.engine" in p.cmdline()]
-    flow.kill()
-    wait_for(lambda: served.flow_run("killed")["state"]["type"] == "CRASHED", "the flow run is crashed")
-    stored = len(storage.open_run(folder).iterations)
+    wait_for(lambda: iterations_of(folder) > 2, "it trains")
+    part_of(served, "server").kill()
+    wait_for(lambda: not answers(served), "the server is gone")
+    stored = iterations_of(folder)
+    wait_for(lambda: iterations_of(folder) > stored + 2, "it trains without the server")
+    wait_for(lambda: answers(served), "the server is back")
+    part_of(served, "prefect.engine").kill()
+    killed = iterations_of(folder)
 
-    resumed = served.finished("meta-train", run="killed", workers=0, iterations=stored + 2)
-    assert resumed["state"]["type"] == "COMPLETED"
-    assert len(storage.open_run(folder).iterations) == stored + 2
+    def run() -> dict[str, Any]:
+        (found,) = served.ask("flow_runs/filter", flow_runs={"id": {"any_": [id]}})
+        return found
+
+    wait_for(lambda: iterations_of(folder) > killed + 2, "it trains in another process", seconds=120)
+    assert (run()["state"]["type"], run()["run_count"]) == ("RUNNING", 2)
+    assert cli.run(["cancel", str(folder)]) == 0
+    assert storage.verify_run(folder) == []
+    alone = train(tiny_config(iterations=iterations_of(folder)), served.folder / "alone", backend=Backend(workers=0))
+    expected, found = digests(alone.path), digests(folder)
+    assert {key: found[key] for key in expected} == expected
+    assert "Traceback" not in (served.folder / ".prefect" / "server.log").read_text()
+
+
+@pytest.mark.sweep
+def test_a_training_outlives_its_worker(served, tiny_config: Callable[..., RunConfig], digests):
+    config = tiny_config(iterations=60)
+    id = served.start("meta-train-custom", run="orphaned", workers=0, config=config.model_dump(mode="json"))
+    folder = served.folder / "runs" / "orphaned"
+    wait_for(lambda: iterations_of(folder) > 2, "it trains")
+    part_of(served, "worker").kill()
+
+    def state() -> str:
+        (found,) = served.ask("flow_runs/filter", flow_runs={"id": {"any_": [id]}})
+        return found["state"]["type"]
+
+    wait_for(lambda: state() == "COMPLETED", "the flow run has gone on to its end", seconds=120)
+    alone = train(config, served.folder / "alone-too", backend=Backend(workers=0))
+    assert digests(folder) == digests(alone.path)
+
+
+def test_a_cancelled_flow_run_ends_behind_a_stage_within_fifteen_seconds(served, tiny_config: Callable[..., RunConfig]):
+    config = tiny_config(iterations=100_000).model_dump(mode="json")
+    id = served.start("meta-train-custom", run="cancelled", workers=0, config=config)
+    folder = served.folder / "runs" / "cancelled"
+    wait_for(lambda: iterations_of(folder) > 1, "it trains")
+    served.ask(f"flow_runs/{id}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+    wait_for(lambda: served.flow_run("cancelled")["state"]["type"] == "CANCELLED", "it is cancelled", seconds=15)
+    # Its own word, which it would not have had if the stage had been broken off.
+    assert (
+        served.flow_run("cancelled")["state"]["message"]
+        == f"cancelled after {len(storage.open_run(folder).iterations)} iterations"
+    )
     assert storage.verify_run(folder) == []
 
 

@@ -1,0 +1,68 @@
+#!/bin/bash
+# Trains RUN on Slurm, over as many time limits as it takes: `sbatch docs/lab/slurm.sh RECIPE RUN [--set ...]`.
+#
+# Half a minute before its time is up, Slurm sends USR1; the trainer finishes its stage, and the job queues itself again.
+# What starts then resumes the run. Submitted twice by mistake, the second job waits for the first to end.
+#SBATCH --job-name=metaloom
+#SBATCH --ntasks=4
+#SBATCH --cpus-per-task=1
+#SBATCH --time=12:00:00
+#SBATCH --signal=B:USR1@30
+#SBATCH --dependency=singleton
+#SBATCH --open-mode=append
+#SBATCH --requeue
+set -eu
+recipe=$1 run=$2
+shift 2
+
+# A folder that all nodes share: the runs, and for the time of the job the certificate of its Dask cluster.
+export METALOOM_RUNS=${METALOOM_RUNS:-$PWD/runs}
+export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+mkdir -p "$METALOOM_RUNS"
+job=$(mktemp -d "$PWD/.metaloom-job-$SLURM_JOB_ID-XXXX")
+trap 'rm -rf "$job"' EXIT
+
+# Whoever reaches a Dask scheduler can run code on its workers, so only this job's certificate is let in.
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 30 -subj /CN=metaloom \
+    -keyout "$job/key.pem" -out "$job/cert.pem" 2> "$job/openssl.log"
+export DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=true DASK_DISTRIBUTED__COMM__TLS__CA_FILE=$job/cert.pem
+for role in SCHEDULER WORKER CLIENT; do
+    export "DASK_DISTRIBUTED__COMM__TLS__${role}__CERT=$job/cert.pem" "DASK_DISTRIBUTED__COMM__TLS__${role}__KEY=$job/key.pem"
+done
+
+# The scheduler says itself under which address it listens: the first one of `hostname -I` need not be reachable.
+dask scheduler --protocol tls --port 0 --no-dashboard ${METALOOM_INTERFACE:+--interface "$METALOOM_INTERFACE"} \
+    --scheduler-file "$job/scheduler.json" > "$job/scheduler.log" 2>&1 &
+until [ -s "$job/scheduler.json" ]; do
+    kill -0 $! || { cat "$job/scheduler.log"; exit 1; }
+    sleep 1
+done
+address=$(sed -n 's/.*"address": "\([^"]*\)".*/\1/p' "$job/scheduler.json" | head -n 1)
+srun --ntasks="$((SLURM_NTASKS > 1 ? SLURM_NTASKS - 1 : 1))" --overlap \
+    dask worker "$address" --nthreads 1 --nworkers 1 --no-dashboard > "$job/workers.log" 2>&1 &
+workers=$!
+
+if metaloom show "$run" > /dev/null 2>&1; then
+    command=(metaloom resume "$run")
+else
+    command=(metaloom train "$recipe" --run "$run" "$@")
+fi
+"${command[@]}" --scheduler "$address" &
+trainer=$!
+stop() { kill -INT "$trainer"; }
+trap stop USR1
+code=0
+wait "$trainer" || code=$?
+# A signal that comes while the shell waits ends the wait, not the trainer.
+while kill -0 "$trainer" 2> /dev/null; do
+    code=0
+    wait "$trainer" || code=$?
+done
+kill "$workers" 2> /dev/null || true
+
+if [ "$code" = 130 ]; then
+    echo "time is up: queueing job $SLURM_JOB_ID again, which resumes $run"
+    rm -rf "$job"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

@@ -1,0 +1,52 @@
+"""Prefect's database where it is not the SQLite file of `metaloom serve`: how a user names it, whether it answers."""
+
+import asyncio
+import re
+
+from metaloom.flows.errors import UsageError
+
+ANSWER_SECONDS = 10
+# As PostgreSQL and as SQLAlchemy spell it.
+_SCHEMES = ("postgres", "postgresql", "postgresql+asyncpg")
+
+
+def server_url(named: str) -> str:
+    """Return the URL of a database as Prefect takes it, with the driver that Prefect brings.
+
+    Raises:
+        UsageError: it is no URL of a PostgreSQL database.
+    """
+    scheme, _, rest = named.partition("://")
+    if scheme not in _SCHEMES or not re.search(r"^[^/]*/[^/?]+", rest):
+        raise UsageError(
+            f"--database: found {without_password(named)!r}; required postgresql://USER@HOST:PORT/DATABASE. Without "
+            "--database it is a SQLite file in .prefect"
+        )
+    return f"postgresql+asyncpg://{rest}"
+
+
+def without_password(url: str) -> str:
+    """Return a URL that may be shown."""
+    return re.sub(r"(?<=://)([^/@:]*):[^@]*@", r"\1:...@", url)
+
+
+def require_answer(url: str) -> None:
+    """Refuse a database that nobody can connect to, before anything is started.
+
+    Raises:
+        UsageError: the database does not exist, does not answer or refuses the user.
+    """
+    try:
+        asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
+    except Exception as error:  # a driver's errors have no common class, nor do those of a network
+        raise UsageError(
+            f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required a "
+            "database that exists and whose owner the user is. `createdb` makes one"
+        ) from None
+
+
+async def _connect(url: str) -> None:
+    import asyncpg
+
+    connection = await asyncpg.connect(url, timeout=ANSWER_SECONDS)
+    await connection.close()

@@ -1,0 +1,203 @@
+"""What `metaloom serve` does about flow runs whose process is gone: it has them go on from where the store is.
+
+Prefect leaves them be: one whose process was killed stays Crashed, one whose worker or server was gone at that moment
+stays Running for ever, and one whose worker lost the server's messages meanwhile can no longer be cancelled.
+"""
+
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import psutil
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun, State
+
+POOL = "local"
+# The work queue of trainings. A limit of the deployments' own is a lease that a flow must renew with the server, which
+# ends a training that cannot.
+QUEUE, TRAININGS = "training", 1
+# A stage that is not done by then is broken off: a cancelled flow run has ended after 15 s.
+STAGE_SECONDS = 10.0
+# Prefect's own worker is first to hear of it, but is deaf where it has lost the server before.
+DEAF_SECONDS = 3.0
+# A worker may be late to report that a process has ended, and would report it of the one that is started meanwhile.
+SETTLED_SECONDS = 5.0
+# A process that has told that it crashed is gone by then.
+ENDED_SECONDS = 20.0
+# What crashes so often in so short a time would do so for ever.
+CRASHES, CRASH_SECONDS = 3, 600.0
+UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
+
+
+class Caretaker:
+    """Looks after the flow runs of the pool, of which `metaloom serve` has the only worker."""
+
+    def __init__(self, api: str, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._say, self._clock = api, say, clock
+        self._began = datetime.now(UTC)
+        self._worker_began = self._began
+        self._restarts: dict[UUID, list[float]] = defaultdict(list)
+        self._given_up: set[UUID] = set()
+        self._asked: set[UUID] = set()
+        # Seen without a process once: it may just have ended, and its worker is about to say how.
+        self._missed: set[UUID] = set()
+
+    def worker_lost(self) -> None:
+        """End the processes of flow runs whose worker is gone, which nobody watches any more, behind their stage."""
+        end_processes(flow_processes(self._api).values(), STAGE_SECONDS + 2)
+        self._worker_began = datetime.now(UTC)
+
+    def look(self, client: "SyncPrefectClient") -> None:
+        """Have every flow run go on that has lost its process, and stop those that are cancelled."""
+        processes = flow_processes(self._api)
+        missed: set[UUID] = set()
+        for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", since=self._began)]:
+            state = state_of(run)
+            if run.id in processes:
+                self._look_at_living(client, run, processes[run.id])
+            elif state.is_crashed():
+                if _age(state) > SETTLED_SECONDS:
+                    self._restart(client, run)
+            elif state.is_pending() and state.timestamp > self._worker_began:
+                continue  # its process is about to start
+            elif run.id not in self._missed:
+                missed.add(run.id)
+            elif state.is_cancelling():
+                _set_cancelled(client, run)
+            else:
+                self._restart(client, run)
+        self._missed = missed
+
+    def _look_at_living(self, client: "SyncPrefectClient", run: "FlowRun", process: psutil.Process) -> None:
+        from prefect.states import Running
+
+        state = state_of(run)
+        if state.is_cancelling() and _age(state) > DEAF_SECONDS and run.id not in self._asked:
+            self._asked.add(run.id)
+            ask_to_end(process)
+        elif state.is_crashed() and _age(state) > ENDED_SECONDS:
+            # A late report about the process before, which Prefect's worker makes after it has loaded the flow.
+            client.set_flow_run_state(run.id, Running(message="its process runs"), force=True)
+
+    def _restart(self, client: "SyncPrefectClient", run: "FlowRun") -> None:
+        from prefect.states import AwaitingRetry, Crashed
+
+        now = self._clock()
+        recent = [at for at in self._restarts[run.id] if now - at < CRASH_SECONDS]
+        if run.id in self._given_up:
+            return
+        if len(recent) >= CRASHES:
+            self._given_up.add(run.id)
+            self._say(
+                f"flow run {run.name} has crashed {len(recent) + 1} times within {CRASH_SECONDS / 60:.0f} minutes and "
+                f"is left as it is; `prefect flow-run retry {run.id}` goes on with it"
+            )
+            if not state_of(run).is_crashed():
+                client.set_flow_run_state(run.id, Crashed(message="its process is gone"), force=True)
+            return
+        self._asked.discard(run.id)
+        self._restarts[run.id] = [*recent, now]
+        self._say(f"flow run {run.name} has lost its process; it goes on from what is stored")
+        message = "Its process was gone; it goes on from what is stored."
+        client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
+
+
+def limit_trainings(client: "SyncPrefectClient") -> None:
+    """Have one training run at a time, unless the user has set another limit."""
+    queue = client.read_work_queue_by_name(QUEUE, work_pool_name=POOL)
+    if queue.concurrency_limit is None:
+        client.update_work_queue(queue.id, concurrency_limit=TRAININGS)
+
+
+def go_on_with_left_over(client: "SyncPrefectClient", api: str, say: Callable[[str], None]) -> None:
+    """Have flow runs go on that an earlier server and worker left when they died: nothing else would ever do so."""
+    from prefect.states import AwaitingRetry
+
+    end_processes(flow_processes(api).values(), STAGE_SECONDS + 2)
+    for run in flow_runs(client, *UNFINISHED):
+        if state_of(run).is_cancelling():
+            _set_cancelled(client, run)
+        else:
+            say(f"flow run {run.name} was left without a worker; it goes on from what is stored")
+            message = "Its worker was gone; it goes on from what is stored."
+            client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
+
+
+def cancel_all(client: "SyncPrefectClient", seconds: float) -> None:
+    """Cancel the flow runs that the worker executes, and wait until they have ended."""
+    from prefect.states import Cancelled, Cancelling
+
+    deadline = time.monotonic() + seconds
+    message = "metaloom serve was stopped"
+    for run in flow_runs(client, *UNFINISHED):
+        state = Cancelling if state_of(run).is_running() else Cancelled
+        client.set_flow_run_state(run.id, state(message=message), force=True)
+    while flow_runs(client, *UNFINISHED) and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def flow_runs(client: "SyncPrefectClient", *states: str, since: datetime | None = None) -> "list[FlowRun]":
+    """Return the flow runs of the pool that are in one of the states, and have ended since `since` if it is given."""
+    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+
+    ended = {"end_time": {"after_": since}} if since else {}
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": [*states]}}, **ended}),
+        work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
+    )
+
+
+def state_of(run: "FlowRun") -> "State":
+    """Return the state of a flow run that was asked for by its state."""
+    assert run.state is not None
+    return run.state
+
+
+def flow_processes(api: str) -> dict[UUID, psutil.Process]:
+    """Return the processes of this machine that execute a flow run of a server, by its id."""
+    return dict(_flow_processes(api))
+
+
+def _flow_processes(api: str) -> Iterator[tuple[UUID, psutil.Process]]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError, KeyError, ValueError):
+            if "prefect.engine" not in process.cmdline() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            environment: Mapping[str, str] = process.environ()
+            if environment["PREFECT_API_URL"] == api:
+                yield UUID(environment["PREFECT__FLOW_RUN_ID"]), process
+
+
+def ask_to_end(process: psutil.Process) -> None:
+    """Have the process of a flow run finish its stage and end."""
+    with suppress(psutil.Error):
+        process.send_signal(signal.SIGTERM)
+
+
+def end_processes(processes: Iterable[psutil.Process], seconds: float) -> None:
+    """End processes of flow runs, behind their stage if that does not take longer."""
+    found = [*processes]
+    for process in found:
+        ask_to_end(process)
+    _, alive = psutil.wait_procs(found, timeout=seconds)
+    for process in alive:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=seconds)
+
+
+def _set_cancelled(client: "SyncPrefectClient", run: "FlowRun") -> None:
+    from prefect.states import Cancelled
+
+    client.set_flow_run_state(run.id, Cancelled(message="cancelled; what it has stored stays"), force=True)
+
+
+def _age(state: "State") -> float:
+    return (datetime.now(UTC) - state.timestamp).total_seconds()

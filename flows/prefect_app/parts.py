@@ -1,0 +1,148 @@
+"""The processes that `metaloom serve` keeps running: Prefect commands that are started again when they end."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+START_SECONDS = 120.0
+STOP_SECONDS = 15.0
+# The first time at once; a part that ends over and over gets a minute between its starts.
+PAUSES = (0.0, 2.0, 5.0, 15.0, 60.0)
+# A part that has lasted so long is no longer one that fails to start.
+LASTED_SECONDS = 60.0
+# What does not answer for so long is stuck: a server that is busy answers late, but within Prefect's own time limits.
+STUCK_SECONDS = 90.0
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+class ServeError(RuntimeError):
+    """A part did not start, or went away; the message says which, and where to look."""
+
+
+@dataclass
+class Part:
+    """A command of Prefect, run as a process.
+
+    Attributes:
+        name: as messages call it.
+        arguments: of Python: a module and what it takes.
+        log: the file its output goes to; None for this process's own output.
+        answers: tells if it does its work; by default a process that lives does.
+        ended: is called when it has ended by itself, before it is started again.
+    """
+
+    name: str
+    arguments: list[str]
+    log: Path | None = None
+    answers: Callable[[], bool] = lambda: True
+    ended: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+    _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
+    _output: BinaryIO | None = field(default=None, init=False)
+    _began: float = field(default=0.0, init=False)
+    _answered: float = field(default=0.0, init=False)
+    _due: float | None = field(default=None, init=False)
+    _failures: int = field(default=0, init=False)
+    _lost: float | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Start the process."""
+        if self.log is not None:
+            self._output = self.log.open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *self.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT if self._output else None,
+            # A group of its own: Ctrl-C in a terminal reaches this process alone, which stops the parts in order.
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        self._began = self._answered = self.clock()
+        self._due = None
+
+    def stop(self) -> None:
+        """End the process and whatever it has started."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            # What is left of the group, be it the process itself or something it had started.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+
+    @property
+    def code(self) -> int | None:
+        """Exit code; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def explain(self, problem: str) -> ServeError:
+        """Return the error for a problem, with the end of the log."""
+        if self.log is None:
+            return ServeError(f"{self.name} {problem}")
+        tail = self.log.read_text(errors="replace").splitlines()[-15:]
+        return ServeError("\n".join([f"{self.name} {problem}; the end of {self.log}:", *tail]))
+
+    def revive(self, say: Callable[[str], None]) -> bool:
+        """Start the process again if it has ended or is stuck; tells whether it does its work now."""
+        now = self.clock()
+        if self._due is not None:
+            if now >= self._due:
+                self.start()
+            return False
+        if self.code is not None:
+            self._bury(f"ended ({_reason(self.code)})", now, say)
+            return False
+        if self.answers():
+            self._answered = now
+            if self._lost is not None:
+                say(f"{self.name} is back after {now - self._lost:.0f} s")
+                self._lost = None
+            return True
+        if now - self._answered > STUCK_SECONDS:
+            self._bury(f"has not answered for {STUCK_SECONDS:.0f} s", now, say)
+        return False
+
+    def _bury(self, what: str, now: float, say: Callable[[str], None]) -> None:
+        self._failures = 0 if now - self._began > LASTED_SECONDS else self._failures
+        pause = PAUSES[min(self._failures, len(PAUSES) - 1)]
+        self._failures += 1
+        where = f"; its log: {self.log}" if self.log else ""
+        say(f"{self.name} {what}; starting it again {f'in {pause:.0f} s' if pause else 'now'}{where}")
+        self._lost = now if self._lost is None else self._lost
+        self.stop()
+        self.ended()
+        self._due = now + pause
+
+
+@contextmanager
+def running(part: Part) -> Iterator[Part]:
+    """Run a part for as long as the context lasts."""
+    with ExitStack() as stack:
+        stack.callback(part.stop)
+        part.start()
+        yield part
+
+
+def _reason(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _end_with_parent() -> None:
+    # If `metaloom serve` is killed, nobody else would end its parts, which would hold the port against the next one.
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,102 @@
+"""The files of docs/lab parse, belong together, and say what the code says; tests/flows/test_slurm.py runs Slurm's."""
+
+import configparser
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+LAB = Path(__file__).parents[2] / "docs" / "lab"
+DEPLOYMENTS = yaml.safe_load((LAB.parents[1] / "prefect.yaml").read_text())["deployments"]
+TLS = {
+    f"DASK_DISTRIBUTED__COMM__TLS__{role}__{what}": f"/tls/{what.lower()}.pem"
+    for role in ("SCHEDULER", "WORKER", "CLIENT")
+    for what in ("CERT", "KEY")
+} | {
+    "DASK_DISTRIBUTED__COMM__TLS__CA_FILE": "/tls/cert.pem",
+    "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true",
+}
+
+
+def manifests(kind):
+    found = yaml.safe_load_all((LAB / "kubernetes.yaml").read_text())
+    return {document["metadata"]["name"]: document for document in found if document["kind"] == kind}
+
+
+@pytest.mark.parametrize("file", ["slurm.sh", "tls.sh"])
+def test_scripts_are_ones_that_the_shell_takes(file):
+    assert (LAB / file).stat().st_mode & 0o100
+    subprocess.run(["bash", "-n", LAB / file], check=True)
+
+
+@pytest.mark.parametrize("kind", ["docker", "kubernetes"])
+def test_variants_for_other_pools_deploy_the_same_flows(kind):
+    found = yaml.safe_load((LAB / f"prefect-{kind}.yaml").read_text())
+    for name in ("name", "entrypoint", "tags"):
+        assert [d[name] for d in found["deployments"]] == [d[name] for d in DEPLOYMENTS]
+    queues = [d["work_pool"].get("work_queue_name") for d in found["deployments"]]
+    assert queues == [d["work_pool"].get("work_queue_name") for d in DEPLOYMENTS]
+    (step,) = found["pull"]
+    assert [*step] == ["prefect.deployments.steps.set_working_directory"]
+
+
+def test_every_part_of_the_composition_is_private_and_has_the_certificate():
+    found = yaml.safe_load((LAB / "compose.yaml").read_text())
+    services = found["services"]
+    assert {port for service in services.values() for port in service.get("ports", [])} == {"127.0.0.1:4200:4200"}
+    for name in ("serve", "scheduler", "worker"):
+        assert services[name]["environment"].items() >= TLS.items()
+        assert "./tls:/tls:ro" in services[name]["volumes"]
+    named = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
+    assert {volume for volume in named if not volume.startswith(".")} == {*found["volumes"]}
+
+
+def test_whatever_a_manifest_names_is_there():
+    pods = {
+        name: document["spec"]["template"]["spec"]
+        for kind in ("Deployment", "StatefulSet")
+        for name, document in manifests(kind).items()
+    }
+    for name, pod in pods.items():
+        assert pod["securityContext"]["runAsNonRoot"], name
+        volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
+        claims = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes.values() if "secret" not in volume}
+        assert claims <= {*manifests("PersistentVolumeClaim")}
+        for container in pod["containers"]:
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            assert mounted <= {*volumes, "data"}  # of the database's own claim
+            maps = {source["configMapRef"]["name"] for source in container.get("envFrom", [])}
+            assert maps <= {*manifests("ConfigMap")}
+    assert manifests("ConfigMap")["metaloom-dask"]["data"] == TLS
+    workloads = [*manifests("Deployment").values(), *manifests("StatefulSet").values()]
+    labels = [document["spec"]["template"]["metadata"]["labels"] for document in workloads]
+    for service in manifests("Service").values():
+        assert service["spec"]["selector"] in labels
+    # A run has one writer.
+    assert manifests("Deployment")["serve"]["spec"]["replicas"] == 1
+    assert manifests("Deployment")["serve"]["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_manifests_are_ones_that_kubernetes_takes():
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    for document in yaml.safe_load_all((LAB / "kubernetes.yaml").read_text()):
+        validate.validate(document, validate.latest_version(), strict=True)
+
+
+def test_the_unit_stops_as_ctrl_c_does():
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read(LAB / "metaloom.service")
+    assert dict(unit["Service"]).items() >= {"KillMode": "mixed", "KillSignal": "SIGINT", "Restart": "always"}.items()
+
+
+def test_the_image_is_pinned_and_does_not_run_as_root():
+    lines = (LAB / "Dockerfile").read_text().splitlines()
+    assert any(line.startswith("USER ") for line in lines)
+    assert sum("--constraint requirements.lock" in line for line in lines) == 1
+    ignored = (LAB / "Dockerfile.dockerignore").read_text().split()
+    # Everything but what a wheel is made of.
+    assert ignored[0] == "**"
+    root = LAB.parents[1]
+    assert [name for name in ignored if name.startswith("!") and not (root / name[1:]).exists()] == []
