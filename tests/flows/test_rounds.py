@@ -181,16 +181,19 @@ def test_a_shard_that_takes_too_long_is_done_by_another_worker_as_well(
 @pytest.mark.dask
 @pytest.mark.slow
 def test_a_cluster_without_workers_grows_for_a_run_and_shrinks_with_equal_digests(tmp_path, tiny_config, digests):
-    sizes = dict(num_tasks=12, episodes_per_task=4, max_episode_steps=60, iterations=3)
+    sizes = dict(num_tasks=12, episodes_per_task=20, max_episode_steps=300, iterations=2)
     config = tiny_config(**sizes)
     train(config, tmp_path / "here", backend=Backend(workers=0))
     with cluster(0) as there:
         adaptive = there.adapt(minimum=0, maximum=3, interval="100ms", target_duration="20ms", wait_count=3)
         assert not there.scheduler.workers
         train(config, tmp_path / "there", backend=Backend(scheduler=there.scheduler_address))
-        scaled = [entry for _, entry in adaptive.log]
-    assert max(entry["n"] for entry in scaled if entry["status"] == "up") == 3
-    assert any(entry["status"] == "down" for entry in scaled)
+        deadline = time.monotonic() + 60
+        while there.scheduler.workers and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not there.scheduler.workers
+    # How many are worth starting depends on how fast they are; more than the one that a round of one task asks for.
+    assert max(entry["n"] for _, entry in adaptive.log if entry["status"] == "up") >= 2
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
 
 
