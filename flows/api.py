@@ -28,8 +28,10 @@ from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.run_names import runs_named
 from metaloom.flows.runs import new_run_name, run_folder
-from metaloom.flows.sweeps import plan
+from metaloom.flows.sweeps.plan import plan_wanted
+from metaloom.flows.sweeps.space import wanted_search
 from metaloom.flows.views.progress import progress as shown_progress
+from metaloom.flows.views.run_info import is_complete
 from metaloom.flows.views.sweep_progress import sweep_progress
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
@@ -212,8 +214,11 @@ def sweep(
     recipe: str,
     name: str | None = None,
     *,
-    seeds: int | Sequence[int] = 5,
+    seeds: int | Sequence[int] | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
+    optuna: int | None = None,
+    search: Mapping[str, str | Sequence[Any]] | None = None,
+    metric: str | None = None,
     extend: bool = False,
     many: bool = False,
     parallel: int = 1,
@@ -227,13 +232,18 @@ def sweep(
 
         runs = metaloom.sweep("promp-point-corner", "lr", seeds=5, grid={"algorithm.inner_lr": [0.05, 0.1]})
         metaloom.compare(runs).table().to_pandas()
+        runs = metaloom.sweep("promp-point-corner", "best", optuna=20, search={"algorithm.inner_lr": "0.01:1:log"})
 
     Args:
         recipe: a recipe, or a file of settings.
         name: of the sweep, with which the names of its runs begin; that of the recipe and "-sweep" when None.
-        seeds: how many, counted from the recipe's, or which.
+        seeds: how many, counted from the recipe's, or which; 5 when None, 1 for each trial of a search.
         grid: values to try, by setting.
-        extend: add runs to a stored sweep: the same settings with more seeds or more values.
+        optuna: trials to search for the settings with the highest score; needs the extra `optuna`.
+        search: what to search, by setting: a range "LOW:HIGH" or "LOW:HIGH:log", or a list of values.
+        metric: what a trial's score is, as the mean over the last tenth of the iterations of its runs: "return" (when
+            None), "evaluation", or any metric of the runs.
+        extend: add runs to a stored sweep: the same settings with more seeds or more values, or more trials.
         many: allow more than a thousand runs.
         parallel: runs to train at once, each in a process of its own; needs a script that guards its main part.
         backend: where rollouts of each run run.
@@ -242,28 +252,29 @@ def sweep(
         film_every: film so many iterations apart, for the loggers.
         **settings: fields of RunConfig that all runs have; see train.
 
+    Returns:
+        Its runs; of a search those that are complete, with the trials in order.
+
     Raises:
         ConfigError, EnvError, UsageError: settings are wrong, or the stored sweep of this name has others; nothing was
-            begun. Or a run failed; the others are trained all the same.
+            begun. Or a run failed, in a search all of them; the others are trained all the same.
     """
     values = {key: [_text_of(value) for value in found] for key, found in (grid or {}).items()}
-    planned, configs = plan(recipe, name, seeds=seeds, grid=values, settings=assignments(settings), many=many)
-    done = sum(sweeping.is_complete(planned.folder(run)) for run in planned.runs)
-    shown = sweep_progress(len(planned.runs), done) if progress else nullcontext(SweepObserver())
+    space = {key: _texts_of(found) for key, found in (search or {}).items()}
+    wanted, given = wanted_search(optuna, space, metric, grid), assignments(settings)
+    planned, configs = plan_wanted(recipe, name, search=wanted, grid=values, seeds=seeds, settings=given, many=many)
+    done = sum(is_complete(planned.folder(run)) for run in planned.runs)
+    shown = sweep_progress(planned.num_runs, done) if progress else nullcontext(SweepObserver())
     with shown as observer:
+        logs = LogPlan(tuple(log), film_every)
         result = sweeping.train_sweep(
-            planned,
-            configs,
-            extend=extend,
-            parallel=parallel,
-            backend=backend,
-            observer=observer,
-            logs=LogPlan(tuple(log), film_every),
+            planned, configs, extend=extend, parallel=parallel, backend=backend, observer=observer, logs=logs
         )
-    if result.failed:
+    complete = [run for run in result.sweep.runs if is_complete(planned.folder(run))]
+    if result.failed and (wanted is None or not complete):
         told = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)
         raise UsageError(f"sweep {planned.name}: {len(result.failed)} runs failed. {told}. The same call tries again")
-    return Runs([Run.open(planned.folder(run)) for run in planned.runs])
+    return Runs([Run.open(planned.folder(run)) for run in complete])
 
 
 def compare(runs: RunLike | Sequence[RunLike], **options: Any) -> comparisons.Comparison:
@@ -279,6 +290,10 @@ def compare(runs: RunLike | Sequence[RunLike], **options: Any) -> comparisons.Co
     """
     named = [runs] if isinstance(runs, str | Path | storage.Run) else [*runs]
     return comparisons.compare(runs_named(named), **options)
+
+
+def _texts_of(values: str | Sequence[Any]) -> str:
+    return values if isinstance(values, str) else ",".join(map(_text_of, values))
 
 
 def _text_of(value: Any) -> str:

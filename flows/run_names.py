@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from metaloom import storage
 from metaloom.flows.opened import Run, RunLike, open_run, open_runs
-from metaloom.flows.sweeps import find_sweep
+from metaloom.flows.sweeps.stored import find_sweep
 from metaloom.storage import run_exists
 
 

@@ -41,7 +41,8 @@ def optimize(
         raise UsageError(f"{run}: required RUN@ITERATION, such as {run}@0")
     agree(at.path, trust)
     from metaloom.flows.commands.optimize import sweep
-    from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table, parse_grid
+    from metaloom.flows.grid import parse_grid
+    from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table
 
     values = parse_grid(grid)
     results = list(sweep(at.path, at.iteration, values, overrides, stage=stage, step=step))

@@ -24,6 +24,10 @@ _NOT_MEASURED = ("evaluation.every", "evaluation.seed")
 """Settings of an evaluation that do not decide what its returns mean."""
 
 
+class NoFiniteScore(UsageError):
+    """A run has an iteration whose score is no finite number."""
+
+
 @dataclass(frozen=True)
 class History:
     """A run's score over training.
@@ -67,6 +71,7 @@ def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> t
 
     Raises:
         UsageError: a run has no such scores, or they mean different things.
+        NoFiniteScore: one is no finite number.
     """
     evaluated = [run for run in runs if _evaluations(run) is not None] if metric in (None, EVALUATION) else []
     notes: tuple[str, ...] = ()
@@ -167,7 +172,7 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
     steps = dict(zip(metrics["iteration"].to_pylist(), metrics["env_steps"].to_pylist(), strict=True))
     known = np.isfinite(values)
     if not known.all():
-        raise UsageError(
+        raise NoFiniteScore(
             f"{run.name}: found no finite score in iteration {iterations[~known][0]}; required one in all. Compare by "
             "another --metric"
         )

@@ -1,4 +1,4 @@
-"""Several runs of a sweep at once, each in a process of its own, which ends with this one."""
+"""Runs of a sweep, also several at once, each in a process of its own, which ends with this one."""
 
 import multiprocessing
 import os
@@ -12,15 +12,15 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from threading import Thread
 
-from metaloom.flows.commands.sweep_runs import Ending, Outcome, SweepObserver, train_or_resume
+from metaloom.flows.commands.sweep_runs import Ending, Job, Outcome, SweepObserver, train_one_by_one, train_or_resume
+from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.loggers import LogPlan
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.sweeps import PlannedRun
+from metaloom.flows.sweeps.stored import PlannedRun
 from metaloom.pipeline.config.run import RunConfig
 
 LOOK_SECONDS = 0.2
-Job = tuple[PlannedRun, RunConfig, Path]
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,24 @@ class _Working:
     told: Connection
 
 
-def train_at_once(
+def train_runs(
     jobs: Sequence[Job], parallel: int, backend: Backend, observer: SweepObserver, logs: LogPlan
 ) -> list[Outcome]:
-    """Train runs in so many processes at a time; asked to stop, every one finishes its stage."""
+    """Train runs, so many at a time; asked to stop, every one finishes its stage.
+
+    Returns:
+        How those ended that were begun.
+    """
+    if parallel == 1:
+        return train_one_by_one(jobs, backend, observer, logs)
+    # What depends on this process's folder and environment is settled here: others may have begun elsewhere.
+    settled = [(run, pinned(config), folder.absolute()) for run, config, folder in jobs]
+    return _train_at_once(settled, parallel, backend, observer, logs)
+
+
+def _train_at_once(
+    jobs: Sequence[Job], parallel: int, backend: Backend, observer: SweepObserver, logs: LogPlan
+) -> list[Outcome]:
     context = multiprocessing.get_context("forkserver")
     # So that processes that follow need not import numerics again.
     context.set_forkserver_preload(["metaloom.flows.commands.train"])

@@ -1,21 +1,25 @@
-"""One run of a sweep: how work on it is watched, and how it ends."""
+"""Runs of a sweep: how work on them is watched, and how they end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from metaloom import storage
 from metaloom.flows.commands import train as training
-from metaloom.flows.errors import exit_code
+from metaloom.flows.errors import UsageError, exit_code
+from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.loggers import LogPlan
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.sweeps import PlannedRun
+from metaloom.flows.sweeps.stored import PlannedRun, Sweep
 from metaloom.pipeline.config.run import RunConfig
 
 Ending = Literal["complete", "stopped", "failed"]
+Job = tuple[PlannedRun, RunConfig, Path]
+"""A run to train, its settings and its folder."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,20 @@ class Outcome:
     run: PlannedRun
     ending: Ending
     message: str = ""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A sweep after work on it: how each run ended that was worked on, and whether all was asked to stop."""
+
+    sweep: Sweep
+    outcomes: tuple[Outcome, ...]
+    stopped: bool
+
+    @property
+    def failed(self) -> tuple[Outcome, ...]:
+        """The runs that failed."""
+        return tuple(outcome for outcome in self.outcomes if outcome.ending == "failed")
 
 
 @dataclass(frozen=True)
@@ -52,3 +70,39 @@ def train_or_resume(
             raise
         return "failed", str(error)
     return ("stopped" if result.stopped else "complete"), ""
+
+
+def train_one_by_one(jobs: Sequence[Job], backend: Backend, observer: SweepObserver, logs: LogPlan) -> list[Outcome]:
+    """Train runs one after the other, until asked to stop."""
+    outcomes: list[Outcome] = []
+    for run, config, folder in jobs:
+        if observer.should_stop():
+            break
+        observer.begun(run)
+        told = Observer(iteration_done=partial(observer.iteration_done, run), should_stop=observer.should_stop)
+        outcome = Outcome(run, *train_or_resume(config, folder, backend, told, logs))
+        outcomes.append(outcome)
+        observer.ended(outcome)
+    return outcomes
+
+
+def was_stopped(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> bool:
+    """Tell whether work on runs was asked to stop before all of them had ended."""
+    return len(outcomes) < len(jobs) or any(outcome.ending == "stopped" for outcome in outcomes)
+
+
+def require_own(sweep: Sweep, run: PlannedRun, config: RunConfig) -> None:
+    """Refuse a run that has the name of one of the sweep and other settings.
+
+    Raises:
+        UsageError: there is one.
+    """
+    folder = sweep.folder(run)
+    if not storage.run_exists(folder):
+        return
+    found = storage.open_run(folder)
+    if found.info["config_digest"] != training.recorded(pinned(config)).digest():
+        raise UsageError(
+            f"{folder}: found a run of other settings than the sweep {sweep.name} has for this name; required that of "
+            "the sweep, or none. Begin a sweep of another --name, or `metaloom rm` the run"
+        )

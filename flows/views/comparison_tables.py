@@ -1,13 +1,12 @@
 """Output of `metaloom optimize` and `metaloom diff`, as rich renderables. Nothing here prints."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metaloom.flows.errors import UsageError
 from metaloom.flows.views.formatting import number, plural, short_time, stage_name
 from metaloom.flows.views.parts import as_text, heading, new_table, optional
 from metaloom.flows.views.tables import difference_table
@@ -15,24 +14,6 @@ from metaloom.flows.views.tables import difference_table
 if TYPE_CHECKING:
     from metaloom.flows.commands.diff import Difference, RunDiff
     from metaloom.flows.commands.optimize import Counterfactual
-
-
-def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
-    """Setting -> values, from `KEY=V1,V2,...`. A comma inside brackets or quotes belongs to its value.
-
-    Raises:
-        UsageError: an assignment has no key or no value, or a key comes twice.
-    """
-    grid: dict[str, list[str]] = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        values = _split(text)
-        if not equals or not key or not all(values) or key in grid:
-            raise UsageError(
-                f"--grid {assignment}: required KEY=V1,V2,... once per KEY, as in algorithm.clip_eps=0.1,0.2"
-            )
-        grid[key] = values
-    return grid
 
 
 def counterfactual_table(result: "Counterfactual") -> Table:
@@ -107,17 +88,3 @@ def _stored_words(result: "Counterfactual") -> str:
 
 def _settings(result: "Counterfactual") -> str:
     return " ".join(result.changed.settings) or "no change"
-
-
-def _split(text: str) -> list[str]:
-    values, depth, quote = [""], 0, ""
-    for char in text:
-        if quote or char in "\"'":
-            quote = "" if char == quote else quote or char
-        else:
-            depth += (char in "[{") - (char in "]}")
-        if char == "," and not depth and not quote:
-            values.append("")
-        else:
-            values[-1] += char
-    return values

@@ -182,6 +182,11 @@ def state_of(run: Run, writer: storage.Writer | None) -> State:
     return "killed" if storage.was_killed(run.path, run.files.remote) else "stopped"
 
 
+def is_complete(folder: Path) -> bool:
+    """Tell whether there is a run in a folder, and has all its iterations."""
+    return storage.run_exists(folder) and state_of(storage.open_run(folder), None) == "complete"
+
+
 def _has_met_its_end(run: Run) -> bool:
     """Tell whether the criteria of its `stop` section have ended the run."""
     stop, done = run.config.get("stop"), len(run.iterations)

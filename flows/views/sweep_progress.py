@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from metaloom.flows.commands.sweep_runs import Outcome, SweepObserver
 from metaloom.flows.observer import IterationReport
-from metaloom.flows.sweeps import PlannedRun
+from metaloom.flows.sweeps.stored import PlannedRun
 from metaloom.flows.views.formatting import adaptation_returns, duration, number
 from metaloom.flows.views.progress import ProgressMode, is_live
 from metaloom.pipeline.shown import printable

@@ -1,14 +1,18 @@
 """Output of `metaloom sweep`. Nothing here prints."""
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
 from metaloom import storage
-from metaloom.flows.sweeps import Sweep
-from metaloom.flows.views.formatting import plural
+from metaloom.flows.commands.trial_scores import Trial, best_of
+from metaloom.flows.sweeps.stored import Sweep
+from metaloom.flows.views.formatting import number, plural
 from metaloom.flows.views.parts import as_text, new_table, optional
 from metaloom.flows.views.run_info import list_run_row
 from metaloom.flows.views.tables import STATE_STYLES
@@ -16,11 +20,17 @@ from metaloom.flows.views.tables import STATE_STYLES
 Row = Mapping[str, Any]
 
 
-def sweep_rows(sweep: Sweep) -> list[dict[str, Any]]:
-    """One row per run: its settings, how far it is, its last return and state; `waiting` where it has not begun."""
+def sweep_rows(sweep: Sweep, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """One row per run: its settings, how far it is, its last return and state; `waiting` where it has not begun.
+
+    Those of a search also have the number of their trial, and its score.
+    """
     rows: list[dict[str, Any]] = []
+    by_run = {run.name: trial for trial in trials for run in trial.runs}
     for run in sweep.runs:
         row: dict[str, Any] = {"run": run.name, "seed": run.seed, "settings": dict(run.settings)}
+        if (trial := by_run.get(run.name)) is not None:
+            row |= {"trial": trial.number, "score": trial.score}
         folder = sweep.folder(run)
         if not storage.run_exists(folder):
             rows.append(row | {"state": "waiting", "iterations_done": 0, "iterations": None, "last_return": None})
@@ -33,24 +43,61 @@ def sweep_rows(sweep: Sweep) -> list[dict[str, Any]]:
 
 def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
     """Every run of a sweep, and how many are in which state."""
-    table = new_table("run", *sweep.grid, ">seed", ">iterations", ">last return", "state")
+    scored = [] if sweep.search is None else [f">score: {sweep.search.metric}"]
+    table = new_table("run", *sweep.keys, ">seed", ">iterations", ">last return", *scored, "state")
     for row in rows:
         done = f"{row['iterations_done']} / {row['iterations']}" if row["iterations"] else ""
         detail = row.get("problem") or row.get("writer")
         table.add_row(
             as_text(row["run"]),
-            *(as_text(row["settings"].get(key, "")) for key in sweep.grid),
+            *(as_text(_short(row["settings"].get(key, ""))) for key in sweep.keys),
             str(row["seed"]),
             done,
             optional(row["last_return"]),
+            *(optional(row["score"]) for _ in scored),
             as_text(row["state"] + (f" ({detail})" if detail else ""), STATE_STYLES[row["state"]]),
         )
     table.title = as_text(f"sweep {sweep.name}: {sweep.recipe} {' '.join(sweep.settings)}".rstrip())
-    table.caption = as_text(counted(rows))
+    table.caption = as_text(counted(rows, sweep.num_runs - len(rows)))
     return table
 
 
-def counted(rows: Sequence[Row]) -> str:
-    """How many runs are in which state: "10 runs: 7 complete, 3 waiting"."""
-    states = Counter(row["state"] for row in rows)
-    return f"{plural(len(rows), 'run')}: {', '.join(f'{n} {state}' for state, n in states.most_common())}"
+def counted(rows: Sequence[Row], unknown: int) -> str:
+    """How many runs are in which state: "10 runs: 7 complete, 3 waiting"; those of trials not suggested are waiting."""
+    states = Counter(row["state"] for row in rows) + Counter(waiting=unknown)
+    return f"{plural(len(rows) + unknown, 'run')}: {', '.join(f'{n} {state}' for state, n in states.most_common())}"
+
+
+def search_info(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any]:
+    """What is searched and the best trial, of a sweep that is a search; nothing of another one."""
+    if sweep.search is None:
+        return {}
+    best = best_of(trials)
+    about = None if best is None else {"trial": best.number, "score": best.score, "settings": _settings(best)}
+    return {"search": asdict(sweep.search), "best": about}
+
+
+def best_lines(sweep: Sweep, trials: Sequence[Trial]) -> list[str]:
+    """The best trial of a search, and the command that tests it; no lines of a sweep over a grid."""
+    if sweep.search is None:
+        return []
+    best = best_of(trials)
+    if best is None or best.score is None:
+        return [f"no trial has a score: {sweep.search.metric} of the last tenth of the iterations of all its runs"]
+    words = [word for key, text in _settings(best).items() for word in ("--set", f"{key}={text}")]
+    done = sum(trial.score is not None for trial in trials)
+    told = f"best: trial {best.number} of {done} with a score, {sweep.search.metric} {number(best.score)}"
+    # The luck of its seeds is a part of why it was chosen.
+    fresh = ",".join(str(seed) for seed in range(max(sweep.seeds) + 1, max(sweep.seeds) + 6))
+    given = [word for assignment in sweep.settings for word in ("--set", assignment)]
+    command = ["metaloom", "sweep", sweep.recipe, "--name", f"{sweep.name[:55]}-best", "--seeds", fresh]
+    return [f"{told}: {shlex.join(words)}", f"try it with other seeds: {shlex.join([*command, *given, *words])}"]
+
+
+def _settings(trial: Trial) -> dict[str, str]:
+    return dict(trial.runs[0].settings)
+
+
+def _short(text: str) -> str:
+    """A long number of a trial, to four digits; all of it is in --json."""
+    return number(float(text)) if re.fullmatch(r"-?[\d.]+(e-?\d+)?", text) and len(text) > 8 else text

@@ -20,7 +20,8 @@ from metaloom.flows.commands.sweep import train_sweep
 from metaloom.flows.commands.sweep_runs import SweepObserver
 from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.sweeps import find_sweep, held, plan
+from metaloom.flows.sweeps.plan import plan
+from metaloom.flows.sweeps.stored import find_sweep, held
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.schema import ConfigError
 

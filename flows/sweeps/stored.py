@@ -1,4 +1,4 @@
-"""Sweeps: many runs of one recipe, over seeds and a grid of settings, and the small file that says which they are.
+"""Sweeps: many runs of one recipe, over seeds and settings, and the small file that says which they are.
 
 A sweep is what its runs are: the file `sweeps/NAME.json` in the runs folder only lists them, and what is done of them
 is read from the runs themselves.
@@ -8,21 +8,18 @@ import fcntl
 import hashlib
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import product
-from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from metaloom import storage
 from metaloom.flows import recipes
 from metaloom.flows.errors import UsageError
-from metaloom.flows.runs import check_seed, runs_root
+from metaloom.flows.runs import runs_root
+from metaloom.flows.sweeps.space import Choice, Search
 from metaloom.flows.trust import Settings, names_in
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.yaml import parse
@@ -30,9 +27,7 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import check_run_name, url_of
 
 FORMAT = "metaloom-sweep/1"
-MOST_UNASKED = 1000
-"""Runs up to which a sweep is not asked about again."""
-_LONGEST_NAME = 60
+_FIELDS = ("recipe", "settings", "grid", "seeds", "runs", "search")
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class PlannedRun:
         name: of the run, made of its settings.
         settings: its values of the grid's settings, as text.
         seed: its seed.
-        digest: SHA-256 of all its settings.
+        digest: SHA-256 of all its settings; empty for a trial of a search whose settings cannot be.
     """
 
     name: str
@@ -63,7 +58,8 @@ class Sweep:
         settings: that all runs have, as KEY=VALUE.
         grid: values to try, by setting.
         seeds: of the runs of every combination of values.
-        runs: all runs; settings change slowest, seeds fastest.
+        runs: all runs; settings change slowest, seeds fastest. Of a search those that have been suggested.
+        search: what is searched instead of a grid, if anything.
     """
 
     name: str
@@ -73,11 +69,22 @@ class Sweep:
     grid: Mapping[str, tuple[str, ...]]
     seeds: tuple[int, ...]
     runs: tuple[PlannedRun, ...]
+    search: Search | None = None
 
     @property
     def file(self) -> Path:
         """The file that lists its runs."""
         return _file(self.root, self.name)
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs it has when it is done."""
+        return len(self.runs) if self.search is None else self.search.trials * len(self.seeds)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The settings that its runs differ in."""
+        return tuple(self.grid if self.search is None else self.search.space)
 
     def folder(self, run: PlannedRun) -> Path:
         """The folder of one of its runs."""
@@ -87,10 +94,12 @@ class Sweep:
         """The settings of one of its runs.
 
         Raises:
+            ConfigError: they cannot be.
             UsageError: the recipe says something else by now.
         """
-        config = _config(self.recipe, self.settings, run.settings, run.seed)
-        if (found := _digest(config)) != run.digest:
+        option = "--grid" if self.search is None else "--search"
+        config = config_of(self.recipe, self.settings, run.settings, run.seed, option)
+        if (found := digest_of(config)) != run.digest:
             raise UsageError(
                 f"sweep {self.name}: found settings of {run.name} with the digest {found[:12]}; required "
                 f"{run.digest[:12]}, as when the sweep began: {self.recipe} has changed since. Go on with it as it was "
@@ -105,12 +114,20 @@ class Sweep:
             UntrustedRun: they name modules, and the file was not written by this user's own command.
             UsageError: the recipe says something else by now.
         """
-        self._named().require_trust()
+        self.require_trust()
         return [self.config(run) for run in self.runs]
+
+    def require_trust(self) -> None:
+        """Refuse a file that names modules and was not written by this user's own command.
+
+        Raises:
+            UntrustedRun: saying which modules.
+        """
+        self._named().require_trust()
 
     def document(self) -> dict[str, Any]:
         """The content of the file."""
-        return {
+        document = {
             "format": FORMAT,
             "recipe": self.recipe,
             "settings": list(self.settings),
@@ -118,10 +135,16 @@ class Sweep:
             "seeds": list(self.seeds),
             "runs": [asdict(run) for run in self.runs],
         }
+        return document if self.search is None else document | {"search": asdict(self.search)}
 
     def _named(self) -> Settings:
         """What the settings may name, for trust: read as they will be, since YAML can spell a colon without one."""
-        text, given = json.dumps(self.document(), sort_keys=True), [*self.settings]
+        document, given = self.document(), [*self.settings]
+        if self.search is not None:
+            del document["runs"]  # they come one by one, and have what the search may suggest alone
+            spaces = self.search.dimensions.items()
+            given += [f"{key}={text}" for key, space in spaces if isinstance(space, Choice) for text in space.texts]
+        text = json.dumps(document, sort_keys=True)
         given += [f"{key}={value}" for key, values in self.grid.items() for value in values]
         given += [f"{key}={value}" for run in self.runs for key, value in run.settings.items()]
         names = {*names_in([self.recipe, *map(_meant, given)])}
@@ -141,53 +164,6 @@ class Sweep:
             os.fsync(file.fileno())
         aside.replace(self.file)
         self._named().trust()
-
-
-def plan(
-    recipe: str,
-    name: str | None = None,
-    *,
-    seeds: int | Sequence[int] = 5,
-    grid: Mapping[str, Sequence[str]] | None = None,
-    settings: Sequence[str] = (),
-    many: bool = False,
-) -> tuple[Sweep, list[RunConfig]]:
-    """Plan a sweep, with the settings of each of its runs. Nothing is stored.
-
-    Args:
-        recipe: a recipe, or a file of settings.
-        name: of the sweep; that of the recipe and "-sweep" when None.
-        seeds: how many, counted from the recipe's, or which.
-        grid: values to try as text, by setting.
-        settings: what all runs have, as KEY=VALUE.
-        many: whether there may be more than a thousand runs.
-
-    Raises:
-        UsageError, ConfigError, EnvError: what is wrong, before any run is begun.
-    """
-    root, name, grid = _root(), name or f"{Path(recipe).stem}-sweep", dict(grid or {})
-    if len(check_run_name(name)) > _LONGEST_NAME:
-        raise UsageError(f"found a sweep name of {len(name)} letters; required at most {_LONGEST_NAME}")
-    if storage.run_exists(root / name):
-        raise UsageError(f"{name} is the name of a run in {root}; required another one, by --name")
-    _check_keys(grid, settings)
-    first = recipes.new_config(recipe, settings).seed
-    chosen = _seeds(seeds, first)
-    if (count := prod(map(len, grid.values())) * len(chosen)) > MOST_UNASKED and not many:
-        raise UsageError(
-            f"found a sweep of {count:,} runs; required at most {MOST_UNASKED:,}, or --yes (in Python: many=True)"
-        )
-    points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    rows = [(point, seed, _config(recipe, settings, point, seed)) for point in points for seed in chosen]
-    digests = [_digest(config) for _, _, config in rows]
-    _refuse_equal(rows, digests)
-    names = _run_names(name, [(point, seed, digest) for (point, seed, _), digest in zip(rows, digests, strict=True)])
-    runs = [
-        PlannedRun(run, point, seed, digest) for run, (point, seed, _), digest in zip(names, rows, digests, strict=True)
-    ]
-    values = {key: tuple(texts) for key, texts in grid.items()}
-    sweep = Sweep(name, root, recipe, tuple(settings), values, chosen, tuple(runs))
-    return sweep, [config for _, _, config in rows]
 
 
 def find_sweep(name: str) -> Sweep | None:
@@ -224,37 +200,6 @@ def require_sweep(name: str) -> Sweep:
     return found
 
 
-def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
-    """Refuse a plan that is not that of the stored sweep of its name, or with `extend` does not hold all of it.
-
-    Raises:
-        UsageError: saying what changed, and what can be done.
-    """
-    before, now = ({run.name: run.digest for run in sweep.runs} for sweep in (stored, planned))
-    if before == now:
-        return
-    added = len(now.keys() - before.keys())
-    grows = before.items() <= now.items()
-    if grows and extend:
-        return
-    told = [
-        f"{what}: {_shown(a)} before, {_shown(b)} now"
-        for what, a, b in (
-            ("seeds", stored.seeds, planned.seeds),
-            ("grid", stored.grid, planned.grid),
-            ("settings", stored.settings, planned.settings),
-            ("recipe", stored.recipe, planned.recipe),
-        )
-        if a != b
-    ] or [f"what {stored.recipe} says"]
-    remedy = (
-        f"--extend (in Python: extend=True) adds the {added} new runs to it, --name begins another sweep"
-        if grows
-        else "--name begins another sweep"
-    )
-    raise UsageError(f"the sweep {stored.name} is stored with something else. {'; '.join(told)}. {remedy}")
-
-
 @contextmanager
 def held(sweep: Sweep) -> Iterator[None]:
     """Hold a sweep, so that no other process on this machine works on it; the hold goes with the process.
@@ -276,15 +221,6 @@ def held(sweep: Sweep) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _root() -> Path:
-    root = runs_root()
-    if (url := url_of(root)) is not None:
-        raise UsageError(
-            f"found the runs folder {url}; required a folder on this machine for sweeps. Set METALOOM_RUNS"
-        )
-    return root
-
-
 def _file(root: Path, name: str) -> Path:
     return root / "sweeps" / f"{name}.json"
 
@@ -300,6 +236,7 @@ class _Document(BaseModel):
     grid: Mapping[str, tuple[str, ...]]
     seeds: tuple[int, ...]
     runs: tuple[PlannedRun, ...]
+    search: Search | None = None
 
 
 def _parsed(text: bytes, root: Path, name: str) -> Sweep:
@@ -308,7 +245,24 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
         check_run_name(run.name)
     if len({run.name for run in document.runs}) < len(document.runs):
         raise ValueError("a run twice")
-    return Sweep(name, root, document.recipe, document.settings, document.grid, document.seeds, document.runs)
+    sweep = Sweep(name, root, **{field: getattr(document, field) for field in _FIELDS})
+    if sweep.search is not None:
+        _check_trials(sweep, sweep.search)
+    return sweep
+
+
+def _check_trials(sweep: Sweep, search: Search) -> None:
+    """Raise ValueError unless the runs are those of trials of the search, each with all seeds."""
+    each = len(sweep.seeds)
+    if search.trials < 1 or not search.dimensions:
+        raise ValueError("a search of nothing")
+    if not each or len(sweep.runs) % each or len(sweep.runs) > sweep.num_runs:
+        raise ValueError("a part of a trial")
+    for first in range(0, len(sweep.runs), each):
+        runs = sweep.runs[first : first + each]
+        search.values(runs[0].settings)
+        if any(run.settings != runs[0].settings for run in runs) or tuple(run.seed for run in runs) != sweep.seeds:
+            raise ValueError("a trial of several settings")
 
 
 def _meant(assignment: str) -> tuple[str, object]:
@@ -320,70 +274,21 @@ def _meant(assignment: str) -> tuple[str, object]:
         return key, text
 
 
-def _check_keys(grid: Mapping[str, Sequence[str]], settings: Sequence[str]) -> None:
-    given = {assignment.partition("=")[0] for assignment in settings}
-    for key, values in grid.items():
-        if key == "seed":
-            raise UsageError("found --grid seed=...; required --seeds, such as --seeds 5 or --seeds 1,2,3")
-        if key in given:
-            raise UsageError(f"found {key} in --grid and in --set; leave one of them out")
-        if not values:
-            raise UsageError(f"found --grid {key} without values; required one or more")
+def config_of(recipe: str, settings: Sequence[str], point: Mapping[str, str], seed: int, option: str) -> RunConfig:
+    """Settings of a run of a recipe, at a point that an option gives.
 
-
-def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
-    if not isinstance(seeds, Sized):
-        if not 1 <= (count := check_seed(seeds)) <= 10**6:  # which takes NumPy's integers too
-            raise UsageError(f"found {seeds} seeds; required 1 or more")
-        return tuple(check_seed(first + n) for n in range(count))
-    chosen = tuple(check_seed(seed) for seed in seeds)
-    if not chosen or len({*chosen}) < len(chosen):
-        raise UsageError(f"found seeds {', '.join(map(str, chosen)) or 'none'}; required one or more, each once")
-    return chosen
-
-
-def _config(recipe: str, settings: Sequence[str], point: Mapping[str, str], seed: int) -> RunConfig:
+    Raises:
+        ConfigError: they cannot be.
+    """
     words = [*settings, *(f"{key}={text}" for key, text in point.items()), f"seed={seed}"]
     try:
         return recipes.new_config(recipe, words)
     except ConfigError as problem:
         where = " ".join(f"{key}={text}" for key, text in point.items())
-        raise ConfigError(f"--grid {where}: {problem}" if where else str(problem)) from None
+        raise ConfigError(f"{option} {where}: {problem}" if where else str(problem)) from None
 
 
-def _digest(config: RunConfig) -> str:
+def digest_of(config: RunConfig) -> str:
+    """SHA-256 of the settings that decide what a run computes."""
     text = json.dumps(config.decisive(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _refuse_equal(rows: Sequence[tuple[Mapping[str, str], int, RunConfig]], digests: Sequence[str]) -> None:
-    seen: dict[str, Mapping[str, str]] = {}
-    for (point, _, _), digest in zip(rows, digests, strict=True):
-        if digest in seen:
-            twice = " and ".join(" ".join(f"{k}={v}" for k, v in p.items()) for p in (seen[digest], point))
-            raise UsageError(f"found {twice} in --grid, which are the same settings; leave one of them out")
-        seen[digest] = point
-
-
-def _run_names(sweep: str, runs: Sequence[tuple[Mapping[str, str], int, str]]) -> list[str]:
-    """Names made of settings; of their digest where that gives no name, or one twice."""
-    keys = [*runs[0][0]] if runs else []
-    last = [key.rpartition(".")[2] for key in keys]
-    short = dict(zip(keys, last if len({*last}) == len(last) else keys, strict=True))
-    names = [
-        "-".join([sweep, *(f"{short[key]}-{_plain(text)}" for key, text in point.items()), f"seed-{seed}"])
-        for point, seed, _ in runs
-    ]
-    if len({name.lower() for name in names}) == len(names) and all(len(name) <= 100 for name in names):
-        return names
-    return [f"{sweep}-{digest[:12]}-seed-{seed}" for _, seed, digest in runs]
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.\-]+", "_", text).strip("_") or "_"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={','.join(values)}" for key, values in value.items()) or "none"
-    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)

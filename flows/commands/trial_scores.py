@@ -1,0 +1,87 @@
+"""Scores of the trials of a search, as their stored runs tell them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+
+from metaloom import storage
+from metaloom.flows.sweeps.stored import PlannedRun, Sweep
+from metaloom.flows.views.run_info import is_complete
+from metaloom.pipeline.types import Array
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial of a search.
+
+    Attributes:
+        number: counted from 0.
+        runs: one of every seed.
+        score: the mean of its runs' scores; None until all are complete.
+    """
+
+    number: int
+    runs: tuple[PlannedRun, ...]
+    score: float | None
+
+
+def trials_of(sweep: Sweep) -> list[Trial]:
+    """The trials of a search that are known, with their scores as stored; none of a sweep over a grid."""
+    if sweep.search is None:
+        return []
+    known = [runs_of(sweep, number) for number in range(len(sweep.runs) // len(sweep.seeds))]
+    return [Trial(number, runs, mean_score(sweep, runs, sweep.search.metric)) for number, runs in enumerate(known)]
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The trial with the highest score, the first of several; None where none has a score."""
+    scored = [(trial.score, -trial.number, trial) for trial in trials if trial.score is not None]
+    return max(scored)[-1] if scored else None
+
+
+def score_of(folder: Path, metric: str) -> float | None:
+    """The mean of a metric over the last tenth of a run's iterations; None if some iteration has no finite one.
+
+    Raises:
+        UsageError: the run has no such metric.
+    """
+    # Not above, because it imports torch, for which the status of a grid need not wait.
+    from metaloom.flows.commands.run_scores import NoFiniteScore, read_histories
+
+    run = storage.open_run(folder)
+    try:
+        (history,) = read_histories([run], metric, mixed=False)[0].histories
+    except NoFiniteScore:
+        return None
+    return late_mean(history.iterations, history.values, len(run.iterations))
+
+
+def late_mean(iterations: Array, values: Array, num_iterations: int) -> float:
+    """The mean of the values that belong to the last tenth of the iterations; the last value where none does.
+
+    Args:
+        iterations: [n], ascending, of those that have a value.
+        values: [n].
+        num_iterations: of the run; a tenth is at least one.
+    """
+    late = values[iterations >= num_iterations - ceil(num_iterations / 10)]
+    return float(np.mean(late)) if len(late) else float(values[-1])
+
+
+def runs_of(sweep: Sweep, number: int) -> tuple[PlannedRun, ...]:
+    """The runs of a trial, one of every seed."""
+    each = len(sweep.seeds)
+    return sweep.runs[number * each : (number + 1) * each]
+
+
+def mean_score(sweep: Sweep, runs: Sequence[PlannedRun], metric: str) -> float | None:
+    """The mean of the scores of a trial's runs; None unless all are complete and have one."""
+    folders = [sweep.folder(run) for run in runs]
+    if not all(map(is_complete, folders)):
+        return None
+    scores = [score_of(folder, metric) for folder in folders]
+    finite = [score for score in scores if score is not None]
+    return float(np.mean(finite)) if len(finite) == len(scores) else None

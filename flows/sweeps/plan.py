@@ -1,0 +1,284 @@
+"""Plan a sweep: which runs it has, and what is wrong with it before any of them begins."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import replace
+from itertools import product
+from math import prod
+from pathlib import Path
+
+from metaloom import storage
+from metaloom.flows import recipes
+from metaloom.flows.errors import UsageError
+from metaloom.flows.runs import check_seed, runs_root
+from metaloom.flows.sweeps.space import Search
+from metaloom.flows.sweeps.stored import PlannedRun, Sweep, config_of, digest_of, find_sweep
+from metaloom.flows.sweeps.suggestions import require_optuna
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.schema import ConfigError
+from metaloom.storage import check_run_name, url_of
+
+MOST_UNASKED = 1000
+"""Runs up to which a sweep is not asked about again."""
+_LONGEST_NAME = 60
+
+
+def plan(
+    recipe: str,
+    name: str | None = None,
+    *,
+    seeds: int | Sequence[int] = 5,
+    grid: Mapping[str, Sequence[str]] | None = None,
+    settings: Sequence[str] = (),
+    many: bool = False,
+) -> tuple[Sweep, list[RunConfig]]:
+    """Plan a sweep over a grid, with the settings of each of its runs. Nothing is stored.
+
+    Args:
+        recipe: a recipe, or a file of settings.
+        name: of the sweep; that of the recipe and "-sweep" when None.
+        seeds: how many, counted from the recipe's, or which.
+        grid: values to try as text, by setting.
+        settings: what all runs have, as KEY=VALUE.
+        many: whether there may be more than a thousand runs.
+
+    Raises:
+        UsageError, ConfigError, EnvError: what is wrong, before any run is begun.
+    """
+    (root, name), grid = _place(recipe, name), dict(grid or {})
+    _check_keys("--grid", grid, settings)
+    for key, values in grid.items():
+        if not values:
+            raise UsageError(f"found --grid {key} without values; required one or more")
+    chosen = _seeds(seeds, recipes.new_config(recipe, settings).seed)
+    _check_count(prod(map(len, grid.values())) * len(chosen), many=many)
+    points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    rows = [(point, seed, config_of(recipe, settings, point, seed, "--grid")) for point in points for seed in chosen]
+    digests = [digest_of(config) for _, _, config in rows]
+    _refuse_equal("--grid", [(point, digest) for (point, _, _), digest in zip(rows, digests, strict=True)])
+    names = _run_names(name, [(point, seed, digest) for (point, seed, _), digest in zip(rows, digests, strict=True)])
+    runs = [
+        PlannedRun(run, point, seed, digest) for run, (point, seed, _), digest in zip(names, rows, digests, strict=True)
+    ]
+    values = {key: tuple(texts) for key, texts in grid.items()}
+    sweep = Sweep(name, root, recipe, tuple(settings), values, chosen, tuple(runs))
+    return sweep, [config for _, _, config in rows]
+
+
+def plan_search(
+    recipe: str,
+    name: str | None = None,
+    *,
+    search: Search,
+    seeds: int | Sequence[int] = 1,
+    settings: Sequence[str] = (),
+    many: bool = False,
+) -> Sweep:
+    """Plan a sweep whose settings are searched. Its runs are those that are stored already; nothing is stored here.
+
+    Args:
+        recipe: a recipe, or a file of settings.
+        name: of the sweep; that of the recipe and "-sweep" when None.
+        search: what to try.
+        seeds: of the runs of every trial: how many, counted from the recipe's, or which.
+        settings: what all runs have, as KEY=VALUE.
+        many: whether there may be more than a thousand runs.
+
+    Raises:
+        UsageError, ConfigError, EnvError: what is wrong, before any run is begun.
+    """
+    require_optuna()
+    root, name = _place(recipe, name)
+    if not search.space:
+        raise UsageError("found nothing to search; required --search KEY=VALUES, such as algorithm.inner_lr=0.01:1:log")
+    _check_keys("--search", search.space, settings)
+    if not 1 <= search.trials <= search.size:
+        all_there_are = f"from 1 to {search.size:,}, which is all there are: --grid tries all of them"
+        required = "of 1 or more" if search.trials < 1 else all_there_are
+        raise UsageError(f"found --optuna {search.trials}; required a number of trials {required}")
+    base = recipes.new_config(recipe, settings)
+    chosen = _seeds(seeds, base.seed)
+    _check_count(search.trials * len(chosen), many=many)
+    if search.metric == "evaluation" and base.evaluation.every is None:
+        raise UsageError("found --metric evaluation of runs that are not evaluated; add --set evaluation.every=10")
+    sweep = Sweep(name, root, recipe, tuple(settings), {}, chosen, (), search)
+    digests = map(digest_of, probe_configs(sweep, search))
+    _refuse_equal("--search", zip(search.probes(), digests, strict=True))
+    stored = find_sweep(name)
+    if stored is None or not _searched(stored, sweep, trials=False):
+        return sweep
+    return replace(sweep, runs=stored.runs[: sweep.num_runs])
+
+
+def probe_configs(sweep: Sweep, search: Search) -> list[RunConfig]:
+    """Settings at the points of a search that show whether it can be tried.
+
+    Raises:
+        ConfigError, EnvError: it cannot.
+    """
+    seed = sweep.seeds[0]
+    return [config_of(sweep.recipe, sweep.settings, point, seed, "--search") for point in search.probes()]
+
+
+def plan_wanted(
+    recipe: str,
+    name: str | None,
+    *,
+    search: Search | None,
+    grid: Mapping[str, Sequence[str]],
+    seeds: int | Sequence[int] | None,
+    settings: Sequence[str],
+    many: bool,
+) -> tuple[Sweep, list[RunConfig]]:
+    """Plan a search if one is wanted, with 1 seed when None, else a grid, with 5; see `plan_search` and `plan`."""
+    if search is None:
+        return plan(recipe, name, seeds=5 if seeds is None else seeds, grid=grid, settings=settings, many=many)
+    seeds = 1 if seeds is None else seeds
+    return plan_search(recipe, name, search=search, seeds=seeds, settings=settings, many=many), []
+
+
+def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]:
+    """The runs of the next trial of a search, at a point of it.
+
+    Raises:
+        UsageError, EnvError: the recipe cannot be read any more.
+    """
+    number = len(sweep.runs) // len(sweep.seeds)
+    return tuple(
+        PlannedRun(f"{sweep.name}-trial-{number:03}-seed-{seed}", point, seed, _digest_or_none(sweep, point, seed))
+        for seed in sweep.seeds
+    )
+
+
+def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
+    """Refuse a plan that is not that of the stored sweep of its name, or with `extend` does not hold all of it.
+
+    Raises:
+        UsageError: saying what changed, and what can be done.
+    """
+    if (stored.search is None) != (planned.search is None):
+        was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
+        raise UsageError(f"the sweep {stored.name} is stored as {was}; found {now}. --name begins another sweep")
+    if stored.search is None or planned.search is None:
+        old, new = ({run.name: run.digest for run in sweep.runs} for sweep in (stored, planned))
+        same, grows, added = old == new, old.items() <= new.items(), len(new) - len(old)
+    else:
+        same, grows = (_searched(stored, planned, trials=trials) for trials in (True, False))
+        grows = grows and stored.search.trials <= planned.search.trials
+        added = planned.num_runs - stored.num_runs
+    if same or (grows and extend):
+        return
+    told = [f"{what}: {_shown(a)} before, {_shown(b)} now" for what, a, b in _parts(stored, planned) if a != b]
+    remedy = (
+        f"--extend (in Python: extend=True) adds the {added} new runs to it, --name begins another sweep"
+        if grows
+        else "--name begins another sweep"
+    )
+    told = told or [f"what {stored.recipe} says"]
+    raise UsageError(f"the sweep {stored.name} is stored with something else. {'; '.join(told)}. {remedy}")
+
+
+def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]]:
+    """Whatever a sweep consists of, before and now."""
+    for what in ("seeds", "grid", "settings", "recipe"):
+        yield what, getattr(stored, what), getattr(planned, what)
+    if stored.search is not None and planned.search is not None:
+        yield "search", stored.search.space, planned.search.space
+        yield "metric", stored.search.metric, planned.search.metric
+        yield "trials", stored.search.trials, planned.search.trials
+
+
+def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
+    """Tell whether two searches are the same, with or without the number of their trials."""
+    free = set() if trials else {"trials"}
+    if len(stored.runs) <= len(stored.seeds):
+        # No score has decided anything yet, and the first trial may just have shown which metrics there are.
+        free |= {"metric"}
+    return all(a == b for what, a, b in _parts(stored, planned) if what not in free)
+
+
+def _digest_or_none(sweep: Sweep, point: Mapping[str, str], seed: int) -> str:
+    try:
+        return digest_of(config_of(sweep.recipe, sweep.settings, point, seed, "--search"))
+    except ConfigError:  # each value can be, these together cannot: a trial that fails
+        return ""
+
+
+def _place(recipe: str, name: str | None) -> tuple[Path, str]:
+    """The runs folder and the name of a sweep."""
+    root, name = _root(), name or f"{Path(recipe).stem}-sweep"
+    if len(check_run_name(name)) > _LONGEST_NAME:
+        raise UsageError(f"found a sweep name of {len(name)} letters; required at most {_LONGEST_NAME}")
+    if storage.run_exists(root / name):
+        raise UsageError(f"{name} is the name of a run in {root}; required another one, by --name")
+    return root, name
+
+
+def _root() -> Path:
+    root = runs_root()
+    if (url := url_of(root)) is not None:
+        raise UsageError(
+            f"found the runs folder {url}; required a folder on this machine for sweeps. Set METALOOM_RUNS"
+        )
+    return root
+
+
+def _check_keys(option: str, keys: Iterable[str], settings: Sequence[str]) -> None:
+    given = {assignment.partition("=")[0] for assignment in settings}
+    for key in keys:
+        if key == "seed":
+            raise UsageError(f"found {option} seed=...; required --seeds, such as --seeds 5 or --seeds 1,2,3")
+        if key in given:
+            raise UsageError(f"found {key} in {option} and in --set; leave one of them out")
+
+
+def _check_count(count: int, *, many: bool) -> None:
+    if count > MOST_UNASKED and not many:
+        raise UsageError(
+            f"found a sweep of {count:,} runs; required at most {MOST_UNASKED:,}, or --yes (in Python: many=True)"
+        )
+
+
+def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
+    if not isinstance(seeds, Sized):
+        if not 1 <= (count := check_seed(seeds)) <= 10**6:  # which takes NumPy's integers too
+            raise UsageError(f"found {seeds} seeds; required 1 or more")
+        return tuple(check_seed(first + n) for n in range(count))
+    chosen = tuple(check_seed(seed) for seed in seeds)
+    if not chosen or len({*chosen}) < len(chosen):
+        raise UsageError(f"found seeds {', '.join(map(str, chosen)) or 'none'}; required one or more, each once")
+    return chosen
+
+
+def _refuse_equal(option: str, points: Iterable[tuple[Mapping[str, str], str]]) -> None:
+    seen: dict[str, Mapping[str, str]] = {}
+    for point, digest in points:
+        if digest in seen:
+            twice = " and ".join(" ".join(f"{k}={v}" for k, v in p.items()) for p in (seen[digest], point))
+            raise UsageError(f"found {twice} in {option}, which are the same settings; leave one of them out")
+        seen[digest] = point
+
+
+def _run_names(sweep: str, runs: Sequence[tuple[Mapping[str, str], int, str]]) -> list[str]:
+    """Names made of settings; of their digest where that gives no name, or one twice."""
+    keys = [*runs[0][0]] if runs else []
+    last = [key.rpartition(".")[2] for key in keys]
+    short = dict(zip(keys, last if len({*last}) == len(last) else keys, strict=True))
+    names = [
+        "-".join([sweep, *(f"{short[key]}-{_plain(text)}" for key, text in point.items()), f"seed-{seed}"])
+        for point, seed, _ in runs
+    ]
+    if len({name.lower() for name in names}) == len(names) and all(len(name) <= 100 for name in names):
+        return names
+    return [f"{sweep}-{digest[:12]}-seed-{seed}" for _, seed, digest in runs]
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.\-]+", "_", text).strip("_") or "_"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        items = ((key, values if isinstance(values, str) else ",".join(values)) for key, values in value.items())
+        return " ".join(f"{key}={text}" for key, text in items) or "none"
+    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)

@@ -1,0 +1,190 @@
+"""What a search tries: ranges and lists of values, by setting."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, isfinite, prod
+from typing import TypeAlias
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.grid import split_values
+
+_WHOLE = r"[+-]?\d+"
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_RANGE = re.compile(rf"(?P<low>{_NUMBER}):(?P<high>{_NUMBER})(?P<log>:log)?")
+_LARGEST_WHOLE = 2**53  # up to which every whole number is one of float64, in which ranges are searched
+_EXAMPLES = "a range such as 0.01:0.3, 0.01:0.3:log or 1:10, or a list of two or more values such as tanh,relu"
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from low to high, both included; whole ones alone where `whole`. With `log`, small ones as often."""
+
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+    @property
+    def size(self) -> float:
+        """How many values there are."""
+        return self.high - self.low + 1 if self.whole else inf
+
+    def text(self, value: float | str) -> str:
+        """A value as a setting has it."""
+        return str(int(value)) if self.whole else repr(float(value))
+
+    def value(self, text: str) -> float:
+        """The value of a text that `text` made.
+
+        Raises:
+            ValueError: it is none of them.
+        """
+        value = int(text) if self.whole else float(text)
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{text} is not from {self.low} to {self.high}")
+        return value
+
+    def probes(self) -> list[str]:
+        """Both ends."""
+        return [self.text(self.low), self.text(self.high)]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several values, which have no order."""
+
+    texts: tuple[str, ...]
+
+    @property
+    def size(self) -> float:
+        """How many values there are."""
+        return len(self.texts)
+
+    def text(self, value: float | str) -> str:
+        """A value as a setting has it."""
+        return str(value)
+
+    def value(self, text: str) -> str:
+        """The same text.
+
+        Raises:
+            ValueError: it is none of them.
+        """
+        if text not in self.texts:
+            raise ValueError(f"{text} is none of {', '.join(self.texts)}")
+        return text
+
+    def probes(self) -> list[str]:
+        """All values."""
+        return [*self.texts]
+
+
+Dimension: TypeAlias = Range | Choice
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for the settings with the highest score.
+
+    Attributes:
+        trials: how many combinations of values to try.
+        metric: whose mean over the last tenth of a run's iterations is its score; `return` is that of training after
+            adaptation, `evaluation` that of stored evaluations.
+        space: what to try, by setting, as a user writes it.
+    """
+
+    trials: int
+    metric: str
+    space: Mapping[str, str]
+
+    @cached_property
+    def dimensions(self) -> dict[str, Dimension]:
+        """What to try, by setting.
+
+        Raises:
+            UsageError: it cannot be tried.
+        """
+        return {key: _dimension(key, text) for key, text in self.space.items()}
+
+    @property
+    def size(self) -> float:
+        """How many combinations of values there are."""
+        return prod(dimension.size for dimension in self.dimensions.values())
+
+    def values(self, settings: Mapping[str, str]) -> dict[str, float | str]:
+        """The values of a trial, by setting.
+
+        Raises:
+            ValueError: they are none of this search.
+        """
+        if settings.keys() != self.space.keys():
+            raise ValueError(f"found settings {[*settings]}; required {[*self.space]}")
+        return {key: dimension.value(settings[key]) for key, dimension in self.dimensions.items()}
+
+    def probes(self) -> list[dict[str, str]]:
+        """Points that show whether the space can be tried: one setting at a time to its ends, or to all its values."""
+        probes = {key: dimension.probes() for key, dimension in self.dimensions.items()}
+        first = {key: texts[0] for key, texts in probes.items()}
+        return [first, *(first | {key: text} for key, texts in probes.items() for text in texts[1:])]
+
+
+def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | None, grid: object) -> Search | None:
+    """The search that a user wants; None without a number of trials.
+
+    Raises:
+        UsageError: options do not belong together.
+    """
+    if trials is None:
+        for option in ["--search"] * bool(space) + ["--metric"] * bool(metric):
+            raise UsageError(f"found {option} without --optuna; required how many trials, such as --optuna 20")
+        return None
+    if grid:
+        raise UsageError("found --grid with --optuna; leave it out: --search KEY=V1,V2 searches listed values too")
+    return Search(trials, metric or "return", space)
+
+
+def parse_space(assignments: Iterable[str]) -> dict[str, str]:
+    """Setting -> what to try, from `KEY=LOW:HIGH[:log]` or `KEY=V1,V2,...`.
+
+    Raises:
+        UsageError: an assignment has no key or no value, or a key comes twice.
+    """
+    space: dict[str, str] = {}
+    for assignment in assignments:
+        key, _, text = assignment.partition("=")
+        if not key or not text:
+            raise UsageError(f"found --search {assignment}; required KEY=VALUES with {_EXAMPLES}")
+        if key in space:
+            raise UsageError(f"found --search {key} twice; leave one of them out")
+        space[key] = text
+    return space
+
+
+def _dimension(key: str, text: str) -> Dimension:
+    found = f"found --search {key}={text}"
+    if (bounds := _RANGE.fullmatch(text)) is not None:
+        return _range(found, bounds["low"], bounds["high"], log=bounds["log"] is not None)
+    texts = tuple(split_values(text))
+    if len(texts) < 2 or not all(texts):
+        raise UsageError(f"{found}; required {_EXAMPLES}")
+    if len({*texts}) < len(texts):
+        raise UsageError(f"{found}, with a value twice; leave one of them out")
+    return Choice(texts)
+
+
+def _range(found: str, low: str, high: str, *, log: bool) -> Range:
+    whole = all(re.fullmatch(_WHOLE, text) for text in (low, high))
+    if whole and max(len(low), len(high)) > 17:
+        raise UsageError(f"{found}; required whole numbers of at most {_LARGEST_WHOLE:,}")
+    bounds = Range(*((int(low), int(high)) if whole else (float(low), float(high))), log=log, whole=whole)
+    if not (isfinite(bounds.low) and isfinite(bounds.high) and isfinite(bounds.high - bounds.low)):
+        raise UsageError(f"{found}; required bounds that float64 has, and a finite distance of them")
+    if whole and max(abs(bounds.low), abs(bounds.high)) > _LARGEST_WHOLE:
+        raise UsageError(f"{found}; required whole numbers of at most {_LARGEST_WHOLE:,}")
+    if bounds.low >= bounds.high:
+        raise UsageError(f"{found}, an empty range; required a lower bound below the upper one, or --set for one value")
+    if log and bounds.low <= 0:
+        raise UsageError(f"{found}, the logarithm of {low}; required a lower bound above 0, or no :log")
+    return bounds

@@ -1,0 +1,102 @@
+"""The settings that Optuna suggests next. Needs the extra `optuna`."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING
+
+from metaloom.flows.errors import ExtraMissing
+from metaloom.flows.sweeps.space import Dimension, Range, Search
+from metaloom.pipeline.seeding import seed_for
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
+
+Scored = tuple[Mapping[str, str], float | None]
+"""The settings of a trial and its score, None where it failed."""
+
+
+def require_optuna() -> None:
+    """Check that Optuna is installed.
+
+    Raises:
+        ExtraMissing: it is not.
+    """
+    try:
+        import optuna  # noqa: F401 # pyright: ignore[reportUnusedImport]
+    except ImportError:
+        raise ExtraMissing("optuna") from None
+
+
+def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[str, str]:
+    """Suggest the settings of the next trial, which no earlier one had, by the tree-structured Parzen estimator.
+
+    Bergstra et al. 2011. The study is made anew of the earlier trials and the sampler seeded by the number of this
+    one, so it makes no difference whether this process has seen the earlier ones.
+
+    Args:
+        search: what to try.
+        earlier: all trials before, in order. A failed one counts as worse than all others.
+        run_seed: from which, with the trial's number, the sampler is seeded.
+
+    Returns:
+        The values as text, by setting.
+    """
+    from optuna.samplers import RandomSampler, TPESampler
+
+    distributions = {key: _distribution(dimension) for key, dimension in search.dimensions.items()}
+    tried = [dict(settings) for settings, _ in earlier]
+    for attempt in count():
+        # NumPy's RandomState, which Optuna draws from, takes 32 bits.
+        seed = seed_for(run_seed, "search", len(earlier), attempt) % 2**32
+        sampler = TPESampler(seed=seed) if attempt == 0 else RandomSampler(seed=seed)
+        values = _asked(search, earlier, distributions, sampler)
+        settings = {key: dimension.text(values[key]) for key, dimension in search.dimensions.items()}
+        if settings not in tried:
+            return settings
+    raise AssertionError("unreachable: a space has more combinations than trials")
+
+
+def _asked(
+    search: Search, earlier: Sequence[Scored], distributions: "dict[str, BaseDistribution]", sampler: "BaseSampler"
+) -> dict[str, float | str]:
+    import optuna
+
+    with _quiet():
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study.add_trials([_told(search, scored, distributions) for scored in earlier])
+        return study.ask(distributions).params
+
+
+def _told(search: Search, scored: Scored, distributions: "dict[str, BaseDistribution]") -> "FrozenTrial":
+    from optuna.trial import TrialState, create_trial
+
+    settings, score = scored
+    # A pruned trial without values stands below all complete ones; a failed one would be left out.
+    state = TrialState.PRUNED if score is None else TrialState.COMPLETE
+    return create_trial(state=state, value=score, params=search.values(settings), distributions=distributions)
+
+
+def _distribution(dimension: Dimension) -> "BaseDistribution":
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if not isinstance(dimension, Range):
+        return CategoricalDistribution(dimension.texts)
+    if dimension.whole:
+        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+
+
+@contextmanager
+def _quiet() -> Generator[None, None, None]:
+    """Let Optuna tell of no study and no trial, and no more than it did after that."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
