@@ -30,6 +30,7 @@ def trained(path, recipe, *changes):
 
 
 @pytest.mark.learning
+@pytest.mark.timeout(0)
 def test_dql_reaches_475_on_cartpole(tmp_path):
     run = trained(tmp_path / "run", "dql")
     judged = {ref.iteration: run[ref.iteration].evaluation() for ref in run.refs() if ref.stage == "evaluate"}
@@ -40,6 +41,7 @@ def test_dql_reaches_475_on_cartpole(tmp_path):
 
 
 @pytest.mark.learning
+@pytest.mark.timeout(0)
 def test_sac_reaches_minus_200_on_the_pendulum(tmp_path):
     trained(tmp_path / "run", "sac-pendulum", "iterations=40")
     again = evaluate(tmp_path / "run", test_episodes=100, seed=1, backend=HERE)
@@ -47,6 +49,7 @@ def test_sac_reaches_minus_200_on_the_pendulum(tmp_path):
 
 
 @pytest.mark.learning
+@pytest.mark.timeout(0)
 def test_pearls_policy_does_better_on_test_tasks_once_they_are_inferred(tmp_path):
     run = trained(tmp_path / "run", "pearl-point-robot", *SMALL_PEARL)
     returns = run[9].evaluation().test_returns.mean(axis=2)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import metaloom
@@ -136,25 +137,19 @@ def test_a_sweep_killed_in_the_middle_and_gone_on_with_has_the_digests_of_an_unk
         assert process.is_alive()
         assert time.monotonic() < deadline
         time.sleep(0.002)
+    trainings = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.join()
+    # Processes of runs end with the one that started them, which is not to say before it.
+    assert psutil.wait_procs(trainings, timeout=20)[1] == []
     done = [run for run in sweep.runs if storage.run_exists(sweep.folder(run))]
     assert 2 <= len(done) <= 4
-    _wait_for_writers(sweep, done)
     result = trained(sweep, configs)
     assert result.failed == ()
     killed = all_digests(runs_folder, digests)
     trained(replace(sweep, root=tmp_path / "whole"), configs)
     assert killed == all_digests(tmp_path / "whole", digests)
     assert len(killed) == 4
-
-
-def _wait_for_writers(sweep, runs):
-    """Processes of runs end with the one that started them, which is not to say before it."""
-    deadline = time.monotonic() + 5
-    while any(storage.current_writer(sweep.folder(run)) for run in runs):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.slow
