@@ -159,7 +159,7 @@ def test_balanced_is_refused_before_a_run_is_made(tmp_path, tiny_config):
     no_classes = tiny_config(env={"name": "point-2d-goal"}, task_sampling="balanced")
     with pytest.raises(EnvError, match="task_sampling is balanced, but Point2DGoal declares no classes"):
         train(no_classes, tmp_path / "new", backend=SERIAL)
-    pearl = build_config({**RECIPES["pearl-point-robot"]().model_dump(), "task_sampling": "balanced"})
+    pearl = build_config({**RECIPES["pearl-point-robot"]().model_dump(), "task_sampling": "balanced", "iterations": 1})
     with pytest.raises(ConfigError, match="task_sampling is balanced, but pearl learns from"):
         train(pearl, tmp_path / "new", backend=SERIAL)
     assert not (tmp_path / "new").exists()
