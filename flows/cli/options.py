@@ -71,6 +71,10 @@ Trust = Annotated[
     ),
 ]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), show_default=False, help="Print JSON instead of text.")]
+MetricsPort = Annotated[
+    int | None,
+    Parameter(help="Port at which Prometheus can read the training on this machine: http://127.0.0.1:PORT/metrics."),
+]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 

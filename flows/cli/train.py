@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,6 +17,7 @@ from metaloom.flows.cli.options import (
     BackendOptions,
     Flag,
     LogOptions,
+    MetricsPort,
     Overrides,
     RunArgument,
     Trust,
@@ -54,6 +56,7 @@ def train(
     probe: Flag = False,
     where: BackendOptions = ANYWHERE,
     also: LogOptions = NOWHERE,
+    metrics_port: MetricsPort = None,
     as_json: AsJson = False,
 ) -> int:
     """Train a new run.
@@ -81,7 +84,10 @@ def train(
         return _dry_run(config, folder, backend, probe=probe, as_json=as_json)
     from metaloom.flows.commands.train import train as train_run
 
-    return _train(lambda observer: train_run(config, folder, backend=backend, observer=observer), folder, also, as_json)
+    def start(observer: "Observer") -> "TrainResult":
+        return train_run(config, folder, backend=backend, observer=observer)
+
+    return _train(start, folder, also, metrics_port, as_json)
 
 
 def resume(
@@ -102,6 +108,7 @@ def resume(
     trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     also: LogOptions = NOWHERE,
+    metrics_port: MetricsPort = None,
     as_json: AsJson = False,
 ) -> int:
     """Continue a run from its first missing stage, whatever interrupted it.
@@ -132,7 +139,7 @@ def resume(
             observer=observer,
         )
 
-    return _train(start, folder, also, as_json)
+    return _train(start, folder, also, metrics_port, as_json)
 
 
 def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bool, as_json: bool) -> int:
@@ -147,7 +154,9 @@ def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bo
     return USAGE
 
 
-def _train(start: "Callable[[Observer], TrainResult]", folder: Path, also: LogOptions, as_json: bool) -> int:
+def _train(
+    start: "Callable[[Observer], TrainResult]", folder: Path, also: LogOptions, metrics_port: int | None, as_json: bool
+) -> int:
     from metaloom.flows.cli.verify import what_helps
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
     from metaloom.flows.views.formatting import plural
@@ -159,7 +168,7 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, also: LogOp
         progress(mode="json" if as_json else "auto", should_stop=should_stop, out=sys.stdout) as observer,
     ):
         shown = replace(observer, iteration_done=unless_closed(observer.iteration_done))
-        with also.to(folder, shown) as watching:
+        with _measured(metrics_port, folder, shown) as measured, also.to(folder, measured) as watching:
             result = start(watching)
     tell = unless_closed(say)
     if result.stopped:
@@ -183,6 +192,14 @@ def _train(start: "Callable[[Observer], TrainResult]", folder: Path, also: LogOp
 
         tell(as_json, f"  tensorboard --logdir {location(log_folder(result.path) / 'tensorboard')}")
     return 0
+
+
+def _measured(port: int | None, folder: Path, observer: "Observer") -> "AbstractContextManager[Observer]":
+    if port is None:
+        return nullcontext(observer)
+    from metaloom.flows.metrics_endpoint import metrics_at
+
+    return metrics_at(port, folder.name, observer)
 
 
 def _next_steps(folder: Path) -> str:

@@ -1,0 +1,109 @@
+"""A training's numbers for Prometheus: a page of this machine alone, for as long as the process trains."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.loggers.numbers import scalars
+from metaloom.flows.observer import IterationReport, Observer
+from metaloom.flows.rollouts.traffic import Traffic
+from metaloom.storage import StageRef
+
+LOOPBACK = "127.0.0.1"
+
+
+class TrainingMetrics:
+    """Prometheus metrics of one training, in a registry of their own.
+
+    Args:
+        run: its name, a label of each of them.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.registry = CollectorRegistry()
+        self._run = run
+        self._done = self._gauge("iterations_done", "Complete iterations.")
+        self._planned = self._gauge("iterations_planned", "Iterations that the run will have.")
+        self._ended = self._gauge("iteration_ended_timestamp_seconds", "When the last iteration was complete.")
+        self._stage = self._gauge("stage_running", "1 for the stage that is being computed, 0 for others.", "stage")
+        self._metric = self._gauge("metric", "Metrics of the last iteration, and of the last evaluation.", "name")
+        self._threads = self._gauge("worker_threads", "Threads of all workers that are there.")
+        self._seconds = self._counter("stage_seconds", "Wall seconds of stages.", "stage", "step")
+        self._steps = self._counter("environment_steps", "Environment steps sampled.")
+        self._shards = self._counter("shards", "Shards sent to workers; again: those that took too long.", "attempt")
+        self._bytes = self._counter("worker_bytes", "Bytes between trainer and workers.", "direction")
+        self._before = Traffic()
+        self._running: str | None = None
+
+    def stage_started(self, ref: StageRef) -> None:
+        """Show the stage that is being computed."""
+        if self._running is not None:
+            self._stage.labels(self._run, self._running).set(0)
+        self._running = ref.stage
+        self._stage.labels(self._run, ref.stage).set(1)
+
+    def iteration_done(self, report: IterationReport) -> None:
+        """Add up what the iteration took, and show what it earned."""
+        self._done.labels(self._run).set(report.iteration + 1)
+        self._planned.labels(self._run).set(report.iterations)
+        self._ended.labels(self._run).set(time.time())
+        self._steps.labels(self._run).inc(report.steps)
+        for place, seconds in report.stage_seconds.items():
+            stage, _, step = place.rpartition(".")
+            self._seconds.labels(self._run, stage, step).inc(seconds)
+        for name, value in scalars(report).items():
+            self._metric.labels(self._run, name).set(value)
+        if report.traffic is not None:
+            self._add_traffic(report.traffic)
+
+    def _add_traffic(self, now: Traffic) -> None:
+        before, self._before = self._before, now
+        again = now.repeated - before.repeated
+        self._threads.labels(self._run).set(now.threads)
+        self._shards.labels(self._run, "first").inc(now.submitted - before.submitted - again)
+        self._shards.labels(self._run, "again").inc(again)
+        self._bytes.labels(self._run, "sent").inc(now.sent_bytes - before.sent_bytes)
+        self._bytes.labels(self._run, "received").inc(now.received_bytes - before.received_bytes)
+
+    def _gauge(self, name: str, about: str, *labels: str) -> Gauge:
+        return Gauge(name, about, ("run", *labels), namespace="metaloom", registry=self.registry)
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(name, about, ("run", *labels), namespace="metaloom", registry=self.registry)
+
+
+@contextmanager
+def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
+    """Yield an observer whose training can be read at `http://127.0.0.1:PORT/metrics` until the block is left.
+
+    Raises:
+        UsageError: there is no such port, or nothing can listen there.
+    """
+    if not 1 <= port <= 65535:
+        raise UsageError(f"found --metrics-port {port}; required 1 to 65535")
+    metrics = TrainingMetrics(run)
+    try:
+        server, thread = start_http_server(port, LOOPBACK, registry=metrics.registry)
+    except OSError as error:
+        raise UsageError(
+            f"found --metrics-port {port}, where nothing can listen ({error.strerror}); required a free port"
+        ) from None
+
+    def stage_started(ref: StageRef) -> None:
+        metrics.stage_started(ref)
+        observer.stage_started(ref)
+
+    def iteration_done(report: IterationReport) -> None:
+        metrics.iteration_done(report)
+        observer.iteration_done(report)
+
+    try:
+        yield replace(observer, stage_started=stage_started, iteration_done=iteration_done)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
