@@ -29,6 +29,12 @@ def test_a_run_says_what_its_robot_observed_though_nobody_asked(tmp_path, tiny_c
         config = tiny_config(env=env, iterations=1, num_tasks=2, episodes_per_task=2, max_episode_steps=5)
         train(config, tmp_path / name, backend=Backend(workers=0))
     plain, asked = (storage.open_run(tmp_path / name) for name in ("plain", "explicit"))
-    assert plain.config["env"] == {**explicit, "action_scale": 10.0, "diagnostics": False, "facts": {}, "observed": None}
+    assert plain.config["env"] == {
+        **explicit,
+        "action_scale": 10.0,
+        "diagnostics": False,
+        "facts": {},
+        "observed": None,
+    }
     assert plain.info["config_digest"] == asked.info["config_digest"]
     assert plain[0].rollouts(0).observations.shape[-1] == 111
