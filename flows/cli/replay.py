@@ -63,6 +63,7 @@ def _replay(
     backend = where.backend()
     from metaloom.flows.commands.replay import StageReplay
     from metaloom.flows.commands.replay import replay as replay_run
+    from metaloom.flows.views.parts import as_text
     from metaloom.flows.views.tables import difference_table, replay_line
 
     outcomes: list[StageReplay] = []
@@ -76,7 +77,8 @@ def _replay(
     elif different:
         console().print(difference_table([difference for outcome in different for difference in outcome.differences]))
         changed = dict.fromkeys(change for outcome in different for change in outcome.changed)
-        console().print(f"Other than when it was computed: {'; '.join(changed) or 'nothing that is recorded'}")
+        told = "; ".join(changed) or "nothing that is recorded"
+        console().print(as_text(f"Other than when it was computed: {told}"))
     else:
         console().print(_verdict(outcomes))
     return 1 if different else 0

@@ -1,6 +1,6 @@
 """What of a processor and its arithmetic is no longer what a stored output was computed with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from metaloom.pipeline.nn.device import arithmetic_facts
 from metaloom.storage import Run, StageRef
@@ -24,9 +24,10 @@ def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
             yield f"a processor without {_few(lost)}, with {_few(new)}"
         elif before != today:
             yield f"{name} {before} then, {today} now"
-    known = run.environment_of(ref).get("arithmetic", {})
+    recorded = run.environment_of(ref).get("arithmetic")
+    known = recorded if isinstance(recorded, Mapping) else {}
     for name, today in arithmetic_facts().items():
-        before = known.get(name, "not recorded")
+        before = str(known.get(name, "not recorded"))
         if before != today:
             yield f"arithmetic of {name}: {before} then, {today} now"
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from metaloom import storage
+from metaloom.flows import cli
 from metaloom.flows.commands.replay import compare, replay, ulp_distance
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import train
@@ -16,7 +17,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.nn.device import arithmetic_facts
-from metaloom.storage import StageRef
+from metaloom.storage import Run, StageRef
 
 REF = StageRef(0, "adapt", 0)
 
@@ -129,6 +130,16 @@ def test_other_arithmetic_than_the_runs_is_named_where_bits_differ(stored):
     told = f"arithmetic of blas: {blas} then, openblas {other} now"
     assert all(outcome["changed"] == [told] for outcome in different)
     assert not any(outcome["changed"] for outcome in outcomes if outcome["identical"])
+
+
+@pytest.mark.parametrize("recorded", ["[bold]x\x1b[2J", ["x"], {"blas": "[bold]x\x1b[2J"}])
+def test_what_a_foreign_run_says_of_its_arithmetic_is_shown_as_text(stored, monkeypatch, capsys, recorded):
+    computes_otherwise(monkeypatch, "sample_tasks", lambda tasks: dataclasses.replace(tasks, params=tasks.params + 1))
+    monkeypatch.setattr(Run, "environment_of", lambda run, ref: {"arithmetic": recorded})
+    assert cli.run(["replay", f"{stored}@0", "--stage", "sample_tasks"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "\x1b[2J" not in out
+    assert ("blas: [bold]x" if isinstance(recorded, dict) else "blas: not recorded then") in out
 
 
 def test_nan_equals_itself_and_minus_zero_differs_from_zero():
