@@ -20,7 +20,13 @@ export METALOOM_RUNS=${METALOOM_RUNS:-$PWD/runs}
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 mkdir -p "$METALOOM_RUNS"
 job=$(mktemp -d "$PWD/.metaloom-job-$SLURM_JOB_ID-XXXX")
-trap 'rm -rf "$job"' EXIT
+scheduler='' workers=''
+end() {
+    # Not every cluster ends what a job leaves behind.
+    kill $scheduler $workers 2> /dev/null || true
+    rm -rf "$job"
+}
+trap end EXIT
 
 # Whoever reaches a Dask scheduler can run code on its workers, so only this job's certificate is let in.
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 30 -subj /CN=metaloom \
@@ -33,8 +39,9 @@ done
 # The scheduler says itself under which address it listens: the first one of `hostname -I` need not be reachable.
 dask scheduler --protocol tls --port 0 --no-dashboard ${METALOOM_INTERFACE:+--interface "$METALOOM_INTERFACE"} \
     --scheduler-file "$job/scheduler.json" > "$job/scheduler.log" 2>&1 &
+scheduler=$!
 until [ -s "$job/scheduler.json" ]; do
-    kill -0 $! || { cat "$job/scheduler.log"; exit 1; }
+    kill -0 "$scheduler" || { cat "$job/scheduler.log"; exit 1; }
     sleep 1
 done
 address=$(sed -n 's/.*"address": "\([^"]*\)".*/\1/p' "$job/scheduler.json" | head -n 1)
@@ -58,11 +65,10 @@ while kill -0 "$trainer" 2> /dev/null; do
     code=0
     wait "$trainer" || code=$?
 done
-kill "$workers" 2> /dev/null || true
+end
 
 if [ "$code" = 130 ]; then
     echo "time is up: queueing job $SLURM_JOB_ID again, which resumes $run"
-    rm -rf "$job"
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

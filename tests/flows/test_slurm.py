@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from prefect_server import iterations_of, wait_for
 from slurm import Slurm, running_slurm
@@ -43,6 +44,15 @@ def require_restarts(slurm: Slurm, job: str, restarts: str) -> None:
         time.sleep(0.5)
 
 
+def left_behind(folder: Path) -> list[int]:
+    """Processes that name a file in a folder."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in process.info["cmdline"] or ())
+    ]
+
+
 def test_a_job_is_queued_again_at_its_time_limit_and_resumes(
     slurm, tmp_path, tiny_config: Callable[..., RunConfig], digests
 ):
@@ -61,5 +71,6 @@ def test_a_job_is_queued_again_at_its_time_limit_and_resumes(
     assert slurm.state(job)["Restarts"] == "2"
     assert storage.verify_run(folder) == []
     assert not [*tmp_path.glob(".metaloom-job-*")]
+    wait_for(lambda: not left_behind(tmp_path), "its schedulers and workers end", seconds=30)
     alone = train(config, tmp_path / "alone", backend=Backend(workers=0))
     assert digests(folder) == digests(alone.path)
