@@ -2,23 +2,19 @@
 
 import numpy as np
 import pytest
+from memory_runs import SERIAL, recipe_config, require_forks, require_replayed, trained_once
 
 import metaloom
 from metaloom import storage
-from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.optimize import optimize
-from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.recipes import RECIPES
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.config.input import ConfigError, override
-from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.policies.remembering import Remembering, recollect
 from metaloom.pipeline.types import TaskParams
 
-SERIAL = Backend(workers=0)
 SMALL = ("policy.hidden_sizes=[8]", "iterations=2", "episodes_per_task=5", "max_episode_steps=12")
 EVALUATED = ("evaluation.every=2", "evaluation.test_episodes=3")
 RUNS = {
@@ -30,23 +26,13 @@ RUNS = {
 
 def config_of(name, *changes):
     recipe, *settings = RUNS[name]
-    before = RECIPES[recipe]()
-    written = before.model_dump(mode="json", include=before.model_fields_set)
-    return build_config(override(written, [*SMALL, *settings, *changes]))
+    return recipe_config(recipe, [*SMALL, *settings, *changes])
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Small runs by name, trained once in this process."""
-    found = {}
-
-    def path_of(name):
-        if name not in found:
-            found[name] = tmp_path_factory.mktemp(name) / "run"
-            train(config_of(name, *EVALUATED), found[name], backend=SERIAL)
-        return found[name]
-
-    return path_of
+    return trained_once(tmp_path_factory, lambda name: config_of(name, *EVALUATED))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -55,10 +41,7 @@ def test_a_run_learns_and_replays_bit_for_bit(made, name):
     start, end = run[0].learner(), run[1].update().learner
     assert all(not np.array_equal(start.params[p], end.params[p]) for p in start.params)
     assert not np.array_equal(start.extra["critic.output.kernel"], end.extra["critic.output.kernel"])
-    assert storage.verify_run(made(name)) == []
-    outcomes = replay(made(name))
-    assert {outcome.ref.stage for outcome in outcomes} >= {"collect_rollouts", "process_samples", "meta_optimize"}
-    assert all(outcome.identical for outcome in outcomes)
+    require_replayed(made(name))
 
 
 def test_two_workers_give_the_digests_of_this_process(made, tmp_path, digests):
@@ -73,12 +56,7 @@ def test_a_resumed_run_is_one_that_was_never_interrupted(made, tmp_path, digests
 
 
 def test_a_fork_goes_on_as_its_parent_did_unless_a_setting_changes(made, tmp_path, digests):
-    for name, changes in (("same", ()), ("other", ("algorithm.clip_eps=0.01",))):
-        fork(made("ppo"), 1, tmp_path / name, changes)
-        resume(tmp_path / name, backend=SERIAL)
-    same, other, parent = digests(tmp_path / "same"), digests(tmp_path / "other"), digests(made("ppo"))
-    assert same == parent
-    assert {ref for ref in parent if other[ref] != parent[ref]} == {"1.meta_optimize.0", "1.evaluate.0"}
+    require_forks(made("ppo"), tmp_path, "algorithm.clip_eps=0.01", digests)
 
 
 def test_stored_episodes_are_learned_from_again_under_other_settings(made):

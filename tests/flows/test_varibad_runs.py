@@ -2,19 +2,16 @@
 
 import numpy as np
 import pytest
+from memory_runs import SERIAL, recipe_config, require_replayed, trained_once
 
 import metaloom
 from metaloom import storage
 from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.optimize import optimize
-from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import resume, train
-from metaloom.flows.recipes import RECIPES
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.config.input import override
-from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.posterior import PosteriorNetwork
 from metaloom.pipeline.policies.remembering import Remembering, recollect
@@ -22,7 +19,6 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import TaskParams
 from metaloom.storage import Span, StageRef
 
-SERIAL = Backend(workers=0)
 SMALL = (
     "policy.hidden_sizes=[8]",
     "iterations=4",
@@ -52,24 +48,13 @@ RUNS = {
 
 def config_of(name, *changes):
     recipe, *settings = RUNS[name]
-    before = RECIPES[recipe]()
-    return build_config(
-        override(before.model_dump(mode="json", include=before.model_fields_set), [*SMALL, *settings, *changes])
-    )
+    return recipe_config(recipe, [*SMALL, *settings, *changes])
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Small runs by name, trained once in this process."""
-    found = {}
-
-    def path_of(name):
-        if name not in found:
-            found[name] = tmp_path_factory.mktemp(name) / "run"
-            train(config_of(name), found[name], backend=SERIAL)
-        return found[name]
-
-    return path_of
+    return trained_once(tmp_path_factory, config_of)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -80,10 +65,7 @@ def test_a_run_learns_and_replays_bit_for_bit(made, name):
     decoders = [p for p in start.extra if p.startswith("decoder.")]
     assert decoders
     assert all(not np.array_equal(start.extra[p], end.extra[p]) for p in decoders)
-    assert storage.verify_run(made(name)) == []
-    outcomes = replay(made(name))
-    assert {outcome.ref.stage for outcome in outcomes} >= {"collect_rollouts", "process_samples", "meta_optimize"}
-    assert all(outcome.identical for outcome in outcomes)
+    require_replayed(made(name))
 
 
 def test_an_update_reads_the_trials_of_the_last_iterations_from_the_store(made):
