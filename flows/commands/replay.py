@@ -9,7 +9,6 @@ import numpy as np
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.changed_machine import machine_changes
 from metaloom.flows.graph.faults import compute_checked, explained
 from metaloom.flows.graph.recomputed import Recomputed, nearest_learner
 from metaloom.flows.graph.run_stages import RunStages, stages_of_run
@@ -170,7 +169,7 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
     differences = [*compare(ref, stored, flatten(value))] if stored is not None else []
     if not differences:
         differences = [*compare_digests(ref, record.arrays, array_digests(value))]
-    changed = (*changed_versions(record), *stages.changes(ref), *machine_changes(run, ref)) if differences else ()
+    changed = (*changed_versions(record), *outputs.changes(ref)) if differences else ()
     return StageReplay(ref, tuple(differences), record.seconds, equality, stored is None, changed), value
 
 

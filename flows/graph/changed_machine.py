@@ -1,10 +1,11 @@
 """What of a processor and its arithmetic is no longer what a stored output was computed with."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from metaloom.pipeline.nn.device import arithmetic_facts
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.provenance import system
+from metaloom.storage.read.sessions import mapping
 
 _DECIDES_BITS = ("cpu", "cpu_flags", "libc")
 
@@ -24,8 +25,7 @@ def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
             yield f"a processor without {_few(lost)}, with {_few(new)}"
         elif before != today:
             yield f"{name} {before} then, {today} now"
-    recorded = run.environment_of(ref).get("arithmetic")
-    known = recorded if isinstance(recorded, Mapping) else {}
+    known = mapping(run.environment_of(ref).get("arithmetic"))
     for name, today in arithmetic_facts().items():
         before = str(known.get(name, "not recorded"))
         if before != today:

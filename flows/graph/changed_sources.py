@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 
 from metaloom.pipeline.config.sources import changed_sources
 from metaloom.storage import Run, StageRef
+from metaloom.storage.read.sessions import mapping
 
 log = logging.getLogger(__name__)
 
@@ -17,8 +18,7 @@ def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
         ref: the output.
         now: digests of the sources that would compute it today.
     """
-    then = run.environment_of(ref).get("plugins", {})
-    return changed_sources(now, then if isinstance(then, Mapping) else {})
+    return changed_sources(now, mapping(run.environment_of(ref).get("plugins")))
 
 
 def tell_changed_sources(

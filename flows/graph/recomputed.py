@@ -38,7 +38,7 @@ class Recomputed:
         except storage.StageThinned:
             self._bring_learners(ref)
             value = self._stages.of(ref).compute(ref, self)
-        require_same(self._run.record(ref), value, changed=lambda: self._changes(ref))
+        require_same(self._run.record(ref), value, changed=lambda: self.changes(ref))
         self.remember(ref, value)
         return value
 
@@ -56,6 +56,10 @@ class Recomputed:
         except storage.StageThinned:
             return self.load(ref)
 
+    def changes(self, ref: StageRef) -> list[str]:
+        """What else than versions decides an output's bits and was otherwise when it was computed, a few words each."""
+        return [*self._stages.changes(ref), *machine_changes(self._run, ref)]
+
     def remember(self, ref: StageRef, value: Value) -> None:
         """Have an output at hand that is known to be the stored one; those of other iterations are let go."""
         start = self._run.learner_ref(ref.iteration)
@@ -71,9 +75,6 @@ class Recomputed:
             first -= 1
         for i in range(first + 1, ref.iteration + 1):
             self.load(self._run.learner_ref(i))
-
-    def _changes(self, ref: StageRef) -> list[str]:
-        return [*self._stages.changes(ref), *machine_changes(self._run, ref)]
 
     def _is_missing(self, learner: StageRef) -> bool:
         return learner not in self._values and self._run.is_thinned(learner)

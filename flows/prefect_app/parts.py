@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,8 +22,12 @@ LASTED_SECONDS = 60.0
 # What does not answer for so long is stuck: a server that is busy answers late, but within Prefect's own time limits.
 STUCK_SECONDS = 90.0
 
-_LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
+# If `metaloom serve` is killed, nobody else would end its parts, which would hold the port against the next one. Only
+# Linux ends a process with its parent.
+_END_WITH_PARENT = (
+    partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM) if sys.platform == "linux" else None
+)
 
 
 class ServeError(RuntimeError):
@@ -66,7 +71,7 @@ class Part:
             stderr=subprocess.STDOUT if self._output else None,
             # A group of its own: Ctrl-C in a terminal reaches this process alone, which stops the parts in order.
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=_END_WITH_PARENT,
         )
         self._began = self._answered = self.clock()
         self._due = None
@@ -141,8 +146,3 @@ def running(part: Part) -> Iterator[Part]:
 
 def _reason(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _end_with_parent() -> None:
-    # If `metaloom serve` is killed, nobody else would end its parts, which would hold the port against the next one.
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

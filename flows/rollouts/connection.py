@@ -98,8 +98,8 @@ def _tell_other_arithmetic(found: Mapping[str, tuple[str, ...]]) -> None:
         log.warning(
             "%d of %d Dask workers multiply matrices by other machine code than this process, and digests may differ "
             "from those of other workers and of `metaloom replay`: %s at %s, %s here. OPENBLAS_CORETYPE=Haswell and "
-            "ATEN_CPU_CAPABILITY=avx2 for the trainer and every worker make them equal on all x86-64 processors with "
-            "AVX2",
+            "ATEN_CPU_CAPABILITY=avx2 for the trainer and every worker have all x86-64 processors with AVX2 run the "
+            "same code",
             len(others),
             len(found),
             ", ".join(blas),

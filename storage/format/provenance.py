@@ -41,6 +41,7 @@ def utc(seconds: float | None = None) -> str:
     return moment.isoformat(timespec="microseconds")
 
 
+@lru_cache(maxsize=1)
 def _cpu_flags() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

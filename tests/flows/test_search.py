@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_runs import SMALL_SWEEP
 
 import metaloom
 from metaloom import storage
@@ -28,15 +29,6 @@ from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.schema import ConfigError
 
 SERIAL = Backend(workers=0)
-SMALL = (
-    "env.options.reward=dense",
-    "algorithm.num_epochs=1",
-    "policy.hidden_sizes=[4]",
-    "iterations=2",
-    "num_tasks=2",
-    "episodes_per_task=2",
-    "max_episode_steps=4",
-)
 SPACE = {"algorithm.inner_lr": "0.01:0.3:log", "policy.activation": "tanh,relu"}
 
 
@@ -50,7 +42,7 @@ def runs_folder(tmp_path, monkeypatch, pytestconfig) -> Path:
 
 def planned(*, trials=3, space=SPACE, seeds=1, metric="return", settings=()):
     search = Search(trials, metric, space)
-    return plan_search("promp-point-corner", "lr", search=search, seeds=seeds, settings=(*SMALL, *settings))
+    return plan_search("promp-point-corner", "lr", search=search, seeds=seeds, settings=(*SMALL_SWEEP, *settings))
 
 
 def trained(sweep, **options):
@@ -59,7 +51,7 @@ def trained(sweep, **options):
 
 def words(*more, trials=2, space=SPACE):
     searched = [word for key, text in space.items() for word in ("--search", f"{key}={text}")]
-    sets = [word for setting in SMALL for word in ("--set", setting)]
+    sets = [word for setting in SMALL_SWEEP for word in ("--set", setting)]
     return [
         *["sweep", "promp-point-corner", "--name", "lr", "--optuna", str(trials), *searched, *sets, "--workers", "0"],
         *more,
@@ -182,7 +174,7 @@ def test_a_bad_search_is_refused_before_anything_starts(changed, problem, runs_f
 
 
 def test_what_only_building_a_run_shows_is_refused_before_the_first_trial():
-    settings = [setting for setting in SMALL if not setting.startswith("env.")]
+    settings = [setting for setting in SMALL_SWEEP if not setting.startswith("env.")]
     search = Search(2, "return", {"env.options.reward": "dense,no"})
     sweep = plan_search("promp-point-corner", "r", search=search, settings=settings)
     with pytest.raises(EnvError, match="reward"):

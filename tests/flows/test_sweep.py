@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from small_runs import SMALL_SWEEP
 
 import metaloom
 from metaloom import storage
@@ -27,15 +28,6 @@ from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.schema import ConfigError
 
 SERIAL = Backend(workers=0)
-SMALL = (
-    "env.options.reward=dense",
-    "algorithm.num_epochs=1",
-    "policy.hidden_sizes=[4]",
-    "iterations=2",
-    "num_tasks=2",
-    "episodes_per_task=2",
-    "max_episode_steps=4",
-)
 GRID = {"algorithm.inner_lr": ("0.05", "0.1")}
 
 
@@ -48,7 +40,7 @@ def runs_folder(tmp_path, monkeypatch, pytestconfig) -> Path:
 
 
 def planned(name="lr", *, seeds=2, grid=GRID, settings=()):
-    return plan("promp-point-corner", name, seeds=seeds, grid=grid, settings=(*SMALL, *settings))
+    return plan("promp-point-corner", name, seeds=seeds, grid=grid, settings=(*SMALL_SWEEP, *settings))
 
 
 def trained(sweep, configs, **options):
@@ -60,7 +52,7 @@ def all_digests(root, digests):
 
 
 def words(*more):
-    sets = [word for setting in SMALL for word in ("--set", setting)]
+    sets = [word for setting in SMALL_SWEEP for word in ("--set", setting)]
     return ["sweep", "promp-point-corner", *sets, "--workers", "0", *more]
 
 
@@ -212,7 +204,7 @@ def test_a_bad_grid_is_refused_before_anything_starts(grid, problem, runs_folder
 
 
 def test_what_only_building_a_run_shows_is_refused_before_the_first_one_trains(runs_folder):
-    settings = [setting for setting in SMALL if not setting.startswith("env.")]
+    settings = [setting for setting in SMALL_SWEEP if not setting.startswith("env.")]
     grid = {"env.options.reward": ("dense", "no")}
     sweep, configs = plan("promp-point-corner", "r", seeds=1, grid=grid, settings=settings)
     with pytest.raises(EnvError, match="reward"):
@@ -325,7 +317,7 @@ def test_a_file_that_is_no_sweep_is_refused_and_leads_nowhere(runs_folder):
 def test_a_recipe_that_changed_since_is_told(runs_folder, tmp_path, capsys):
     file = tmp_path / "mine.yaml"
     file.write_text("env: point-corner\nalgorithm: promp\n")
-    plan(str(file), "mine", seeds=1, settings=SMALL)[0].write()
+    plan(str(file), "mine", seeds=1, settings=SMALL_SWEEP)[0].write()
     assert len(find_sweep("mine").config(find_sweep("mine").runs[0]).policy.hidden_sizes) == 1
     file.write_text("env: point-corner\nalgorithm: {name: promp, clip_eps: 0.1}\n")
     assert cli.run(["sweep", "mine"]) == 2

@@ -49,3 +49,13 @@ SMALL_RUNS = {
     ),
 }
 """Algorithm -> recipe and settings; a test adds `iterations` and `policy.hidden_sizes`."""
+SMALL_SWEEP = (
+    "env.options.reward=dense",
+    "algorithm.num_epochs=1",
+    "policy.hidden_sizes=[4]",
+    "iterations=2",
+    "num_tasks=2",
+    "episodes_per_task=2",
+    "max_episode_steps=4",
+)
+"""Settings of ProMP on the point robot, of which a sweep trains many."""
