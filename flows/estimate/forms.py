@@ -15,6 +15,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, Fact, MetaEnv
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.contract import Policy
+from metaloom.pipeline.tasks.evaluation import evaluation_tasks
 from metaloom.pipeline.types import (
     Array,
     EpisodeBatch,
@@ -47,6 +48,7 @@ class Forms:
         spaces: of the environment.
         train_tasks: of a fixed set, 0 without one.
         test_tasks: of a fixed set, 0 without one.
+        evaluated_classes: of tasks, of each of which an evaluation has one; 0 where others say how many it has.
     """
 
     outputs: Mapping[type[Value], Mapping[str, Array]]
@@ -57,6 +59,7 @@ class Forms:
     spaces: Spaces
     train_tasks: int
     test_tasks: int
+    evaluated_classes: int
 
     @classmethod
     def of(cls, config: RunConfig, *, act: bool = False) -> "Forms":
@@ -85,9 +88,17 @@ class Forms:
                 setup,
                 len(env.task_set or ()),
                 len(env.test_task_set or ()),
+                _evaluated_classes(config, env),
             )
         finally:
             env.close()
+
+
+def _evaluated_classes(config: RunConfig, env: MetaEnv) -> int:
+    if config.evaluation.evenly_by is None or config.evaluation.num_tasks is not None:
+        return 0
+    # The first evaluation has no draws of training to avoid, and as many tasks as any other.
+    return len(evaluation_tasks(config, env, 0))
 
 
 def _outputs(

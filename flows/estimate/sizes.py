@@ -159,7 +159,7 @@ class _Sizes:
         asked = config.evaluation
         fixed = forms.test_tasks if asked.tasks == "held-out" else 0
         given = 0 if isinstance(asked.tasks, str) else len(asked.tasks)
-        tasks = asked.num_tasks or given or fixed or config.num_tasks
+        tasks = asked.num_tasks or forms.evaluated_classes or given or fixed or config.num_tasks
         K = plan.adaptation_steps
         sizes = self._sizes | {"task": tasks, "episode": plan.episodes, "test_episode": plan.test_episodes}
         stored = self._output(Evaluation, sizes | {"adaptation_steps": K + 1, "adaptation_step": K})

@@ -2,8 +2,9 @@
 
 ML10 has 20 tasks, 10 episodes of 500 steps of each and 20 million steps in all, MT10 as many steps in all, in
 `metaworld-algorithms` (McLean et al. 2025, arXiv:2505.11289). Networks of the MAML family have two layers of 128, as in
-garage: three of 400, as there, take most of an iteration on a CPU. `--set env.name=metaworld-ml1-push` trains on one
-class of tasks by the same settings.
+garage: three of 400, as there, take most of an iteration on a CPU. VariBAD has no sizes in any of them; ours are a
+beginning. Recipes for one class of tasks have the settings of ML10 and the class reach, and `--set
+env.name=metaworld-ml1-push` names another.
 """
 
 from typing import Any
@@ -14,6 +15,7 @@ from metaloom.pipeline.algorithms.maml.settings import MAMLTRPO, ProMP
 from metaloom.pipeline.algorithms.off_policy.sac import SAC
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.algorithms.rl2.settings import RL2
+from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.config.evaluation import EvaluationConfig
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
@@ -68,6 +70,50 @@ def pearl_metaworld_ml10() -> RunConfig:
         max_episode_steps=EPISODE,
         evaluation=_evaluation(every=20),
     )
+
+
+def varibad_metaworld_ml10() -> RunConfig:
+    """VariBAD on ten classes of tasks; a trial has ten episodes, as of RL2. Sizes of the model are ours."""
+    return _meta(
+        VariBAD(
+            episodes_per_trial=10,
+            learning_rate=5e-4,
+            num_epochs=10,
+            trials_per_minibatch=10,
+            entropy_coeff=5e-3,
+            encoder_size=256,
+            elbo_steps=25,
+            decoded_steps=50,
+        ),
+        policy=PolicyConfig(hidden_sizes=(128, 128)),
+        processing=ProcessingConfig(discount=0.99, gae_lambda=0.95),
+        iterations=STEPS // (20 * 10 * EPISODE),
+    )
+
+
+def maml_trpo_metaworld_ml1_reach() -> RunConfig:
+    """MAML-TRPO on goals of reach, or of the class of another environment, by the settings of ML10."""
+    return _of_one_class(maml_trpo_metaworld_ml10())
+
+
+def promp_metaworld_ml1_reach() -> RunConfig:
+    """ProMP on goals of reach, or of the class of another environment, by the settings of ML10."""
+    return _of_one_class(promp_metaworld_ml10())
+
+
+def rl2_metaworld_ml1_reach() -> RunConfig:
+    """RL2 on goals of reach, or of the class of another environment, by the settings of ML10."""
+    return _of_one_class(rl2_metaworld_ml10())
+
+
+def pearl_metaworld_ml1_reach() -> RunConfig:
+    """PEARL on goals of reach, or of the class of another environment, by the settings of ML10."""
+    return _of_one_class(pearl_metaworld_ml10())
+
+
+def varibad_metaworld_ml1_reach() -> RunConfig:
+    """VariBAD on goals of reach, or of the class of another environment, by the settings of ML10."""
+    return _of_one_class(varibad_metaworld_ml10())
 
 
 def ppo_metaworld_mt10() -> RunConfig:
@@ -142,6 +188,17 @@ def _meta(algorithm: AlgorithmSettings, **settings: Any) -> RunConfig:
         evaluation=_evaluation(every=10),
         **settings,
     )
+
+
+def _of_one_class(config: RunConfig) -> RunConfig:
+    """Goals of one class, drawn uniformly; ten of those held out in every evaluation."""
+    assert config.evaluation.every is not None
+    changed = {
+        "env": config.env.model_copy(update={"name": "metaworld-ml1-reach"}),
+        "task_sampling": "uniform",
+        "evaluation": EvaluationConfig(every=config.evaluation.every, num_tasks=10, test_episodes=3),
+    }
+    return config.model_copy(update=changed)
 
 
 def _evaluation(every: int) -> EvaluationConfig:

@@ -126,6 +126,26 @@ def test_the_number_that_is_said_to_fit_fits_and_the_next_one_does_not(tmp_path:
     assert [machine.excess(found) > 1 for found in sized] == [False, True]
 
 
+def test_an_evaluation_of_one_task_per_class_is_counted_so() -> None:
+    settings = [
+        "evaluation.adaptation_steps=2",
+        "episodes_per_task=4",
+        "max_episode_steps=7",
+        "evaluation.every=1",
+        "evaluation.test_episodes=3",
+        "evaluation.tasks=[[-2, -2], [-2, 2], [-2, 1]]",
+    ]
+
+    def steps(*more: str) -> int:
+        config = new_config("promp-point-corner", [*settings, *more])
+        return estimate(config, Forms.of(config)).evaluation_steps
+
+    a_task = 7 * (2 * 4 + 3 * 3)
+    assert steps() == 3 * a_task
+    assert steps("evaluation.evenly_by=goal_x") == a_task
+    assert steps("evaluation.evenly_by=goal_x", "evaluation.num_tasks=2") == 2 * a_task
+
+
 def test_resuming_forking_and_evaluating_refuse_what_cannot_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

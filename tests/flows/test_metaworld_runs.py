@@ -74,6 +74,12 @@ SMALL = {
         "episodes_per_task": 2,
         "algorithm": {"name": "rl2", "episodes_per_trial": 2, "num_epochs": 1},
     },
+    "varibad-metaworld-ml1-reach": {
+        "task_sampling": "uniform",
+        "episodes_per_task": 2,
+        "algorithm": {"name": "varibad", "episodes_per_trial": 2, "num_epochs": 1, "encoder_size": 8},
+        "evaluation": {"every": 2, "num_tasks": 2, "test_episodes": 1},
+    },
     "sac-metaworld-mt10": {
         "num_tasks": 1,
         "episodes_per_task": 1,

@@ -7,7 +7,7 @@ from metaloom.flows import cli
 from metaloom.flows.recipes import RECIPES, load_settings, new_config
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.config.input import ConfigError, override
-from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import make_env
 
 SINGLE_TASK = ["a2c", "dql", "ppo", "ppo2", "recurrent-a2c", "recurrent-ppo", "sac", "svpg"]
@@ -117,22 +117,31 @@ METAWORLD = {
     "promp-metaworld-ml10": (20 * 10 * 500 * 2, 100),
     "rl2-metaworld-ml10": (20 * 10 * 500, 200),
     "pearl-metaworld-ml10": (10 * (2500 + 2500), 400),
+    "varibad-metaworld-ml10": (20 * 10 * 500, 200),
     "ppo-metaworld-mt10": (10 * 20 * 500, 200),
     "sac-metaworld-mt10": (500, 40_000),
 }
 
 
 @pytest.mark.parametrize("name", METAWORLD)
-def test_recipes_for_metaworld_take_20_million_steps_also_on_one_class_of_tasks(name):
+def test_recipes_for_metaworld_take_20_million_steps(name):
     (steps, iterations), config = METAWORLD[name], RECIPES[name]()
     pearl = config.algorithm if config.algorithm.name == "pearl" else None
     per_task = pearl.num_steps_prior + pearl.num_extra_rl_steps_posterior if pearl else 0
     assert steps == (config.num_tasks * per_task or config.nominal_steps_per_iteration)
     assert config.iterations == iterations
     assert steps * iterations == 20_000_000
-    one_class = new_config(name, ["env.name=metaworld-ml1-push"])
-    assert one_class.env == config.env.model_copy(update={"name": "metaworld-ml1-push"})
-    assert one_class.model_copy(update={"env": config.env}) == config
+
+
+@pytest.mark.parametrize("algorithm", ["maml-trpo", "promp", "rl2", "pearl", "varibad"])
+def test_recipes_for_one_class_of_metaworld_differ_in_tasks_alone(algorithm):
+    ten, one = RECIPES[f"{algorithm}-metaworld-ml10"](), RECIPES[f"{algorithm}-metaworld-ml1-reach"]()
+    changed = {name for name in RunConfig.model_fields if getattr(ten, name) != getattr(one, name)}
+    assert changed <= {"env", "task_sampling", "evaluation"}
+    assert (one.env.name, one.task_sampling, one.evaluation.num_tasks) == ("metaworld-ml1-reach", "uniform", 10)
+    assert (
+        new_config(f"{algorithm}-metaworld-ml1-reach", ["env.name=metaworld-ml1-push"]).env.name == "metaworld-ml1-push"
+    )
 
 
 @pytest.mark.parametrize("robot", ["walker2d", "hopper"])
