@@ -1,6 +1,7 @@
 """Fixtures and rules for all tests."""
 
 import atexit
+import fcntl
 import os
 import shutil
 import signal
@@ -32,9 +33,19 @@ settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory, pytestconfig) -> Path:
-    """The wheel, built from the source distribution of a copy, because a build leaves files beside the sources."""
-    folder = tmp_path_factory.mktemp("release")
+def wheel(tmp_path_factory, pytestconfig, worker_id) -> Path:
+    """The wheel, built once for all processes of the suite."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "release"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = [*folder.glob("*.whl")] or [_release(folder, pytestconfig)]
+    return found[0]
+
+
+def _release(folder: Path, pytestconfig: pytest.Config) -> Path:
+    """Build from the source distribution of a copy, because a build leaves files beside the sources."""
     skipped = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "tests", "runs")
     shutil.copytree(pytestconfig.rootpath, folder / "source", symlinks=True, ignore=skipped)
     _build("sdist", folder / "source")

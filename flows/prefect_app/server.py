@@ -5,7 +5,8 @@
 - A batch of events that are all stored already, as clients send after they have lost the server, is no error. Prefect
   3.8 inserts nothing, which SQLite refuses, and drops new events with it.
 
-Both lean on Prefect's private modules; tests/flows/test_prefect_recovery.py runs them against a real server.
+Both lean on Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run them in a
+real server.
 """
 
 import warnings

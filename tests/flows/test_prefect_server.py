@@ -12,15 +12,19 @@ import urllib.error
 import urllib.request
 import venv
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect_server import Served, answers, iterations_of, part_of, serving, typed, wait_for
 
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import train
+from metaloom.flows.prefect_app import deployments
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import RunConfig
 
@@ -159,13 +163,15 @@ def test_one_training_at_a_time(served):
         assert deployment["global_concurrency_limit"] is None
 
 
-@pytest.mark.parametrize(("parameter", "named"), [("iterations=-1", "minimum"), ("learning_rate=0.1", "learning_rate")])
-def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first, parameter, named):
+def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first):
     """By the schema, of which test_prefect_flow.py has what else it refuses."""
     before = served.ask("flow_runs/count")
-    refused = served.prefect("deployment", "run", "meta-train", "-p", parameter)
+    refused = served.prefect("deployment", "run", "meta-train", "-p", "learning_rate=0.1")
     assert refused.returncode == 1
-    assert named in refused.stdout + refused.stderr
+    assert "learning_rate" in refused.stdout + refused.stderr
+    with pytest.raises(urllib.error.HTTPError) as page:
+        served.start("meta-train", iterations=-1)
+    assert (page.value.code, "minimum" in page.value.read().decode()) == (409, True)
     assert served.ask("flow_runs/count") == before
 
 
@@ -183,9 +189,10 @@ def test_the_full_name_extends_a_run_from_any_folder(served, first, tmp_path):
 
 
 def test_a_run_is_not_continued_with_other_settings(served, first):
-    state = served.finished("meta-train", run="first", seed=6, workers=0)["state"]
-    assert state["type"] == "FAILED"
-    assert "seed is 5 there, 6 was asked for" in state["message"]
+    with here(served):
+        state = deployments.meta_train(run=path_of(served, "first"), seed=6, workers=0, return_state=True)
+    assert state.is_failed()
+    assert "seed is 5 there, 6 was asked for" in state.message
 
 
 def test_replay_finds_the_stored_iteration_identical(served, first):
@@ -195,14 +202,20 @@ def test_replay_finds_the_stored_iteration_identical(served, first):
 
 
 def test_evaluate_reports_the_return_after_every_adaptation_step(served, first):
-    evaluated = served.finished("evaluate", run="first", num_tasks=2, adaptation_steps=2, workers=0)
-    assert evaluated["name"] == "evaluate first"
+    run = path_of(served, "first")
+    with here(served):
+        done = deployments.evaluate(run, num_tasks=2, adaptation_steps=2, workers=0, return_state=True)
+    assert done.is_completed()
+    evaluated = served.flow_run(f"evaluate {run}")
     (table,) = served.of_flow_run("artifacts", evaluated["id"])
     assert [row["adaptation_steps"] for row in json.loads(table["data"])] == [0, 1, 2]
 
 
 def test_a_training_outlives_its_server_and_its_own_process(served, tiny_config: Callable[..., RunConfig], digests):
-    """Both are killed; nobody does anything about it."""
+    """Both are killed, and nobody does anything about it; then it is cancelled in the page.
+
+    Of which its worker does not hear, having lost the server before.
+    """
     config = tiny_config(iterations=100_000).model_dump(mode="json")
     id = served.start("meta-train-custom", run="killed", workers=0, config=config)
     folder = served.folder / "runs" / "killed"
@@ -221,8 +234,7 @@ def test_a_training_outlives_its_server_and_its_own_process(served, tiny_config:
 
     wait_for(lambda: iterations_of(folder) > killed + 2, "it trains in another process", seconds=120)
     assert (run()["state"]["type"], run()["run_count"]) == ("RUNNING", 2)
-    assert cli.run(["cancel", str(folder)]) == 0
-    assert storage.verify_run(folder) == []
+    require_cancelled_in_time(served, "killed")
     alone = train(tiny_config(iterations=iterations_of(folder)), served.folder / "alone", backend=Backend(workers=0))
     expected, found = digests(alone.path), digests(folder)
     assert {key: found[key] for key in expected} == expected
@@ -246,26 +258,48 @@ def test_a_training_outlives_its_worker(served, tiny_config: Callable[..., RunCo
     assert digests(folder) == digests(alone.path)
 
 
+@pytest.mark.sweep
 def test_a_cancelled_flow_run_ends_behind_a_stage_within_fifteen_seconds(served, tiny_config: Callable[..., RunConfig]):
     config = tiny_config(iterations=100_000).model_dump(mode="json")
-    id = served.start("meta-train-custom", run="cancelled", workers=0, config=config)
-    folder = served.folder / "runs" / "cancelled"
-    wait_for(lambda: iterations_of(folder) > 1, "it trains")
-    served.ask(f"flow_runs/{id}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
-    wait_for(lambda: served.flow_run("cancelled")["state"]["type"] == "CANCELLED", "it is cancelled", seconds=15)
-    # Its own word, which it would not have had if the stage had been broken off.
-    assert (
-        served.flow_run("cancelled")["state"]["message"]
-        == f"cancelled after {len(storage.open_run(folder).iterations)} iterations"
-    )
-    assert storage.verify_run(folder) == []
+    served.start("meta-train-custom", run="cancelled", workers=0, config=config)
+    wait_for(lambda: iterations_of(served.folder / "runs" / "cancelled") > 1, "it trains")
+    require_cancelled_in_time(served, "cancelled")
 
 
 def test_a_flow_that_is_asked_to_stop_is_cancelled_behind_a_stage(served, tiny_config: Callable[..., RunConfig]):
-    config = tiny_config(iterations=100_000).model_dump(mode="json")
-    served.start("meta-train-custom", run="asked", workers=0, config=config)
-    folder = served.folder / "runs" / "asked"
-    wait_for(lambda: (folder / "run.json").exists() and len(storage.open_run(folder).iterations) > 1, "it trains")
-    assert cli.run(["cancel", str(folder)]) == 0
-    wait_for(lambda: served.flow_run("asked")["state"]["type"] == "CANCELLED", "the flow run is cancelled")
+    folder, asked = served.folder / "runs" / "asked", []
+
+    def ask() -> None:
+        wait_for(lambda: iterations_of(folder) > 1, "it trains")
+        asked.append(cli.run(["cancel", str(folder)]))
+
+    with here(served), ThreadPoolExecutor(1) as other:
+        done = other.submit(ask)
+        config = tiny_config(iterations=100_000)
+        state = deployments.meta_train_custom(config, str(folder), workers=0, return_state=True)
+        done.result()
+    assert (asked, state.type.value) == ([0], "CANCELLED")
+    assert f"after {len(storage.open_run(folder).iterations)} iterations" in state.message
     assert storage.verify_run(folder) == []
+
+
+def require_cancelled_in_time(served: Served, name: str) -> None:
+    """Cancel a flow run as the page does."""
+    folder, run = served.folder / "runs" / name, served.flow_run(name)
+    served.ask(f"flow_runs/{run['id']}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+    wait_for(lambda: served.flow_run(name)["state"]["type"] == "CANCELLED", "it is cancelled", seconds=15)
+    # Its own word, which it would not have had if the stage had been broken off.
+    done = f"cancelled after {len(storage.open_run(folder).iterations)} iterations"
+    assert served.flow_run(name)["state"]["message"] == done
+    assert storage.verify_run(folder) == []
+
+
+def path_of(served: Served, name: str) -> str:
+    return str(served.folder / "runs" / name)
+
+
+@contextmanager
+def here(served: Served) -> Iterator[None]:
+    """Flows that are called in this process tell the server, without a process of their own that imports all."""
+    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{served.port}/api"}):
+        yield

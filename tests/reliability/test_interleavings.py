@@ -223,10 +223,14 @@ def test_of_two_sessions_that_both_take_over_one_gets_through(search, steered):
     one_may_die(search, a=True, b=True)
 
 
+FEW = 2  # preemptions, of which the fault of earlier versions took as many
+
+
 @pytest.mark.no_cover
-def test_a_writer_and_one_that_takes_over_never_both_live_and_change_nothing_committed(search, template):
+@pytest.mark.parametrize("preemptions", [FEW, pytest.param(None, marks=pytest.mark.sweep)], ids=["few", "any order"])
+def test_a_writer_and_one_that_takes_over_never_both_live_and_change_nothing_committed(search, template, preemptions):
     scripts = {name: writing([TASKS], **options) for name, options in TAKING_OVER.items()}
-    found = search(copying(template), scripts, whole([TASKS]))
+    found = search(copying(template), scripts, whole([TASKS]), preemptions=preemptions)
     assert found.violations == []
     assert found.ends > 5
 
@@ -235,8 +239,10 @@ def test_a_writer_and_one_that_takes_over_never_both_live_and_change_nothing_com
 def test_the_search_finds_two_live_writers_where_a_session_does_not_look_again(search, template, monkeypatch):
     monkeypatch.setattr(sessions, "_begin", begins_without_looking_again)
     scripts = {name: writing([TASKS], **options) for name, options in TAKING_OVER.items()}
-    found = search(copying(template), scripts, whole([TASKS]), until_violation=True)
-    assert "after b had begun" in found.violations[0] or "of the committed" in found.violations[0]
+    found = search(copying(template), scripts, whole([TASKS]), preemptions=FEW, until_violation=True)
+    # Arrays that were committed are replaced, or the record of a writer is there that should have been fenced out.
+    told = ("after b had begun", "of the committed", "ended with StageExists")
+    assert any(words in found.violations[0] for words in told)
 
 
 @pytest.mark.sweep

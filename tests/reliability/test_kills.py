@@ -7,7 +7,7 @@ import pytest
 from metaloom import storage
 
 ITERATIONS = 6
-STRIDE = 97  # a prime, so that the sample meets every kind of operation
+STRIDE = 199  # a prime, so that the sample meets every kind of operation
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_a_resumption_killed_at_any_of_its_first_writes_can_be_resumed(
     whole = tmp_path / "killed"
     assert killer.train(whole, len(points) * 3 // 5, iterations=ITERATIONS) == -9
     expected, path = digests(tiny_runs(ITERATIONS)), tmp_path / "run"
-    for point in range(0, 45, 3):
+    for point in range(0, 45, 5):
         shutil.copytree(whole, path)
         assert killer.operate("resume", path, point) == -9
         assert storage.verify_run(path) == [], f"killed at {point}"

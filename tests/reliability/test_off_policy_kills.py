@@ -39,7 +39,7 @@ PEARL = {
     "iterations": 3,
 }
 RUNS = {"sac": SAC, "pearl": PEARL}
-STRIDES = {"sac": 101, "pearl": 199}  # primes, so that the samples meet every kind of operation
+STRIDES = {"sac": 211, "pearl": 397}  # primes, so that the samples meet every kind of operation
 
 
 @pytest.fixture(scope="module")
