@@ -21,11 +21,16 @@ export PREFECT_SERVER_ANALYTICS_ENABLED = false
 # Two processes, each with whole files of tests, in order: what the tests of a file share is made once.
 IN_TWO = -n 2 --dist loadfile --no-loadscope-reorder
 SUITE = -m "not learning and not sweep"
+# They sync all that they store, and nobody needs it afterwards: in memory, where that has 4 GB and may run programs, syncing
+# takes no time. `make sweep` stores on the disk.
+MEMORY = /dev/shm
+TEMPORARY = $(shell test "$$(df --output=avail $(MEMORY) 2>/dev/null | tail -n 1)" -gt 4000000 2>/dev/null && \
+	cp /bin/true $(MEMORY)/metaloom-true && $(MEMORY)/metaloom-true && echo TMPDIR=$(MEMORY); rm -f $(MEMORY)/metaloom-true)
 
 # It asks for MuJoCo 3.3.0, which has no batches, and works with ours all the same; so without its dependencies.
 METAWORLD = metaworld==3.1.1
 
-.PHONY: help setup metaworld train test coverage lint serve learning sweep fuzz bench docs dist lock
+.PHONY: help setup metaworld train test coverage lint types layers serve learning sweep fuzz bench docs dist lock
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -39,15 +44,20 @@ train: $(READY)  ## meta-train RECIPE for ITERATIONS iterations; ARGS="--run NAM
 	$(BIN)/metaloom train $(RECIPE) --set iterations=$(ITERATIONS) $(ARGS)
 
 test: lint  ## the whole CI suite: linters, types, layers, tests
-	$(BIN)/pytest $(IN_TWO) $(SUITE) --durations=10 $(ARGS)
+	$(TEMPORARY) $(BIN)/pytest $(IN_TWO) $(SUITE) --durations=10 $(ARGS)
 
 coverage: $(READY)  ## the lines that the suite does not reach; takes half as long again
-	$(BIN)/pytest $(IN_TWO) $(SUITE) --cov --cov-report=term-missing:skip-covered $(ARGS)
+	$(TEMPORARY) $(BIN)/pytest $(IN_TWO) $(SUITE) --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 lint: $(READY)  ## the checks that need no run: ruff, pyright, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync types layers
+
+types: $(READY)  ## pyright
 	$(BIN)/pyright
+
+layers: $(READY)  ## import-linter
 	$(BIN)/lint-imports
 
 serve: $(READY)  ## Prefect server, page and worker on 127.0.0.1:4200; ARGS="--port 4300" for another port
@@ -90,11 +100,13 @@ lock: $(READY)  ## resolve requirements.lock anew, with torch held at its versio
 	  grep '; python_' requirements.lock; } > build/requirements.lock
 	mv build/requirements.lock requirements.lock
 
+# Half of what pip does is compiling, on one processor. Some packages bring templates that are no Python, so that may fail.
 # The stamp is the last thing written, so an interrupted set-up is taken up again by the next call.
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer on PATH. Install one, or name it:" \
 		"make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --only-binary :all: --constraint requirements.lock --editable '.[dev]'
-	$(BIN)/python -m pip install --only-binary :all: --no-deps '$(METAWORLD)'
+	$(BIN)/python -m pip install --no-compile --only-binary :all: --constraint requirements.lock --editable '.[dev]'
+	$(BIN)/python -m pip install --no-compile --only-binary :all: --no-deps '$(METAWORLD)'
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $(READY)
