@@ -44,7 +44,7 @@ def test_the_order_in_which_threads_finish_changes_no_digest(tmp_path, train_tin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", ["1", "4"])
+@pytest.mark.parametrize("threads", [pytest.param("1", marks=pytest.mark.sweep), "4"])
 def test_what_blas_and_torch_are_told_of_threads_changes_no_digest(tmp_path, digests, expected, tiny_json, threads):
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     command = [sys.executable, "-c", TRAIN, threads, str(tmp_path / "run"), tiny_json(**SIZES)]

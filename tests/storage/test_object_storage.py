@@ -142,7 +142,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("put_number", "moment", "elsewhere"),
-    [(2, "before", False), (9, "before", True), (9, "after", False)],
+    [(2, "before", False), (9, "before", True), pytest.param(9, "after", False, marks=pytest.mark.sweep)],
 )
 def test_a_trainer_killed_in_the_middle_of_an_upload_resumes_to_equal_digests(
     bucket, whole, other_machine, put_number, moment, elsewhere
