@@ -48,6 +48,11 @@ def promp_ant_goal() -> RunConfig:
     return _run("ant-goal", ProMP(inner_steps=2), max_episode_steps=LONG)
 
 
+def promp_bandit() -> RunConfig:
+    """Find the best of five arms by one gradient step on twenty rounds of ten pulls; sizes of ours."""
+    return _run("bernoulli-bandit", _for_small_worlds(), max_episode_steps=10)
+
+
 def promp_half_cheetah_dir() -> RunConfig:
     """Run forwards or backwards; `pro-mp_run_mujoco` of the authors' code."""
     return _run("half-cheetah-dir")

@@ -51,7 +51,7 @@ def test_recipes_are_named_for_what_they_run_and_say_where_they_are_from(name):
         assert config.env.name == "point-corner"
     elif name.endswith("-tuned"):  # of ours, beside that of the authors
         assert name == f"{config.algorithm.name}-{config.env.name}-tuned"
-    elif name in ("rl2-bandit", "rl2-bandit-100", "rl2-trpo-bandit"):  # there is one kind
+    elif name in ("promp-bandit", "rl2-bandit", "rl2-bandit-100", "rl2-trpo-bandit"):  # there is one kind
         assert config.env.name == "bernoulli-bandit"
     else:
         assert name == f"{config.algorithm.name}-{config.env.name}"
