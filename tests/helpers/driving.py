@@ -4,6 +4,7 @@ import base64
 import json
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,9 +49,7 @@ class Page:
 
     def resize(self, width: int, height: int) -> None:
         """Give the page a window of so many pixels."""
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
-        )
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def move(self, x: float, y: float, *, pressed: bool = False) -> None:
         """Move the mouse to a place of the window, with or without its left button pressed."""
@@ -109,8 +108,6 @@ def open_page(address: str, folder: Path, *, width: int = 1280, height: int = 90
 
 def _page_socket(written: Path) -> str:
     """Address of the first page's socket, which the browser's own interface tells."""
-    import urllib.request
-
     deadline = time.monotonic() + _PATIENCE
     while not (written.exists() and "\n" in written.read_text()):
         assert time.monotonic() < deadline, "the browser did not start"
