@@ -10,7 +10,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, CycloptsPanel, UnusedCliTokensError
+from rich.panel import Panel
 
 import metaloom
 from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED, OutputClosed, PipeConsole, PrintableLines, discard_output
@@ -50,7 +51,20 @@ COMMANDS = {
 }
 """Name of the command -> "module:function" in this package, or a group of them, imported when it is used."""
 
+
+def _explain(error: CycloptsError) -> Panel:
+    """What is wrong with a command line, in a frame."""
+    if not isinstance(error, UnusedCliTokensError):
+        return CycloptsPanel(error)
+    command = " ".join(["metaloom", *(error.command_chain or ())])
+    tokens = " ".join(error.unused_tokens or ())
+    return CycloptsPanel(
+        printable(f"found {tokens}, which {command} does not take; `{command} --help` lists what it does")
+    )
+
+
 app = App(
+    error_formatter=_explain,
     console=PipeConsole(),
     error_console=PipeConsole(stderr=True),
     name="metaloom",

@@ -44,7 +44,7 @@ def compare(
         last: Iterations of training that `return` and other metrics are averaged over.
         mixed: Compare runs of different environments or evaluations all the same.
         seed: Seed of the bootstrap.
-        plot: Plot means, curves, profiles and probabilities of improvement into this .png or .svg file.
+        plot: Plot means, curves, profiles and probabilities of improvement into this .png, .svg or .pdf file.
     """
     if plot is not None:
         from metaloom.flows.views.evaluation_plots import check_plot_file

@@ -47,7 +47,7 @@ def evaluate(
         test_episodes: Episodes per task that measure the return after each step; no step learns from them.
         deterministic: Take the most likely action in test episodes.
         seed: Decides which tasks and episodes are drawn.
-        plot: Plot return against adaptation episodes into this .png or .svg file.
+        plot: Plot return against adaptation episodes into this .png, .svg or .pdf file.
         video: Film test episodes before and after adaptation into this .gif, .webp or .mp4 file (.png: the last picture
             alone): of the task of median return, its episodes of median return.
     """

@@ -51,4 +51,4 @@ class EvaluationFilm:
             f"{name} after {plural(outcome.updates, 'update')}, test task {b}{described(outcome.tasks, b)}, "
             "task and episodes of median return"
         )
-        return film_of(recordings, self._out, caption, renderer=self._renderer)
+        return film_of(recordings, self._out, caption, renderer=self._renderer, adapts=len(recordings) > 1)

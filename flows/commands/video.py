@@ -114,10 +114,14 @@ def film_of(
     size: tuple[int, int] = (480, 360),
     every: int = 1,
     renderer: RendererName = "auto",
+    adapts: bool | None = None,
 ) -> Film:
-    """Film episodes of one task side by side; arguments as of `video`."""
+    """Film episodes of one task side by side; arguments as of `video`.
+
+    `adapts` tells whether their steps are steps of adaptation; when None, as they are in training.
+    """
     with ExitStack() as stack:
-        panels = [_Panels(recording, size, renderer, stack) for recording in recordings]
+        panels = [_Panels(recording, size, renderer, stack, adapts=adapts) for recording in recordings]
         fps = min(panels[0].fps / every, 50.0)
         write_film(_frames(panels, every), out, fps, caption)
     # The first picture is of what reset returns, the last one always of the last step.
@@ -133,8 +137,17 @@ def film_of(
 class _Panels:
     """The pictures of one episode."""
 
-    def __init__(self, recording: Recording, size: tuple[int, int], renderer: RendererName, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        size: tuple[int, int],
+        renderer: RendererName,
+        stack: ExitStack,
+        *,
+        adapts: bool | None,
+    ) -> None:
         self._recording = recording
+        self._adapts = bool(recording.config.algorithm.adaptation_steps) if adapts is None else adapts
         self._env = drawable(recording.config.env)
         stack.callback(self._env.close)
         self._painter: Painter = painter_of(self._env, size, renderer)
@@ -145,7 +158,7 @@ class _Panels:
     def pictures(self, every: int) -> Iterator[Panel]:
         recording = self._recording
         sums = np.concatenate([[0.0], np.cumsum(recording.rewards, dtype=np.float64)])
-        above = f"{_when(recording)}: return {sums[-1]:.2f}"
+        above = f"{_when(recording.position.step, adapts=self._adapts)}: return {sums[-1]:.2f}"
         for t, difference in enumerate(recording.simulate(self._env)):
             self.largest_difference = max(self.largest_difference, difference)
             if t % every == 0 or t == recording.length:
@@ -216,10 +229,9 @@ def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int
     return asked
 
 
-def _when(recording: Recording) -> str:
+def _when(k: int, *, adapts: bool) -> str:
     """When an episode was sampled, in words."""
-    k = recording.position.step
-    if not recording.config.algorithm.adaptation_steps:
+    if not adapts:
         return "episode" if not k else f"round {k}"
     return "before adaptation" if not k else f"after {k} step{'s' * (k > 1)} of adaptation"
 

@@ -15,6 +15,8 @@ from metaloom.storage.unfinished import unfinished_folder
 FORMATS = (".gif", ".webp", ".mp4", ".png")
 """What a film can be written as; .png is its last picture."""
 _INK, _PAPER, _BAR = (30, 30, 30), (255, 255, 255), 26
+_NARROWEST = 400
+"""Pixels that captions need."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,25 @@ def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption
 
 def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
     """One picture: the film's caption, and the panels side by side under it."""
-    widths = [panel.picture.shape[1] for panel in panels]
-    height = max(panel.picture.shape[0] for panel in panels)
+    pictures = _legible([panel.picture for panel in panels])
+    widths = [picture.shape[1] for picture in pictures]
+    height = max(picture.shape[0] for picture in pictures)
     image = Image.new("RGB", (sum(widths) + 4 * (len(panels) - 1), height + 3 * _BAR), _PAPER)
     canvas, left = ImageDraw.Draw(image), 0
     _write(canvas, caption, 0, image.width, 0)
-    for panel, width in zip(panels, widths, strict=True):
+    for panel, picture, width in zip(panels, pictures, widths, strict=True):
         _write(canvas, panel.above, left, width, _BAR)
-        image.paste(Image.fromarray(panel.picture), (left, 2 * _BAR))
+        image.paste(Image.fromarray(picture), (left, 2 * _BAR))
         _write(canvas, panel.below, left, width, 2 * _BAR + height)
         left += width + 4
     # Video codecs want even sides.
     return image.crop((0, 0, image.width + image.width % 2, image.height + image.height % 2))
+
+
+def _legible(pictures: Sequence[Array]) -> list[Array]:
+    """Pictures, of which every pixel becomes several where captions would be wider than all of them."""
+    times = -(-_NARROWEST // sum(picture.shape[1] for picture in pictures))
+    return [picture.repeat(times, axis=0).repeat(times, axis=1) for picture in pictures]
 
 
 def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: int) -> None:

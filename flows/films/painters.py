@@ -44,8 +44,8 @@ def drawable(config: EnvConfig) -> MetaEnv:
     env.close()
     if "rgb_array" not in modes:
         raise UsageError(
-            f"found the environment {config.name} with the render_modes {[*modes]}; required rgb_array, or a MuJoCo "
-            "model in `model` and `data`"
+            f"found the environment {config.name} with the render_modes {[*modes]}; required rgb_array among them in "
+            "its `metadata`, the argument `render_mode` and a method `render`; or a MuJoCo model in `model` and `data`"
         )
     return make_env(config.model_copy(update={"options": {**config.options, "render_mode": "rgb_array"}}))
 

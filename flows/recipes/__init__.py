@@ -77,8 +77,18 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
     settings = override(recipe, assignments)
     # After the recipe is known to exist: its import takes longer than all before it.
     from metaloom.pipeline.config.run import build_config
+    from metaloom.pipeline.schema import ConfigError
 
-    config = build_config(settings)
+    try:
+        config = build_config(settings)
+    except ConfigError as problem:
+        names = [value for key, _, value in (a.partition("=") for a in assignments) if key == "algorithm.name"]
+        if names and "algorithm." in str(problem) and "unknown key" in str(problem):
+            raise ConfigError(
+                f"algorithm.name={names[-1]}: found settings that are another algorithm's; required "
+                f"algorithm={names[-1]}, which replaces all of them by its own. Or start from its own recipe"
+            ) from None
+        raise
     if config.env.name not in ENVS:
         # Imports gymnasium, which takes longer than all else here, and the user's module.
         from metaloom.pipeline.envs.registry import require_env

@@ -59,9 +59,11 @@ def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
         '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 8 4 0 8z" fill="#57606a"/></marker></defs>'
     )
-    arcs = (_arc(arrow, n, left, height) for n, arrow in enumerate(arrows))
+    arcs = [_arc(arrow, n, left, height) for n, arrow in enumerate(arrows)]
     drawn = (_box(box, left, n * (height + _GAP) + 10, height) for n, box in enumerate(boxes))
-    return "\n".join([head, marker, *arcs, *drawn, "</svg>"]) + "\n"
+    # Labels last: no line may cross them.
+    lines, labels = (line for line, _ in arcs), (label for _, label in arcs if label)
+    return "\n".join([head, marker, *lines, *labels, *drawn, "</svg>"]) + "\n"
 
 
 def _box(box: Box, x: int, y: int, height: int) -> str:
@@ -78,7 +80,8 @@ def _box(box: Box, x: int, y: int, height: int) -> str:
     return f'<a href="{escape(box.link)}">{drawn}</a>' if box.link else drawn
 
 
-def _arc(arrow: Arrow, n: int, left: int, height: int) -> str:
+def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
+    """The line of an arrow and its label, which clears the paper around it."""
     x, out = (left + _BOX, 1) if arrow.leads_down else (left, -1)
     # Ends beside one another, so that arrows at the same box can be told apart.
     inside = height * (0.25 + 0.5 * (n % 4) / 3)
@@ -87,12 +90,14 @@ def _arc(arrow: Arrow, n: int, left: int, height: int) -> str:
     dashes = ' stroke-dasharray="4 3"' if arrow.dashed else ""
     # The apex of a cubic curve lies three quarters of the way to its control points.
     apex, anchor = x + 0.75 * (reach - x) + 4 * out, "start" if arrow.leads_down else "end"
-    place = f'x="{apex:g}" y="{(y0 + y1) / 2 + 4:g}" text-anchor="{anchor}" fill="#0969da"'
+    place = f'x="{apex:g}" y="{(y0 + y1) / 2 + 4:g}" text-anchor="{anchor}" fill="#0969da" '
+    place += 'stroke="#fff" stroke-width="4" paint-order="stroke"'
     label = f"<text {place}>{escape(arrow.label)}</text>" if arrow.label else ""
-    return (
+    line = (
         f'<path d="M{x} {y0:g}C{reach} {y0:g} {reach} {y1:g} {x} {y1:g}" fill="none" stroke="#57606a"{dashes} '
-        f'marker-end="url(#head)"/>{label}'
+        'marker-end="url(#head)"/>'
     )
+    return line, label
 
 
 def _reach(arrow: Arrow) -> int:

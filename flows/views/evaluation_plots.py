@@ -12,7 +12,7 @@ from metaloom.flows.views.evaluation_summary import summarize_steps
 from metaloom.flows.views.series import AFTER, BEFORE, Chart, Lines, Series, chart_of
 from metaloom.pipeline.types import Evaluation
 
-SUFFIXES = (".png", ".svg")
+WRITERS = {".png": charts.png_bytes, ".svg": charts.svg_bytes, ".pdf": charts.pdf_bytes}
 
 
 def check_plot_file(path: Path) -> None:
@@ -21,13 +21,13 @@ def check_plot_file(path: Path) -> None:
     Raises:
         UsageError: the name has another suffix, or there is no such folder.
     """
-    if path.suffix not in SUFFIXES or not path.absolute().parent.is_dir():
-        raise UsageError(f"found plot file {str(path)!r}; required a .png or .svg file in a folder that exists")
+    if path.suffix not in WRITERS or not path.absolute().parent.is_dir():
+        raise UsageError(f"found plot file {str(path)!r}; required a .png, .svg or .pdf file in a folder that exists")
 
 
 def write_plot(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG or SVG, as the suffix says."""
-    path.write_bytes(charts.png_bytes(figure) if path.suffix == ".png" else charts.svg_bytes(figure))
+    """Write a figure as PNG, SVG or PDF, as the suffix says."""
+    path.write_bytes(WRITERS[path.suffix](figure))
 
 
 def per_shot_curve(title: str, evaluation: Evaluation) -> Figure:

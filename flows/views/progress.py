@@ -160,7 +160,7 @@ class Panel:
         return row
 
     def _returns(self, report: IterationReport) -> Text:
-        return Text("   ").join([_returns_text(report), Text(sparkline(self._after), "cyan")])
+        return Text("   ").join([returns_text(report), Text(sparkline(self._after), "cyan")])
 
     def _speed(self, report: IterationReport) -> str:
         parts = [
@@ -189,7 +189,7 @@ class PlainLines:
         self._pace.add(report)
         parts = [
             f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})",
-            _returns_text(report, "return ").plain,
+            returns_text(report, "return ").plain,
             *([f"by class: {classes_text(report.class_returns)}"] if report.class_returns else []),
             speed(report.steps_per_second),
             f"{self._pace.recent[-1]:.2f} s",
@@ -198,7 +198,7 @@ class PlainLines:
             parts.append(f"evaluation {_evaluation_text(report.evaluation_returns)}")
         if not _finished(report):
             parts.append(f"{duration(self._pace.seconds_left(report))} left")
-        return "  ".join(parts).replace("\N{MINUS SIGN}", "-").replace("\N{PLUS-MINUS SIGN}", "+/-")
+        return "  ".join(parts).replace("\N{MINUS SIGN}", "-").replace("\N{PLUS-MINUS SIGN}", "+-")
 
 
 def sparkline(values: "deque[float]") -> str:
@@ -232,7 +232,8 @@ def json_line(report: IterationReport) -> str:
     )
 
 
-def _returns_text(report: IterationReport, prefix: str = "") -> Text:
+def returns_text(report: IterationReport, prefix: str = "") -> Text:
+    """Returns of an iteration before and after adaptation, and success rates where there are any."""
     returns = adaptation_returns(report.metrics)
     if not returns:
         return Text(f"{prefix}unknown")

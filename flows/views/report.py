@@ -82,7 +82,6 @@ def report_page(run: Run, history: History, *, static: bool = False, film: Pictu
     """Compose the page of a run; `static` and `film` as in `write_report`."""
     config, lineage = run.config, run.lineage()
     seconds = stage_seconds(lineage, len(history.iterations), run.stages.first)
-    num_bytes = int(lineage["stored_bytes"].to_numpy().sum())
     first, *others = run_charts(run, history)
     figure = _pictured if static else _drawn
     sections: dict[str, list[Figure]] = {}
@@ -93,7 +92,7 @@ def report_page(run: Run, history: History, *, static: bool = False, film: Pictu
     return Page(
         title=run.path.name,
         subtitle=f"{config['algorithm']['name']} on {config['env']['name']}, seed {config['seed']}",
-        tiles=_tiles(run, history, seconds, num_bytes),
+        tiles=_tiles(run, history, seconds),
         main_figure=figure(first),
         sections=[*sections.items()],
         tables={
@@ -131,9 +130,7 @@ def _class_table(history: History) -> dict[str, list[tuple[str, str]]]:
     return {CLASS_TABLE: rows}
 
 
-def _tiles(
-    run: Run, history: History, stage_seconds: Mapping[StageRef, Array], num_bytes: int
-) -> list[tuple[str, str]]:
+def _tiles(run: Run, history: History, stage_seconds: Mapping[StageRef, Array]) -> list[tuple[str, str]]:
     returns = history.task_returns[-1].mean(axis=1)
     compute = sum(float(np.nansum(seconds)) for seconds in stage_seconds.values())
     last = history.last_step
@@ -147,7 +144,7 @@ def _tiles(
         ("environment steps", count(float(history.env_steps[-1]))),
         *((what, number(value)) for what, value in shown.items()),
         ("computing time (h:mm:ss)", duration(compute)),
-        ("on disk", size(num_bytes)),
+        ("on disk", size(run.files.num_bytes())),
     ]
 
 

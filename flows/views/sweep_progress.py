@@ -14,7 +14,7 @@ from metaloom.flows.commands.sweep_runs import Outcome, SweepObserver
 from metaloom.flows.observer import IterationReport
 from metaloom.flows.sweeps.stored import PlannedRun
 from metaloom.flows.views.formatting import adaptation_returns, duration, number
-from metaloom.flows.views.progress import ProgressMode, is_live
+from metaloom.flows.views.progress import ProgressMode, is_live, returns_text
 from metaloom.pipeline.shown import printable
 
 
@@ -60,7 +60,7 @@ class _Lines:
         self._stream, self._as_json = stream, as_json
         self._num_runs, self._ended = num_runs, num_done
         self._began: dict[str, float] = {}
-        self._returns: dict[str, list[float]] = {}
+        self._reports: dict[str, IterationReport] = {}
 
     def begun(self, run: PlannedRun) -> None:
         """Say that work on a run begins."""
@@ -68,17 +68,17 @@ class _Lines:
         self._write({"run": run.name, "state": "training"}, f"{run.name}  begins")
 
     def iteration_done(self, run: PlannedRun, report: IterationReport) -> None:
-        """Remember the newest returns."""
-        self._returns[run.name] = adaptation_returns(report.metrics)
+        """Remember the newest iteration."""
+        self._reports[run.name] = report
 
     def ended(self, outcome: Outcome) -> None:
         """Say how a run ended, and how many have."""
-        name, returns = outcome.run.name, self._returns.get(outcome.run.name, [])
+        name, report = outcome.run.name, self._reports.get(outcome.run.name)
         self._ended += outcome.ending == "complete"
         seconds = time.monotonic() - self._began[name]
         words = [f"{name}  {outcome.ending}", duration(seconds), f"{self._ended} of {self._num_runs} complete"]
-        if returns:
-            words.insert(1, "return " + " to ".join(map(number, (returns[0], returns[-1])[-len(returns) :])))
+        if report is not None and adaptation_returns(report.metrics):
+            words.insert(1, returns_text(report, "return ").plain)
         if outcome.message:
             words.append(outcome.message)
         found = {"run": name, "state": outcome.ending, "seconds": seconds, "message": outcome.message}

@@ -82,7 +82,7 @@ def test_progress_and_show_tell_the_classes(trained):
     run, (_, report) = trained
     estimate = report.class_returns[1].estimates[1]
     assert f"upper left {estimate.mean:.2f}" in PlainLines()(report)
-    assert "+/-" in PlainLines()(report)
+    assert "+-" in PlainLines()(report)
     rows = json.loads(json_line(report))["class_returns"]
     assert len(rows) == 2 * 5
     assert rows[6] == {

@@ -254,7 +254,7 @@ def test_evaluate_takes_all_it_is_asked_for_from_the_command_line(first, tmp_pat
 @pytest.mark.parametrize("plot", ["curve.jpg", "nowhere/curve.png"])
 def test_a_picture_that_cannot_be_written_is_refused_before_evaluating(plot, capsys):
     assert run(["evaluate", "nothing-here", "--plot", plot]) == 2
-    assert "required a .png or .svg file" in capsys.readouterr().err
+    assert "required a .png, .svg or .pdf file" in capsys.readouterr().err
 
 
 def test_settings_can_come_from_a_file(tmp_path, capsys):

@@ -91,11 +91,11 @@ def test_a_report_shows_the_evaluations(run, tmp_path):
     assert computing.count(":") == 2
 
 
-def test_a_picture_is_a_png_or_an_svg(run, tmp_path):
+def test_a_picture_is_a_png_an_svg_or_a_pdf(run, tmp_path):
     figure = per_shot_curve("title", run[1].evaluation())
-    for name, start in (("curve.png", b"\x89PNG"), ("curve.svg", b"<?xml")):
+    for name, start in (("curve.png", b"\x89PNG"), ("curve.svg", b"<?xml"), ("curve.pdf", b"%PDF")):
         check_plot_file(tmp_path / name)
         write_plot(tmp_path / name, figure)
         assert (tmp_path / name).read_bytes().startswith(start)
-    with pytest.raises(UsageError, match=r"a \.png or \.svg file"):
-        check_plot_file(tmp_path / "curve.pdf")
+    with pytest.raises(UsageError, match=r"a \.png, \.svg or \.pdf file"):
+        check_plot_file(tmp_path / "curve.jpg")

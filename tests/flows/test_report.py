@@ -13,17 +13,19 @@ from PIL import Image
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
+from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import charts, report
+from metaloom.flows.views.formatting import size
 from metaloom.flows.views.history import BAND_NOTE, load_history
 from metaloom.flows.views.interactive import plotly_file
 from metaloom.flows.views.plots import Plots
 from metaloom.flows.views.report import learning_curve, report_page, write_figures, write_report
 from metaloom.flows.views.run_charts import run_charts, stage_seconds
 from metaloom.flows.views.series import GAP_NOTE, Lines, Series, explain_gaps
-from metaloom.storage import StageRef
+from metaloom.storage import Retention, StageRef
 
 SERIAL = Backend(workers=0)
 PICTURE = re.compile(r'<img src="data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)"')
@@ -60,6 +62,18 @@ def test_the_band_holds_the_middle_half_of_the_tasks(run):
         [min(at_first_point), max(at_first_point)], np.quantile(by_task, [0.25, 0.75]), rtol=1e-6
     )
     assert BAND_NOTE in [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_a_report_weighs_the_files_that_thinning_left(tmp_path, copy_tiny_run):
+    run = storage.open_run(copy_tiny_run(tmp_path / "run"))
+
+    def weight() -> str:
+        return dict(report_page(run, load_history(run)).tiles)["on disk"]
+
+    whole = weight()
+    assert whole == size(run.files.num_bytes())
+    thin(run.path, Retention(keep_last=1))
+    assert weight() == size(run.files.num_bytes()) != whole
 
 
 TITLES = {

@@ -64,7 +64,8 @@ def test_a_sweep_trains_every_seed_of_every_setting_as_a_run_named_by_them(runs_
     told = capsys.readouterr().out
     for name in names:
         assert len(runs[name].iterations) == 2
-        assert f"{name}  complete" in told
+        before, after = (runs[name][-1].metrics()[f"step_{k}.average_return"] for k in (0, 1))
+        assert f"{name}  complete  return before {before:.2f}  after {after:.2f}  " in told
     config = runs["lr-inner_lr-0.1-seed-2"].config
     assert (config["algorithm"]["inner_lr"], config["seed"]) == (0.1, 2)
     assert cli.run(["ls", "--json"]) == 0
@@ -232,6 +233,8 @@ def test_the_command_refuses_what_it_cannot_read(capsys):
     ):
         assert cli.run(words(*more)) == 2, more
         assert problem in capsys.readouterr().err
+    assert cli.run(words("and", "more")) == 2
+    assert "found and more, which metaloom sweep does not take" in capsys.readouterr().err
     assert cli.run(["sweep", "nothing", "--status"]) == 2
     assert "found no sweep 'nothing'" in capsys.readouterr().err
 

@@ -15,6 +15,7 @@ from PIL import Image, ImageSequence
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
+from metaloom.flows.commands import video as commands_video
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films import film, opengl
@@ -220,3 +221,29 @@ def test_an_evaluation_without_adaptation_films_one_episode_and_a_bad_file_is_re
     assert "after 0 steps" in capsys.readouterr().out
     assert cli.run([*words, str(tmp_path / "test.avi")]) == 2
     assert "--video" in capsys.readouterr().err
+
+
+def test_each_side_of_a_test_film_says_after_how_many_steps_of_adaptation_it_is(tmp_path, monkeypatch):
+    sizes = {"num_tasks": 2, "max_episode_steps": 3, "iterations": 1}
+    run = metaloom.train(
+        "rl2-point-corner", tmp_path / "remembers", **sizes, policy={"hidden_sizes": [4]}, progress=False
+    )
+    captions = []
+
+    def keep(frames, *_):
+        captions.extend(panel.above.partition(":")[0] for panel in next(iter(frames)))
+
+    monkeypatch.setattr(commands_video, "write_film", keep)
+    words = ["--num-tasks", "1", "--test-episodes", "1", "--video", str(tmp_path / "film.gif")]
+    assert cli.run(["evaluate", str(run.path), *words]) == 0
+    assert captions == ["before adaptation", "after 1 step of adaptation"]
+
+
+def test_captions_have_room_beside_small_pictures():
+    small = np.arange(2 * 90 * 3, dtype=np.uint8).reshape(2, 90, 3)
+    shown = np.asarray(film.compose([film.Panel(small, "", "")] * 2, ""))
+    # 2 x 90 pixels are enlarged three times, to 540: twice would be 360, and captions need 400.
+    assert shown.shape == (2 * 3 + 3 * 26, 2 * 270 + 4, 3)
+    assert (shown[52:58:3, 0:270:3] == small).all()
+    wide = np.zeros((2, 400, 3), np.uint8)
+    assert film.compose([film.Panel(wide, "", "")], "").width == 400

@@ -45,7 +45,7 @@ def test_the_list_shows_every_run_and_takes_no_name_for_markup(address, tmp_path
     ("place", "words", "charts"),
     [
         ("run/tiny", ["Learning curve of tiny", "middle half of the tasks", "meta_optimize"], 5),
-        (f"run/{quote(NAME)}/iteration/2", ["Before and after adaptation", "Ways before", "Where adaptation took"], 4),
+        (f"run/{quote(NAME)}/iteration/2", ["Before and after adaptation", "Paths before", "Where adaptation took"], 4),
         ("run/tiny/output/2/adapt/0", ["metaloom", "replay", "seed position", "collect_rollouts k=0"], 0),
         ("run/tiny/array/2/collect_rollouts/1?array=rollouts_1%2Frewards", ["top to bottom", "task 4"], 1),
         ("run/tiny/episode/2/collect_rollouts/1?task=0&episode=0", ["Show the film", "observations: x (m)"], 4),

@@ -1,7 +1,7 @@
 // Charts by plotly.js, which is loaded with the first of them.
 
 import { h } from "./dom.js";
-import { CONFIG, bandKey, layout, lineTraces } from "./traces.js";
+import { CONFIG, bandKey, layout, lineTraces, withRoomForLegend } from "./traces.js";
 
 let loading = null;
 function plotly() {
@@ -18,7 +18,7 @@ const SIGNED = [[0, "#b2182b"], [0.25, "#f4a582"], [0.5, "#f7f7f7"], [0.75, "#92
 
 export async function draw(element, traces, x, y, more = {}) {
   const drawn = await plotly();
-  await drawn.react(element, traces, layout(x, y, more), CONFIG);
+  await drawn.react(element, traces, withRoomForLegend(traces, layout(x, y, more)), CONFIG);
   return element;
 }
 

@@ -162,7 +162,7 @@ const kinds = (page, count) => page.returns.classes ?? Array(count).fill("tasks"
 async function drawWays(grid, ways, page) {
   const charts = ways.rounds.map((round) => {
     const element = h("div", { class: "chart" });
-    grid.append(card(h("h3", {}, round.label === "return" ? "Ways" : `Ways ${round.label}`), h("p", { class: "note" }, "line: positions in an episode, up to three of each task; dot: start; star: goal"), element));
+    grid.append(card(h("h3", {}, round.label === "return" ? "Paths" : `Paths ${round.label}`), h("p", { class: "note" }, "line: positions in an episode, up to three of each task; dot: start; star: goal"), element));
     return element;
   });
   const every = ways.rounds.flatMap((round) => round.tasks.flat().flatMap(([x, y]) => x.map((value, n) => [value, y[n]])));

@@ -32,12 +32,12 @@ export async function runsPage(here) {
       && [row.name, row.algorithm, row.env].some((part) => (part || "").toLowerCase().includes(text)));
     if (!rows.length) return list.replaceChildren(quiet(found.length ? "No run is like that." : "No runs here."));
     return list.replaceChildren(table(
-      ["run", "state", "algorithm", "environment", ">iterations", "returns", ">last return", ">size", "started (UTC)"],
+      ["run", "state", ">iterations", ">last return", "returns", "algorithm", "environment", ">size", "started (UTC)"],
       rows.map((row) => [
         h("a", { href: link(row.name) }, row.name), state(row.state),
-        ...(row.problem ? [h("span", { class: "quiet" }, row.problem), "", "", "", "", bytes(row.bytes), ""] : [
-          row.algorithm, row.env, `${number(row.iterations_done)} of ${number(row.iterations)}`, cell(row),
-          number(row.last_return), bytes(row.bytes), moment(row.started)]),
+        ...(row.problem ? ["", "", "", h("span", { class: "quiet" }, row.problem), "", bytes(row.bytes), ""] : [
+          `${number(row.iterations_done)} of ${number(row.iterations)}`, number(row.last_return), cell(row),
+          row.algorithm, row.env, bytes(row.bytes), moment(row.started)]),
       ])));
   }
 

@@ -5,6 +5,8 @@ export const CONFIG = { displaylogo: false, responsive: true,
   displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false,
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 const MARKED_POINTS = 40;
+const LEGEND_ROW = 19;
+export const NARROW = matchMedia("(max-width: 640px)");
 
 export function axis(text) {
   return { gridcolor: "#e6e8eb", zerolinecolor: "#c4c9ce", linecolor: "#8c959f", automargin: true, title: { text } };
@@ -17,6 +19,13 @@ export function layout(x, y, more = {}) {
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
     xaxis: axis(x), yaxis: axis(y), ...more,
   };
+}
+
+// In a narrow window a legend above a chart wraps, and would take its rows from the chart.
+export function withRoomForLegend(traces, of) {
+  const entries = traces.filter((trace) => trace.name && trace.showlegend !== false).length;
+  if (!NARROW.matches || of.showlegend === false || of.legend.orientation !== "h" || entries < 2) return of;
+  return { ...of, height: of.height + LEGEND_ROW * entries };
 }
 
 // Lines with their bands; `unit` follows x where it is no iteration.

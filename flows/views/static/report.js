@@ -2,6 +2,7 @@
 
 const BARS = { margin: { l: 10, r: 90, t: 10, b: 44 } };
 const COLUMNS = 4;
+const ABOVE = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" };
 
 async function plotlyText() {
   const packed = atob(document.getElementById("plotly").textContent);
@@ -34,7 +35,7 @@ function points(chart, all, x, x_label, unit) {
   const shapes = chart.diagonal ? [{ type: "line", x0: low, y0: low, x1: high, y1: high, layer: "below",
     line: { color: "#8c959f", width: 1, dash: "dash" } }] : [];
   return [traces, layout(x_label, chart.y_label, { shapes, showlegend: all.length > 1, height: 340,
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemsizing: "constant" } })];
+    legend: { ...ABOVE, itemsizing: "constant" } })];
 }
 
 function layers(chart, all) {
@@ -43,7 +44,7 @@ function layers(chart, all) {
     ...(one ? { type: "bar", marker: { color: series.color } }
       : { type: "scatter", mode: "lines", stackgroup: "time", line: { width: 0, color: series.color }, fillcolor: series.color }),
     hovertemplate: "iteration %{x}<br>%{y:.4g} s" }));
-  const legend = { traceorder: "reversed", font: { size: 11 } };
+  const legend = { ...(NARROW.matches ? ABOVE : {}), traceorder: "reversed", font: { size: 11 } };
   return [traces, layout(chart.x_label, chart.y_label, { barmode: "stack", legend })];
 }
 
@@ -51,13 +52,14 @@ function bars(chart, all) {
   const trace = { type: "bar", orientation: "h", x: all.map((series) => series.values[0]),
     y: all.map((series) => series.label), marker: { color: all.map((series) => series.color) },
     text: chart.texts, textposition: "outside", cliponaxis: false, hoverinfo: "skip" };
-  const of = layout(chart.x_label, "", { ...BARS, showlegend: false, height: 110 + 26 * all.length });
+  const x_label = NARROW.matches ? chart.x_label.replace(" (", "<br>(") : chart.x_label;
+  const of = layout(x_label, "", { ...BARS, showlegend: false, height: 110 + 26 * all.length });
   return [[trace], { ...of, yaxis: { ...of.yaxis, autorange: "reversed", showgrid: false, ticks: "" } }];
 }
 
 // One panel per class, with axes that zoom together.
 function facets(chart, x, x_label, unit, key) {
-  const columns = Math.min(COLUMNS, chart.panels.length), rows = Math.ceil(chart.panels.length / columns);
+  const columns = NARROW.matches ? 1 : Math.min(COLUMNS, chart.panels.length), rows = Math.ceil(chart.panels.length / columns);
   const height = 60 + 210 * rows;
   const of = layout("", "", { height, margin: { l: 56, r: 14, t: 62, b: 44 }, annotations: [],
     legend: { orientation: "h", x: 0, y: 1 + 34 / (height - 106), yanchor: "bottom" } });
@@ -71,7 +73,7 @@ function facets(chart, x, x_label, unit, key) {
     of[`yaxis${id}`] = { ...axis(column ? "" : chart.y_label), domain: [1 - (row + 1) * high, top], anchor: `x${id}`,
       matches: n ? "y" : undefined, showticklabels: !column };
     of.annotations.push({ text: plain(panel.title), showarrow: false, xref: "paper", yref: "paper", x: (domain[0] + domain[1]) / 2,
-      y: top, yanchor: "bottom", font: { size: 13 } });
+      y: top, xanchor: "center", yanchor: "bottom", font: { size: 13 } });
     const more = { xaxis: `x${id}`, yaxis: `y${id}` };
     return lineTraces(panel.series, x, chart.iterations, unit, more).map((trace) => ({ ...trace,
       legendgroup: trace.name, showlegend: trace.showlegend !== false && n === 0 }));
@@ -101,10 +103,11 @@ async function main() {
   const draw = async () => {
     for (const chart of charts) {
       const [traces, of] = drawn(chart, against.value);
-      await window.Plotly.react(document.getElementById(`chart-${chart.name}`), traces, of, CONFIG);
+      await window.Plotly.react(document.getElementById(`chart-${chart.name}`), traces, withRoomForLegend(traces, of), CONFIG);
     }
   };
   against.addEventListener("change", draw);
+  NARROW.addEventListener("change", draw);
   await draw();
 }
 
