@@ -211,7 +211,7 @@ def bar_chart(
 
 
 def plain_legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[str], **look: Any) -> None:
-    """Add a legend that shows every label as it is: no "$" is mathematics, and none that begins with "_" is left out."""
+    """Add a legend that shows every label as it is: no "$" is mathematics, and none is left out for its "_"."""
     legend = owner.legend(handles, [str(place) for place in range(len(labels))], **look)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from metaloom.pipeline import plugin_files
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.baselines.config import BaselineConfig, BaselineSettings
-from metaloom.pipeline import plugin_files
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import changed_sources, plugin_sources
