@@ -9,7 +9,7 @@ from cyclopts.validators import Number
 
 def serve(
     *,
-    port: Annotated[int, Parameter(validator=Number(gte=1, lte=65535))] = 4200,
+    port: Annotated[int, Parameter(validator=Number(gte=1, lte=65534))] = 4200,
     host: str = "127.0.0.1",
     database: str | None = None,
 ) -> int:
@@ -20,7 +20,7 @@ def serve(
     Example: `metaloom serve --port 4300`
 
     Args:
-        port: Port of the server and its page.
+        port: Port of the server and its page; reports have the next one.
         host: Address to listen on; any but this machine's own needs a password in PREFECT_SERVER_API_AUTH_STRING.
         database: PostgreSQL database for Prefect, `postgresql://USER@HOST/DATABASE`; a SQLite file in .prefect if none.
     """

@@ -64,8 +64,12 @@ def train_sweep(
         if sweep.search is not None:
             if stored is None:
                 _try_settings(sweep, probe_configs(sweep, sweep.search), backend)
-            known = sweep if stored is None else replace(sweep, runs=stored.runs)
-            return train_trials(known, sweep.search, train, observer)
+            known, search = sweep, sweep.search
+            if stored is not None and stored.search is not None:
+                # Suggestions depend on the order of the settings, which the command may give in another one.
+                search = replace(search, space=stored.search.space)
+                known = replace(sweep, runs=stored.runs, search=search)
+            return train_trials(known, search, train, observer)
         by_run = dict(zip((run.name for run in sweep.runs), configs, strict=True))
         for run in sweep.runs:
             require_own(sweep, run, by_run[run.name])

@@ -26,8 +26,12 @@ def server_url(named: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return a URL that may be shown."""
-    return re.sub(r"(?<=://)([^/@:]*):[^@]*@", r"\1:...@", url)
+    """Return a URL that may be shown, also one with a slip of the pen or with an "@" in its password."""
+    before, at, after = url.rpartition("@")
+    scheme, found, login = before.partition("://")
+    user, secret, _ = login.partition(":")
+    shown = f"{scheme}://{user}{':...' if secret else ''}" if found else "..." if at else ""
+    return shown + at + re.sub(r"(?i)(pass\w*=)[^&]*", r"\1...", after)
 
 
 def require_answer(url: str) -> None:
@@ -38,6 +42,11 @@ def require_answer(url: str) -> None:
     """
     try:
         asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
+    except ValueError:  # whose words may be part of the password
+        raise UsageError(
+            f"--database: {without_password(url)} cannot be read; required postgresql://USER@HOST:PORT/DATABASE, and "
+            'in a password %XX for whatever is no letter or digit, such as %2F for "/"'
+        ) from None
     except Exception as error:  # a driver's errors have no common class, nor do those of a network
         raise UsageError(
             f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required a "

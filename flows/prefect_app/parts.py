@@ -1,6 +1,7 @@
 """The processes that `metaloom serve` keeps running: Prefect commands that are started again when they end."""
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -142,6 +143,24 @@ def running(part: Part) -> Iterator[Part]:
         stack.callback(part.stop)
         part.start()
         yield part
+
+
+@contextmanager
+def alone(folder: Path, home: Path) -> Iterator[None]:
+    """Hold the folder: another `metaloom serve` would take what is being trained for left over, and train it as well.
+
+    Raises:
+        ServeError: another one does.
+    """
+    with (home / "serve.lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServeError(
+                f"{folder} is being served by another `metaloom serve`; required one for a folder. Stop it, or start "
+                "this one in a folder of its own"
+            ) from None
+        yield
 
 
 def _reason(code: int) -> str:

@@ -23,7 +23,7 @@ from urllib.request import ProxyHandler, build_opener
 from metaloom.flows.errors import UsageError
 from metaloom.flows.prefect_app.database import require_answer, server_url
 from metaloom.flows.prefect_app.flow_runs import POOL, Caretaker, cancel_all, go_on_with_left_over, limit_trainings
-from metaloom.flows.prefect_app.parts import START_SECONDS, Part, ServeError, running
+from metaloom.flows.prefect_app.parts import START_SECONDS, Part, ServeError, alone, running
 from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
 from metaloom.flows.views.formatting import program
@@ -87,12 +87,14 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stop.set())
     _require_free(address)
-    _require_free(Address(port + 1))  # of reports
+    if address.is_private:
+        _require_free(Address(port + 1))  # of reports
     if url is not None:
         require_answer(url)
         os.environ[DATABASE] = url
-    with suppress(Interrupted):
-        _serve(folder, _prepare(folder, address), address, stop)
+    home = _prepare(folder, address)
+    with suppress(Interrupted), alone(folder, home):
+        _serve(folder, home, address, stop)
     _say("stopped")
 
 
@@ -213,7 +215,8 @@ def _wait(stop: Event, parts: list[Part], until: Callable[[], bool], seconds: fl
 
 
 def _require_password(address: Address) -> None:
-    if not address.is_private and ":" not in os.environ.get(PASSWORD, ""):
+    user, _, password = os.environ.get(PASSWORD, "").partition(":")
+    if not address.is_private and not (user and password):
         raise UsageError(
             f"--host {address.host}: other machines could start deployments as you; required a password: `export "
             f"{PASSWORD}=USER:PASSWORD` first, and the same as PREFECT_API_AUTH_STRING wherever `prefect` is typed"

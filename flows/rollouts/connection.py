@@ -61,8 +61,9 @@ def _require_same_code(client: Client, spec: SamplerSpec) -> None:
         found = cast(dict[str, tuple[dict[str, str], tuple[str, ...]]], client.run(check_worker, spec))
     except ImportError as error:
         raise _cannot_import(error) from None
+    here = fingerprint(spec)
     for worker, (versions, _) in found.items():
-        require_versions(fingerprint(), versions, worker)
+        require_versions(here, versions, f"at {worker}")
     _tell_other_arithmetic({worker: blas for worker, (_, blas) in found.items()})
 
 

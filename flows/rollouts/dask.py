@@ -70,7 +70,7 @@ class DaskWorkers(RolloutWorkers):
     def _watched(cls, spec: SamplerSpec, client: Client, backend: Backend, session: str) -> Iterator["DaskWorkers"]:
         assert backend.step_timeout_seconds is not None
         elsewhere = backend.scheduler is not None
-        supervise = partial(_supervision, session, backend.step_timeout_seconds, fingerprint() if elsewhere else {})
+        supervise = partial(_supervision, session, backend.step_timeout_seconds, fingerprint(spec) if elsewhere else {})
         rounds = Rounds(client, session, supervise, partial(_recordings, client, elsewhere))
         workers = cls(spec, client, session, elsewhere, supervise, rounds)
         tell_who_trains(recordings_folder(session), session, spec.env.name)

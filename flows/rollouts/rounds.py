@@ -125,8 +125,12 @@ class Rounds:
     def _gather_done(self, waiting: Sequence[Piece]) -> list[float]:
         """Fetch what is there; returns the seconds that it took the workers."""
         self._drop_failed(waiting)
-        answered = [(p, a) for p in waiting for a in [next((a for a in p.attempts if a.future.done()), None)] if a]
-        answers = cast(list[Collected], self.client.gather([attempt.future for _, attempt in answered]))
+        # Not merely done: one may have failed since, beside another that goes on.
+        answered = [(p, a) for p in waiting for a in [next((a for a in p.attempts if _has_answer(a)), None)] if a]
+        try:
+            answers = cast(list[Collected], self.client.gather([attempt.future for _, attempt in answered]))
+        except KilledWorker:  # its answer went with its worker; such an attempt has failed, and is dropped next time
+            return []
         for (piece, first), answer in zip(answered, answers, strict=True):
             piece.answer = answer
             self.traffic.received_bytes += num_bytes(answer)
@@ -155,6 +159,10 @@ class Rounds:
             raise ShardDied(piece.shard, attempt.watch) from error
         piece.pardons += 1
         self.submit(piece, watch=attempt.watch)
+
+
+def _has_answer(attempt: Attempt) -> bool:
+    return attempt.future.status == "finished"
 
 
 class _Stragglers:

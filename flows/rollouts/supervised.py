@@ -18,7 +18,7 @@ from metaloom.flows.rollouts.flight_recorder import (
     recorded,
     recordings_folder,
 )
-from metaloom.flows.rollouts.versions import require_versions
+from metaloom.flows.rollouts.versions import require_own_versions
 from metaloom.flows.rollouts.workers import SamplerSpec, collect_shard
 from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.contract import EnvError
@@ -127,7 +127,7 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
         WorkersError: this worker computes with other versions than the trainer.
     """
     _keep_standard_output_clean()
-    require_versions(supervision.versions)
+    require_own_versions(supervision.versions, shard.spec)
     earlier = supervision.recordings()
     if any(recording.timed_out for recording in earlier):
         raise shard.death([recording for recording in earlier if recording.timed_out], supervision)
@@ -135,7 +135,10 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
         with supervision.recorded(shard.spec.episodes_at_once) as recorder:
             began, worked = time.perf_counter(), time.thread_time()
             episodes = collect_shard(shard.spec, params, shard.tasks, shard.position, recorder)
-            return Collected(episodes, time.perf_counter() - began, time.thread_time() - worked)
+            collected = Collected(episodes, time.perf_counter() - began, time.thread_time() - worked)
+        # Again: the first shard of a policy that acts by torch has only now imported it.
+        require_own_versions(supervision.versions, shard.spec)
+        return collected
     except StageFault as error:
         fault = error
     # What the environment raised stays here: it may be of a kind that cannot be sent.

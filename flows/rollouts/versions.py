@@ -4,6 +4,7 @@ Workers import this module: no torch.
 """
 
 import socket
+import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
@@ -12,34 +13,72 @@ from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.workers import SamplerSpec, code_digest
 from metaloom.pipeline.arithmetic import blas_facts
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.plugin_files import acting_paths, sources_of
 
 _PACKAGES = ("numpy", "mujoco", "gymnasium")
 
 
-@cache
-def fingerprint() -> dict[str, str]:
-    """Versions of everything that decides a rollout's numbers, in this process."""
-    return {"metaloom's code": code_digest()[:12]} | {name: version(name) for name in _PACKAGES}
+def fingerprint(spec: SamplerSpec) -> dict[str, str]:
+    """Versions of everything that decides a rollout's numbers, in this process: also sources that a user brings."""
+    return {**_versions(), **_torch_version(), **_named(sources_of(acting_paths(spec.env, spec.policy)))}
 
 
 def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
     """Report versions and machine code of a worker, after it has built the environment once. Runs on the worker."""
     make_env(spec.env)
-    return fingerprint(), blas_facts()
+    return _fingerprint_here(spec), blas_facts()
 
 
-def require_versions(required: Mapping[str, str], found: Mapping[str, str] | None = None, worker: str = "") -> None:
-    """Refuse versions that are not the trainer's, of a worker or of this process.
+def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None:
+    """Refuse versions that are not the trainer's, of this process, which is a worker; none are required of its own.
 
     Raises:
         WorkersError: they differ, and so would digests.
     """
-    there = fingerprint() if required and found is None else found or {}
+    if required:
+        require_versions(required, _fingerprint_here(spec), f"on {socket.gethostname()}")
+
+
+def require_versions(required: Mapping[str, str], found: Mapping[str, str], worker: str) -> None:
+    """Refuse versions of a worker that are not the trainer's.
+
+    A worker may do without torch, and may have a plug-in without its source.
+
+    Raises:
+        WorkersError: they differ, and so would digests.
+    """
     differing = [
-        f"{name} {there.get(name)} there, {here} here" for name, here in required.items() if there.get(name) != here
+        f"{name} {found.get(name)} there, {here} here"
+        for name, here in required.items()
+        if found.get(name, None if name in _versions() else here) != here
     ]
     if differing:
         raise WorkersError(
-            f"the Dask worker {f'at {worker}' if worker else f'on {socket.gethostname()}'} computes with something "
-            f"else: {'; '.join(differing)}; required the same versions as the trainer's, or digests would differ"
+            f"the Dask worker {worker} computes with something else: {'; '.join(differing)}; required the same as "
+            "the trainer's, or digests would differ. A worker that has it by now has to be started again"
         )
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return {"metaloom's code": code_digest()[:12]} | {name: version(name) for name in _PACKAGES}
+
+
+def _torch_version() -> dict[str, str]:
+    # Of a process that computes with it: the plain MLP acts without.
+    return {"torch": version("torch")} if "torch" in sys.modules else {}
+
+
+def _fingerprint_here(spec: SamplerSpec) -> dict[str, str]:
+    sources = (_first_seen(path) for path in acting_paths(spec.env, spec.policy))
+    return {**_versions(), **_torch_version(), **_named({name: d for found in sources for name, d in found.items()})}
+
+
+@cache
+def _first_seen(path: str) -> dict[str, str]:
+    """Sources of a plug-in when this process came to know it: it computes with these, whatever is written since."""
+    return sources_of([path])
+
+
+def _named(sources: Mapping[str, str]) -> dict[str, str]:
+    return {f"the source of {name}": digest[:12] for name, digest in sources.items()}

@@ -14,6 +14,7 @@ _WHOLE = r"[+-]?\d+"
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"(?P<low>{_NUMBER}):(?P<high>{_NUMBER})(?P<log>:log)?")
 _LARGEST_WHOLE = 2**53  # up to which every whole number is one of float64, in which ranges are searched
+_NARROWEST = 1e-9  # of the larger bound: float64 has few numbers between closer ones, and a search would look for more
 _EXAMPLES = "a range such as 0.01:0.3, 0.01:0.3:log or 1:10, or a list of two or more values such as tanh,relu"
 
 
@@ -185,6 +186,8 @@ def _range(found: str, low: str, high: str, *, log: bool) -> Range:
         raise UsageError(f"{found}; required whole numbers of at most {_LARGEST_WHOLE:,}")
     if bounds.low >= bounds.high:
         raise UsageError(f"{found}, an empty range; required a lower bound below the upper one, or --set for one value")
+    if not whole and bounds.high - bounds.low < _NARROWEST * max(abs(bounds.low), abs(bounds.high)):
+        raise UsageError(f"{found}, a range of few numbers; required bounds that differ in their first nine digits")
     if log and bounds.low <= 0:
         raise UsageError(f"{found}, the logarithm of {low}; required a lower bound above 0, or no :log")
     return bounds

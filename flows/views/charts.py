@@ -97,9 +97,9 @@ def line_chart(
     handles, labels = _legend(axes, series, band)
     # A legend of one line repeats the title; one of many would lie on them.
     if len(handles) > MOST_INSIDE:
-        axes.legend(handles, labels, **BESIDE)
+        plain_legend(axes, handles, labels, **BESIDE)
     elif len(handles) > 1:
-        axes.legend(handles, labels, frameon=False, fontsize=9, labelcolor=INK)
+        plain_legend(axes, handles, labels, frameon=False, fontsize=9, labelcolor=INK)
     return figure
 
 
@@ -112,7 +112,7 @@ def _plot(axes: Axes, x: Array, series: Sequence[Series]) -> None:
 
 
 def _legend(axes: Axes, series: Sequence[Series], band: str) -> tuple[list[Any], list[Any]]:
-    handles, labels = axes.get_legend_handles_labels()
+    handles, labels = list[Any](axes.lines), [line.label for line in series]
     if band and any(line.band is not None for line in series):
         handles.append(Patch(color=INK, alpha=0.16, linewidth=0))
         labels.append(band)
@@ -131,7 +131,8 @@ def _point_chart(chart: Chart, size: tuple[float, float]) -> Drawing:
     axes.set_xlabel(chart.x_label + unit)
     axes.set_ylabel(chart.y_label)
     if len(chart.panels[0].series) > 1:
-        axes.legend(markerscale=2, **BESIDE)
+        dots, labels = axes.collections, [series.label for series in chart.panels[0].series]
+        plain_legend(axes, dots, labels, markerscale=2, **BESIDE)
     return figure
 
 
@@ -155,7 +156,8 @@ def _panel_chart(chart: Chart) -> Drawing:
         axes.tick_params(labelbottom=True)
     figure.supylabel(chart.y_label, fontsize=9.5, color=INK)
     handles, labels = _legend(cells[0], chart.panels[0].series, chart.band)
-    figure.legend(handles, labels, frameon=False, fontsize=9, labelcolor=INK, loc="outside lower center", ncols=3)
+    look: dict[str, Any] = {"frameon": False, "fontsize": 9, "labelcolor": INK, "ncols": 3}
+    plain_legend(figure, handles, labels, loc="outside lower center", **look)
     return figure
 
 
@@ -173,19 +175,18 @@ def stacked_chart(
     values = [np.nan_to_num(layer.values) for layer in layers]
     colors, labels = [layer.color for layer in layers], [layer.label for layer in layers]
     if len(x) > 1:
-        axes.stackplot(x, *values, colors=colors, labels=labels, linewidth=0)
+        handles: list[Any] = axes.stackplot(x, *values, colors=colors, linewidth=0)
     else:
         bottom = np.cumsum([np.zeros_like(values[0]), *values[:-1]], axis=0)
-        for layer, value, base in zip(layers, values, bottom, strict=True):
-            axes.bar(x, value, bottom=base, width=0.4, color=layer.color, label=layer.label)
+        drawn = zip(colors, values, bottom, strict=True)
+        handles = [axes.bar(x, value, bottom=base, width=0.4, color=color) for color, value, base in drawn]
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
-    handles, names = axes.get_legend_handles_labels()
     # Reversed, so that the legend reads from top to bottom as the layers do.
-    axes.legend(handles[::-1], names[::-1], **BESIDE)
+    plain_legend(axes, handles[::-1], labels[::-1], **BESIDE)
     return figure
 
 
@@ -200,13 +201,21 @@ def bar_chart(
         axes.annotate(
             note, (value, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=INK
         )
-    axes.set_yticks(places, labels)
+    axes.set_yticks(places, labels, parse_math=False)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(x_label)
     # Room for the notes.
     axes.set_xlim(0, max(float(values.max(initial=0)) * 1.28, 1e-6))
     return figure
+
+
+def plain_legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[str], **look: Any) -> None:
+    """Add a legend that shows every label as it is: no "$" is mathematics, and none is left out for its "_"."""
+    legend = owner.legend(handles, [str(place) for place in range(len(labels))], **look)
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        text.set_parse_math(False)
+        text.set_text(label)
 
 
 def style(axes: Axes) -> None:

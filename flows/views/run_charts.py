@@ -30,8 +30,8 @@ from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef
 
 STEPS = "environment steps"
-MOST_ITERATIONS = 100
-"""Whose tasks are shown one by one."""
+MOST_ITERATIONS, MOST_POINTS = 100, 20_000
+"""Whose tasks are shown one by one: of so many iterations, fewer where these have more than so many tasks in all."""
 
 
 def run_charts(run: Run, history: History) -> list[Chart]:
@@ -104,7 +104,8 @@ def _task_charts(run: Run, history: History) -> Iterator[Chart]:
             "adaptation", "Tasks", "points", "What adaptation did to every task", "return before adaptation",
             "return after adaptation", note, "", before, _by_kind(names, kinds[-1], after), diagonal=True,
         )  # fmt: skip
-    rows = np.unique(np.linspace(0, len(history.iterations) - 1, MOST_ITERATIONS).round().astype(int))
+    most = min(MOST_ITERATIONS, max(MOST_POINTS // num_tasks, 2))
+    rows = np.unique(np.linspace(0, len(history.iterations) - 1, most).round().astype(int))
     shown = "" if len(rows) == len(history.iterations) else f", of {len(rows)} iterations evenly spaced"
     when = f" {adaptation_label(last, last)}" if last else ""
     yield Chart(

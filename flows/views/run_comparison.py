@@ -54,7 +54,8 @@ def comparison_figure(found: "Comparison") -> Figure:
     )
     improvements.axvline(0.5, color="#8c959f", linewidth=1, linestyle="--")
     improvements.set_xlim(-0.02, 1.02)
-    figure.legend(
+    charts.plain_legend(
+        figure,
         [curves.lines[place] for place in range(len(names))],
         names,
         loc="outside lower center",

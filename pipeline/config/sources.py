@@ -1,50 +1,20 @@
 """The files of what a run's settings name and Metaloom does not bring, by digest."""
 
-import ast
-import hashlib
-import inspect
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs.config import is_gymnasium_id
-from metaloom.pipeline.envs.facts import class_path
 from metaloom.pipeline.estimation.measures import METRICS
 from metaloom.pipeline.nn.spec import NETWORKS
-from metaloom.pipeline.plugins import INSTALLED, import_module, is_installed, load, path_of, place_of
-from metaloom.pipeline.policies.config import POLICIES
+from metaloom.pipeline.plugin_files import acting_paths, sources_of
+from metaloom.pipeline.plugins import path_of
 from metaloom.pipeline.schema import PluginSettings, Settings
-
-_KNOWN_BY_VERSION = ("metaloom.", "gymnasium.")
 
 
 def plugin_sources(config: RunConfig) -> dict[str, str]:
-    """SHA-256 of the file of every plug-in of a run, by module:Class, and of modules beside it, by module.
-
-    Modules count that the plug-in's file imports, or those import, and that lie in the same folder or below it; of an
-    installed plug-in, in the same package. An environment by a gymnasium id counts with the module that registers it,
-    which may be all that tells its class and its options.
-    """
-    named = [
-        config.env.name,
-        class_path(config.env),
-        NETWORKS.path(config.policy.network),
-        *([POLICIES.path(config.policy.name)] if config.policy.name else []),
-        *(METRICS.path(name) for name in config.metrics),
-        *_classes(config),
-    ]
-    own = {path for path in named if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
-    files: dict[str, Path] = {}
-    helpers: dict[str, Path] = {}
-    for path in sorted(own):
-        module, file = _written_in(path)
-        if file is not None:
-            files[path] = file
-            helpers |= _modules_beside(file, module)
-    of_plugins = {*files.values()}
-    files |= {name: file for name, file in sorted(helpers.items()) if file not in of_plugins}
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    """SHA-256 of the files of every plug-in of a run, as `sources_of` finds them."""
+    metrics = (METRICS.path(name) for name in config.metrics)
+    return sources_of([*acting_paths(config.env, config.policy), *metrics, *_classes(config)])
 
 
 def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[str]:
@@ -54,69 +24,6 @@ def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[
         for name, before in then.items()
         if isinstance(before, str) and now.get(name, before) != before
     ]
-
-
-def _written_in(path: str) -> tuple[str, Path | None]:
-    """The module and the file that module:Class is written in; None for what is not written in Python."""
-    found = import_module(path) if is_gymnasium_id(path) else load(path)
-    # An object, such as a Graph, does not tell where it was made.
-    tells = inspect.isclass(found) or inspect.isfunction(found)
-    module = found.__module__ if tells else path.partition(":")[0]
-    try:
-        file = inspect.getsourcefile(found if tells else import_module(path))
-    except TypeError:
-        return module, None
-    return module, None if file is None else Path(file).resolve()
-
-
-def _modules_beside(file: Path, module: str) -> dict[str, Path]:
-    """Files of the modules in a module's folder or package that it imports, in turn, by name.
-
-    Read from the sources, not from what happens to be imported by now, so that every process finds the same ones.
-    """
-    root = file.parents[module.count(".") + (file.name == "__init__.py")]
-    package = module.partition(".")[0] if is_installed(str(file)) else None
-    known: dict[str, Path] = {}
-    waiting = [(module, file)]
-    while waiting:
-        for name in _imports(*waiting.pop()):
-            if package not in (None, name.partition(".")[0]) or name in known:
-                continue
-            if (found := _file_of(root, name)) is not None and (package or _lies_beside(name)):
-                known[name] = found
-                waiting.append((name, found))
-    return known
-
-
-def _imports(module: str, file: Path) -> Iterator[str]:
-    """Names that modules imported by a file may have, with those of the packages that they are in."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except SyntaxError:  # of a file that is imported only under conditions
-        return
-    package = module.split(".")[: None if file.name == "__init__.py" else -1]
-    for node in ast.walk(tree):
-        names = [module] if node is tree else []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            names = [f"{base}.{alias.name}" if base else alias.name for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            yield from (".".join(parts[:n]) for n in range(1, len(parts) + 1))
-
-
-def _file_of(root: Path, name: str) -> Path | None:
-    stem = root.joinpath(*name.split("."))
-    files = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
-    return next((file for file in files if file.is_file()), None)
-
-
-def _lies_beside(name: str) -> bool:
-    """Tell modules of a user's folder from packages that are installed, such as ours from its own repository."""
-    return not f"{name}.".startswith(_KNOWN_BY_VERSION) and place_of(name) != INSTALLED
 
 
 def _classes(settings: Settings) -> Iterator[str]:

@@ -60,6 +60,7 @@ def test_whatever_a_manifest_names_is_there():
     }
     for name, pod in pods.items():
         assert pod["securityContext"]["runAsNonRoot"], name
+        assert pod["automountServiceAccountToken"] is False, name  # environments of users run there
         volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
         claims = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes.values() if "secret" not in volume}
         assert claims <= {*manifests("PersistentVolumeClaim")}
@@ -76,6 +77,12 @@ def test_whatever_a_manifest_names_is_there():
     # A run has one writer.
     assert manifests("Deployment")["serve"]["spec"]["replicas"] == 1
     assert manifests("Deployment")["serve"]["spec"]["strategy"] == {"type": "Recreate"}
+
+
+@pytest.mark.parametrize("file", ["lab/compose.yaml", "operations.md"])
+def test_secrets_are_written_where_nobody_else_reads_them(file):
+    text = (LAB.parent / file).read_text()
+    assert 0 < text.index("umask 077") < text.index("> .env")
 
 
 def test_manifests_are_ones_that_kubernetes_takes():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from metaloom.flows.views import charts
-from metaloom.flows.views.series import AFTER, BEFORE, Series
+from metaloom.flows.views.series import AFTER, BEFORE, Chart, Panel, Series
 
 
 def lines(n: int = 5) -> list[Series]:
@@ -48,6 +48,25 @@ def test_a_single_line_needs_no_legend():
 def test_a_title_with_a_dollar_is_not_mathematics():
     figure = charts.line_chart(r"a $\frac{", np.arange(3), "x", "y", lines(3))
     assert charts.png_bytes(figure).startswith(b"\x89PNG")
+
+
+STRANGE = (r"$\frac{1}{$", "_hidden", "a", "b", "c")
+"""Names as environments may give their classes of tasks: mathematics that is none, and a name that matplotlib hides."""
+
+
+@pytest.mark.parametrize("kind", ["lines", "points", "layers", "bars", "panels"])
+@pytest.mark.parametrize("count", [2, 5])
+def test_every_label_is_shown_as_it_is_whatever_it_is(kind, count):
+    x = np.arange(1.0) if kind == "bars" else np.arange(3.0)
+    series = tuple(Series(name, "#0072b2", x) for name in STRANGE[:count])
+    panels = (Panel("", series),) if kind != "panels" else tuple(Panel(name, series) for name in STRANGE)
+    drawn = "lines" if kind == "panels" else kind
+    chart = Chart("c", "s", drawn, "t", "x", "y", "", "", x, panels, texts=("",) * count)
+    figure = charts.draw(chart)
+    assert charts.png_bytes(figure).startswith(b"\x89PNG")
+    (axes, *_), legends = figure.axes, figure.legends or [figure.axes[0].get_legend()]
+    texts = axes.get_yticklabels() if kind == "bars" else legends[0].get_texts()
+    assert sorted(text.get_text() for text in texts) == sorted(STRANGE[:count])
 
 
 @pytest.mark.parametrize("n", [1, 2, 60])

@@ -11,9 +11,12 @@ import pytest
 import requests
 import yaml
 
-from metaloom.flows.prefect_app.database import server_url
+from metaloom.flows.errors import UsageError
+from metaloom.flows.prefect_app.database import require_answer, server_url, without_password
+from metaloom.flows.prefect_app.parts import alone
 from metaloom.flows.prefect_app.reports import address_of, served_reports
 from metaloom.flows.prefect_app.serve import HERE, Address, _folder_settings, _prepare, _ready, settings
+from metaloom.flows.prefect_app.serve import serve as serve_flows
 
 
 def serve(folder: Path, port: int, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -47,6 +50,50 @@ def test_other_machines_reach_it_only_with_a_password(tmp_path, monkeypatch):
     assert refused.returncode == 2
     assert "`export PREFECT_SERVER_API_AUTH_STRING=USER:PASSWORD`" in refused.stderr
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("password", [":", "lab:", ":secret", "secret"])
+def test_half_a_password_is_none(password, monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", password)
+    with pytest.raises(UsageError, match=r"--host 0\.0\.0\.0: .* required a password"):
+        serve_flows(tmp_path, 4300, host="0.0.0.0")
+
+
+def test_a_folder_is_served_once(tmp_path):
+    (tmp_path / ".prefect").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with alone(tmp_path, tmp_path / ".prefect"):
+        refused = serve(tmp_path, min(port, 65534))
+    assert refused.returncode == 1
+    assert f"{tmp_path} is being served by another `metaloom serve`" in refused.stderr.replace("\n", " ")
+    with alone(tmp_path, tmp_path / ".prefect"):
+        pass  # the hold goes with its holder
+
+
+def test_the_last_port_has_none_behind_it_for_reports(tmp_path):
+    assert serve(tmp_path, 65535).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:p@ss@h/db", "postgresql://u:...@h/db"),
+        ("postgresql://u:pa/ss@h/db", "postgresql://u:...@h/db"),
+        ("postgresql://u@h/db?password=hush&x=1", "postgresql://u@h/db?password=...&x=1"),
+        ("postgres:/u:secret@h/db", "...@h/db"),
+        ("u:secret@h/db", "...@h/db"),
+        ("postgresql://h:5432/db", "postgresql://h:5432/db"),
+    ],
+)
+def test_no_password_is_shown(url, shown):
+    assert without_password(url) == shown
+
+
+def test_a_password_that_no_url_can_have_as_it_is_is_refused_without_a_word_of_it():
+    with pytest.raises(UsageError, match=r"cannot be read; required .* %XX") as refused:
+        require_answer("postgresql+asyncpg://u:sec/ret@127.0.0.1/db")
+    assert "sec" not in str(refused.value)
 
 
 def test_what_the_server_asks_for_is_what_workers_and_flows_say(tmp_path, monkeypatch):

@@ -159,6 +159,23 @@ def test_every_task_is_a_point_in_the_colour_of_its_class(run):
     assert (np.sum(shown, axis=0) == 1).all()
 
 
+def test_points_of_tasks_are_at_most_as_many_as_a_page_can_draw_whatever_the_number_of_tasks(run):
+    history = load_history(run)
+    iterations, num_tasks = np.arange(400), 1000
+    many = replace(
+        history,
+        iterations=iterations,
+        metrics={"env_steps": 10.0 * (1 + iterations)},
+        task_returns=np.zeros((400, 3, num_tasks)),
+        by_class=(),
+    )
+    (chart,) = (chart for chart in run_charts(run, many) if chart.name == "task_returns")
+    assert len(chart.x) == 20_000
+    assert chart.iterations is not None
+    assert np.unique(chart.iterations)[[0, -1]].tolist() == [0, 399]
+    assert "of 20 iterations evenly spaced" in chart.note
+
+
 def test_a_panel_for_every_class_has_the_returns_before_and_after(run):
     history = load_history(run)
     panels = charts_of(run)["classes"].panels

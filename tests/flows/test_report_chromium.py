@@ -2,14 +2,18 @@
 
 import re
 
+import numpy as np
 import pytest
 from browsing import NEEDS_BROWSER, look
 from driving import open_page
 
 from metaloom import storage
 from metaloom.flows.views.history import load_history
+from metaloom.flows.views.interactive import Drawings, plotly_file
+from metaloom.flows.views.page import Drawn, Page
 from metaloom.flows.views.report import write_report
 from metaloom.flows.views.run_charts import run_charts
+from metaloom.flows.views.series import Chart, Panel, Series
 
 pytestmark = [pytest.mark.slow, NEEDS_BROWSER]
 
@@ -32,6 +36,17 @@ def test_a_report_draws_every_chart_without_a_word_from_the_browser(run, tmp_pat
     assert page.count('class="main-svg"') >= 2 * len(charts)
     assert 'id="trouble" hidden=""' in page
     assert "<b onclick" not in page
+
+
+def test_a_chart_of_more_points_than_a_call_takes_arguments_is_drawn(tmp_path):
+    x = np.arange(200_000.0)
+    panels = (Panel("", (Series("tasks", "#0072b2", x),)),)
+    chart = Chart("many", "Tasks", "points", "t", "x", "y", "", "", x, panels, diagonal=True)
+    drawings = Drawings([chart], plotly_file().read_text("utf-8"))
+    html = tmp_path / "many.html"
+    html.write_text(Page("t", "", [], Drawn("many", "t"), [], {}, drawings=drawings).html(), "utf-8")
+    page, _ = look(html.as_uri(), tmp_path / "browser")
+    assert 'id="trouble" hidden=""' in page
 
 
 def test_a_script_that_the_report_does_not_hold_may_not_run(run, tmp_path):

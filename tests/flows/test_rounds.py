@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from dask.sizeof import sizeof
-from distributed import LocalCluster
+from distributed import KilledWorker, LocalCluster
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.dask import DaskWorkers
 from metaloom.flows.rollouts.shards import FEWEST_SHARDS, SECONDS_PER_SHARD, ShardCosts, tasks_per_shard
 from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, collect_watched
-from metaloom.flows.rollouts.versions import require_versions
+from metaloom.flows.rollouts.versions import fingerprint, require_own_versions, require_versions
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
@@ -107,7 +108,60 @@ def test_a_worker_with_other_versions_refuses_its_first_shard(tiny_config, round
     other = Supervision("0", "0", 60.0, {"numpy": "0.1"})
     with pytest.raises(WorkersError, match=r"computes with something else: numpy .* there, 0\.1 here"):
         collect_watched(Shard(spec, tasks, AT), params, other)
-    require_versions({})
+    require_own_versions({}, spec)
+
+
+def test_a_worker_needs_no_torch_but_that_of_the_trainer_where_it_has_one(tiny_config):
+    spec = SamplerSpec.of(tiny_config(), 1)
+    here = fingerprint(spec)
+    assert torch.__version__.startswith(here["torch"].partition("+")[0])
+    there = {name: value for name, value in here.items() if name != "torch"}
+    require_versions(here, there, "at w")
+    with pytest.raises(WorkersError, match=r"the Dask worker at w computes with something else: torch 1\.0 there"):
+        require_versions(here, there | {"torch": "1.0"}, "at w")
+    with pytest.raises(WorkersError, match="numpy None there"):
+        require_versions(here, {name: value for name, value in here.items() if name != "numpy"}, "at w")
+
+
+class FailsLater:
+    """A future that has failed when it is looked at for the second time."""
+
+    def __init__(self):
+        self.looks = iter(["pending"])
+
+    @property
+    def status(self):
+        return next(self.looks, "error")
+
+    def done(self):
+        return True
+
+    def result(self):
+        raise KilledWorker("shard", None, 3, "")
+
+
+class HasAnswer:
+    status = "finished"
+
+    def done(self):
+        return True
+
+
+def test_an_attempt_that_fails_while_answers_are_fetched_does_not_end_a_round_that_another_attempt_answers():
+    class Client:
+        def gather(self, futures):
+            for future in futures:
+                if isinstance(future, FailsLater):
+                    future.result()
+            return [Collected(None, 1.0, 1.0) for _ in futures]
+
+    rounds = metaloom.flows.rollouts.rounds.Rounds(Client(), "s", lambda: None, lambda watch: [])
+    attempt = metaloom.flows.rollouts.rounds.Attempt
+    slow, quick = (metaloom.flows.rollouts.rounds.Piece(None, None) for _ in range(2))
+    slow.attempts = [attempt(FailsLater(), None), attempt(HasAnswer(), None)]
+    quick.attempts = [attempt(HasAnswer(), None)]
+    assert rounds._gather_done([slow, quick]) == [1.0, 1.0]
+    assert (slow.answer, quick.answer) == (Collected(None, 1.0, 1.0),) * 2
 
 
 def test_workers_with_other_machine_code_are_told_once_with_the_remedy(caplog, monkeypatch):

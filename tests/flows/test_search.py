@@ -141,6 +141,15 @@ def test_asked_to_stop_it_goes_on_there_and_more_trials_need_extend(runs_folder)
     assert best_of(trials_of(stored)).score == max(scores)
 
 
+def test_a_search_goes_on_alike_whatever_the_order_of_its_settings_in_the_command(runs_folder, monkeypatch, tmp_path):
+    trained(planned(trials=1))
+    trained(planned(space=dict(reversed(SPACE.items()))), extend=True)
+    mixed = find_sweep("lr")
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path / "whole"))
+    trained(planned())
+    assert json.dumps(mixed.document()) == json.dumps(find_sweep("lr").document())
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
@@ -150,6 +159,7 @@ def test_asked_to_stop_it_goes_on_there_and_more_trials_need_extend(runs_folder)
         ({"trials": 1, "space": {"policy.activation": "tanh,relux"}}, r"--search policy.activation=relux: .*relux"),
         ({"space": {"algorithm.inner_lr": "0.3:0.01"}}, "an empty range"),
         ({"space": {"algorithm.inner_lr": "0.3:0.3"}}, "an empty range"),
+        ({"space": {"algorithm.inner_lr": "0.1:0.10000000000000002"}}, "a range of few numbers"),
         ({"space": {"algorithm.inner_lr": "0:0.3:log"}}, r"logarithm of 0; required a lower bound above 0"),
         ({"space": {"algorithm.inner_lr": "0.1:1e999"}}, "bounds that float64 has"),
         ({"space": {"algorithm.inner_steps": f"1:{2**53 + 1}"}}, "at most 9,007,199,254,740,992"),

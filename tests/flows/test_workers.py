@@ -122,11 +122,34 @@ def test_workers_that_cannot_compute_the_same_are_refused_before_anything_is_cre
         with pytest.raises((ConnectionError, ValueError), match="only_here"):
             train(tiny_config(env="only_here:Mine"), tmp_path / "run", backend=backend)
         monkeypatch.setattr(
-            metaloom.flows.rollouts.connection, "fingerprint", lambda: {"metaloom's code": "another vers"}
+            metaloom.flows.rollouts.connection, "fingerprint", lambda spec: {"metaloom's code": "another vers"}
         )
         with pytest.raises(ConnectionError, match=r"metaloom's code .* there, another vers here"):
             train(tiny_config(), tmp_path / "run", backend=backend)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_workers_with_another_source_of_an_environment_are_refused_also_where_it_has_changed_since_they_know_it(
+    tmp_path, tiny_config, monkeypatch, digests
+):
+    source = "from metaloom.pipeline.envs.point_corner import PointCorner\n\nclass Mine(PointCorner):\n    {}\n"
+    file = tmp_path / "own_env_of_workers.py"
+    file.write_text(source.format("max_action = 0.2"))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tiny_config(env="own_env_of_workers:Mine")
+    with cluster(tmp_path, threads=1) as address:
+        backend = Backend(scheduler=address)
+        train(config, tmp_path / "first", backend=backend)
+        # The worker has imported it, and computes with what it was.
+        file.write_text(source.format("max_action = 0.1"))
+        with pytest.raises(ConnectionError, match=r"the source of own_env_of_workers:Mine \w+ there, \w+ here"):
+            train(config, tmp_path / "second", backend=backend)
+    assert not (tmp_path / "second").exists()
+    file.write_text(source.format("max_action = 0.2"))
+    train(config, tmp_path / "here", backend=Backend(workers=0))
+    assert digests(tmp_path / "first") == digests(tmp_path / "here")
 
 
 @pytest.mark.dask

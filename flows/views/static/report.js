@@ -31,11 +31,17 @@ function points(chart, all, x, x_label, unit) {
   const traces = all.map((series) => ({ x, y: series.values, name: series.label, mode: "markers", type: "scatter",
     customdata: chart.iterations, marker: { color: series.color, size: chart.diagonal ? 8 : 4, opacity: 0.7 },
     hovertemplate: told }));
-  const low = Math.min(...x), high = Math.max(...x);
-  const shapes = chart.diagonal ? [{ type: "line", x0: low, y0: low, x1: high, y1: high, layer: "below",
-    line: { color: "#8c959f", width: 1, dash: "dash" } }] : [];
+  const shapes = chart.diagonal ? [diagonal(x)] : [];
   return [traces, layout(x_label, chart.y_label, { shapes, showlegend: all.length > 1, height: 340,
     legend: { ...ABOVE, itemsizing: "constant" } })];
+}
+
+// One by one: a call takes no more arguments than its stack has room for.
+function diagonal(x) {
+  const known = x.filter((value) => value !== null);
+  const low = known.reduce((a, b) => Math.min(a, b), Infinity), high = known.reduce((a, b) => Math.max(a, b), -Infinity);
+  return { type: "line", x0: low, y0: low, x1: high, y1: high, layer: "below",
+    line: { color: "#8c959f", width: 1, dash: "dash" } };
 }
 
 function layers(chart, all) {
