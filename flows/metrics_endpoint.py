@@ -1,17 +1,22 @@
 """A training's numbers for Prometheus: a page of this machine alone, for as long as the process trains."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app, start_http_server
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.loggers.numbers import scalars
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.traffic import Traffic
+from metaloom.flows.this_machine import REQUIRED_HOST, names_this_machine
 from metaloom.storage import StageRef
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 LOOPBACK = "127.0.0.1"
 
@@ -87,7 +92,9 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
         raise UsageError(f"found --metrics-port {port}; required 1 to 65535")
     metrics = TrainingMetrics(run)
     try:
+        # It listens at once, but has no numbers before the block is entered.
         server, thread = start_http_server(port, LOOPBACK, registry=metrics.registry)
+        server.set_app(_for_this_machine(make_wsgi_app(metrics.registry)))
     except OSError as error:
         raise UsageError(
             f"found --metrics-port {port}, where nothing can listen ({error.strerror}); required a free port"
@@ -107,3 +114,15 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _for_this_machine(app: "WSGIApplication") -> "WSGIApplication":
+    """Return the application that refuses what pages of other hosts ask for."""
+
+    def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        if names_this_machine([environ.get("HTTP_HOST", "")]):
+            return app(environ, start_response)
+        start_response("421 Misdirected Request", [("Content-Type", "text/plain")])
+        return [f"{REQUIRED_HOST}\n".encode()]
+
+    return answer

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from metaloom.flows.runs import report_folder, runs_root
+from metaloom.flows.this_machine import REQUIRED_HOST, names_this_machine
 from metaloom.storage import url_of
 
 VARIABLE = "METALOOM_REPORTS_URL"
@@ -54,10 +55,8 @@ class _Reports(SimpleHTTPRequestHandler):
     """Answers this machine's browser only with files that lie in the folder, whatever links lead out of it."""
 
     def send_head(self) -> Any:
-        host, _, _ = self.headers.get("Host", "").rpartition(":")
-        # A page from elsewhere may have its own name lead here.
-        if host not in ("127.0.0.1", "localhost"):
-            self.send_error(403, "Reports are for this machine")
+        if not names_this_machine(self.headers.get_all("Host", [])):
+            self.send_error(421, REQUIRED_HOST)
             return None
         if not self._is_within(Path(self.translate_path(self.path))):
             self.send_error(404)

@@ -8,6 +8,8 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from metaloom.flows.this_machine import REQUIRED_HOST, names_this_machine
+
 POLICY = "; ".join(
     [
         "default-src 'none'",
@@ -30,8 +32,6 @@ HEADERS: Mapping[str, str] = {
     "X-Frame-Options": "DENY",
 }
 """Of every answer, refusals included."""
-HOSTS = ("127.0.0.1", "localhost")
-"""Names of this machine that a browser may have asked for; any port, since a tunnel has another one at its end."""
 
 
 class Gate:
@@ -63,9 +63,8 @@ class Gate:
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Status and reason for which a request is refused."""
         headers = Headers(scope=scope)
-        # A page of another host that has its name lead here (DNS rebinding) still has to say that name.
-        if _host_name(headers.getlist("host")) not in HOSTS:
-            return 421, f"required the host {' or '.join(HOSTS)}"
+        if not names_this_machine(headers.getlist("host")):
+            return 421, REQUIRED_HOST
         if scope["method"] not in ("GET", "HEAD"):
             return 405, "required GET: this page changes nothing"
         # A request by hand may ask for `*`, or for nothing.
@@ -80,16 +79,6 @@ class Gate:
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not is_opened:
             return 403, "required a request of the page itself"
         return None
-
-
-def _host_name(hosts: list[str]) -> str:
-    """Name that the header Host says; empty where it says none, or several."""
-    if len(hosts) != 1:
-        return ""
-    try:
-        return urlsplit(f"//{hosts[0]}").hostname or ""
-    except ValueError:
-        return ""
 
 
 def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

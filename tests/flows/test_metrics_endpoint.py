@@ -148,6 +148,17 @@ def test_other_machines_cannot_reach_it():
         other.bind(("127.0.0.2", port))
 
 
+def test_pages_of_other_hosts_that_lead_here_are_refused():
+    with metrics_at(port := free_port(), "first", Observer()) as observer:
+        observer.stage_started(StageRef(0, "adapt"))
+        for host in (f"127.0.0.1:{port}", f"localhost:{port}", "LOCALHOST:9"):
+            page = requests.get(f"http://127.0.0.1:{port}/metrics", headers={"Host": host}, timeout=10)
+            assert page.status_code == 200 and "metaloom_stage_running" in page.text
+        for host in (f"rebound.example:{port}", "rebound.example", "127.0.0.1.example", "127.0.0.1,rebound.example", "["):
+            page = requests.get(f"http://127.0.0.1:{port}/metrics", headers={"Host": host}, timeout=10)
+            assert page.status_code == 421 and page.text == "required the host 127.0.0.1 or localhost\n"
+
+
 def test_the_dashboard_shows_every_metric_and_no_other_by_labels_that_it_has():
     metrics = TrainingMetrics("first")
     metrics.stage_started(StageRef(0, "adapt", 1))

@@ -203,7 +203,7 @@ class TestReports:
 
     def test_a_page_that_has_its_own_name_lead_here_is_refused(self, served):
         answer = requests.get(address_of(served, "report.html"), headers={"Host": "example.org"}, timeout=10)
-        assert answer.status_code == 403
+        assert answer.status_code == 421
         assert "of the run" not in answer.text
 
     def test_nothing_is_linked_where_nobody_serves(self, served, monkeypatch):
