@@ -55,9 +55,10 @@ def compare(
     from metaloom.flows.views.run_comparison import comparison_view
 
     found = compare_runs(runs_named(runs), metric=metric, group=group, last=last, mixed=mixed, seed=seed)
+    # First, since a full disk may keep a picture from being written.
+    answer(as_json, found.as_dict, lambda: comparison_view(found))
     if plot is not None:
         from metaloom.flows.views.evaluation_plots import write_plot
 
         write_plot(plot, found.plot())
-    answer(as_json, found.as_dict, lambda: comparison_view(found))
     return 0

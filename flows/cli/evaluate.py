@@ -78,15 +78,16 @@ def evaluate(
         backend=backend,
         tested=unseen if film is None else film.tested,
     )
-    done = None if film is None else film.write(outcome, at.path.name)
+    # First, since a full disk may keep pictures from being written.
+    answer(as_json, lambda: evaluation_info(outcome), lambda: evaluation_view(outcome))
     if plot is not None:
         from metaloom.flows.views.evaluation_plots import per_shot_curve, write_plot
 
         title = f"{at.path.name} after {plural(outcome.updates, 'update')}"
         write_plot(plot, per_shot_curve(title, outcome.evaluation))
-    answer(as_json, lambda: evaluation_info(outcome), lambda: evaluation_view(outcome))
-    if done is None:
+    if film is None:
         return 0
+    done = film.write(outcome, at.path.name)
     shown = ", ".join(f"{value:.2f} after {plural(k, 'step')}" for k, value in done.returns.items())
     say(as_json, f"{done.path}  {done.frames} frames, task {done.task}, return {shown}\n{done.agreement}")
     return 0 if done.agrees else FAILURE

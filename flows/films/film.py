@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.pipeline.types import Array
+from metaloom.storage.errors import system_errors
 from metaloom.storage.unfinished import unfinished_folder
 
 FORMATS = (".gif", ".webp", ".mp4", ".png")
@@ -37,21 +38,31 @@ def check_film_file(out: Path, option: str = "--out") -> None:
     """Refuse a file that no film can be written to, before anything is drawn.
 
     Raises:
-        UsageError: its ending is not one of `FORMATS`, or its folder is missing.
+        UsageError: its ending is not one of `FORMATS`, its folder is missing, it is a folder itself, or an .mp4 for which
+            there is no ffmpeg.
         ExtraMissing: it is an .mp4, and the package that writes those is not installed.
     """
     if out.suffix.lower() not in FORMATS:
         raise UsageError(f"{option} {out}: found {out.suffix or 'no ending'}; required one of {', '.join(FORMATS)}")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{option} {out}: found no folder {out.absolute().parent}; required one that exists")
+    if out.is_dir():
+        raise UsageError(f"{option} {out}: found a folder; required a file, which may exist")
     if out.suffix.lower() == ".mp4":
         _mp4_writer()
 
 
 def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption: str) -> None:
-    """Write frames, each of the same number of panels, to a file that appears whole or not at all."""
+    """Write frames, each of the same number of panels, to a file that appears whole or not at all.
+
+    Raises:
+        StorageFailed: the system does not let us write it, or run ffmpeg.
+    """
     suffix = out.suffix.lower()
-    with unfinished_folder(out.absolute().parent, out.stem) as folder:
+    with (
+        system_errors(out, required="room and permission to write a film", action="Free space, or choose another file"),
+        unfinished_folder(out.absolute().parent, out.stem) as folder,
+    ):
         unfinished = folder / f"film{suffix}"
         pictures = (compose(panels, caption) for panels in frames)
         write = {".mp4": _write_mp4, ".png": _write_last}.get(suffix, _write_animation)
@@ -120,8 +131,13 @@ def _write_mp4(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
 
 def _mp4_writer() -> Any:
     try:
-        import imageio_ffmpeg  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
+        import imageio_ffmpeg  # pyright: ignore[reportMissingImports]
         from imageio import get_writer  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
     except ImportError:
         raise ExtraMissing("video", "imageio with imageio-ffmpeg") from None
+    try:
+        imageio_ffmpeg.get_ffmpeg_exe()  # pyright: ignore[reportUnknownMemberType]
+    except RuntimeError:
+        # Its wheels bring one for most machines only.
+        raise UsageError("an .mp4 needs ffmpeg; found none. Install it, or write a .webp or .gif") from None
     return get_writer  # pyright: ignore[reportUnknownVariableType]

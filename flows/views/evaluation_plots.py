@@ -11,6 +11,7 @@ from metaloom.flows.views.evaluation_lines import INTERVAL, INTERVAL_NOTE, inter
 from metaloom.flows.views.evaluation_summary import summarize_steps
 from metaloom.flows.views.series import AFTER, BEFORE, Chart, Lines, Series, chart_of
 from metaloom.pipeline.types import Evaluation
+from metaloom.storage.errors import system_errors
 
 WRITERS = {".png": charts.png_bytes, ".svg": charts.svg_bytes, ".pdf": charts.pdf_bytes}
 
@@ -19,15 +20,20 @@ def check_plot_file(path: Path) -> None:
     """Refuse a picture that could not be written, before any work is done.
 
     Raises:
-        UsageError: the name has another suffix, or there is no such folder.
+        UsageError: the name has another suffix, there is no such folder, or it is one itself.
     """
-    if path.suffix not in WRITERS or not path.absolute().parent.is_dir():
+    if path.suffix not in WRITERS or not path.absolute().parent.is_dir() or path.is_dir():
         raise UsageError(f"found plot file {str(path)!r}; required a .png, .svg or .pdf file in a folder that exists")
 
 
 def write_plot(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, SVG or PDF, as the suffix says."""
-    path.write_bytes(WRITERS[path.suffix](figure))
+    """Write a figure as PNG, SVG or PDF, as the suffix says.
+
+    Raises:
+        StorageFailed: the system does not let us write it.
+    """
+    with system_errors(path, required="room and permission to write a plot", action="Free space, or choose another file"):
+        path.write_bytes(WRITERS[path.suffix](figure))
 
 
 def per_shot_curve(title: str, evaluation: Evaluation) -> Figure:

@@ -58,14 +58,15 @@ def plural(number: int, noun: str) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits or two decimals, whichever tells more: −20.13, 0.0001234, 100.
+    """Four significant digits or two decimals, whichever tells more: −20.13, 0.0001234, 100, 1e+18.
 
     With a true minus sign, which standard output has only where it is a terminal.
     """
     if not math.isfinite(value):
         return str(value)
+    size = abs(value)
     whole = value == round(value)
-    text = f"{value:,.0f}" if whole else f"{value:,.2f}" if abs(value) >= 10 else f"{value:.4g}"
+    text = f"{value:.4g}" if size >= 1e15 else f"{value:,.0f}" if whole else f"{value:,.2f}" if size >= 10 else f"{value:.4g}"
     return text.replace("-", "−")
 
 

@@ -91,7 +91,7 @@ def report_page(run: Run, history: History, *, static: bool = False, film: Pictu
         sections["Film"] = [film]
     return Page(
         title=run.path.name,
-        subtitle=f"{config['algorithm']['name']} on {config['env']['name']}, seed {config['seed']}",
+        subtitle=_subtitle(run),
         tiles=_tiles(run, history, seconds),
         main_figure=figure(first),
         sections=[*sections.items()],
@@ -107,6 +107,15 @@ def report_page(run: Run, history: History, *, static: bool = False, film: Pictu
         unfolded=["Configuration", CLASS_TABLE],
         drawings=None if static else Drawings([first, *others], plotly_file().read_text(encoding="utf-8")),
     )
+
+
+def _subtitle(run: Run) -> str:
+    config, parent = run.config, run.info.get("parent")
+    told = f"{config['algorithm']['name']} on {config['env']['name']}, seed {config['seed']}"
+    if parent is None:
+        return told
+    # The curves are one; the settings below are those of their later part.
+    return f"{told}, forked from {parent['name']}@{parent['iteration']}: settings as below from iteration {parent['iteration']} on"
 
 
 def _pictured(chart: Chart) -> Figure:

@@ -100,4 +100,4 @@ def _settings(trial: Trial) -> dict[str, str]:
 
 def _short(text: str) -> str:
     """A long number of a trial, to four digits; all of it is in --json."""
-    return number(float(text)) if re.fullmatch(r"-?[\d.]+(e-?\d+)?", text) and len(text) > 8 else text
+    return number(float(text)) if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text) and len(text) > 8 else text

@@ -76,6 +76,13 @@ def test_a_report_weighs_the_files_that_thinning_left(tmp_path, copy_tiny_run):
     assert weight() == size(run.files.num_bytes()) != whole
 
 
+def test_the_page_of_a_fork_tells_from_where_on_its_settings_hold(run, tmp_path):
+    fork = metaloom.fork(run, 2, tmp_path / "fork", algorithm={"clip_eps": 0.1})
+    told = report_page(fork, load_history(fork)).subtitle
+    assert told.endswith(f"forked from {run.path.name}@2: settings as below from iteration 2 on")
+    assert "fork" not in report_page(run, load_history(run)).subtitle
+
+
 TITLES = {
     "learning_curve": "Learning curve",
     "classes": "Before and after adaptation, each class of task",

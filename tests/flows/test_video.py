@@ -1,5 +1,8 @@
 """Films of stored episodes show what is stored, or say that they do not."""
 
+import errno
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -185,6 +188,15 @@ def test_an_mp4_without_the_package_that_writes_it_is_refused(monkeypatch, tmp_p
         film.check_film_file(tmp_path / "film.mp4")
 
 
+def test_an_mp4_without_ffmpeg_is_refused(monkeypatch, tmp_path):
+    def no_program():
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", no_program)
+    with pytest.raises(UsageError, match="needs ffmpeg; found none"):
+        film.check_film_file(tmp_path / "film.mp4")
+
+
 def test_a_renderer_that_does_not_work_is_told_with_what_helps(monkeypatch):
     monkeypatch.setattr(opengl, "problem_with", lambda name: f"{name} is broken")
     monkeypatch.setattr("sys.modules", {k: v for k, v in sys.modules.items() if k != "mujoco"})
@@ -221,6 +233,29 @@ def test_an_evaluation_without_adaptation_films_one_episode_and_a_bad_file_is_re
     assert "after 0 steps" in capsys.readouterr().out
     assert cli.run([*words, str(tmp_path / "test.avi")]) == 2
     assert "--video" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "name"), [("--video", "film.gif"), ("--plot", "curve.png")])
+def test_an_evaluation_is_told_even_if_its_pictures_cannot_be_written(points, tmp_path, capsys, monkeypatch, option, name):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(film, "_write_animation", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    words = ["evaluate", str(points.path), "--num-tasks", "1", "--test-episodes", "1", "--json"]
+    assert cli.run([*words, option, str(tmp_path / name)]) == 1
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)["adaptation"]) == 2
+    assert err.count("\n") == 1 and "No space left on device; required: room and permission to write" in err
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(("option", "name"), [("--video", "film.gif"), ("--plot", "curve.png")])
+def test_a_folder_is_no_file_for_a_picture(points, tmp_path, capsys, option, name):
+    (tmp_path / name).mkdir()
+    assert cli.run(["evaluate", str(points.path), option, str(tmp_path / name)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and name in err
 
 
 def test_each_side_of_a_test_film_says_after_how_many_steps_of_adaptation_it_is(tmp_path, monkeypatch):
