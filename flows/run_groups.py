@@ -1,11 +1,12 @@
 """Runs in groups by their settings; no module that a run's settings name is imported for it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from metaloom.flows.commands.diff import settings_of
 from metaloom.flows.errors import UsageError
+from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.schema import suggestion
 from metaloom.storage import Run
 
@@ -154,3 +155,12 @@ def _examples(by_name: Mapping[str, str]) -> str:
     for name, value in by_name.items():
         first.setdefault(value, name)
     return "; ".join(f"{name} has {value}" for value, name in first.items())
+
+
+def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
+    """Say of every fork that it began under the settings of its parent, whatever group its own put it in."""
+    for run in runs:
+        parent = run.info.get("parent")
+        if parent is not None and parent["iteration"]:
+            shared = plural(parent["iteration"], "iteration")
+            yield f"{run.path.name} was forked from {parent['name']}, whose settings its first {shared} had"

@@ -57,7 +57,7 @@ def evaluate(
 
         check_plot_file(plot)
     agree(at.path, trust)
-    film = None if video is None else _film(video)
+    film = None if video is None else _film(video, at.path)
     from metaloom.flows.commands.evaluate import evaluate as evaluate_run
     from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.tables import evaluation_info, evaluation_view
@@ -93,10 +93,12 @@ def evaluate(
     return 0 if done.agrees else FAILURE
 
 
-def _film(out: Path) -> "EvaluationFilm":
+def _film(out: Path, run: Path) -> "EvaluationFilm":
     from metaloom.flows.films.opengl import choose_renderer
 
     renderer = choose_renderer("auto")  # before MuJoCo is imported
     from metaloom.flows.commands.evaluation_film import EvaluationFilm
+    from metaloom.flows.graph.run_stages import config_of
+    from metaloom.storage import open_run
 
-    return EvaluationFilm(out, renderer)
+    return EvaluationFilm(out, config_of(open_run(run)).env, renderer)

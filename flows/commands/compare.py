@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from metaloom.flows.commands.run_scores import History, described, read_histories, scored
 from metaloom.flows.errors import UsageError
-from metaloom.flows.run_groups import check_comparable, grouped
+from metaloom.flows.run_groups import check_comparable, fork_notes, grouped
 from metaloom.flows.runs import check_seed
 from metaloom.flows.views.formatting import count, finite, number
 from metaloom.pipeline.comparison.groups import Band, Estimate, Pair, Resampled
@@ -188,6 +188,7 @@ def compare(
         raise UsageError(f"found last={last} and resamples={resamples}; required last >= 1 and resamples >= 100")
     check_comparable(runs, mixed=mixed)
     chosen, notes = read_histories(runs, metric, mixed=mixed)
+    notes = (*notes, *fork_notes(runs))
     histories = {history.path: history for history in chosen.histories}
     common = min(history.steps[-1] for history in histories.values())
     if max(history.steps[-1] for history in histories.values()) > common:

@@ -8,8 +8,10 @@ from metaloom.flows.commands.evaluate import EvaluationOutcome
 from metaloom.flows.commands.video import Film, described, film_of, median_episode
 from metaloom.flows.films.film import check_film_file
 from metaloom.flows.films.opengl import RendererName
+from metaloom.flows.films.painters import drawable
 from metaloom.flows.films.resimulation import Recording
 from metaloom.flows.views.formatting import plural
+from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import EpisodeBatch
 from metaloom.stages.evaluate import test_position
@@ -22,14 +24,17 @@ class EvaluationFilm:
 
     Args:
         out: .gif, .webp, .mp4, or .png for the last picture alone.
+        env: the environment that will be filmed.
         renderer: of MuJoCo's robots.
 
     Raises:
-        UsageError: no film can be written to the file.
+        UsageError: no film can be written to the file, or the environment has no pictures.
+        EnvError: it cannot be made.
     """
 
-    def __init__(self, out: Path, renderer: RendererName = "auto") -> None:
+    def __init__(self, out: Path, env: EnvConfig, renderer: RendererName = "auto") -> None:
         check_film_file(out, "--video")
+        drawable(env).close()
         self._out = out
         self._renderer: RendererName = renderer
         self._kept: dict[int, EpisodeBatch] = {}

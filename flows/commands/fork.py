@@ -56,7 +56,9 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
         problem = next(_misfits(run, iteration, old, stages), None)
         facts = environment(stages)
     if problem:
-        raise ConfigError(f"{problem.rstrip('.')}. A fork's iterations are one run with its parent's; train a new run instead")
+        raise ConfigError(
+            f"{problem.rstrip('.')}. A fork's iterations are one run with its parent's; train a new run instead"
+        )
     tell_changed_sources(run, run.learner_ref(iteration), facts.get("plugins", {}))
     made = storage.fork_run(
         run,

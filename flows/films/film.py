@@ -38,8 +38,8 @@ def check_film_file(out: Path, option: str = "--out") -> None:
     """Refuse a file that no film can be written to, before anything is drawn.
 
     Raises:
-        UsageError: its ending is not one of `FORMATS`, its folder is missing, it is a folder itself, or an .mp4 for which
-            there is no ffmpeg.
+        UsageError: its ending is not one of `FORMATS`, its folder is missing, it is a folder itself, or it is an .mp4
+            and there is no ffmpeg.
         ExtraMissing: it is an .mp4, and the package that writes those is not installed.
     """
     if out.suffix.lower() not in FORMATS:

@@ -32,7 +32,9 @@ def write_plot(path: Path, figure: Figure) -> None:
     Raises:
         StorageFailed: the system does not let us write it.
     """
-    with system_errors(path, required="room and permission to write a plot", action="Free space, or choose another file"):
+    with system_errors(
+        path, required="room and permission to write a plot", action="Free space, or choose another file"
+    ):
         path.write_bytes(WRITERS[path.suffix](figure))
 
 

@@ -66,7 +66,15 @@ def number(value: float) -> str:
         return str(value)
     size = abs(value)
     whole = value == round(value)
-    text = f"{value:.4g}" if size >= 1e15 else f"{value:,.0f}" if whole else f"{value:,.2f}" if size >= 10 else f"{value:.4g}"
+    text = (
+        f"{value:.4g}"
+        if size >= 1e15
+        else f"{value:,.0f}"
+        if whole
+        else f"{value:,.2f}"
+        if size >= 10
+        else f"{value:.4g}"
+    )
     return text.replace("-", "−")
 
 

@@ -115,7 +115,8 @@ def _subtitle(run: Run) -> str:
     if parent is None:
         return told
     # The curves are one; the settings below are those of their later part.
-    return f"{told}, forked from {parent['name']}@{parent['iteration']}: settings as below from iteration {parent['iteration']} on"
+    shared = parent["iteration"]
+    return f"{told}, forked from {parent['name']}@{shared}: settings as below from iteration {shared} on"
 
 
 def _pictured(chart: Chart) -> Figure:

@@ -164,6 +164,16 @@ def test_one_run_twice_is_refused(make, runs):
         compare([runs[0], again])
 
 
+def test_iterations_that_a_fork_shares_with_its_parent_are_told(make, runs):
+    parent = runs[0]
+    fork = metaloom.fork(parent, 1, parent.path.with_name("forked"), algorithm={"inner_lr": 0.3})
+    metaloom.resume(fork, progress=False)
+    found = metaloom.compare([parent, metaloom.open_run(fork.path)])
+    told = f"forked was forked from {parent.path.name}, whose settings its first 1 iteration had"
+    assert told in found.notes
+    assert not any("forked" in note for note in metaloom.compare([parent]).notes)
+
+
 def test_groups_by_chosen_settings_put_together_what_else_differs(make, runs):
     other = make("algorithm.inner_lr=0.1", "algorithm.clip_eps=0.1", "seed=5")
     assert len(compare([*runs, other]).groups) == 3
@@ -227,7 +237,7 @@ def test_the_command_prints_says_and_plots(runs, tmp_path, capsys):
     document = json.loads(capsys.readouterr().out)
     assert len(document["groups"]) == 2
     assert document["pairs"][0]["shown"] is False
-    for more, problem in (([folders[0]], "twice"), (["--plot", "x.pdf"], "plot file"), (["--last", "0"], "last=0")):
+    for more, problem in (([folders[0]], "twice"), (["--plot", "x.jpg"], "plot file"), (["--last", "0"], "last=0")):
         assert cli.run(["compare", *folders, *more]) == 2
         assert problem in capsys.readouterr().err
 

@@ -18,6 +18,7 @@ from PIL import Image, ImageSequence
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
+from metaloom.flows.commands import evaluation_film
 from metaloom.flows.commands import video as commands_video
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.errors import ExtraMissing, UsageError
@@ -182,6 +183,15 @@ def test_an_environment_without_pictures_is_refused(monkeypatch):
         drawable(EnvConfig(name="hostile_envs:Plain"))
 
 
+def test_an_evaluation_that_could_not_be_filmed_is_refused_before_it_samples(points, tmp_path, monkeypatch, capsys):
+    def no_pictures(env):
+        raise UsageError(f"{env.name} has no pictures")
+
+    monkeypatch.setattr(evaluation_film, "drawable", no_pictures)
+    assert cli.run(["evaluate", str(points.path), "--video", str(tmp_path / "film.gif")]) == 2
+    assert capsys.readouterr() == ("", "metaloom: point-corner has no pictures\n")
+
+
 def test_an_mp4_without_the_package_that_writes_it_is_refused(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ExtraMissing, match=r"^imageio with imageio-ffmpeg is not installed; .*metaloom\[video\]"):
@@ -236,7 +246,9 @@ def test_an_evaluation_without_adaptation_films_one_episode_and_a_bad_file_is_re
 
 
 @pytest.mark.parametrize(("option", "name"), [("--video", "film.gif"), ("--plot", "curve.png")])
-def test_an_evaluation_is_told_even_if_its_pictures_cannot_be_written(points, tmp_path, capsys, monkeypatch, option, name):
+def test_an_evaluation_is_told_even_if_its_pictures_cannot_be_written(
+    points, tmp_path, capsys, monkeypatch, option, name
+):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -246,7 +258,8 @@ def test_an_evaluation_is_told_even_if_its_pictures_cannot_be_written(points, tm
     assert cli.run([*words, option, str(tmp_path / name)]) == 1
     out, err = capsys.readouterr()
     assert len(json.loads(out)["adaptation"]) == 2
-    assert err.count("\n") == 1 and "No space left on device; required: room and permission to write" in err
+    assert err.count("\n") == 1
+    assert "No space left on device; required: room and permission to write" in err
     assert [*tmp_path.iterdir()] == []
 
 
@@ -255,7 +268,9 @@ def test_a_folder_is_no_file_for_a_picture(points, tmp_path, capsys, option, nam
     (tmp_path / name).mkdir()
     assert cli.run(["evaluate", str(points.path), option, str(tmp_path / name)]) == 2
     out, err = capsys.readouterr()
-    assert not out and err.count("\n") == 1 and name in err
+    assert not out
+    assert err.count("\n") == 1
+    assert name in err
 
 
 def test_each_side_of_a_test_film_says_after_how_many_steps_of_adaptation_it_is(tmp_path, monkeypatch):
