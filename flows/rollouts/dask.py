@@ -6,7 +6,6 @@ times as much and run finished work again when a worker dies.
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +14,7 @@ from typing import cast
 from distributed import Client, KilledWorker
 
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.rollouts.connection import dask_client
+from metaloom.flows.rollouts.connection import Connection, connected
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
 from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
 from metaloom.flows.rollouts.local_cluster import ending_of
@@ -37,7 +36,7 @@ class DaskWorkers(RolloutWorkers):
     """Rollouts on Dask workers.
 
     Attributes:
-        client: of the workers' scheduler.
+        connection: to the workers' scheduler.
         session: names the recordings of what they do, and their work at the scheduler.
         elsewhere: workers may be on other machines.
         supervise: makes the supervision of a piece of work.
@@ -45,7 +44,7 @@ class DaskWorkers(RolloutWorkers):
         costs: of tasks, so far.
     """
 
-    client: Client
+    connection: Connection
     session: str
     elsewhere: bool
     supervise: Callable[[], Supervision]
@@ -58,21 +57,23 @@ class DaskWorkers(RolloutWorkers):
         """Workers of a backend, whose recordings are removed in the end.
 
         Raises:
-            WorkersError: as `dask_client`.
+            WorkersError: as `connected`.
             EnvError: its workers cannot build the environment.
         """
         session = secrets.token_hex(8)
-        with dask_client(backend, spec, session) as client, cls._watched(spec, client, backend, session) as workers:
+        with connected(backend, spec, session) as found, cls._watched(spec, found, backend, session) as workers:
             yield workers
 
     @classmethod
     @contextmanager
-    def _watched(cls, spec: SamplerSpec, client: Client, backend: Backend, session: str) -> Iterator["DaskWorkers"]:
+    def _watched(
+        cls, spec: SamplerSpec, connection: Connection, backend: Backend, session: str
+    ) -> Iterator["DaskWorkers"]:
         assert backend.step_timeout_seconds is not None
         elsewhere = backend.scheduler is not None
         supervise = partial(_supervision, session, backend.step_timeout_seconds, fingerprint(spec) if elsewhere else {})
-        rounds = Rounds(client, session, supervise, partial(_recordings, client, elsewhere))
-        workers = cls(spec, client, session, elsewhere, supervise, rounds)
+        rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
+        workers = cls(spec, connection, session, elsewhere, supervise, rounds)
         tell_who_trains(recordings_folder(session), session, spec.env.name)
         try:
             if not is_built_in(spec):
@@ -86,25 +87,27 @@ class DaskWorkers(RolloutWorkers):
 
         Raises:
             RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: workers died in different places, or are gone; or the scheduler is gone.
+            WorkersError: workers died in different places, or are gone; or the scheduler has gone for good.
         """
         bounds = self.costs.bounds(self.spec, len(tasks))
         try:
-            answers = self.rounds.collect(pieces_of(Shard(self.spec, tasks, position), params, bounds))
+            answers = self.connection.repeat_where_lost(
+                lambda: self.rounds.collect(pieces_of(Shard(self.spec, tasks, position), params, bounds)),
+                f"iteration {position.iteration}, inner step {position.step}",
+            )
         except ShardDied as death:
             raise self._death(death.shard, death.watch) from death.__cause__
-        except CancelledError as error:
-            raise WorkersError(
-                f"iteration {position.iteration}, inner step {position.step}: the Dask scheduler is gone (its "
-                "connection is lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which "
-                "has lost nothing"
-            ) from error
         self.costs.tell(self.spec, sum(answer.cost for answer in answers) / len(tasks))
         return tasks_together([answer.episodes for answer in answers])
 
     def traffic(self) -> Traffic:
         """Totals of what went between this process and its workers."""
-        return replace(self.rounds.traffic, threads=sum(cast(dict[str, int], self.client.nthreads()).values()))
+        return replace(self.rounds.traffic, threads=self.connection.num_threads)
+
+    @property
+    def client(self) -> Client:
+        """Of the workers' scheduler."""
+        return self.connection.client
 
     def try_environment(self) -> None:
         """Have a worker make the environment once.
@@ -155,12 +158,12 @@ class DaskWorkers(RolloutWorkers):
         )
 
 
-def _recordings(client: Client, elsewhere: bool, watch: Supervision) -> list[Recording]:
+def _recordings(connection: Connection, elsewhere: bool, watch: Supervision) -> list[Recording]:
     """Collect what the dead left, on this machine or on those of the workers."""
     found = [watch.recordings()]
     if elsewhere:
         with suppress(Exception):
-            everywhere = client.run(watch.recordings, on_error="ignore")
+            everywhere = connection.client.run(watch.recordings, on_error="ignore")
             found.extend(cast(dict[str, list[Recording]], everywhere).values())
     # Workers of one machine answer alike.
     return max(found, key=len)
