@@ -88,9 +88,8 @@ class Connection:
                 if time.monotonic() - began < most:
                     continue
                 raise WorkersError(
-                    f"{where}: the Dask scheduler is gone (its connection was lost), and has not come back with a "
-                    f"worker for {most:.0f} s; start it again, or leave --scheduler out, and `metaloom resume` the "
-                    f"run, which has lost nothing ({error})"
+                    f"{where}: the Dask scheduler is gone and has not come back for {most:.0f} s: {error}. What is "
+                    "stored is safe; go on with `metaloom resume`"
                 ) from lost
             break
         waited = time.monotonic() - began

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from postgres import Postgres, running_postgres
-from prefect_server import Served, iterations_of, serving, wait_for
+from prefect_server import PROGRAMS, Served, iterations_of, serving, wait_for
 
 from metaloom import storage
 from metaloom.flows.commands.train import train
@@ -19,7 +18,6 @@ from metaloom.pipeline.config.run import RunConfig
 
 pytestmark = [pytest.mark.prefect, pytest.mark.sweep]
 
-PROGRAMS = Path(sys.executable).parent
 ITERATIONS = 286
 TASK_RUNS = 7 * ITERATIONS + 1
 
