@@ -3,6 +3,7 @@
 `pytest --log-cli-level=INFO` shows the seconds that each of them cost.
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -64,6 +65,19 @@ def test_a_training_outlives_a_worker_of_its_own(served, config, digests):
     _require_equal(served, "worked", config, digests)
 
 
+def test_a_schedule_is_made_by_the_command_and_stays_when_the_flows_are_deployed_again(served):
+    typed = ("deployment", "schedule", "create", "meta-train/meta-train", "--cron", "0 22 * * *")
+    made = served.prefect(*typed, "--timezone", "Europe/Zurich")
+    assert made.returncode == 0, made.stdout + made.stderr
+    # As the next `metaloom serve` does.
+    file = Path(metaloom.flows.prefect_app.__file__).parent / "prefect.yaml"
+    again = served.prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(file))
+    assert again.returncode == 0, again.stdout + again.stderr
+    told = served.prefect("deployment", "inspect", "meta-train/meta-train", "--output", "json")
+    (schedule,) = json.loads(told.stdout)["schedules"]
+    assert schedule["schedule"]["cron"] == "0 22 * * *"
+
+
 def test_schedules_fire_by_themselves_and_wait_for_each_other(served, tiny_config: Callable[..., RunConfig]):
     schedules = {
         "cron": {"cron": "* * * * *", "timezone": "Europe/Zurich"},
@@ -77,10 +91,6 @@ def test_schedules_fire_by_themselves_and_wait_for_each_other(served, tiny_confi
         for slug, schedule in schedules.items()
     ]
     served.tell(f"deployments/{deployment['id']}/schedules", made)
-    # As the next `metaloom serve` does.
-    file = Path(metaloom.flows.prefect_app.__file__).parent / "prefect.yaml"
-    again = served.prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(file))
-    assert again.returncode == 0, again.stdout + again.stderr
 
     def fired(state: str) -> list[dict[str, Any]]:
         named = {"state": {"type": {"any_": [state]}}, "deployment_id": {"any_": [deployment["id"]]}}

@@ -163,6 +163,16 @@ def test_one_training_at_a_time(served):
         assert deployment["global_concurrency_limit"] is None
 
 
+def test_a_schedule_has_its_flow_runs_planned(served):
+    """Which fails inside the server, and is told in its log alone, where it has an SQLAlchemy that it cannot use."""
+    (deployment,) = served.ask("deployments/filter", deployments={"name": {"any_": ["evaluate"]}})
+    schedules = f"deployments/{deployment['id']}/schedules"
+    (made,) = served.tell(schedules, [{"schedule": {"cron": "0 0 1 1 *"}, "active": True}])
+    of_it = {"deployment_id": {"any_": [deployment["id"]]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+    wait_for(lambda: served.ask("flow_runs/count", flow_runs=of_it) > 0, "its next flow runs are planned")
+    served.tell(f"{schedules}/{made['id']}", method="DELETE")
+
+
 def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first):
     """By the schema, of which test_prefect_flow.py has what else it refuses."""
     before = served.ask("flow_runs/count")
