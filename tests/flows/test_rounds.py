@@ -157,7 +157,10 @@ def test_an_attempt_that_fails_while_answers_are_fetched_does_not_end_a_round_th
                     future.result()
             return [Collected(None, 1.0, 1.0) for _ in futures]
 
-    rounds = metaloom.flows.rollouts.rounds.Rounds(Client(), "s", lambda: None, lambda watch: [])
+    connection = metaloom.flows.rollouts.connection.Connection(
+        lambda: contextlib.nullcontext(Client()), contextlib.ExitStack()
+    )
+    rounds = metaloom.flows.rollouts.rounds.Rounds(connection, "s", lambda: None, lambda watch: [])
     attempt = metaloom.flows.rollouts.rounds.Attempt
     slow, quick = (metaloom.flows.rollouts.rounds.Piece(None, None) for _ in range(2))
     slow.attempts = [attempt(FailsLater(), None), attempt(HasAnswer(), None)]
@@ -212,6 +215,17 @@ def test_shards_do_not_depend_on_the_workers_that_are_there_and_two_runs_do_not_
     expected = [f"collect_rollouts-i12-k1-tasks{n}:{n + 1}" for n in range(6)]
     assert names == [expected * 2, expected * 2, expected]
     assert len({key for each in keys for key in each}) == 30
+
+
+@pytest.mark.dask
+@pytest.mark.sweep
+def test_a_scheduler_of_our_own_that_ends_is_followed_by_another_with_its_workers(tiny_config, round_of, caplog):
+    config = tiny_config()
+    spec, params, tasks = round_of(config)
+    with rollout_workers(config, Backend(workers=1).for_tasks(4)) as workers:
+        workers.client.sync(workers.client.cluster.scheduler.close)
+        assert _digest(workers.collect(params, tasks, AT)) == _digest(LocalWorkers(spec).collect(params, tasks, AT))
+    assert "iteration 12, inner step 1: the Dask scheduler is back" in caplog.text
 
 
 @pytest.mark.dask
