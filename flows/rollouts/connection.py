@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from distributed import Client
+from distributed.comm import CommClosedError
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.local_cluster import local_client
@@ -79,7 +80,7 @@ class Connection:
     def _reopen(self, where: str, lost: Exception) -> None:
         most, began = max(_BACK_SECONDS, no_worker_seconds()), time.monotonic()
         log.warning("%s: the Dask scheduler is gone; waiting up to %.0f s for it to come back", where, most)
-        with suppress(OSError):  # as a connection that does not close in time
+        with suppress(OSError), _silent_client():  # as a connection that does not close in time
             self._opened.close()
         while True:
             try:
@@ -138,9 +139,22 @@ def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
         yield client
 
 
+@contextmanager
+def _silent_client() -> Iterator[None]:
+    """Without the traceback that Dask logs of a client which is closed while it tries to connect again."""
+    logger = logging.getLogger("distributed.client")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def _is_lost(client: Client, error: Exception) -> bool:
     """Whether what failed did so for want of the scheduler, for which Dask has errors of many kinds."""
-    return isinstance(error, CancelledError) or client.status != "running"
+    # The connection that was asked may be closed before the client has seen that its own is.
+    return isinstance(error, CancelledError | CommClosedError) or client.status != "running"
 
 
 def _require_same_code(client: Client, spec: SamplerSpec) -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from distributed import Client
+from distributed.comm import CommClosedError
 
 import metaloom.flows.rollouts.connection
 from metaloom.flows.errors import WorkersError
@@ -60,7 +61,7 @@ def repeated(scheduler: FakeScheduler, *ends: Any) -> Any:
         return connection.repeat_where_lost(work_that(connection, ends), "iteration 3")
 
 
-@pytest.mark.parametrize("lost", [CancelledError(), "disconnected"])
+@pytest.mark.parametrize("lost", [CancelledError(), CommClosedError("in <TCP>: Stream is closed"), "disconnected"])
 def test_work_is_done_again_by_another_client_when_the_scheduler_is_back(lost, caplog):
     scheduler = FakeScheduler(None, ABSENT, ABSENT, None)
     with ExitStack() as opened:
