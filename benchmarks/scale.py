@@ -1,10 +1,13 @@
 """Model of an iteration's time with many workers: `python benchmarks/scale.py --workers 10 100 1000`.
 
-1. A small run of a recipe on this machine gives the seconds of every stage and the bytes of every batch, per task.
-2. A real Dask scheduler hands out a shard per worker. The workers, threads of at most ten Dask workers, sleep for as
-   long as a rollout takes and send a batch of its size back through loopback sockets. Scheduler, workers and trainer
-   share one process, so what a round takes beyond the sleep is more than separate machines would need.
-3. The sum of both is an iteration with one task per worker, 40 at least. What takes most of it binds first.
+1. Small runs of a recipe on this machine give the seconds of every stage and the bytes of every batch, per task, and
+   what the writer takes for an iteration and for a task of it.
+2. A real Dask scheduler hands out shards, cut as a training cuts them, and orders of mathematics, one per worker. The
+   workers, threads of at most ten Dask workers, sleep for as long as it takes and send results of their size back
+   through loopback sockets. Scheduler, workers and trainer share one process, so what a round takes beyond the sleep is
+   more than separate machines would need.
+3. The sum is an iteration with a task per worker, 40 at least, with the mathematics in the trainer, on one core, and on
+   the workers. What takes most of it binds first.
 """
 
 import argparse
@@ -16,6 +19,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +29,9 @@ from distributed import Client, LocalCluster
 
 from metaloom import storage
 from metaloom.flows.commands.train import train
+from metaloom.flows.mathematics.slots import most_slots
 from metaloom.flows.recipes import load_settings
+from metaloom.flows.rollouts.shards import tasks_per_shard
 from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
@@ -36,27 +44,83 @@ LOOPBACK = "127.0.0.1"
 
 def main() -> None:
     args = _arguments()
-    settings = override(load_settings(args.recipe), [f"num_tasks={args.tasks}", "iterations=3"])
-    config = build_config(settings)
+    config = build_config(override(load_settings(args.recipe), [f"num_tasks={args.tasks}", "iterations=3"]))
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        train(config, Path(folder) / "run", backend=Backend(workers=0))
-        seconds, received, sent = _per_task(storage.open_run(Path(folder) / "run"), config)
+        costs = Costs.measured(config, Path(folder))
     rounds = config.algorithm.adaptation_steps + 1
     print(
-        f"{args.recipe}, per task and iteration on one core: {seconds['collect_rollouts']:.3f} s of rollouts, "
-        f"{seconds['process_samples'] + seconds['adapt'] + seconds['meta_optimize']:.4f} s of all other stages; "
-        f"{rounds * received / 1e6:.2f} MB of episodes back, {rounds * sent / 1e3:.0f} kB of parameters out"
+        f"{args.recipe}, per task and iteration on one core: {costs.rollouts:.3f} s of rollouts, "
+        f"{costs.learning:.4f} s of mathematics, {1e3 * costs.writer_per_task:.1f} ms of the writer, besides "
+        f"{costs.writer:.2f} s of it; {costs.received / 1e6:.2f} MB of episodes back, "
+        f"{costs.sent / 1e3:.0f} kB of parameters out"
     )
-    head = ("workers", "tasks", "rollouts", "Dask and transfer", "processing", "adapt", "meta_optimize", "writer")
-    print(" | ".join(head))
+    print("workers | tasks | rollouts | their transfer | mathematics here | on workers | of it orders | writer")
     for workers in args.workers:
         tasks = max(40, workers)
-        per_worker = -(-tasks // workers)
-        shard = per_worker * seconds["collect_rollouts"] / rounds
-        round_trip = _round_trip(workers, shard, per_worker * received, per_worker * sent)
-        learner = [tasks * seconds[stage] for stage in ("process_samples", "adapt", "meta_optimize")]
-        row = [rounds * shard, rounds * (round_trip - shard), *learner, tasks * seconds["writer"]]
+        size = tasks_per_shard(tasks, costs.rollouts / rounds)
+        shards, shard = -(-tasks // size), size * costs.rollouts / rounds
+        turns = -(-shards // workers)
+        with _cluster(workers) as client:
+            taken = _best(client, shards, shard, size * costs.received // rounds, size * costs.sent // rounds)
+            chunks = -(-tasks // args.tasks_per_chunk)
+            busy = min(workers, most_slots(chunks))
+            # A worker's undivided sums, one for each of its chunks, and the work that it is sent.
+            params = costs.sent // rounds
+            order = _best(client, busy, 0.0, -(-chunks // busy) * params, 2 * params)
+        computing = -(-chunks // busy) * args.tasks_per_chunk * costs.learning
+        row = [
+            rounds * turns * shard,
+            rounds * (taken - turns * shard),
+            tasks * costs.learning,
+            computing + args.calls * order,
+            args.calls * order,
+            costs.writer + tasks * costs.writer_per_task,
+        ]
         print(f"{workers:>7} | {tasks:>5} | " + " | ".join(f"{value:.2f} s" for value in row), flush=True)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds and bytes of an iteration, per task on one core.
+
+    Attributes:
+        rollouts: of all rounds.
+        learning: seconds of processing, adapting and the update.
+        writer: seconds for an iteration, whatever its tasks.
+        writer_per_task: seconds.
+        received: bytes of episodes.
+        sent: bytes of a task's parameters, in all rounds.
+    """
+
+    rollouts: float
+    learning: float
+    writer: float
+    writer_per_task: float
+    received: int
+    sent: int
+
+    @classmethod
+    def measured(cls, config: RunConfig, folder: Path) -> "Costs":
+        """Train a run, and one of four times its tasks for the writer."""
+        small, large = (_trained(config, times, folder) for times in (1, 4))
+        seconds, received, sent = _per_task(small, config)
+        writers = [_writer_seconds(run) for run in (small, large)]
+        per_task = max(0.0, (writers[1] - writers[0]) / (3 * config.num_tasks))
+        rounds = config.algorithm.adaptation_steps + 1
+        return cls(
+            rollouts=seconds["collect_rollouts"],
+            learning=sum(seconds[stage] for stage in ("process_samples", "adapt", "meta_optimize")),
+            writer=max(0.0, writers[0] - per_task * config.num_tasks),
+            writer_per_task=per_task,
+            received=rounds * received,
+            sent=rounds * sent,
+        )
+
+
+def _trained(config: RunConfig, times: int, folder: Path) -> storage.Run:
+    larger = config.model_copy(update={"num_tasks": times * config.num_tasks})
+    train(larger, folder / f"run-{times}", backend=Backend(workers=0))
+    return storage.open_run(folder / f"run-{times}")
 
 
 def _per_task(run: storage.Run, config: RunConfig) -> tuple[dict[str, float], int, int]:
@@ -71,7 +135,6 @@ def _per_task(run: storage.Run, config: RunConfig) -> tuple[dict[str, float], in
     episodes, params = run[last].rollouts(0), run.load(StageRef(last, "adapt", 0))
     assert isinstance(episodes, EpisodeBatch)
     assert isinstance(params, TaskParams)
-    seconds["writer"] = _writer_seconds(run) / config.num_tasks
     size = sum(array.nbytes for array in flatten(episodes).values())
     sent = sum(array.nbytes for array in params.params.values())
     return seconds, size // config.num_tasks, sent // config.num_tasks
@@ -97,11 +160,11 @@ def _writer_seconds(run: storage.Run) -> float:
         return time.perf_counter() - began
 
 
-def _round_trip(workers: int, shard_seconds: float, received: int, sent: int) -> float:
-    """Seconds of the best of three rounds: submit a shard per worker, gather them all."""
+@contextmanager
+def _cluster(workers: int) -> Iterator[Client]:
+    """A scheduler, and as many threads as workers are meant: a task costs the scheduler the same, whoever runs it."""
     with (
         LocalCluster(
-            # As many threads as workers are meant: a task costs the scheduler the same, whoever runs it.
             n_workers=min(workers, 10),
             threads_per_worker=-(-workers // min(workers, 10)),
             memory_limit=0,
@@ -114,18 +177,23 @@ def _round_trip(workers: int, shard_seconds: float, received: int, sent: int) ->
         Client(cluster) as client,
     ):
         client.wait_for_workers(min(workers, 10))
-        taken = []
-        for _ in range(3):
-            began = time.perf_counter()
-            params = np.zeros(sent, np.uint8)
-            futures = [client.submit(_shard, params, shard_seconds, received, pure=False) for _ in range(workers)]
-            client.gather(futures)
-            taken.append(time.perf_counter() - began)
-        return min(taken)
+        yield client
 
 
-def _shard(params: Array, seconds: float, size: int) -> Array:
-    del params
+def _best(client: Client, number: int, seconds: float, received: int, sent: int) -> float:
+    """Seconds of the best of three turns: submit so many tasks, gather them all."""
+    taken = []
+    for _ in range(3):
+        began = time.perf_counter()
+        argument = np.zeros(sent, np.uint8)
+        futures = [client.submit(_task, argument, seconds, received, pure=False) for _ in range(number)]
+        client.gather(futures)
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def _task(argument: Array, seconds: float, size: int) -> Array:
+    del argument
     time.sleep(seconds)
     return np.zeros(size, np.uint8)
 
@@ -134,6 +202,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="promp-half-cheetah-dir")
     parser.add_argument("--tasks", type=int, default=10, help="of the run that is measured")
+    parser.add_argument("--tasks-per-chunk", type=int, default=2)
+    parser.add_argument("--calls", type=int, default=9, help="orders per worker and iteration")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 10, 40, 100, 400, 1000])
     parser.add_argument("--folder", type=Path, default=None, help="where runs are written")
     return parser.parse_args()

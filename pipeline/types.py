@@ -246,6 +246,22 @@ class Samples(Shown):
         if self.returns.ndim != 3:
             raise BatchError(f"Samples.returns has shape {self.returns.shape}; required [B, E, T]")
 
+    def slice(self, start: int, stop: int) -> "Samples":
+        """The samples of the tasks start ... stop - 1."""
+        cut: dict[str, Any] = {
+            f.name: None if (value := getattr(self, f.name)) is None else value[start:stop] for f in fields(self)
+        }
+        return Samples(**cut)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["Samples"]) -> "Samples":
+        """Samples of all tasks of the parts, in their order."""
+        joined: dict[str, Any] = {}
+        for f in fields(cls):
+            values: list[Any] = [getattr(part, f.name) for part in parts]
+            joined[f.name] = None if values[0] is None else np.concatenate(values)
+        return cls(**joined)
+
 
 @dataclass(frozen=True, repr=False)
 class Step(Shown):
@@ -278,6 +294,11 @@ class TaskParams(Shown):
     def slice(self, start: int, stop: int) -> "TaskParams":
         """The parameters of the tasks start ... stop - 1."""
         return TaskParams({name: value[start:stop] for name, value in self.params.items()})
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["TaskParams"]) -> "TaskParams":
+        """Parameters of all tasks of the parts, in their order."""
+        return cls({name: np.concatenate([part.params[name] for part in parts]) for name in parts[0].params})
 
     @classmethod
     def broadcast(cls, params: Mapping[str, Array], num_tasks: int) -> "TaskParams":

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -90,6 +90,8 @@ class BackendOptions:
         scheduler: Address of a running Dask scheduler, `tcp://host:port` or `tls://host:port`.
         step_timeout: Seconds that one call of an environment may take before its worker gives up; 60 by default.
         retries: How many times to redo work whose worker process died; 3 by default.
+        mathematics: Where samples are processed, tasks adapted and updates computed: `here`, by `workers`, or `auto`:
+            by a scheduler's workers if these have more threads than there are cores here.
     """
 
     workers: int | None = None
@@ -97,6 +99,7 @@ class BackendOptions:
     scheduler: str | None = None
     step_timeout: float | None = None
     retries: int | None = None
+    mathematics: Literal["auto", "here", "workers"] = "auto"
 
     def backend(self) -> "Backend":
         """Return the backend that these options describe.
@@ -106,7 +109,7 @@ class BackendOptions:
         """
         from metaloom.flows.rollouts.workers import Backend
 
-        return Backend(self.workers, self.threads, self.scheduler, self.step_timeout, self.retries)
+        return Backend(self.workers, self.threads, self.scheduler, self.step_timeout, self.retries, self.mathematics)
 
 
 ANYWHERE = BackendOptions()

@@ -1,6 +1,7 @@
 """`metaloom reference`: a group of commands."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,7 +79,7 @@ def verify(name: NameAt, /, *, folder: From = None, where: BackendOptions = ANYW
     """
     place, found, iteration = _named(name, folder)
     if where.workers is None and where.scheduler is None:
-        where = BackendOptions(0, where.threads, None, where.step_timeout, where.retries)
+        where = replace(where, workers=0)
     backend = where.backend()
     from metaloom.flows.references.archive import opened
     from metaloom.flows.references.verify import verify as verify_reference

@@ -41,7 +41,8 @@ def replay(
         quarantine: Rerun, in this process, the episode that was kept because an environment failed in it.
     """
     if quarantine or pdb:
-        elsewhere = {name: value for name, value in asdict(where).items() if name != "threads"}
+        usual = asdict(ANYWHERE) | {"threads": where.threads}
+        elsewhere = {name: value for name, value in asdict(where).items() if value != usual[name]}
         option = "--quarantine" if quarantine else "--pdb"
         refuse_with(option, until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
     agree(RunAt.parse(run).path, trust)

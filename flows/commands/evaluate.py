@@ -81,7 +81,7 @@ class EvaluationOutcome(Shown):
 
     def summary(self) -> list[AdaptationSummary]:
         """Averages over tasks for every number of adaptation steps."""
-        return summarize_steps(self.evaluation)
+        return summarize_steps(self.evaluation, self.classes)
 
     def by_class(self) -> ByStep:
         """Test returns by class of task after every number of adaptation steps; nothing without classes."""

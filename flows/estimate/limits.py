@@ -81,7 +81,8 @@ def size_up(
 
     def sized(config: RunConfig) -> Estimate:
         left = max(config.iterations - stored, 1)
-        found = estimate(config.model_copy(update={"iterations": left}), known, workers)
+        to_do, computing = config.model_copy(update={"iterations": left}), backend.mathematics == "workers"
+        found = estimate(to_do, known, workers, computing=computing)
         # A run with a budget stops before the disk is full, and one that may stop early need not get that far.
         bounded = config.retention.max_bytes is not None or config.stop is not None
         return replace(found, run_bytes=found.start_bytes + found.iteration_bytes) if bounded else found

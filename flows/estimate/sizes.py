@@ -25,7 +25,9 @@ from metaloom.storage.format.layout import plan_in
 TRAINER_BYTES = 300 * MIB
 """What a trainer takes with next to nothing to train: the interpreter, torch and the physics."""
 WORKER_BYTES = 260 * MIB
-"""The same of a worker, which has no torch unless its network needs it."""
+"""The same of a worker, which has no torch unless its network or the mathematics needs it."""
+TORCH_BYTES = 230 * MIB
+"""What a worker takes more with torch, and the learner that it builds."""
 BESIDE_BYTES = 2500
 """A record and its share of the tables, per output."""
 TABLE_BYTES = 30_000
@@ -69,8 +71,15 @@ class Estimate:
         return self.trainer_bytes + self.workers * self.worker_bytes
 
 
-def estimate(config: RunConfig, forms: Forms, workers: int = 0) -> Estimate:
-    """Estimate what a run takes whose rollouts are sampled by so many processes on this machine; 0 for the trainer."""
+def estimate(config: RunConfig, forms: Forms, workers: int = 0, *, computing: bool = False) -> Estimate:
+    """Estimate what a run takes whose rollouts are sampled by so many processes on this machine; 0 for the trainer.
+
+    Args:
+        config: of the run.
+        forms: of its arrays.
+        workers: how many processes.
+        computing: they do its mathematics as well.
+    """
     graph, sizes = graph_of(config), _Sizes(config, forms)
     once, again = ([output for stage in graph.stages for output in sizes.of(stage, i)] for i in (0, 1))
     first = [output for output in once if output.once]
@@ -82,7 +91,7 @@ def estimate(config: RunConfig, forms: Forms, workers: int = 0) -> Estimate:
     run = start + config.iterations * iteration - (config.iterations - _kept(config)) * thinnable
     return Estimate(
         trainer_bytes=TRAINER_BYTES + sizes.trainer_bytes(first, again, sampling=not workers),
-        worker_bytes=WORKER_BYTES + sizes.sampling_bytes([*first, *again], workers) if workers else 0,
+        worker_bytes=sizes.worker_bytes([*first, *again], workers, computing=computing) if workers else 0,
         workers=workers,
         start_bytes=start,
         iteration_bytes=iteration + (evaluations.disk // config.evaluation.every if config.evaluation.every else 0),
@@ -182,7 +191,12 @@ class _Sizes:
         learning = LEARNER_COPIES * forms.learner_bytes + self._gradient_bytes()
         return max(2 * held + learning + self._replay_bytes(), evaluating) + (round_bytes if sampling else 0)
 
-    def sampling_bytes(self, outputs: Sequence[_Output], workers: int) -> int:
+    def worker_bytes(self, outputs: Sequence[_Output], workers: int, *, computing: bool) -> int:
+        """Memory of a worker that samples, and may hold its share of an iteration, also as tensors."""
+        held = TORCH_BYTES + self._gradient_bytes() + 3 * sum(output.memory for output in outputs) // workers
+        return WORKER_BYTES + self._sampling_bytes(outputs, workers) + (held if computing else 0)
+
+    def _sampling_bytes(self, outputs: Sequence[_Output], workers: int) -> int:
         """Memory of a worker's share of the largest round, while it is brought into the order of tasks."""
         rounds = [output.round for output in outputs]
         if self._config.evaluation.every:

@@ -49,13 +49,17 @@ class Context:
             ConfigError: the algorithm or an option is not for such an environment.
         """
         setup, learner, env = build_learner(config)
+        parallel = rollouts.mathematics(config, learner, parallel)
         return cls(config, setup, learner, env, rollouts, parallel, measures_of(config, env))
 
     def under(self, config: RunConfig) -> Self:
         """The same under settings that leave the environment as it is."""
         setup = setup_of(config, self.env)
         learner, measures = config.algorithm.build(setup), measures_of(config, self.env)
-        return replace(self, config=config, setup=setup, learner=learner, measures=measures, _kept={})
+        parallel = self.rollouts.mathematics(config, learner, self.parallel)
+        return replace(
+            self, config=config, setup=setup, learner=learner, parallel=parallel, measures=measures, _kept={}
+        )
 
     def start(self, update: Update) -> LearnerState:
         """A stored learner as the iteration behind it acts and learns with it."""

@@ -3,14 +3,15 @@
 No gradient crosses a stage: `meta_optimize` computes the adaptation again from what is stored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from metaloom.flows.graph.common import INITIALIZE, SAMPLE_TASKS, evaluated, evaluation, position, state_before
 from metaloom.flows.graph.context import Context
 from metaloom.flows.graph.stage import EACH_STEP, INNER_STEP, ITERATION, Graph, Input, Stage
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.parallel import join_tasks
 from metaloom.pipeline.seeding import seed_for
-from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskBatch, TaskParams, Update
+from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Samples, Step, TaskBatch, TaskParams, Update
 from metaloom.stages.meta_optimize import meta_optimize
 
 
@@ -42,8 +43,13 @@ def _collect_rollouts(
 
 
 def _process_samples(context: Context, i: int, k: int, *, state: Update, episodes: EpisodeBatch) -> Samples:
+    learner, apart, before = context.learner, context.learner.tasks_apart, context.start(state)
     seed = seed_for(context.config.seed, "baseline", i, k)
-    return context.learner.process(context.start(state), episodes, seed=seed, parallel=context.parallel)
+
+    def process_samples(parallel: ParallelMap, episodes: Sequence[EpisodeBatch]) -> Samples:
+        return learner.process(before, episodes[0], seed=seed, parallel=parallel)
+
+    return join_tasks(context.parallel, process_samples, apart.process if apart else 0, episodes=[episodes])
 
 
 def _adapt(
@@ -57,9 +63,24 @@ def _adapt(
     params: TaskParams | None = None,
 ) -> TaskParams:
     del i
-    step = Step(episodes, samples, k)
-    acting = _params(context, state, params)
-    return context.learner.adapt(context.start(state), acting, step, parallel=context.parallel)
+    learner, apart, before = context.learner, context.learner.tasks_apart, context.start(state)
+
+    def adapt(
+        parallel: ParallelMap,
+        params: Sequence[TaskParams],
+        episodes: Sequence[EpisodeBatch],
+        samples: Sequence[Samples],
+    ) -> TaskParams:
+        return learner.adapt(before, params[0], Step(episodes[0], samples[0], k), parallel=parallel)
+
+    return join_tasks(
+        context.parallel,
+        adapt,
+        apart.adapt if apart else 0,
+        params=[_params(context, state, params)],
+        episodes=[episodes],
+        samples=[samples],
+    )
 
 
 def _meta_optimize(

@@ -202,5 +202,5 @@ def _of_one_class(config: RunConfig) -> RunConfig:
 
 
 def _evaluation(every: int) -> EvaluationConfig:
-    """One task of every class, three test episodes, which the official success rate takes."""
+    """One task of every class, three test episodes of each."""
     return EvaluationConfig(every=every, evenly_by="class", test_episodes=3)

@@ -63,13 +63,15 @@ class Connection:
         while True:
             try:
                 return work()
+            except WorkersError:  # told already, by work within this work if the scheduler was lost
+                raise
             except Exception as error:
                 if not _is_lost(self.client, error):
                     raise
                 losses += 1
                 if losses > _MOST_LOSSES:
                     raise WorkersError(
-                        f"{where}: the Dask scheduler was lost {losses} times in this round; it may lack memory. What "
+                        f"{where}: the Dask scheduler was lost {losses} times in this stage; it may lack memory. What "
                         "is stored is safe; go on with `metaloom resume`"
                     ) from error
                 self._reopen(where, error)
@@ -94,7 +96,7 @@ class Connection:
                 ) from lost
             break
         waited = time.monotonic() - began
-        log.warning("%s: the Dask scheduler is back after %.0f s; this round is done again", where, waited)
+        log.warning("%s: the Dask scheduler is back after %.0f s; this stage is done again", where, waited)
 
 
 @contextmanager

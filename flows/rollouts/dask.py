@@ -9,26 +9,35 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from typing import Any, TypeVar, cast
 
-from distributed import Client, KilledWorker
+from distributed import Client, Future, KilledWorker
 
-from metaloom.flows.errors import WorkersError
+from metaloom.flows.errors import UsageError, WorkersError
+from metaloom.flows.mathematics.cluster_map import ClusterMap
+from metaloom.flows.mathematics.places import Piece, Places
+from metaloom.flows.mathematics.slots import Slots
 from metaloom.flows.rollouts.connection import Connection, connected
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
 from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
 from metaloom.flows.rollouts.local_cluster import ending_of
+from metaloom.flows.rollouts.rounds import Piece as RolloutPiece
 from metaloom.flows.rollouts.rounds import Rounds, ShardDied, pieces_of
 from metaloom.flows.rollouts.shards import ShardCosts
-from metaloom.flows.rollouts.supervised import Shard, Supervision, is_built_in, try_environment
+from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, is_built_in, try_environment
 from metaloom.flows.rollouts.traffic import Traffic
-from metaloom.flows.rollouts.versions import fingerprint
+from metaloom.flows.rollouts.versions import computing_fingerprint, fingerprint
 from metaloom.flows.rollouts.waiting import wait_for
-from metaloom.flows.rollouts.workers import Backend, RolloutWorkers, SamplerSpec
+from metaloom.flows.rollouts.workers import Backend, Mathematics, RolloutWorkers, SamplerSpec
+from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
+from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.blocks import tasks_together
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,8 @@ class DaskWorkers(RolloutWorkers):
         supervise: makes the supervision of a piece of work.
         rounds: so far.
         costs: of tasks, so far.
+        asked: where the mathematics is to be.
+        places: of episodes, and of what is computed of them, on workers.
     """
 
     connection: Connection
@@ -50,6 +61,8 @@ class DaskWorkers(RolloutWorkers):
     supervise: Callable[[], Supervision]
     rounds: Rounds
     costs: ShardCosts = field(default_factory=ShardCosts)
+    asked: Mathematics = "here"
+    places: Places = field(default_factory=Places)
 
     @classmethod
     @contextmanager
@@ -73,7 +86,7 @@ class DaskWorkers(RolloutWorkers):
         elsewhere = backend.scheduler is not None
         supervise = partial(_supervision, session, backend.step_timeout_seconds, fingerprint(spec) if elsewhere else {})
         rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
-        workers = cls(spec, connection, session, elsewhere, supervise, rounds)
+        workers = cls(spec, connection, session, elsewhere, supervise, rounds, asked=backend.mathematics)
         tell_who_trains(recordings_folder(session), session, spec.env.name)
         try:
             if not is_built_in(spec):
@@ -90,15 +103,58 @@ class DaskWorkers(RolloutWorkers):
             WorkersError: workers died in different places, or are gone; or the scheduler has gone for good.
         """
         bounds = self.costs.bounds(self.spec, len(tasks))
+        pieces: list[RolloutPiece] = []
+
+        def collect() -> list[Collected]:
+            pieces[:] = pieces_of(Shard(self.spec, tasks, position), params, bounds)
+            return self.rounds.collect(pieces)
+
         try:
-            answers = self.connection.repeat_where_lost(
-                lambda: self.rounds.collect(pieces_of(Shard(self.spec, tasks, position), params, bounds)),
-                f"iteration {position.iteration}, inner step {position.step}",
-            )
+            answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
         except ShardDied as death:
             raise self._death(death.shard, death.watch) from death.__cause__
         self.costs.tell(self.spec, sum(answer.cost for answer in answers) / len(tasks))
-        return tasks_together([answer.episodes for answer in answers])
+        episodes = tasks_together([answer.episodes for answer in answers])
+        if position.step == 0:
+            self.places.forget()
+        if self.places.wanted(self.spec):
+            held = [(cast(Future[Collected], p.future), ends) for p, ends in zip(pieces, bounds, strict=True)]
+            self.places.remember(episodes, [Piece(future, ("episodes",), *ends) for future, ends in held])
+        return episodes
+
+    def mathematics(self, config: RunConfig, learner: Learner[Any, Any], here: ParallelMap) -> ParallelMap:
+        """A map over chunks of tasks on these workers, where the backend and the algorithm allow it.
+
+        Raises:
+            UsageError: it is asked for, and the algorithm or the device does not allow it.
+        """
+        here = here.here if isinstance(here, ClusterMap) else here
+        if self.asked == "here" or learner.tasks_apart is None or config.device != "cpu":
+            _require_not_asked_for(self.asked, config)
+            return here
+        chunks = -(-config.num_tasks // max(1, learner.tasks_apart.adapt))
+        required = self.asked == "workers"
+        slots = Slots(self.connection, required=required, elsewhere=self.elsewhere, num_chunks=chunks)
+        self.places.wanted = lambda spec: spec == self.spec and bool(slots.chosen())
+        return ClusterMap(
+            self.connection,
+            self.session,
+            config.model_dump_json(),
+            learner,
+            here=here,
+            slots=slots,
+            places=self.places,
+            traffic=self.rounds.traffic,
+            versions=computing_fingerprint(plugin_paths(config)) if self.elsewhere else {},
+        )
+
+    def uninterrupted(self, work: Callable[[], T], where: str) -> T:
+        """What work at the scheduler gives; all of it is done again if the scheduler is gone meanwhile and comes back.
+
+        Raises:
+            WorkersError: the scheduler does not come back, or it is lost over and over.
+        """
+        return self.connection.repeat_where_lost(work, where)
 
     def traffic(self) -> Traffic:
         """Totals of what went between this process and its workers."""
@@ -155,6 +211,15 @@ class DaskWorkers(RolloutWorkers):
             f"same shard, tasks {at.first_task} to {stop - 1}, but not in one place (first task, first episode, step, "
             f"row: {places}): they may lack memory, or somebody kills them. What is stored is safe; go on with "
             "`metaloom resume`"
+        )
+
+
+def _require_not_asked_for(asked: Mathematics, config: RunConfig) -> None:
+    if asked == "workers":
+        why = f"device is {config.device}" if config.device != "cpu" else f"{config.algorithm.name} looks at all tasks"
+        raise UsageError(
+            f"found mathematics=workers, but {why}; required device=cpu and an algorithm whose updates are sums over "
+            "tasks, as ProMP's and MAML's are; leave --mathematics out"
         )
 
 

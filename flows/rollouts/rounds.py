@@ -36,13 +36,17 @@ class Attempt:
 
 @dataclass
 class Piece:
-    """A shard with its parameters, the attempts at it that have not failed, and how often it was wrongly blamed."""
+    """A shard with its parameters, the attempts at it that have not failed, and how often it was wrongly blamed.
+
+    Its answer also stays with a worker for as long as there is a reference to its future.
+    """
 
     shard: Shard
     params: TaskParams
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     pardons: int = 0
     answer: Collected | None = None
+    future: Future[Collected] | None = None
 
 
 class ShardDied(Exception):
@@ -138,7 +142,7 @@ class Rounds:
         except KilledWorker:  # its answer went with its worker; such an attempt has failed, and is dropped next time
             return []
         for (piece, first), answer in zip(answered, answers, strict=True):
-            piece.answer = answer
+            piece.answer, piece.future = answer, first.future
             self.traffic.received_bytes += num_bytes(answer)
             self.losers.extend(a.future for a in piece.attempts if a is not first and not a.future.done())
             piece.attempts.clear()

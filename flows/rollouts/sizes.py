@@ -13,7 +13,9 @@ _SENT = (TaskBatch, TaskParams, EpisodeBatch, Samples, Step, Update, Collected)
 
 
 def num_bytes(value: object) -> int:
-    """Return the bytes of all arrays in a batch."""
+    """Return the bytes of all arrays in a batch, or of what is bytes already."""
+    if isinstance(value, bytes | str):
+        return len(value)
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, Mapping):

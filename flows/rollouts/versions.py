@@ -3,9 +3,10 @@
 Workers import this module: no torch.
 """
 
+import platform
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 
@@ -23,6 +24,11 @@ def fingerprint(spec: SamplerSpec) -> dict[str, str]:
     return {**_versions(), **_torch_version(), **_named(sources_of(acting_paths(spec.env, spec.policy)))}
 
 
+def computing_fingerprint(paths: Iterable[str]) -> dict[str, str]:
+    """Versions of everything that decides the numbers of the mathematics, in this process, plug-ins' sources too."""
+    return {**_versions(), **_torch_version(), **_python(), **_named(sources_of(paths))}
+
+
 def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
     """Report versions and machine code of a worker, after it has built the environment once. Runs on the worker."""
     make_env(spec.env)
@@ -37,6 +43,17 @@ def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None
     """
     if required:
         require_versions(required, _fingerprint_here(spec), f"on {socket.gethostname()}")
+
+
+def require_own_to_compute(required: Mapping[str, str], paths: Iterable[str]) -> None:
+    """Refuse to compute for a trainer with other versions, on a worker; see require_own_versions.
+
+    Raises:
+        WorkersError: they differ, and so would digests.
+    """
+    if required:
+        here = {**_versions(), **_torch_version(), **_python(), **_sources_first_seen(paths)}
+        require_versions(required, here, f"on {socket.gethostname()}")
 
 
 def require_versions(required: Mapping[str, str], found: Mapping[str, str], worker: str) -> None:
@@ -69,9 +86,17 @@ def _torch_version() -> dict[str, str]:
     return {"torch": version("torch")} if "torch" in sys.modules else {}
 
 
+def _python() -> dict[str, str]:
+    # Work is sent as byte code.
+    return {"Python": ".".join(platform.python_version_tuple()[:2])}
+
+
 def _fingerprint_here(spec: SamplerSpec) -> dict[str, str]:
-    sources = (_first_seen(path) for path in acting_paths(spec.env, spec.policy))
-    return {**_versions(), **_torch_version(), **_named({name: d for found in sources for name, d in found.items()})}
+    return {**_versions(), **_torch_version(), **_sources_first_seen(acting_paths(spec.env, spec.policy))}
+
+
+def _sources_first_seen(paths: Iterable[str]) -> dict[str, str]:
+    return _named({name: digest for path in paths for name, digest in _first_seen(path).items()})
 
 
 @cache

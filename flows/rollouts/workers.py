@@ -9,26 +9,32 @@ import os
 import sys
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from threadpoolctl import threadpool_limits
 
 from metaloom import pipeline, stages
 from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.traffic import Traffic
+from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import Settings
-from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
+from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import UNWATCHED, RolloutPosition, RolloutWatch, Sampler, collect_rollouts
 from metaloom.stages.rollouts.blocks import Enough
 
 if TYPE_CHECKING:
     from metaloom.pipeline.config.run import RunConfig
 
+
+T = TypeVar("T")
+
+Mathematics = Literal["auto", "here", "workers"]
 
 DEFAULT_WORKERS = 2
 DEFAULT_STEP_TIMEOUT_SECONDS = 60.0
@@ -49,6 +55,9 @@ class Backend:
             the run with an error; 60 when not given. Sampling in this process waits for ever: it is where one debugs.
         retries: how often work is done again whose worker process died; 3 when not given. A scheduler of one's own is
             configured itself (`distributed.scheduler.allowed-failures`).
+        mathematics: where samples are processed, tasks adapted and updates computed: here, or by the workers, chunk by
+            chunk of tasks; auto has the workers of a scheduler do it where they have more threads than there are
+            cores here.
     """
 
     workers: int | None = None
@@ -56,8 +65,13 @@ class Backend:
     scheduler: str | None = None
     step_timeout_seconds: float | None = None
     retries: int | None = None
+    mathematics: Mathematics = "auto"
 
     def __post_init__(self) -> None:
+        if self.mathematics == "workers" and self.workers == 0:
+            raise UsageError(
+                "found mathematics=workers without worker processes; required --workers 1 or more, or --scheduler"
+            )
         if self.workers is not None and self.scheduler is not None:
             raise UsageError(
                 f"found workers={self.workers} and scheduler={self.scheduler}; required one of them: a scheduler has "
@@ -188,6 +202,16 @@ class RolloutWorkers(ABC):
     @abstractmethod
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
         """E complete episodes of every task."""
+
+    def mathematics(self, config: "RunConfig", learner: Learner[Any, Any], here: ParallelMap) -> ParallelMap:
+        """The map by which a run's learner computes: that of this process, or one over workers where they may."""
+        del config, learner
+        return here
+
+    def uninterrupted(self, work: Callable[[], T], where: str) -> T:
+        """What work with the workers gives; `where` of the run it is, for messages."""
+        del where
+        return work()
 
     def traffic(self) -> Traffic | None:
         """Totals of what went between this process and its workers; None where there are none."""

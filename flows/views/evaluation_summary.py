@@ -58,9 +58,9 @@ class AdaptationSummary:
         return about | about.pop("facts")
 
 
-def summarize_steps(evaluation: Evaluation) -> list[AdaptationSummary]:
-    """Average over tasks for every number of adaptation steps."""
-    return [_summary(evaluation, k) for k in range(evaluation.adaptation_steps + 1)]
+def summarize_steps(evaluation: Evaluation, classes: "Classes | None" = None) -> list[AdaptationSummary]:
+    """Average over tasks for every number of adaptation steps; `classes` are those that the environment declares."""
+    return [_summary(evaluation, k, classes) for k in range(evaluation.adaptation_steps + 1)]
 
 
 def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def summarize_classes(evaluation: Evaluation, classes: "Classes | None") -> list
     return [classes.returns(means[:, k], of) for k in range(evaluation.adaptation_steps + 1)]
 
 
-def _summary(evaluation: Evaluation, k: int) -> AdaptationSummary:
+def _summary(evaluation: Evaluation, k: int, classes: "Classes | None") -> AdaptationSummary:
     returns = evaluation.test_returns[:, k]
     rng = np.random.default_rng([_SEED, k])
     average, iqm = (bootstrap(returns, statistic, rng) for statistic in (mean, interquartile_mean))
@@ -99,7 +99,7 @@ def _summary(evaluation: Evaluation, k: int) -> AdaptationSummary:
         lower_quartile=float(lower),
         upper_quartile=float(upper),
         facts=fact_means({name: values[:, k] for name, values in evaluation.test_facts.items()})
-        | official_success(evaluation, k),
+        | official_success(evaluation, k, classes),
     )
 
 

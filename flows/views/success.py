@@ -16,15 +16,14 @@ SUCCESS = "success"
 OFFICIAL = "official_success_rate"
 
 
-def official_success(evaluation: Evaluation, k: int) -> dict[str, float]:
+def official_success(evaluation: Evaluation, k: int, classes: "Classes | None") -> dict[str, float]:
     """Name -> the official success rate after k steps, which weighs all classes alike.
 
-    Nothing where the environment does not tell how long episodes last until success, or too few are tested.
+    Nothing where `_official` has no rates.
     """
-    if not _is_officially_counted(evaluation):
-        return {}
     of = _class_column(evaluation)
-    return {OFFICIAL: float(np.mean(_official(evaluation, k, of, np.unique(of).tolist())))}
+    rates = _official(evaluation, k, of, np.unique(of).tolist(), classes)
+    return {OFFICIAL: float(np.mean(rates))} if rates else {}
 
 
 def success_rows(evaluation: Evaluation, classes: "Classes | None") -> list[dict[str, Any]]:
@@ -40,8 +39,8 @@ def success_rows(evaluation: Evaluation, classes: "Classes | None") -> list[dict
     for k in range(evaluation.adaptation_steps + 1):
         success = evaluation.test_facts[SUCCESS][:, k]
         rates = {"success_rate": [float(success[of == c].mean()) for c in among]}
-        if _is_officially_counted(evaluation):
-            rates[OFFICIAL] = _official(evaluation, k, of, among)
+        if official := _official(evaluation, k, of, among, classes):
+            rates[OFFICIAL] = official
         names, counts = [classes.names[c] for c in among], [int((of == c).sum()) for c in among]
         for i, (name, count) in enumerate(zip([*names, BALANCED], [*counts, len(of)], strict=True)):
             about = {"adaptation_steps": k, "class": name, "num_tasks": count}
@@ -49,14 +48,23 @@ def success_rows(evaluation: Evaluation, classes: "Classes | None") -> list[dict
     return rows
 
 
-def _official(evaluation: Evaluation, k: int, of: Array, among: Sequence[int]) -> list[float]:
+def _official(
+    evaluation: Evaluation, k: int, of: Array, among: Sequence[int], classes: "Classes | None"
+) -> list[float]:
+    """The official success rates of classes, all of them or none.
+
+    None where the environment does not tell how long episodes last until success, where there are fewer tasks or test
+    episodes than the package's evaluator takes, and of several classes none of which is held out: the package evaluates
+    multi-task benchmarks in one environment per class, where episodes count in their order.
+    """
+    if not {SUCCESS, UNTIL_SUCCESS} <= evaluation.test_facts.keys():
+        return []
+    multi_task = not classes.held_out if classes else len(among) > 1
+    if multi_task or evaluation.test_returns.shape[2] < COUNTED_EPISODES:
+        return []
     lengths, success = (evaluation.test_facts[name][:, k] for name in (UNTIL_SUCCESS, SUCCESS))
-    return official_rates(lengths, success, of, among)
-
-
-def _is_officially_counted(evaluation: Evaluation) -> bool:
-    told = {SUCCESS, UNTIL_SUCCESS} <= evaluation.test_facts.keys()
-    return told and evaluation.test_returns.shape[2] >= COUNTED_EPISODES
+    rates = official_rates(lengths, success, of, among)
+    return [] if np.isnan(rates).any() else rates
 
 
 def _class_column(evaluation: Evaluation) -> Array:

@@ -68,13 +68,29 @@ class Kernel:
     reason: str
 
 
+@dataclass(frozen=True)
+class TasksApart:
+    """How many tasks, from multiples of it on, can be computed apart from all others; 0 where all are needed at once.
+
+    Attributes:
+        process: of samples.
+        adapt: of the adaptation.
+    """
+
+    process: int
+    adapt: int
+
+
 class Learner(ABC, Generic[Evidence, Experience]):
     """Contract between the stages and an algorithm. The defaults are those of an algorithm that does not adapt.
 
     Attributes:
         kernel: which implementation computes the updates.
+        tasks_apart: for an algorithm whose tasks may be computed on several machines, which have to be together; its
+            update maps over chunks of them by `keep_tasks`. None for others.
     """
 
+    tasks_apart: TasksApart | None = None
     kernel: Kernel = Kernel("torch", "the algorithm has no fused kernel")
 
     @abstractmethod

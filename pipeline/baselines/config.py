@@ -38,6 +38,11 @@ class BaselineSettings(PluginSettings, ABC):
         del observations, targets, mask, seed, parallel
         return {}
 
+    @property
+    def fits_tasks_apart(self) -> bool:
+        """Whether the fit of a task depends on nothing but its own episodes, not even on its number; see TasksApart."""
+        return False
+
     def build(self) -> Baseline:
         """Build the baseline that these settings describe, by default themselves."""
         return self
@@ -81,6 +86,11 @@ class BaselineConfig(BaselineSettings):
     ) -> Params:
         """Fit the baseline of this name; see Baseline."""
         return self.build().fit(observations, targets, mask, seed=seed, parallel=parallel)
+
+    @property
+    def fits_tasks_apart(self) -> bool:
+        """All but the value network, which draws by a task's number; see BaselineSettings."""
+        return self.name != "value_network"
 
     def build(self) -> Baseline:
         """Build the baseline of this name."""

@@ -13,8 +13,13 @@ from metaloom.pipeline.schema import PluginSettings, Settings
 
 def plugin_sources(config: RunConfig) -> dict[str, str]:
     """SHA-256 of the files of every plug-in of a run, as `sources_of` finds them."""
+    return sources_of(plugin_paths(config))
+
+
+def plugin_paths(config: RunConfig) -> list[str]:
+    """module:Class of everything that a run's settings name."""
     metrics = (METRICS.path(name) for name in config.metrics)
-    return sources_of([*acting_paths(config.env, config.policy), *metrics, *_classes(config)])
+    return [*acting_paths(config.env, config.policy), *metrics, *_classes(config)]
 
 
 def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[str]:

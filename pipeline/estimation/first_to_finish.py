@@ -47,7 +47,7 @@ def official_rates(lengths: Array, success: Array, of: Array, among: Sequence[in
     """The official success rate of each class: the mean over rounds of `first_to_finish`.
 
     The tasks of a class, in their order, take part in rounds of ENVIRONMENTS // classes tasks, as in the package; those
-    that are left over for no whole round take part in none, unless there is no other.
+    that are left over for no whole round take part in none. With fewer side by side the rate would be another.
 
     Args:
         lengths: [B, M], of test episodes, in steps, if success ends them.
@@ -56,14 +56,12 @@ def official_rates(lengths: Array, success: Array, of: Array, among: Sequence[in
         among: numbers of the classes.
 
     Returns:
-        One for each of `among`; NaN for a class without a task.
+        One for each of `among`; NaN for a class without a whole round.
     """
     size = max(1, ENVIRONMENTS // len(among))
     return [_official_rate(lengths[of == c], success[of == c], size) for c in among]
 
 
 def _official_rate(lengths: Array, success: Array, size: int) -> float:
-    if not len(lengths):
-        return np.nan
-    rounds = [slice(i, i + size) for i in range(0, max(len(lengths) - size, 0) + 1, size)]
-    return float(np.mean([first_to_finish(lengths[tasks], success[tasks]) for tasks in rounds]))
+    rounds = [slice(i, i + size) for i in range(0, len(lengths) - size + 1, size)]
+    return float(np.mean([first_to_finish(lengths[tasks], success[tasks]) for tasks in rounds])) if rounds else np.nan

@@ -6,6 +6,7 @@ twice as long.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Protocol, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from metaloom.pipeline.algorithms.maml.curvature import MetaPoint, Product
 from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, MetaProblem, sum_in_order
 from metaloom.pipeline.algorithms.maml.rows import Chunk, TaskRows
 from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
+from metaloom.pipeline.parallel import keep
 from metaloom.pipeline.policies.categorical import CategoricalPolicy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.policies.gaussian import LOG_STD, GaussianPolicy
@@ -29,13 +31,15 @@ MAX_KEPT_BYTES = 1 << 30
 
 def fused_gauss_newton_product(at: MetaPoint) -> Product:
     """G v; see gauss_newton_product."""
+    # What goes to workers must not hold all chunks.
+    problem, params, names = at.problem, at.params, [*at.flat.params]
 
     def curvature(chunk: Chunk) -> ChunkCurvature:
-        return ChunkCurvature(at.problem, at.params, [*at.flat.params], chunk)
+        return ChunkCurvature(problem, params, names, chunk)
 
-    sizes = np.cumsum([ChunkCurvature.num_bytes(at.problem.policy, chunk) for chunk in at.chunks])
+    sizes = np.cumsum([*at.parallel(partial(ChunkCurvature.num_bytes, problem.policy), at.chunks)])
     num_kept = int(np.searchsorted(sizes, MAX_KEPT_BYTES, side="right"))
-    kept = list(at.parallel(curvature, at.chunks[:num_kept]))
+    kept = keep(at.parallel, curvature, at.chunks[:num_kept])
     work = [*kept, *at.chunks[num_kept:]]
 
     def product(v: Array) -> Array:

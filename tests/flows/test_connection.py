@@ -72,7 +72,7 @@ def test_work_is_done_again_by_another_client_when_the_scheduler_is_back(lost, c
     assert scheduler.closed == scheduler.opened
     assert [record.getMessage() for record in caplog.records] == [
         "iteration 3: the Dask scheduler is gone; waiting up to 300 s for it to come back",
-        "iteration 3: the Dask scheduler is back after 0 s; this round is done again",
+        "iteration 3: the Dask scheduler is back after 0 s; this stage is done again",
     ]
 
 
@@ -84,7 +84,7 @@ def test_what_fails_for_another_reason_is_not_done_again():
 
 
 def test_a_scheduler_that_is_lost_over_and_over_is_given_up():
-    with pytest.raises(WorkersError, match=r"iteration 3: .* lost 4 times in this round"):
+    with pytest.raises(WorkersError, match=r"iteration 3: .* lost 4 times in this stage"):
         repeated(FakeScheduler(None), *[CancelledError()] * 4)
 
 

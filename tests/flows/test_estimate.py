@@ -14,7 +14,7 @@ from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.estimate import limits
 from metaloom.flows.estimate.forms import Forms
-from metaloom.flows.estimate.sizes import estimate
+from metaloom.flows.estimate.sizes import TORCH_BYTES, estimate
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.schema import ConfigError
@@ -260,3 +260,13 @@ def test_the_memory_that_is_estimated_is_what_a_run_takes_within_half_of_it(fami
     taken = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
     config = new_config(recipe, large)
     assert 1 / 1.5 < estimate(config, Forms.of(config)).trainer_bytes / taken < 1.5
+
+
+def test_workers_that_compute_need_torch_and_hold_their_share_of_an_iteration() -> None:
+    config = new_config("promp-half-cheetah-dir", ("iterations=1",))
+    forms = Forms.of(config)
+    sampling, computing = (estimate(config, forms, 2, computing=computing) for computing in (False, True))
+    assert computing.trainer_bytes == sampling.trainer_bytes
+    more = computing.worker_bytes - sampling.worker_bytes
+    batches = 2 * config.num_tasks * config.episodes_per_task * config.max_episode_steps * (17 + 2 * 6 + 4) * 4
+    assert TORCH_BYTES + batches < more < TORCH_BYTES + 6 * batches

@@ -14,6 +14,7 @@ from metaworld.policies import ENV_POLICY_MAP
 import metaloom
 from metaloom.flows import cli
 from metaloom.flows.films.painters import drawable, painter_of
+from metaloom.flows.views.evaluation_summary import summarize_steps
 from metaloom.flows.views.success import success_rows
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES
@@ -53,12 +54,30 @@ def test_a_run_replays_verifies_and_tells_success_twice(run, capsys):
     assert cli.run(["verify", str(run.path)]) == 0
     assert cli.run(["report", str(run.path)]) == 0
     capsys.readouterr()
-    assert cli.run(["evaluate", str(run.path), "--workers", "0"]) == 0
+    assert cli.run(["evaluate", str(run.path), "--workers", "0", "--num-tasks", "20"]) == 0
     shown = capsys.readouterr().out
     assert "official success rate" in shown
     assert "success by class of task" in shown
-    with pytest.raises(KeyError):
-        metaloom.evaluate(run, test_episodes=2).summary()[0].facts["official_success_rate"]
+
+
+@pytest.mark.parametrize("sizes", [{"num_tasks": 20, "test_episodes": 2}, {"num_tasks": 15}, {}])
+def test_fewer_tasks_or_episodes_than_the_official_evaluator_has_give_no_official_rate(run, sizes):
+    outcome = metaloom.evaluate(run, **sizes)
+    assert "official_success_rate" not in outcome.summary()[0].facts
+    rows = success_rows(outcome.evaluation, outcome.classes)
+    assert rows
+    assert all("success_rate" in row and "official_success_rate" not in row for row in rows)
+
+
+def test_a_multi_task_benchmark_has_no_official_rate(run):
+    """The package evaluates it in one environment per class, where no episode is passed over."""
+    outcome = metaloom.evaluate(run, num_tasks=20)
+    told, without_classes = (summarize_steps(outcome.evaluation, c)[0].facts for c in (outcome.classes, None))
+    assert "official_success_rate" in told
+    assert "official_success_rate" not in without_classes
+    multi_task = replace(outcome.classes, held_out=())
+    assert "official_success_rate" not in summarize_steps(outcome.evaluation, multi_task)[0].facts
+    assert all("official_success_rate" not in row for row in success_rows(outcome.evaluation, multi_task))
 
 
 def test_a_run_stopped_midway_and_resumed_has_the_same_bits(run, tmp_path):
@@ -149,14 +168,14 @@ def test_the_example_shows_that_the_packages_evaluator_reports_too_much(capsys):
 
 
 def test_success_by_class_is_the_share_of_test_episodes(run):
-    outcome = metaloom.evaluate(run, test_episodes=3)
+    outcome = metaloom.evaluate(run, num_tasks=20, test_episodes=3)
     facts = dict(outcome.evaluation.test_facts)
     facts["success"] = np.zeros_like(facts["success"])
     drawer_open = outcome.tasks.params[:, 0].tolist().index(CLASSES.index("drawer-open"))
-    facts["success"][drawer_open, :, 1] = True  # the second of its three episodes
+    facts["success"][drawer_open, :, 0] = True  # the first episode of one of its four tasks
     facts["steps_until_success"] = np.where(facts["success"], 2, 6).astype(np.float32)
     rows = success_rows(replace(outcome.evaluation, test_facts=facts), outcome.classes)
     first, *_, balanced = (row for row in rows if row["adaptation_steps"] == 1)
-    assert (first["class"], first["num_tasks"], first["success_rate"]) == ("drawer-open", 1, pytest.approx(1 / 3))
-    assert first["official_success_rate"] == pytest.approx(1 / 3)  # of the only task there is: all three count
-    assert balanced["success_rate"] == pytest.approx(1 / 15)
+    assert (first["class"], first["num_tasks"], first["success_rate"]) == ("drawer-open", 4, pytest.approx(1 / 12))
+    assert first["official_success_rate"] == pytest.approx(1 / 3)  # of those over after 2, 6 and 6 steps
+    assert balanced["success_rate"] == pytest.approx(1 / 60)

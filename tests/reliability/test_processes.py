@@ -107,3 +107,23 @@ def test_a_scheduler_that_is_killed_costs_time_and_no_data(tmp_path, config, dig
     assert len(storage.open_run(tmp_path / "ended")) == 1
     resume(tmp_path / "ended", backend=Backend(workers=0))
     assert digests(tmp_path / "ended") == expected
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_what_workers_were_computing_when_their_scheduler_is_killed_is_computed_again(
+    tmp_path, config, digests, expected, caplog
+):
+    killed_in = (StageRef(0, "adapt"), StageRef(1, "meta_optimize"))
+    with kept_cluster(workers=1) as cluster:
+
+        def kill(ref):
+            if ref in killed_in:
+                cluster.scheduler.kill()
+
+        backend = Backend(scheduler=cluster.address, mathematics="workers")
+        train(config, tmp_path / "run", backend=backend, observer=Observer(stage_started=kill))
+        assert cluster.scheduler.starts == 3
+    for where in ("iteration 0, adapt k=0", "iteration 1, meta_optimize k=0"):
+        assert re.search(rf"{where}: the Dask scheduler is back after \d+ s; this stage is done again", caplog.text)
+    assert digests(tmp_path / "run") == expected

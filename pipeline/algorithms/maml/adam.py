@@ -1,6 +1,6 @@
 """The meta-update by Adam, or another optimizer, in epochs over the samples of one iteration."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, KernelChoice, Setup
@@ -75,7 +75,9 @@ class AdamEpochs:
         config = self._settings.optimizer
         return Adam(rate) if config is None else TorchSteps(config, rate)
 
-    def _minibatches(self, samples: IterationSamples, everything: list[Chunk], epoch: int) -> Iterator[list[Chunk]]:
+    def _minibatches(
+        self, samples: IterationSamples, everything: Sequence[Chunk], epoch: int
+    ) -> Iterator[Sequence[Chunk]]:
         if self._settings.num_minibatches == 1:
             yield everything
             return

@@ -13,6 +13,7 @@ Hessian has a term more and need not be positive; G is, and is the metric of the
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,13 +77,14 @@ def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
         at: where.
         constraint: c, as its `loss`.
     """
-    problem, flat = replace(at.problem, objective=constraint), at.flat
+    # What goes to workers must not hold all chunks.
+    problem, params, flat = replace(at.problem, objective=constraint), at.params, at.flat
 
     def product(v: Array) -> Array:
         direction = flat.views(v)
 
         def of_chunk(chunk: Chunk) -> Array:
-            leaves = meta_leaves(problem, at.params, chunk)
+            leaves = meta_leaves(problem, params, chunk)
             learned = [leaves[name] for name in flat.params]
             values = objective_values(problem, leaves, chunk, differentiable=not problem.first_order)
             gradients = torch.autograd.grad(values[LOSS].sum(), learned, create_graph=True)
@@ -105,7 +107,7 @@ def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) ->
         scaled: whether ε is 1e-5 / ‖v‖, or 1e-5 as in the ProMP code.
     """
     problem = replace(at.problem, objective=constraint)
-    dtype = np.float64 if at.chunks[0].rounds[0].weights.dtype == torch.float64 else np.float32
+    (dtype,) = at.parallel(_dtype, at.chunks[:1])
 
     def gradient(shift: Array) -> Array:
         moved = {name: value.astype(dtype) for name, value in at.params.items()}
@@ -132,6 +134,10 @@ def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
     (order,) = minibatch_rows(mask, 1, rng)
     counts = np.ceil(np.arange(order.shape[1] + 1, dtype=np.int64) * share)
     return order[:, np.flatnonzero(np.diff(counts))]
+
+
+def _dtype(chunk: Chunk) -> np.dtype[Any]:
+    return np.dtype(np.float64 if chunk.rounds[0].weights.dtype == torch.float64 else np.float32)
 
 
 def _kl_from_itself(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:

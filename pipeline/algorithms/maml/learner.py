@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, KernelChoice, Learner, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, KernelChoice, Learner, Setup, TasksApart
 from metaloom.pipeline.algorithms.finite_checks import require_finite
 from metaloom.pipeline.algorithms.maml.losses import INNER_KL, LOSS
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
@@ -53,7 +53,7 @@ class IterationSamples:
     """
 
     steps: Sequence[Step]
-    chunks: Callable[..., list[Chunk]]
+    chunks: Callable[..., Sequence[Chunk]]
     generator: Callable[[int], np.random.Generator]
     parallel: ParallelMap
     noise: bool = False
@@ -118,6 +118,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         self.settings, self._setup, self._inner_loss, self._meta_step = settings, setup, inner_loss, meta_step
         self._device = use_device(setup.device)
         self.kernel = meta_step.choose_kernel(settings.kernel, self.policy, setup)
+        self.tasks_apart = TasksApart(processed_apart(setup), settings.tasks_per_chunk)
 
     @abstractmethod
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
@@ -246,6 +247,12 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
             logs = np.concatenate([log.ravel() for log in step_size_logs(made.meta_params).values()])
             metrics["inner_lr"] = float(np.exp(logs, dtype=np.float64).mean())
         return metrics | made.metrics
+
+
+def processed_apart(setup: Setup) -> int:
+    """Tasks that have to be processed together, as TasksApart counts them."""
+    also = setup.processing.return_baseline
+    return int(setup.baseline.fits_tasks_apart and (also is None or also.fits_tasks_apart))
 
 
 def step_size_logs(arrays: Mapping[str, Array]) -> Params:

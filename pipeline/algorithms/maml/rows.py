@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 
 import numpy as np
 import torch
@@ -11,7 +13,8 @@ from torch import Tensor
 
 from metaloom.pipeline.algorithms.finite_checks import require_finite
 from metaloom.pipeline.nn.distributions import DiagGaussian, Distribution
-from metaloom.pipeline.types import Array, ParallelMap, Samples, Step
+from metaloom.pipeline.parallel import keep_tasks
+from metaloom.pipeline.types import Array, EpisodeBatch, ParallelMap, Samples, Step
 
 CPU = torch.device("cpu")
 
@@ -154,8 +157,8 @@ def build_chunks(
     device: torch.device = CPU,
     recorded: Recorded = recorded_gaussian,
     parallel: ParallelMap = map,
-) -> list[Chunk]:
-    """All tasks of the steps in chunks.
+) -> Sequence[Chunk]:
+    """All tasks of the steps in chunks, where `parallel` keeps them.
 
     Args:
         steps: rounds 0 ... K.
@@ -166,16 +169,32 @@ def build_chunks(
         recorded: makes the distributions that acted.
         parallel: maps over the chunks.
     """
+    work = partial(_chunk, dtype=dtype, device=device, recorded=recorded)
+    return keep_tasks(
+        parallel,
+        work,
+        chunk_bounds(len(steps[0].episodes.lengths), tasks_per_chunk),
+        episodes=[step.episodes for step in steps],
+        samples=[step.samples for step in steps],
+        rows=[] if rows is None else rows,
+    )
 
-    def work(tasks: slice) -> Chunk:
-        chosen = [None if rows is None else rows[k][tasks] for k in range(len(steps))]
-        rounds = [
-            task_rows(step, tasks, indices, dtype, device, recorded)
-            for step, indices in zip(steps, chosen, strict=True)
-        ]
-        return Chunk(tasks.start, rounds)
 
-    return list(parallel(work, chunk_bounds(len(steps[0].episodes.lengths), tasks_per_chunk)))
+def _chunk(
+    tasks: slice,
+    first_task: int,
+    *,
+    episodes: Sequence[EpisodeBatch],
+    samples: Sequence[Samples],
+    rows: Sequence[Array],
+    dtype: torch.dtype,
+    device: torch.device,
+    recorded: Recorded,
+) -> Chunk:
+    start, steps = first_task + tasks.start, map(Step, episodes, samples, count())
+    chosen = [indices[tasks] for indices in rows] or [None for _ in episodes]
+    pairs = zip(steps, chosen, strict=True)
+    return Chunk(start, [task_rows(step, tasks, n, dtype, device, recorded, first_task=start) for step, n in pairs])
 
 
 def task_rows(
@@ -185,6 +204,8 @@ def task_rows(
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
     recorded: Recorded = recorded_gaussian,
+    *,
+    first_task: int | None = None,
 ) -> TaskRows:
     """The rows of some tasks of a step.
 
@@ -196,6 +217,7 @@ def task_rows(
         dtype: of the tensors.
         device: of the tensors.
         recorded: makes the distributions that acted.
+        first_task: number of the first of these tasks, for messages, where the step does not begin with task 0.
     """
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]
@@ -224,7 +246,7 @@ def task_rows(
         behavior_log_prob=behavior.log_prob(actions),
         episodes=_episode_rows(samples, mask_rows, select),
     )
-    _require_finite_rows(selected, acted, step.k, tasks.start)
+    _require_finite_rows(selected, acted, step.k, tasks.start if first_task is None else first_task)
     return selected
 
 

@@ -130,7 +130,7 @@ class TrustRegionStep:
             return hessian_product(at, constraint)
         return difference_product(at, constraint, scaled=settings.hvp == "finite_difference")
 
-    def _product_chunks(self, samples: IterationSamples, chunks: list[Chunk]) -> list[Chunk]:
+    def _product_chunks(self, samples: IterationSamples, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
         share, rows = self._settings.hvp_subsample, None
         if share == 1 and self._settings.hvp != "finite_difference":
             return chunks

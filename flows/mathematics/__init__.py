@@ -1,0 +1,1 @@
+"""The mathematics of stages on Dask workers, by chunks of tasks, where the episodes are."""

@@ -1,0 +1,253 @@
+"""What a worker is asked to compute, and how it does: chunk by chunk, with what it has kept of earlier orders.
+
+What a worker keeps is no data of Dask's: curvatures hold graphs of derivatives, which cannot be sent. It is computed
+again, from batches that Dask keeps, by a worker that has it no more.
+"""
+
+import ctypes
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from dask.sizeof import sizeof
+from threadpoolctl import threadpool_limits
+
+from metaloom.flows.errors import WorkersError
+from metaloom.flows.mathematics.sending import config_of, loads, packed
+from metaloom.flows.rollouts.sizes import num_bytes
+from metaloom.flows.rollouts.versions import require_own_to_compute
+from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.nn.device import arithmetic_facts
+from metaloom.pipeline.parallel import OfTasks, tasks_of
+from metaloom.pipeline.types import Array
+
+_FORGET_AFTER_SECONDS = 600.0
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+class Cut(NamedTuple):
+    """Some tasks of what an order comes with.
+
+    Attributes:
+        value: its number among the values.
+        path: attributes and places that lead from the value to the batch.
+        start, stop: tasks of the batch.
+    """
+
+    value: int
+    path: tuple[str | int, ...]
+    start: int
+    stop: int
+
+
+class Recipe(NamedTuple):
+    """Work that makes what is kept.
+
+    Attributes:
+        token: names it.
+        value: number among the values of the work, as bytes.
+    """
+
+    token: int
+    value: int
+
+
+@dataclass(frozen=True)
+class ChunkOrder:
+    """A chunk of tasks.
+
+    Attributes:
+        first_task: of the chunk.
+        num_tasks: in it.
+        batches: by name a sequence of batches, each in cuts of consecutive tasks.
+        recipes: works that make an item of the batches, and others of that; without any, the batches are the item.
+    """
+
+    first_task: int
+    num_tasks: int
+    batches: Mapping[str, Sequence[Sequence[Cut]]]
+    recipes: tuple[Recipe, ...]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Chunks that a thread of a worker computes one after the other.
+
+    Attributes:
+        session: of the trainer.
+        live: tokens of which something may be asked again.
+        settings: number among the values of the run's settings, as JSON.
+        work: number among the values of the work, as bytes, that makes an answer of an item.
+        chunks: in order.
+        stays: the results are batches that later orders are about, rather than answers for the trainer.
+        versions: of what decides numbers, which the worker's have to equal.
+        arithmetic: of the trainer, likewise; "" where the worker was started from there.
+    """
+
+    session: str
+    live: frozenset[int]
+    settings: int
+    work: int
+    chunks: tuple[ChunkOrder, ...]
+    stays: bool
+    versions: Mapping[str, str]
+    arithmetic: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of an order.
+
+    Attributes:
+        results: of its chunks, as far as they came; as bytes unless they stay.
+        fault: that ended them.
+    """
+
+    results: tuple[Any, ...] | bytes
+    fault: ArithmeticError | None
+
+    def unpacked(self) -> Sequence[Any]:
+        """Return the results."""
+        return pickle.loads(self.results) if isinstance(self.results, bytes) else self.results
+
+
+sizeof.register(Answer, num_bytes)
+
+
+def given(value: object) -> object:
+    """Have a worker hold a value."""
+    return value
+
+
+def compute(order: Order, values: Sequence[Any]) -> Answer:
+    """Compute an order's chunks. Runs on a worker.
+
+    Raises:
+        WorkersError: this worker computes with other versions than the trainer, or by other machine code.
+    """
+    settings = cast(str, values[order.settings])
+    if order.versions:
+        require_own_to_compute(order.versions, plugin_paths(config_of(settings)))
+    if order.arithmetic and (there := arithmetic()) != order.arithmetic:
+        raise WorkersError(
+            f"the Dask worker on {socket.gethostname()} computes by {there}, the trainer by {order.arithmetic}; "
+            "required the same, or digests would differ: workers of one kind, or --mathematics here"
+        )
+    _prepare_process()
+    _kept.forget(order.session, order.live)
+    results, fault = list[Any](), None
+    kitchen = _Kitchen(order.session, settings, values)
+    # As in the trainer's threads: what is not finite is found, and told better.
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        work: Callable[[Any], Any] = loads(values[order.work], kitchen.settings)
+        try:
+            results += (work(kitchen.item(chunk, chunk.recipes)) for chunk in order.chunks)
+        except ArithmeticError as error:
+            fault = error
+            fault.__cause__ = fault.__context__ = None
+            fault = fault.with_traceback(None)
+    return Answer(tuple(results) if order.stays else packed(results), fault)
+
+
+@cache
+def _prepare_process() -> None:
+    # More than one BLAS or torch thread would make bits depend on the machine and take the neighbours' cores.
+    threadpool_limits(1)
+    torch.set_num_threads(1)
+    _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep what is freed, as it would by itself; Dask tells it to give all back at once.
+
+    A meta-gradient allocates its tensors over and over: with Dask's setting it takes twice the processor time.
+    """
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc's
+        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
+        mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)
+
+
+@dataclass(frozen=True)
+class _Kitchen:
+    """Makes items of an order's values."""
+
+    session: str
+    settings: str
+    values: Sequence[Any]
+
+    def item(self, chunk: ChunkOrder, recipes: tuple[Recipe, ...]) -> Any:
+        """Make what the recipes make of a chunk, unless it is there."""
+        if not recipes:
+            return slice(0, chunk.num_tasks), chunk.first_task, batches_of(chunk, self.values)
+        key = (self.session, recipes[-1].token, chunk.first_task)
+        if (found := _kept.get(key)) is None:
+            work = loads(self.values[recipes[-1].value], self.settings)
+            found = work(self.item(chunk, recipes[:-1]))
+            _kept.put(key, found)
+        return found
+
+
+def batches_of(chunk: ChunkOrder, values: Sequence[Any]) -> dict[str, list[Any]]:
+    """The batches of a chunk's tasks."""
+    return {name: [_batch(cuts, values) for cuts in batches] for name, batches in chunk.batches.items()}
+
+
+def _batch(cuts: Sequence[Cut], values: Sequence[Any]) -> Any:
+    parts = [tasks_of(_follow(values[cut.value], cut.path), cut.start, cut.stop) for cut in cuts]
+    return parts[0] if len(parts) == 1 else together(parts)
+
+
+def _follow(value: Any, path: Sequence[str | int]) -> OfTasks | Array:
+    for step in path:
+        value = value[step] if isinstance(step, int) else getattr(value, step)
+    return value
+
+
+def together(parts: Sequence[Any]) -> Any:
+    """One batch of all tasks of some, in their order."""
+    kind: Any = type(parts[0])
+    return np.concatenate(parts) if kind is np.ndarray else kind.concatenate(parts)
+
+
+def arithmetic() -> str:
+    """Tell which machine code adds and multiplies in this process. Runs on workers too."""
+    facts = arithmetic_facts()
+    return f"{facts['blas']} and torch's {facts['torch']}"
+
+
+class _Kept:
+    """What the threads of this process keep for later orders. Whatever is forgotten is computed again when asked."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, int, int], Any] = {}
+        self._asked: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[str, int, int]) -> Any:
+        return self._values.get(key)
+
+    def put(self, key: tuple[str, int, int], value: Any) -> None:
+        with self._lock:
+            self._values[key] = value
+
+    def forget(self, session: str, live: frozenset[int]) -> None:
+        """Let go what a session will not ask for again, and what sessions have left that ended without a word."""
+        with self._lock:
+            now = time.monotonic()
+            self._asked[session] = now
+            self._asked = {name: at for name, at in self._asked.items() if now - at < _FORGET_AFTER_SECONDS}
+            self._values = {
+                key: value
+                for key, value in self._values.items()
+                if key[0] in self._asked and (key[0] != session or key[1] in live)
+            }
+
+
+_kept = _Kept()

@@ -1,0 +1,59 @@
+"""Which workers hold what of the batches that this process has as a whole."""
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Future
+
+from metaloom.flows.rollouts.workers import SamplerSpec
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tasks of a batch that workers hold.
+
+    Attributes:
+        future: of a value that the piece is part of.
+        path: attributes and places that lead from the value to the piece.
+        start, stop: its tasks in the batch.
+    """
+
+    future: Future[Any]
+    path: tuple[str | int, ...]
+    start: int
+    stop: int
+
+
+def _nothing(spec: SamplerSpec) -> bool:
+    del spec
+    return False
+
+
+class Places:
+    """The pieces of batches, as long as these are the iteration's.
+
+    Attributes:
+        wanted: tells of what is sampled whether workers are to keep it.
+    """
+
+    def __init__(self) -> None:
+        self.wanted: Callable[[SamplerSpec], bool] = _nothing
+        self._pieces: dict[int, tuple[weakref.ref[Any], tuple[Piece, ...]]] = {}
+
+    def remember(self, batch: object, pieces: Iterable[Piece]) -> None:
+        """Note that workers hold all tasks of a batch."""
+        key = id(batch)
+        self._pieces[key] = weakref.ref(batch, lambda _: self._pieces.pop(key, None)), tuple(pieces)
+
+    def of(self, batch: object) -> Sequence[Piece]:
+        """Return the pieces of a batch, in order; nothing where workers hold none."""
+        of, pieces = self._pieces.get(id(batch), (None, ()))
+        # Another batch may have come to where a forgotten one was; and workers may have gone with their scheduler.
+        there = of is not None and of() is batch and all(piece.future.client.status != "closed" for piece in pieces)
+        return pieces if there else ()
+
+    def forget(self) -> None:
+        """Let workers forget all batches."""
+        self._pieces.clear()
