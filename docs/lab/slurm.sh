@@ -36,16 +36,34 @@ for role in SCHEDULER WORKER CLIENT; do
     export "DASK_DISTRIBUTED__COMM__TLS__${role}__CERT=$job/cert.pem" "DASK_DISTRIBUTED__COMM__TLS__${role}__KEY=$job/key.pem"
 done
 
-# The scheduler says itself under which address it listens: the first one of `hostname -I` need not be reachable.
-dask scheduler --protocol tls --port 0 --no-dashboard ${METALOOM_INTERFACE:+--interface "$METALOOM_INTERFACE"} \
-    --scheduler-file "$job/scheduler.json" > "$job/scheduler.log" 2>&1 &
+# Starts a command again whenever it ends: workers end with their scheduler, and the trainer waits for both.
+keep() {
+    trap 'kill ${child:-} 2> /dev/null; exit' TERM
+    while true; do
+        "$@" &
+        child=$!
+        wait "$child" || true
+        sleep 1
+    done
+}
+address() { sed -n 's/.*"address": "\([^"]*\)".*/\1/p' "$job/scheduler.json" | head -n 1; }
+# It says itself under which address it listens, as the first one of `hostname -I` need not be reachable; later it is the
+# same.
+dask_scheduler() {
+    local port=0
+    if [ -s "$job/scheduler.json" ]; then port=$(address | sed 's/.*://'); fi
+    exec dask scheduler --protocol tls --port "$port" --no-dashboard --scheduler-file "$job/scheduler.json" \
+        ${METALOOM_INTERFACE:+--interface "$METALOOM_INTERFACE"}
+}
+keep dask_scheduler > "$job/scheduler.log" 2>&1 &
 scheduler=$!
+SECONDS=0
 until [ -s "$job/scheduler.json" ]; do
-    kill -0 "$scheduler" || { cat "$job/scheduler.log"; exit 1; }
+    [ "$SECONDS" -lt 120 ] || { cat "$job/scheduler.log"; exit 1; }
     sleep 1
 done
-address=$(sed -n 's/.*"address": "\([^"]*\)".*/\1/p' "$job/scheduler.json" | head -n 1)
-srun --ntasks="$((SLURM_NTASKS > 1 ? SLURM_NTASKS - 1 : 1))" --overlap \
+address=$(address)
+keep srun --ntasks="$((SLURM_NTASKS > 1 ? SLURM_NTASKS - 1 : 1))" --overlap \
     dask worker "$address" --nthreads 1 --nworkers 1 --no-dashboard > "$job/workers.log" 2>&1 &
 workers=$!
 

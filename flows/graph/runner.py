@@ -93,11 +93,16 @@ class Runner:
 
     def run(self, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
         """A stage's output, from its inputs by name."""
-        return self.graph[ref.stage].run(self.context, ref.iteration, ref.step, **inputs)
+        return self.context.rollouts.uninterrupted(
+            lambda: self.graph[ref.stage].run(self.context, ref.iteration, ref.step, **inputs),
+            f"iteration {ref.iteration}, {ref.stage} k={ref.step}",
+        )
 
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
         """Evaluate a learner that has had so many updates, as the configuration's evaluation section says."""
-        return self.graph.evaluate(self.context, learner, updates, tested)
+        return self.context.rollouts.uninterrupted(
+            lambda: self.graph.evaluate(self.context, learner, updates, tested), f"evaluation after {updates} updates"
+        )
 
     def _bring(self, wanted: Input, outputs: Outputs) -> Any:
         match wanted:

@@ -15,13 +15,14 @@ from typing import Any, TypeVar, cast
 
 import dask.config
 import numpy as np
-from distributed import Client, Future
+from distributed import Future
 
 from metaloom.flows.mathematics.dispatch import Answered, Asked, Dispatch, Held, HeldTasks, Made, Recipe
 from metaloom.flows.mathematics.orders import arithmetic, given, together
 from metaloom.flows.mathematics.places import Piece, Places
 from metaloom.flows.mathematics.sending import dumps
 from metaloom.flows.mathematics.slots import Slot, Slots, assign
+from metaloom.flows.rollouts.connection import Connection
 from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.pipeline.algorithms.contract import Learner
@@ -38,7 +39,7 @@ class ClusterMap(KeepingMap):
     """See the module.
 
     Args:
-        client: of the workers' scheduler.
+        connection: to the workers' scheduler.
         session: names this trainer's work among that of others.
         settings: of the run, as JSON, by which workers build its learner.
         learner: of the run.
@@ -51,7 +52,7 @@ class ClusterMap(KeepingMap):
 
     def __init__(
         self,
-        client: Client,
+        connection: Connection,
         session: str,
         settings: str,
         learner: Learner[Any, Any],
@@ -63,10 +64,10 @@ class ClusterMap(KeepingMap):
         versions: Mapping[str, str],
     ) -> None:
         # There may be another of this session, under other settings.
-        self._client, self._session = client, f"{session}-{secrets.token_hex(4)}"
+        self._connection, self._session = connection, f"{session}-{secrets.token_hex(4)}"
         self._settings, self._learner = settings, learner
         self.here, self._slots, self._places, self._traffic = here, slots, places, traffic
-        self._dispatch = Dispatch(client, self._session, versions, arithmetic() if versions else "", traffic)
+        self._dispatch = Dispatch(connection, self._session, versions, arithmetic() if versions else "", traffic)
         self._made = weakref.WeakSet[Made]()
         self._numbers = itertools.count()
         self._sent_settings: Future[str] | None = None
@@ -140,7 +141,7 @@ class ClusterMap(KeepingMap):
         pieces = {name: [self._pieces(batch, slots) for batch in several] for name, several in batches.items()}
         futures = {piece.future.key: piece.future for each in pieces.values() for of in each for piece in of}
         self._dispatch.wait([*futures.values()])
-        where = cast(dict[str, Sequence[str]], self._client.who_has([*futures.values()]))
+        where = cast(dict[str, Sequence[str]], self._connection.client.who_has([*futures.values()]))
         held = [_held_by(tasks, pieces, where) for tasks in bounds]
         return HeldTasks(bounds, pieces, assign(held, slots))
 
@@ -166,7 +167,7 @@ class ClusterMap(KeepingMap):
         workers = [worker] if worker else None
         # Dask warns of large tasks, since most people's should not be; a task's images are.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TB"}):
-            return self._client.submit(
+            return self._connection.client.submit(
                 given, value, key=key, pure=False, workers=workers, allow_other_workers=bool(worker)
             )
 
@@ -176,7 +177,8 @@ class ClusterMap(KeepingMap):
         return self._dispatch.ask(asked, held)
 
     def _given_settings(self) -> Future[str]:
-        if self._sent_settings is None:
+        # What another client was given went with its scheduler.
+        if self._sent_settings is None or self._sent_settings.client is not self._connection.client:
             self._sent_settings = self._give(self._settings, "settings")
         return self._sent_settings
 

@@ -2,17 +2,17 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from distributed import Client, Future, KilledWorker
+from distributed import Future, KilledWorker
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.mathematics import orders
 from metaloom.flows.mathematics.orders import Answer, ChunkOrder, Cut, Order, compute
 from metaloom.flows.mathematics.places import Piece
 from metaloom.flows.mathematics.slots import Slot, slots_of
+from metaloom.flows.rollouts.connection import Connection
 from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.flows.rollouts.waiting import Patience
@@ -97,14 +97,14 @@ class Dispatch:
     """Has workers compute orders.
 
     Attributes:
-        client: of their scheduler.
+        connection: to their scheduler.
         session: names this trainer's work among that of others.
         versions: of what decides numbers, which workers' have to equal.
         arithmetic: of this process, likewise; "" where it is theirs.
         traffic: so far.
     """
 
-    client: Client
+    connection: Connection
     session: str
     versions: Mapping[str, str]
     arithmetic: str
@@ -115,11 +115,12 @@ class Dispatch:
         """Have every item computed by its worker; returns when all are.
 
         Raises:
-            WorkersError: there has been no worker for long, or one has other versions, or the scheduler is gone.
+            WorkersError: there has been no worker for long, or one has other versions.
+            CancelledError: the scheduler is gone.
         """
         waiting = [self._send(asked, items, *of_slot) for of_slot in self._by_slot(items)]
         done: list[Answered] = []
-        patience = Patience(self.client)
+        patience = Patience(self.connection.client)
         try:
             while waiting:
                 patience.any_done([answered.future for answered in waiting])
@@ -129,7 +130,7 @@ class Dispatch:
                     _require_answer(answered.future)
         finally:
             if waiting:  # after an error the others' work is of no use, and holds the workers
-                self.client.cancel([answered.future for answered in waiting])
+                self.connection.client.cancel([answered.future for answered in waiting])
         return done
 
     def wait(self, futures: Sequence[Future[Any]]) -> None:
@@ -138,13 +139,13 @@ class Dispatch:
         Raises:
             WorkersError: there has been no worker for long.
         """
-        patience = Patience(self.client)
+        patience = Patience(self.connection.client)
         while waiting := [future for future in futures if not future.done()]:
             patience.any_done(waiting)
 
     def fetch(self, answers: Sequence[Answered]) -> list[Answer]:
         """Fetch what orders gave."""
-        found = cast(list[Answer], self.client.gather([answered.future for answered in answers]))
+        found = cast(list[Answer], self.connection.client.gather([answered.future for answered in answers]))
         self.traffic.received_bytes += sum(num_bytes(answer) for answer in found)
         return found
 
@@ -163,7 +164,7 @@ class Dispatch:
         )
         self.traffic.sent_bytes += len(asked.work)
         first = min(chunk.first_task for chunk in chunks)
-        future = self.client.submit(
+        future = self.connection.client.submit(
             compute,
             order,
             values.all,
@@ -177,7 +178,7 @@ class Dispatch:
 
     def _by_slot(self, items: Sequence[Held]) -> Iterable[tuple[Slot, list[int]]]:
         """Return the numbers of the items of every slot; of one whose worker is gone they are given to others."""
-        there, by_slot = slots_of(self.client), dict[Slot, list[int]]()
+        there, by_slot = slots_of(self.connection.client), dict[Slot, list[int]]()
         workers = {slot.worker for slot in there}
         for n, item in enumerate(items):
             slots = item.made.tasks.slots
@@ -196,11 +197,6 @@ def _require_answer(future: Future[Answer]) -> None:
         raise WorkersError(
             "workers died one after the other of the same mathematics: they may lack memory, or somebody kills them. "
             "What is stored is safe; go on with `metaloom resume`, and --mathematics here if it happens again"
-        ) from error
-    except CancelledError as error:
-        raise WorkersError(
-            "the Dask scheduler is gone (its connection is lost); start it again, or leave --scheduler out, and "
-            "`metaloom resume` the run, which has lost nothing"
         ) from error
 
 

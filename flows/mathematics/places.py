@@ -50,8 +50,9 @@ class Places:
     def of(self, batch: object) -> Sequence[Piece]:
         """Return the pieces of a batch, in order; nothing where workers hold none."""
         of, pieces = self._pieces.get(id(batch), (None, ()))
-        # Another batch may have come to where a forgotten one was.
-        return pieces if of is not None and of() is batch else ()
+        # Another batch may have come to where a forgotten one was; and workers may have gone with their scheduler.
+        there = of is not None and of() is batch and all(piece.future.client.status != "closed" for piece in pieces)
+        return pieces if there else ()
 
     def forget(self) -> None:
         """Let workers forget all batches."""

@@ -10,6 +10,7 @@ from distributed import Client
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.mathematics.orders import arithmetic
+from metaloom.flows.rollouts.connection import Connection
 from metaloom.flows.rollouts.workers import usable_cores
 
 log = logging.getLogger(__name__)
@@ -32,14 +33,14 @@ class Slots:
     """The threads of a scheduler's workers, where these compute as this process does.
 
     Args:
-        client: of the scheduler.
+        connection: to the scheduler.
         required: they compute in any case, rather than where they are worth it.
         elsewhere: they may be on other machines.
         num_chunks: that an update is computed in.
     """
 
-    def __init__(self, client: Client, *, required: bool, elsewhere: bool, num_chunks: int) -> None:
-        self._client, self._required, self._elsewhere = client, required, elsewhere
+    def __init__(self, connection: Connection, *, required: bool, elsewhere: bool, num_chunks: int) -> None:
+        self._connection, self._required, self._elsewhere = connection, required, elsewhere
         self._worth = most_slots(num_chunks)
         self._found: dict[str, str] = {}
 
@@ -49,7 +50,7 @@ class Slots:
         Raises:
             WorkersError: they have to, and one does not compute as this process does.
         """
-        slots = slots_of(self._client)
+        slots = slots_of(self._connection.client)
         # Worker processes of our own have the cores that this process has anyway.
         if not self._required and not (self._elsewhere and min(len(slots), self._worth) > usable_cores()):
             return []
@@ -74,7 +75,7 @@ class Slots:
     def _ask(self, workers: set[str]) -> dict[str, str]:
         if not workers:
             return {}
-        answers = cast(dict[str, Any], self._client.run(arithmetic, workers=[*workers], on_error="return"))
+        answers = cast(dict[str, Any], self._connection.client.run(arithmetic, workers=[*workers], on_error="return"))
         lacking = {worker: f"no {told.name}" for worker, told in answers.items() if isinstance(told, ImportError)}
         # Whoever has gone meanwhile gives another error.
         return {worker: told for worker, told in answers.items() if isinstance(told, str)} | lacking

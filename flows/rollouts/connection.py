@@ -2,44 +2,125 @@
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import cast
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
+from typing import TypeVar, cast
 
 from distributed import Client
+from distributed.comm import CommClosedError
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.local_cluster import local_client
 from metaloom.flows.rollouts.versions import check_worker, fingerprint, require_versions
-from metaloom.flows.rollouts.waiting import LONGER, NoWorkerError, wait_for
+from metaloom.flows.rollouts.waiting import LONGER, NoWorkerError, no_worker_seconds, wait_for
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, usable_cores
 from metaloom.pipeline.arithmetic import blas_facts
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _ANSWER_SECONDS = 10.0
+_BACK_SECONDS = 300.0
+_MOST_LOSSES = 3
+
+
+class NobodyThere(WorkersError):
+    """No scheduler answers, or it has no worker; both may change."""
+
+
+class Connection:
+    """The client of a scheduler; another one after the scheduler has died and come back.
+
+    Dask's own client connects again too, but not for long, and what it had been asked to tell new workers is lost.
+
+    Attributes:
+        client: the one that is connected now.
+    """
+
+    def __init__(self, connect: Callable[[], AbstractContextManager[Client]], opened: ExitStack) -> None:
+        self._connect, self._opened = connect, opened
+        self._open()
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that workers have now, all together; 0 while the scheduler is gone."""
+        with suppress(Exception):  # it may go away while it is asked
+            if self.client.status == "running":
+                return sum(cast(dict[str, int], self.client.nthreads()).values())
+        return 0
+
+    def repeat_where_lost(self, work: Callable[[], T], where: str) -> T:
+        """Do work at the scheduler, and all of it again if the scheduler is gone meanwhile and comes back.
+
+        Raises:
+            WorkersError: the scheduler does not come back, or it is lost over and over.
+        """
+        losses = 0
+        while True:
+            try:
+                return work()
+            except WorkersError:  # told already, by work within this work if the scheduler was lost
+                raise
+            except Exception as error:
+                if not _is_lost(self.client, error):
+                    raise
+                losses += 1
+                if losses > _MOST_LOSSES:
+                    raise WorkersError(
+                        f"{where}: the Dask scheduler was lost {losses} times in this stage; it may lack memory. What "
+                        "is stored is safe; go on with `metaloom resume`"
+                    ) from error
+                self._reopen(where, error)
+
+    def _open(self) -> None:
+        self.client = self._opened.enter_context(self._connect())
+
+    def _reopen(self, where: str, lost: Exception) -> None:
+        most, began = max(_BACK_SECONDS, no_worker_seconds()), time.monotonic()
+        log.warning("%s: the Dask scheduler is gone; waiting up to %.0f s for it to come back", where, most)
+        with suppress(OSError), _silent_client():  # as a connection that does not close in time
+            self._opened.close()
+        while True:
+            try:
+                self._open()
+            except NobodyThere as error:
+                if time.monotonic() - began < most:
+                    continue
+                raise WorkersError(
+                    f"{where}: the Dask scheduler is gone and has not come back for {most:.0f} s: {error}. What is "
+                    "stored is safe; go on with `metaloom resume`"
+                ) from lost
+            break
+        waited = time.monotonic() - began
+        log.warning("%s: the Dask scheduler is back after %.0f s; this stage is done again", where, waited)
 
 
 @contextmanager
-def dask_client(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Client]:
-    """A client of the backend's scheduler, or of worker processes of this session that live as long as the context.
+def connected(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Connection]:
+    """A connection to the backend's scheduler, or to processes of this session that live as long as the context.
 
     Raises:
         WorkersError: there is no such scheduler, it has no workers, or they run other code than this process.
         EnvError: its workers cannot build the environment.
     """
-    workers, retries = backend.workers or 0, backend.retries or 0
-    with _connect(backend.scheduler, spec) if backend.scheduler else local_client(workers, retries, session) as client:
-        client.forward_logging()  # what environments log, to this process's loggers
-        yield client
+    if backend.scheduler:
+        connect = partial(_client, backend.scheduler, spec)
+    else:
+        connect = partial(local_client, backend.workers or 0, backend.retries or 0, session)
+    with ExitStack() as opened:
+        yield Connection(connect, opened)
 
 
 @contextmanager
-def _connect(address: str, spec: SamplerSpec) -> Iterator[Client]:
+def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
     try:
         client = Client(address, timeout=_ANSWER_SECONDS)
     except (OSError, ValueError) as error:
-        raise WorkersError(
+        raise NobodyThere(
             f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler` and workers with "
             "`dask worker`, or leave --scheduler out to use processes on this machine"
         ) from None
@@ -49,9 +130,33 @@ def _connect(address: str, spec: SamplerSpec) -> Iterator[Client]:
             "DASK_DISTRIBUTED__COMM__TLS__CA_FILE=ca.pem and __CLIENT__CERT, __CLIENT__KEY (docs/scale.md)"
         ) from None
     with client:
-        _wait_for_a_worker(client, address)
-        _require_same_code(client, spec)
+        try:
+            _wait_for_a_worker(client, address)
+            _require_same_code(client, spec)
+            client.forward_logging()  # what environments log, to this process's loggers
+        except Exception as error:
+            if _is_lost(client, error):
+                raise NobodyThere(f"the Dask scheduler at {address} has gone away ({error})") from error
+            raise
         yield client
+
+
+@contextmanager
+def _silent_client() -> Iterator[None]:
+    """Without the traceback that Dask logs of a client which is closed while it tries to connect again."""
+    logger = logging.getLogger("distributed.client")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _is_lost(client: Client, error: Exception) -> bool:
+    """Whether what failed did so for want of the scheduler, for which Dask has errors of many kinds."""
+    # The connection that was asked may be closed before the client has seen that its own is.
+    return isinstance(error, CancelledError | CommClosedError) or client.status != "running"
 
 
 def _require_same_code(client: Client, spec: SamplerSpec) -> None:
@@ -76,7 +181,7 @@ def _wait_for_a_worker(client: Client, address: str) -> None:
     except ImportError as error:
         raise _cannot_import(error) from None
     except (WorkersError, NoWorkerError):
-        raise WorkersError(
+        raise NobodyThere(
             f"the Dask scheduler at {address} has no worker; start one with `dask worker {address}`. {LONGER}"
         ) from None
     finally:

@@ -6,11 +6,10 @@ times as much and run finished work again when a worker dies.
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from distributed import Client, Future, KilledWorker
 
@@ -18,10 +17,11 @@ from metaloom.flows.errors import UsageError, WorkersError
 from metaloom.flows.mathematics.cluster_map import ClusterMap
 from metaloom.flows.mathematics.places import Piece, Places
 from metaloom.flows.mathematics.slots import Slots
-from metaloom.flows.rollouts.connection import dask_client
+from metaloom.flows.rollouts.connection import Connection, connected
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
 from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
 from metaloom.flows.rollouts.local_cluster import ending_of
+from metaloom.flows.rollouts.rounds import Piece as RolloutPiece
 from metaloom.flows.rollouts.rounds import Rounds, ShardDied, pieces_of
 from metaloom.flows.rollouts.shards import ShardCosts
 from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, is_built_in, try_environment
@@ -37,13 +37,15 @@ from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskBatch, TaskPa
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.blocks import tasks_together
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class DaskWorkers(RolloutWorkers):
     """Rollouts on Dask workers.
 
     Attributes:
-        client: of the workers' scheduler.
+        connection: to the workers' scheduler.
         session: names the recordings of what they do, and their work at the scheduler.
         elsewhere: workers may be on other machines.
         supervise: makes the supervision of a piece of work.
@@ -53,7 +55,7 @@ class DaskWorkers(RolloutWorkers):
         places: of episodes, and of what is computed of them, on workers.
     """
 
-    client: Client
+    connection: Connection
     session: str
     elsewhere: bool
     supervise: Callable[[], Supervision]
@@ -68,21 +70,23 @@ class DaskWorkers(RolloutWorkers):
         """Workers of a backend, whose recordings are removed in the end.
 
         Raises:
-            WorkersError: as `dask_client`.
+            WorkersError: as `connected`.
             EnvError: its workers cannot build the environment.
         """
         session = secrets.token_hex(8)
-        with dask_client(backend, spec, session) as client, cls._watched(spec, client, backend, session) as workers:
+        with connected(backend, spec, session) as found, cls._watched(spec, found, backend, session) as workers:
             yield workers
 
     @classmethod
     @contextmanager
-    def _watched(cls, spec: SamplerSpec, client: Client, backend: Backend, session: str) -> Iterator["DaskWorkers"]:
+    def _watched(
+        cls, spec: SamplerSpec, connection: Connection, backend: Backend, session: str
+    ) -> Iterator["DaskWorkers"]:
         assert backend.step_timeout_seconds is not None
         elsewhere = backend.scheduler is not None
         supervise = partial(_supervision, session, backend.step_timeout_seconds, fingerprint(spec) if elsewhere else {})
-        rounds = Rounds(client, session, supervise, partial(_recordings, client, elsewhere))
-        workers = cls(spec, client, session, elsewhere, supervise, rounds, asked=backend.mathematics)
+        rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
+        workers = cls(spec, connection, session, elsewhere, supervise, rounds, asked=backend.mathematics)
         tell_who_trains(recordings_folder(session), session, spec.env.name)
         try:
             if not is_built_in(spec):
@@ -96,20 +100,19 @@ class DaskWorkers(RolloutWorkers):
 
         Raises:
             RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: workers died in different places, or are gone; or the scheduler is gone.
+            WorkersError: workers died in different places, or are gone; or the scheduler has gone for good.
         """
         bounds = self.costs.bounds(self.spec, len(tasks))
-        pieces = pieces_of(Shard(self.spec, tasks, position), params, bounds)
+        pieces: list[RolloutPiece] = []
+
+        def collect() -> list[Collected]:
+            pieces[:] = pieces_of(Shard(self.spec, tasks, position), params, bounds)
+            return self.rounds.collect(pieces)
+
         try:
-            answers = self.rounds.collect(pieces)
+            answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
         except ShardDied as death:
             raise self._death(death.shard, death.watch) from death.__cause__
-        except CancelledError as error:
-            raise WorkersError(
-                f"iteration {position.iteration}, inner step {position.step}: the Dask scheduler is gone (its "
-                "connection is lost); start it again, or leave --scheduler out, and `metaloom resume` the run, which "
-                "has lost nothing"
-            ) from error
         self.costs.tell(self.spec, sum(answer.cost for answer in answers) / len(tasks))
         episodes = tasks_together([answer.episodes for answer in answers])
         if position.step == 0:
@@ -131,10 +134,10 @@ class DaskWorkers(RolloutWorkers):
             return here
         chunks = -(-config.num_tasks // max(1, learner.tasks_apart.adapt))
         required = self.asked == "workers"
-        slots = Slots(self.client, required=required, elsewhere=self.elsewhere, num_chunks=chunks)
+        slots = Slots(self.connection, required=required, elsewhere=self.elsewhere, num_chunks=chunks)
         self.places.wanted = lambda spec: spec == self.spec and bool(slots.chosen())
         return ClusterMap(
-            self.client,
+            self.connection,
             self.session,
             config.model_dump_json(),
             learner,
@@ -145,9 +148,22 @@ class DaskWorkers(RolloutWorkers):
             versions=computing_fingerprint(plugin_paths(config)) if self.elsewhere else {},
         )
 
+    def uninterrupted(self, work: Callable[[], T], where: str) -> T:
+        """What work at the scheduler gives; all of it is done again if the scheduler is gone meanwhile and comes back.
+
+        Raises:
+            WorkersError: the scheduler does not come back, or it is lost over and over.
+        """
+        return self.connection.repeat_where_lost(work, where)
+
     def traffic(self) -> Traffic:
         """Totals of what went between this process and its workers."""
-        return replace(self.rounds.traffic, threads=sum(cast(dict[str, int], self.client.nthreads()).values()))
+        return replace(self.rounds.traffic, threads=self.connection.num_threads)
+
+    @property
+    def client(self) -> Client:
+        """Of the workers' scheduler."""
+        return self.connection.client
 
     def try_environment(self) -> None:
         """Have a worker make the environment once.
@@ -207,12 +223,12 @@ def _require_not_asked_for(asked: Mathematics, config: RunConfig) -> None:
         )
 
 
-def _recordings(client: Client, elsewhere: bool, watch: Supervision) -> list[Recording]:
+def _recordings(connection: Connection, elsewhere: bool, watch: Supervision) -> list[Recording]:
     """Collect what the dead left, on this machine or on those of the workers."""
     found = [watch.recordings()]
     if elsewhere:
         with suppress(Exception):
-            everywhere = client.run(watch.recordings, on_error="ignore")
+            everywhere = connection.client.run(watch.recordings, on_error="ignore")
             found.extend(cast(dict[str, list[Recording]], everywhere).values())
     # Workers of one machine answer alike.
     return max(found, key=len)

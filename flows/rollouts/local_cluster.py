@@ -80,6 +80,7 @@ def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
             _cluster(workers, retries, mark, security) as cluster,
             Client(cluster, security=security) as client,
         ):
+            client.forward_logging()  # what environments log, to this process's loggers
             yield client
     finally:
         end_marked(mark)

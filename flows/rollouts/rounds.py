@@ -11,6 +11,7 @@ from typing import cast
 
 from distributed import Client, Future, KilledWorker
 
+from metaloom.flows.rollouts.connection import Connection
 from metaloom.flows.rollouts.flight_recorder import Recording
 from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, collect_watched
@@ -61,7 +62,7 @@ class Rounds:
     """What the rounds of a session have in common.
 
     Attributes:
-        client: of the workers' scheduler.
+        connection: to the workers' scheduler.
         session: names this trainer's work among that of others at the same scheduler.
         traffic: so far.
         supervise: makes the supervision of a shard; a second attempt beside the first has one of its own.
@@ -69,12 +70,17 @@ class Rounds:
         losers: attempts whose shard was answered by another, and which still run.
     """
 
-    client: Client
+    connection: Connection
     session: str
     supervise: Callable[[], Supervision]
     recordings: Callable[[Supervision], Sequence[Recording]]
     traffic: Traffic = field(default_factory=Traffic)
     losers: list[Future[Collected]] = field(default_factory=list[Future[Collected]])
+
+    @property
+    def client(self) -> Client:
+        """Of the scheduler."""
+        return self.connection.client
 
     def collect(self, pieces: Sequence[Piece]) -> list[Collected]:
         """Return the shards' answers in their order.

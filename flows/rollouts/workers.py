@@ -9,10 +9,11 @@ import os
 import sys
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from threadpoolctl import threadpool_limits
 
@@ -30,6 +31,8 @@ from metaloom.stages.rollouts.blocks import Enough
 if TYPE_CHECKING:
     from metaloom.pipeline.config.run import RunConfig
 
+
+T = TypeVar("T")
 
 Mathematics = Literal["auto", "here", "workers"]
 
@@ -204,6 +207,11 @@ class RolloutWorkers(ABC):
         """The map by which a run's learner computes: that of this process, or one over workers where they may."""
         del config, learner
         return here
+
+    def uninterrupted(self, work: Callable[[], T], where: str) -> T:
+        """What work with the workers gives; `where` of the run it is, for messages."""
+        del where
+        return work()
 
     def traffic(self) -> Traffic | None:
         """Totals of what went between this process and its workers; None where there are none."""

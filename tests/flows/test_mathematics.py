@@ -5,6 +5,8 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,12 +24,13 @@ from metaloom.flows.errors import UsageError, WorkersError
 from metaloom.flows.graph.context import build_learner
 from metaloom.flows.mathematics import orders
 from metaloom.flows.mathematics.orders import ChunkOrder, Cut, Order, Recipe, compute
-from metaloom.flows.mathematics.places import Places
+from metaloom.flows.mathematics.places import Piece, Places
 from metaloom.flows.mathematics.sending import dumps, loads, packed
 from metaloom.flows.mathematics.slots import Slot, Slots, assign, most_slots
 from metaloom.flows.observer import Observer
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.backends import rollout_workers
+from metaloom.flows.rollouts.connection import Connection
 from metaloom.flows.rollouts.versions import computing_fingerprint, require_own_to_compute
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.algorithms.finite_checks import NumericalError
@@ -213,6 +216,10 @@ class Threads:
 WORKERS = st.sampled_from("abc")
 
 
+def connection(client):
+    return Connection(lambda: nullcontext(client), ExitStack())
+
+
 @pytest.mark.parametrize(
     ("threads", "elsewhere", "cores", "chosen"),
     [
@@ -232,22 +239,22 @@ def test_workers_compute_where_all_compute_alike_and_have_more_threads_than_ther
     monkeypatch.setattr(metaloom.flows.mathematics.slots, "arithmetic", lambda: "Haswell")
     without, gone = ImportError("no torch", name="torch"), OSError("no answer")
     told = {"a": "Haswell", "b": "Haswell", "other": "Zen", "without": without, "gone": gone}
-    slots = Slots(Threads(threads, told), required=False, elsewhere=elsewhere, num_chunks=20)
+    slots = Slots(connection(Threads(threads, told)), required=False, elsewhere=elsewhere, num_chunks=20)
     assert len(slots.chosen()) == len(slots.chosen()) == chosen
 
 
 def test_the_trainer_computes_what_would_keep_fewer_workers_busy_than_it_has_cores(monkeypatch):
     monkeypatch.setattr(metaloom.flows.mathematics.slots, "usable_cores", lambda: 8)
     monkeypatch.setattr(metaloom.flows.mathematics.slots, "arithmetic", lambda: "Haswell")
-    client = Threads({"a": 40}, {"a": "Haswell"})
-    chosen = [Slots(client, required=False, elsewhere=True, num_chunks=n).chosen() for n in (20, 40)]
+    there = connection(Threads({"a": 40}, {"a": "Haswell"}))
+    chosen = [Slots(there, required=False, elsewhere=True, num_chunks=n).chosen() for n in (20, 40)]
     assert [len(slots) for slots in chosen] == [0, 40]
 
 
 def test_workers_of_another_kind_that_have_to_compute_are_refused(monkeypatch):
     monkeypatch.setattr(metaloom.flows.mathematics.slots, "arithmetic", lambda: "Haswell")
     with pytest.raises(WorkersError, match="worker a computes by Zen, this process by Haswell"):
-        Slots(Threads({"a": 1}, {"a": "Zen"}), required=True, elsewhere=True, num_chunks=20).chosen()
+        Slots(connection(Threads({"a": 1}, {"a": "Zen"})), required=True, elsewhere=True, num_chunks=20).chosen()
     order = Order("s", frozenset(), 0, 0, (), stays=False, versions={}, arithmetic="Zen")
     with pytest.raises(WorkersError, match="the trainer by Zen; required the same"):
         compute(order, ["{}"])
@@ -387,9 +394,13 @@ def _refusing(item):
 
 def test_a_batch_that_is_gone_is_nowhere():
     places, zeros = Places(), np.zeros((2, 1, 1), np.float32)
-    samples = Samples(zeros, zeros, zeros, zeros)
-    places.remember(samples, ["a piece"])
-    assert places.of(samples) == ("a piece",)
+    samples, client = Samples(zeros, zeros, zeros, zeros), SimpleNamespace(status="running")
+    piece = Piece(SimpleNamespace(client=client), (), 0, 2)
+    places.remember(samples, [piece])
+    assert places.of(samples) == (piece,)
+    client.status = "closed"
+    assert not places.of(samples)
+    client.status = "running"
     assert not places.of(Samples(zeros, zeros, zeros, zeros))
     del samples
     assert not places._pieces

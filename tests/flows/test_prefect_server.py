@@ -56,7 +56,15 @@ def served(programs, tmp_path_factory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def first(served) -> dict[str, Any]:
+def yearly(served) -> str:
+    """A deployment with a schedule, at which the server looks once a minute."""
+    (deployment,) = served.ask("deployments/filter", deployments={"name": {"any_": ["evaluate"]}})
+    served.tell(f"deployments/{deployment['id']}/schedules", [{"schedule": {"cron": "0 0 1 1 *"}, "active": True}])
+    return deployment["id"]
+
+
+@pytest.fixture(scope="module")
+def first(served, yearly) -> dict[str, Any]:
     """The flow run that trained the run "first", started by the bare name."""
     done = served.prefect(
         *("deployment", "run", "meta-train", "--watch"),
@@ -161,6 +169,12 @@ def test_one_training_at_a_time(served):
         assert deployment["work_queue_id"] == queue["id"]
         # A lease of a flow that must be renewed, which ends a training that cannot reach the server.
         assert deployment["global_concurrency_limit"] is None
+
+
+def test_a_schedule_has_its_flow_runs_planned(served, yearly):
+    """Which fails inside the server, and is told in its log alone, where it has an SQLAlchemy that it cannot use."""
+    of_it = {"deployment_id": {"any_": [yearly]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+    wait_for(lambda: served.ask("flow_runs/count", flow_runs=of_it) > 0, "its next flow runs are planned", seconds=120)
 
 
 def test_a_wrong_parameter_is_refused_before_a_flow_run_exists(served, first):

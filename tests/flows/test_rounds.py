@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +18,13 @@ from dask.sizeof import sizeof
 from distributed import KilledWorker, LocalCluster
 from hypothesis import given
 from hypothesis import strategies as st
+from prefect_server import wait_for
 
 import metaloom.flows.rollouts.connection
 import metaloom.flows.rollouts.rounds
 import metaloom.flows.rollouts.waiting
 from metaloom import storage
-from metaloom.flows.commands.train import train
+from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.graph.context import build_learner
 from metaloom.flows.rollouts.backends import rollout_workers
@@ -155,7 +157,10 @@ def test_an_attempt_that_fails_while_answers_are_fetched_does_not_end_a_round_th
                     future.result()
             return [Collected(None, 1.0, 1.0) for _ in futures]
 
-    rounds = metaloom.flows.rollouts.rounds.Rounds(Client(), "s", lambda: None, lambda watch: [])
+    connection = metaloom.flows.rollouts.connection.Connection(
+        lambda: contextlib.nullcontext(Client()), contextlib.ExitStack()
+    )
+    rounds = metaloom.flows.rollouts.rounds.Rounds(connection, "s", lambda: None, lambda watch: [])
     attempt = metaloom.flows.rollouts.rounds.Attempt
     slow, quick = (metaloom.flows.rollouts.rounds.Piece(None, None) for _ in range(2))
     slow.attempts = [attempt(FailsLater(), None), attempt(HasAnswer(), None)]
@@ -213,6 +218,17 @@ def test_shards_do_not_depend_on_the_workers_that_are_there_and_two_runs_do_not_
 
 
 @pytest.mark.dask
+@pytest.mark.sweep
+def test_a_scheduler_of_our_own_that_ends_is_followed_by_another_with_its_workers(tiny_config, round_of, caplog):
+    config = tiny_config()
+    spec, params, tasks = round_of(config)
+    with rollout_workers(config, Backend(workers=1).for_tasks(4)) as workers:
+        workers.client.sync(workers.client.cluster.scheduler.close)
+        assert _digest(workers.collect(params, tasks, AT)) == _digest(LocalWorkers(spec).collect(params, tasks, AT))
+    assert "iteration 12, inner step 1: the Dask scheduler is back" in caplog.text
+
+
+@pytest.mark.dask
 @pytest.mark.slow
 def test_a_shard_that_takes_too_long_is_done_by_another_worker_as_well(
     tiny_config, round_of, tmp_path, monkeypatch, caplog
@@ -249,6 +265,49 @@ def test_a_cluster_without_workers_grows_for_a_run_and_shrinks_with_equal_digest
     # How many are worth starting depends on how fast they are; more than the one that a round of one task asks for.
     assert max(entry["n"] for _, entry in adaptive.log if entry["status"] == "up") >= 2
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
+
+
+@pytest.mark.dask
+@pytest.mark.sweep
+def test_a_cluster_grows_from_none_to_six_shrinks_to_one_and_grows_again_in_one_run(tmp_path, tiny_config, digests):
+    config = tiny_config(num_tasks=48, episodes_per_task=20, max_episode_steps=300, iterations=2)
+    train(config, tmp_path / "here", backend=Backend(workers=0))
+    with cluster(0) as there:
+        adaptive = there.adapt(minimum=0, maximum=6, interval="100ms", target_duration="20ms", wait_count=10)
+        with _sizes(there) as sizes:
+
+            def shrink(ref):
+                if ref == storage.StageRef(0, "meta_optimize"):
+                    # As long as the trainer's own stages may be.
+                    adaptive.minimum = 1
+                    wait_for(lambda: len(there.scheduler.workers) == 1, "one is left")
+
+            backend = Backend(scheduler=there.scheduler_address)
+            train(config, tmp_path / "there", backend=backend, observer=Observer(stage_started=shrink))
+    assert sizes[0] == 0
+    assert max(sizes) == 6
+    one_is_left = sizes.index(1, sizes.index(6))
+    assert max(sizes[one_is_left:]) > 1
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+
+
+@contextlib.contextmanager
+def _sizes(there: LocalCluster) -> Iterator[list[int]]:
+    """Numbers of workers while the context lasts, each time that they change."""
+    sizes, done = [len(there.scheduler.workers)], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.05):
+            if (now := len(there.scheduler.workers)) != sizes[-1]:
+                sizes.append(now)
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    try:
+        yield sizes
+    finally:
+        done.set()
+        watching.join()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """docs/lab/slurm.sh on a real Slurm: submitted once, it trains over several time limits."""
 
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -44,6 +45,12 @@ def require_restarts(slurm: Slurm, job: str, restarts: str) -> None:
         time.sleep(0.5)
 
 
+def kill_scheduler(folder: Path) -> None:
+    """Kill the job's scheduler, which the job starts again, and its workers, which end with it."""
+    (scheduler,) = [pid for pid in left_behind(folder) if "scheduler" in psutil.Process(pid).cmdline()]
+    os.kill(scheduler, signal.SIGKILL)
+
+
 def left_behind(folder: Path) -> list[int]:
     """Processes that name a file in a folder."""
     return [
@@ -53,10 +60,10 @@ def left_behind(folder: Path) -> list[int]:
     ]
 
 
-def test_a_job_is_queued_again_at_its_time_limit_and_resumes(
+def test_a_job_is_queued_again_at_its_time_limit_and_resumes_and_outlives_its_scheduler(
     slurm, tmp_path, tiny_config: Callable[..., RunConfig], digests
 ):
-    config = tiny_config(iterations=40)
+    config = tiny_config(iterations=60)
     (tmp_path / "mine.toml").write_text(settings_file(config, "toml"))
     log, folder = tmp_path / "job.log", tmp_path / "runs" / "first"
     told = slurm("sbatch", f"--output={log}", SCRIPT, "mine.toml", "first", folder=tmp_path)
@@ -66,6 +73,10 @@ def test_a_job_is_queued_again_at_its_time_limit_and_resumes(
         # What Slurm sends half a minute before the limit, which it looks at every half minute only.
         slurm("scancel", "--batch", "--signal=USR1", job)
         require_restarts(slurm, job, restarts)
+    require_more_iterations(folder)
+    kill_scheduler(tmp_path)
+    require_more_iterations(folder)
+    assert slurm.state(job)["Restarts"] == "2"
     wait_for(lambda: slurm.state(job)["JobState"] not in ("RUNNING", "PENDING", "COMPLETING"), "it ends", seconds=300)
     assert slurm.state(job)["JobState"] == "COMPLETED", log.read_text()
     assert slurm.state(job)["Restarts"] == "2"

@@ -20,6 +20,7 @@ import psutil
 
 from metaloom import storage
 
+PROGRAMS = Path(sys.executable).parent
 FINAL_STATES = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -35,16 +36,21 @@ class Served:
         return typed(self.programs / "prefect", *arguments, folder=self.folder)
 
     def ask(self, path: str, **body: Any) -> Any:
+        return self.tell(path, body)
+
+    def tell(self, path: str, body: Any = None, *, method: str = "POST") -> Any:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/api/{path}",
-            json.dumps(body).encode(),
+            None if body is None else json.dumps(body).encode(),
             {"Content-Type": "application/json"},
+            method=method,
         )
         # 503: the database is busy for a moment, after which Prefect's own client asks again too.
         for seconds in (0.5, 1, 2, 4, 8):
             try:
                 with urllib.request.urlopen(request, timeout=30) as answer:
-                    return json.load(answer)
+                    told = answer.read()
+                    return json.loads(told) if told else None
             except urllib.error.HTTPError as error:
                 if error.code != 503:
                     raise

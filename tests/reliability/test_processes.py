@@ -1,19 +1,16 @@
 """Processes that die, stop or vanish around a run (T5, T6): what is committed stays, and the bits are the same."""
 
-import json
-import os
+import re
 import signal
-import subprocess
-import sys
 import threading
-import time
-from pathlib import Path
 
 import dask
 import distributed  # noqa: F401  # has to have set its defaults before a test changes one
 import psutil
 import pytest
+from kept_cluster import kept_cluster
 
+import metaloom.flows.rollouts.connection
 from metaloom import storage
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import WorkersError
@@ -81,38 +78,52 @@ def test_a_worker_that_stops_for_ever_is_replaced_and_changes_no_digest(tmp_path
                 process.kill()
 
 
-@pytest.fixture
-def scheduler(tmp_path):
-    """A scheduler and a worker in processes of their own."""
-    address = tmp_path / "scheduler.json"
-    root = Path(storage.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    about = ["--scheduler-file", str(address)]
-    loopback = ["--host", "127.0.0.1", "--no-dashboard"]
-    commands = [["scheduler", *loopback, "--port", "0"], ["worker", *loopback, "--nthreads", "1"]]
-    processes = []
-    for kind, *options in commands:
-        program = [sys.executable, "-m", "dask", kind, *about, *options]
-        processes.append(subprocess.Popen(program, cwd=root, env=environment, stderr=subprocess.DEVNULL))
-        deadline = time.monotonic() + 60
-        while not address.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    yield processes[0], address
-    for process in processes:
-        process.kill()
-        process.wait()
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_scheduler_that_is_killed_costs_time_and_no_data(tmp_path, config, digests, expected, monkeypatch, caplog):
+    """It is killed in a round and between two, and waited for, with new workers; then it stays away."""
+    killed_in = (StageRef(0, "collect_rollouts", 1), StageRef(0, "meta_optimize"))
+    with kept_cluster(workers=1) as cluster:
+        backend = Backend(scheduler=cluster.address)
+
+        def kill(ref):
+            if ref in killed_in:
+                threading.Timer(0.1, cluster.scheduler.kill).start()
+
+        train(config, tmp_path / "run", backend=backend, observer=Observer(stage_started=kill))
+        assert digests(tmp_path / "run") == expected
+        assert cluster.scheduler.starts == 3
+        assert "iteration 0, inner step 1: the Dask scheduler is gone; waiting up to 300 s" in caplog.text
+        assert "Traceback" not in caplog.text
+        assert re.search(r"iteration 0, inner step 1: the Dask scheduler is back after \d+ s", caplog.text)
+        monkeypatch.setattr(metaloom.flows.rollouts.connection, "_BACK_SECONDS", 1.0)
+        monkeypatch.setattr(metaloom.flows.rollouts.connection, "_ANSWER_SECONDS", 1.0)
+        monkeypatch.setattr(metaloom.flows.rollouts.connection, "no_worker_seconds", lambda: 1.0)
+        observer = during(StageRef(1, "collect_rollouts"), cluster.scheduler.end)
+        gone = r"iteration 1, inner step 0: the Dask scheduler is gone .*metaloom resume"
+        with pytest.raises(WorkersError, match=gone):
+            train(config, tmp_path / "ended", backend=backend, observer=observer)
+    assert storage.verify_run(tmp_path / "ended") == []
+    assert len(storage.open_run(tmp_path / "ended")) == 1
+    resume(tmp_path / "ended", backend=Backend(workers=0))
+    assert digests(tmp_path / "ended") == expected
 
 
 @pytest.mark.dask
 @pytest.mark.slow
-def test_a_scheduler_that_is_killed_costs_time_and_no_data(tmp_path, config, digests, expected, scheduler):
-    process, file = scheduler
-    address = json.loads(file.read_text())["address"]
-    observer = during(StageRef(1, "collect_rollouts"), process.kill)
-    with pytest.raises(WorkersError, match=r"iteration 1, inner step 0: the Dask scheduler is gone .*metaloom resume"):
-        train(config, tmp_path / "run", backend=Backend(scheduler=address), observer=observer)
-    assert storage.verify_run(tmp_path / "run") == []
-    assert len(storage.open_run(tmp_path / "run")) == 1
-    resume(tmp_path / "run", backend=Backend(workers=0))
+def test_what_workers_were_computing_when_their_scheduler_is_killed_is_computed_again(
+    tmp_path, config, digests, expected, caplog
+):
+    killed_in = (StageRef(0, "adapt"), StageRef(1, "meta_optimize"))
+    with kept_cluster(workers=1) as cluster:
+
+        def kill(ref):
+            if ref in killed_in:
+                cluster.scheduler.kill()
+
+        backend = Backend(scheduler=cluster.address, mathematics="workers")
+        train(config, tmp_path / "run", backend=backend, observer=Observer(stage_started=kill))
+        assert cluster.scheduler.starts == 3
+    for where in ("iteration 0, adapt k=0", "iteration 1, meta_optimize k=0"):
+        assert re.search(rf"{where}: the Dask scheduler is back after \d+ s; this stage is done again", caplog.text)
     assert digests(tmp_path / "run") == expected

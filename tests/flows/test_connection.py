@@ -1,0 +1,107 @@
+"""A scheduler that is lost: work is done again when it is back, within limits. tests/reliability has a real one."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import pytest
+from distributed import Client
+from distributed.comm import CommClosedError
+
+import metaloom.flows.rollouts.connection
+from metaloom.flows.errors import WorkersError
+from metaloom.flows.rollouts.connection import Connection, NobodyThere
+
+ABSENT = NobodyThere("no Dask scheduler answers")
+
+
+class FakeClient:
+    status = "running"
+
+
+class FakeScheduler:
+    """Connections to it succeed or fail as told, the last of these for ever."""
+
+    def __init__(self, *outcomes: Exception | None) -> None:
+        self._outcomes = [*outcomes]
+        self.opened = list[FakeClient]()
+        self.closed = list[FakeClient]()
+
+    @contextmanager
+    def connect(self) -> Iterator[Client]:
+        outcome = self._outcomes.pop(0) if len(self._outcomes) > 1 else self._outcomes[0]
+        if outcome is not None:
+            raise outcome
+        client = FakeClient()
+        self.opened.append(client)
+        yield cast(Client, client)
+        self.closed.append(client)
+
+
+def work_that(connection: Connection, ends: Sequence[Any]) -> Callable[[], Any]:
+    """Work that fails with these errors, one at a time, or gives the first other thing."""
+    left = [*ends]
+
+    def work() -> Any:
+        end = left.pop(0)
+        if end == "disconnected":
+            connection.client.status = "connecting"
+            raise KeyError("workers")
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    return work
+
+
+def repeated(scheduler: FakeScheduler, *ends: Any) -> Any:
+    with ExitStack() as opened:
+        connection = Connection(scheduler.connect, opened)
+        return connection.repeat_where_lost(work_that(connection, ends), "iteration 3")
+
+
+@pytest.mark.parametrize("lost", [CancelledError(), CommClosedError("in <TCP>: Stream is closed"), "disconnected"])
+def test_work_is_done_again_by_another_client_when_the_scheduler_is_back(lost, caplog):
+    scheduler = FakeScheduler(None, ABSENT, ABSENT, None)
+    with ExitStack() as opened:
+        connection = Connection(scheduler.connect, opened)
+        assert connection.repeat_where_lost(work_that(connection, [lost, "done"]), "iteration 3") == "done"
+        assert (len(scheduler.opened), scheduler.closed) == (2, scheduler.opened[:1])
+        assert connection.client is scheduler.opened[1]
+    assert scheduler.closed == scheduler.opened
+    assert [record.getMessage() for record in caplog.records] == [
+        "iteration 3: the Dask scheduler is gone; waiting up to 300 s for it to come back",
+        "iteration 3: the Dask scheduler is back after 0 s; this stage is done again",
+    ]
+
+
+def test_what_fails_for_another_reason_is_not_done_again():
+    scheduler = FakeScheduler(None)
+    with pytest.raises(KeyError, match="mine"):
+        repeated(scheduler, KeyError("mine"), "done")
+    assert len(scheduler.opened) == 1
+
+
+def test_a_scheduler_that_is_lost_over_and_over_is_given_up():
+    with pytest.raises(WorkersError, match=r"iteration 3: .* lost 4 times in this stage"):
+        repeated(FakeScheduler(None), *[CancelledError()] * 4)
+
+
+def test_a_scheduler_that_stays_away_is_given_up(monkeypatch):
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "_BACK_SECONDS", 0.0)
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "no_worker_seconds", lambda: 0.0)
+    with pytest.raises(WorkersError, match=r"iteration 3: .* no Dask scheduler answers.*metaloom resume"):
+        repeated(FakeScheduler(None, ABSENT), CancelledError())
+
+
+def test_workers_that_come_back_with_other_code_end_the_run_at_once():
+    with pytest.raises(WorkersError, match="something else"):
+        repeated(FakeScheduler(None, WorkersError("computes with something else")), CancelledError())
+
+
+def test_nobody_has_threads_while_the_scheduler_is_gone():
+    with ExitStack() as opened:
+        connection = Connection(FakeScheduler(None).connect, opened)
+        connection.client.status = "closed"
+        assert connection.num_threads == 0
