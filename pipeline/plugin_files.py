@@ -11,6 +11,7 @@ from metaloom.pipeline.envs.facts import class_path
 from metaloom.pipeline.nn.spec import NETWORKS
 from metaloom.pipeline.plugins import INSTALLED, import_module, is_installed, load, place_of
 from metaloom.pipeline.policies.config import POLICIES, PolicyConfig
+from metaloom.pipeline.schema import ConfigError
 
 _KNOWN_BY_VERSION = ("metaloom.", "gymnasium.")
 
@@ -42,7 +43,11 @@ def sources_of(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _written_in(path: str) -> tuple[str, Path | None]:
-    """The module and the file that module:Class is written in; None for what is not written in Python."""
+    """The module and the file that module:Class is written in; None for what is not written in Python.
+
+    Raises:
+        ConfigError: the file is gone.
+    """
     found = import_module(path) if is_gymnasium_id(path) else load(path)
     # An object, such as a Graph, does not tell where it was made.
     tells = inspect.isclass(found) or inspect.isfunction(found)
@@ -51,7 +56,14 @@ def _written_in(path: str) -> tuple[str, Path | None]:
         file = inspect.getsourcefile(found if tells else import_module(path))
     except TypeError:
         return module, None
-    return module, None if file is None else Path(file).resolve()
+    if file is None:
+        return module, None
+    if not Path(file).is_file():
+        raise ConfigError(
+            f"found no {file} any more, from which {path} was imported; required what a run's records are to tell of: "
+            "put it back, or start Python again where it is now"
+        )
+    return module, Path(file).resolve()
 
 
 def _modules_beside(file: Path, module: str) -> dict[str, Path]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Future
+from distributed import Client, Future
 
 from metaloom.flows.rollouts.workers import SamplerSpec
 
@@ -51,9 +51,13 @@ class Places:
         """Return the pieces of a batch, in order; nothing where workers hold none."""
         of, pieces = self._pieces.get(id(batch), (None, ()))
         # Another batch may have come to where a forgotten one was; and workers may have gone with their scheduler.
-        there = of is not None and of() is batch and all(piece.future.client.status != "closed" for piece in pieces)
+        there = of is not None and of() is batch and not any(_is_closed(piece.future.client) for piece in pieces)
         return pieces if there else ()
 
     def forget(self) -> None:
         """Let workers forget all batches."""
         self._pieces.clear()
+
+
+def _is_closed(client: Client | None) -> bool:
+    return client is None or client.status == "closed"

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from distributed import Client
-from distributed.comm import CommClosedError
+from distributed.comm.core import CommClosedError
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.local_cluster import local_client

@@ -1,6 +1,7 @@
 """Failures that a user is told in one line, and those that keep their traceback."""
 
 import pkgutil
+import sys
 
 import pytest
 
@@ -33,6 +34,7 @@ class Breaking(PendulumEnv):
 def train(tmp_path, monkeypatch):
     """Trains on an environment that breaks in its first step."""
     (tmp_path / "breaking_env.py").write_text(ENVIRONMENT)
+    monkeypatch.delitem(sys.modules, "breaking_env", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     settings = ["env.name=breaking_env:Breaking", "num_tasks=1", "episodes_per_task=1", "max_episode_steps=2"]

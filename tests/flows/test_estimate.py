@@ -103,6 +103,7 @@ def own_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "own_networks_of_estimates.py").write_text(OWN_NETWORKS)
+    monkeypatch.delitem(sys.modules, "own_networks_of_estimates", raising=False)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import requests
 import yaml
+from prefect_server import free_port
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.prefect_app.database import require_answer, server_url, without_password
@@ -61,10 +62,8 @@ def test_half_a_password_is_none(password, monkeypatch, tmp_path):
 
 def test_a_folder_is_served_once(tmp_path):
     (tmp_path / ".prefect").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     with alone(tmp_path, tmp_path / ".prefect"):
-        refused = serve(tmp_path, min(port, 65534))
+        refused = serve(tmp_path, free_port())
     assert refused.returncode == 1
     assert f"{tmp_path} is being served by another `metaloom serve`" in refused.stderr.replace("\n", " ")
     with alone(tmp_path, tmp_path / ".prefect"):

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,9 +109,14 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> N
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Find a port that nobody listens on, nor on the one behind it, where `serve` has its reports."""
+    while True:
+        with socket.socket() as probe, socket.socket() as other:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+            with suppress(OSError, OverflowError):
+                other.bind(("127.0.0.1", port + 1))
+                return port
 
 
 @contextmanager

@@ -219,6 +219,15 @@ def test_modules_beside_a_plug_in_count_with_it_and_others_do_not(own, monkeypat
     assert plugin_sources(build_config(settings())) == {n: sha256(t) for n, t in named.items()}
 
 
+def test_a_plug_in_whose_file_has_gone_since_it_was_imported_is_refused(own):
+    config = build_config(settings())
+    (own / "own_plugins.py").unlink()
+    with pytest.raises(
+        ConfigError, match=r"no .*own_plugins\.py any more, from which own_plugins:Learner was imported"
+    ):
+        plugin_sources(config)
+
+
 def test_what_is_not_written_in_python_has_no_source():
     config = build_config({"env": "point-corner", "algorithm": "promp"})
     assert plugin_sources(config.model_copy(update={"metrics": ("math:sqrt",)})) == {}

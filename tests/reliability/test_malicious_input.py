@@ -26,11 +26,23 @@ UNSAFE = re.compile(
 )
 
 
+# What goes between a trainer and its workers is pickled, as by Dask itself, and is never stored.
+TO_WORKERS = {
+    "flows/mathematics/orders.py": ["import pickle"],
+    "flows/mathematics/sending.py": ["import pickle", "import cloudpickle"],
+}
+
+
 @pytest.mark.parametrize("package", ["pipeline", "stages", "storage", "flows"])
 def test_no_package_contains_what_could_run_what_it_reads(pytestconfig, package):
     sources = sorted((pytestconfig.rootpath / package).rglob("*.py"))
     assert len(sources) > 5
-    assert [str(file) for file in sources if UNSAFE.search(file.read_text(encoding="utf-8"))] == []
+    found = {
+        str(file.relative_to(pytestconfig.rootpath)): matches
+        for file in sources
+        if (matches := UNSAFE.findall(file.read_text(encoding="utf-8")))
+    }
+    assert found == {name: matches for name, matches in TO_WORKERS.items() if name.startswith(package)}
 
 
 def commit_table(path, name, raw):
