@@ -10,7 +10,7 @@ from env_names import ENV_NAMES
 from gymnasium.spaces import Discrete
 
 from metaloom.flows.graph.context import build_learner
-from metaloom.flows.rollouts.dask import dask_client
+from metaloom.flows.rollouts.connection import connected
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, collect_shard
 from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.algorithms.rl2.settings import RL2
@@ -32,8 +32,8 @@ def run_config(name: str) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with dask_client(Backend(workers=1), SamplerSpec.of(run_config("point-corner"), threads=1), "a-session") as client:
-        yield client
+    with connected(Backend(workers=1), SamplerSpec.of(run_config("point-corner"), threads=1), "a-session") as there:
+        yield there.client
 
 
 @pytest.mark.parametrize("name", ENV_NAMES)
