@@ -41,6 +41,7 @@ from metaloom.flows.rollouts.workers import (
     DEFAULT_STEP_TIMEOUT_SECONDS,
     DEFAULT_WORKERS,
     Backend,
+    Mathematics,
 )
 from metaloom.flows.runs import run_folder
 from metaloom.flows.trust import names_in, names_of_run, trust_run
@@ -117,6 +118,7 @@ def meta_train_custom(
     scheduler: str = "",
     step_timeout: Seconds = DEFAULT_STEP_TIMEOUT_SECONDS,
     retries: Natural = DEFAULT_RETRIES,
+    mathematics: Mathematics = "auto",
     log: Loggers = [],  # noqa: B006
     film_every: Natural = 0,
     trust: bool = False,
@@ -132,11 +134,13 @@ def meta_train_custom(
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
         step_timeout: Seconds a worker waits for one call of an environment before it gives up.
         retries: How often work is done again whose worker process died.
+        mathematics: Where samples are processed, tasks adapted and updates computed: here, by the workers, or by those
+            of a scheduler where they have more threads than there are cores here.
         log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow.
         film_every: Log a film of every so many iterations; 0 for one at the end.
         trust: Import the modules that the settings of a run that exists name, now and later.
     """
-    backend = backend_of(workers, scheduler, step_timeout, retries)
+    backend = backend_of(workers, scheduler, step_timeout, retries, mathematics)
     return _train(Asked(config=config), run, backend, log, film_every=film_every or None, trust=trust)
 
 
@@ -162,6 +166,7 @@ def backend_of(
     scheduler: str,
     step_timeout: float = DEFAULT_STEP_TIMEOUT_SECONDS,
     retries: int = DEFAULT_RETRIES,
+    mathematics: Mathematics = "auto",
 ) -> Backend:
     """Return where rollouts run: at a scheduler if one is named.
 
@@ -173,6 +178,7 @@ def backend_of(
         scheduler=scheduler or None,
         step_timeout_seconds=None if step_timeout == DEFAULT_STEP_TIMEOUT_SECONDS else step_timeout,
         retries=None if retries == DEFAULT_RETRIES else retries,
+        mathematics=mathematics,
     )
 
 
