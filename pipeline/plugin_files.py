@@ -23,7 +23,17 @@ def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
 
 
 def sources_of(paths: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of the file of every plug-in among `paths`, by module:Class, and of modules beside it, by module.
+    """SHA-256 of the files of plug-ins, as `files_of` finds them."""
+    return {name: digest_of(file) for name, file in files_of(paths).items()}
+
+
+def digest_of(file: Path) -> str:
+    """SHA-256 of a file as it is now."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def files_of(paths: Iterable[str]) -> dict[str, Path]:
+    """The file of every plug-in among `paths`, by module:Class, and of modules beside it, by module.
 
     Modules count that the plug-in's file imports, or those import, and that lie in the same folder or below it; of an
     installed plug-in, in the same package. An environment by a gymnasium id counts with the module that registers it,
@@ -38,8 +48,7 @@ def sources_of(paths: Iterable[str]) -> dict[str, str]:
             files[path] = file
             helpers |= _modules_beside(file, module)
     of_plugins = {*files.values()}
-    files |= {name: file for name, file in sorted(helpers.items()) if file not in of_plugins}
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    return files | {name: file for name, file in sorted(helpers.items()) if file not in of_plugins}
 
 
 def _written_in(path: str) -> tuple[str, Path | None]:

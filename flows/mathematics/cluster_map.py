@@ -18,7 +18,7 @@ import numpy as np
 from distributed import Future
 
 from metaloom.flows.mathematics.dispatch import Answered, Asked, Dispatch, Held, HeldTasks, Made, Recipe
-from metaloom.flows.mathematics.orders import arithmetic, given, together
+from metaloom.flows.mathematics.orders import given, together
 from metaloom.flows.mathematics.places import Piece, Places
 from metaloom.flows.mathematics.sending import dumps
 from metaloom.flows.mathematics.slots import Slot, Slots, assign
@@ -48,6 +48,7 @@ class ClusterMap(KeepingMap):
         places: of batches.
         traffic: so far.
         versions: of what decides numbers, which workers' have to equal.
+        arithmetic: of this process, likewise; "" where it is theirs.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class ClusterMap(KeepingMap):
         places: Places,
         traffic: Traffic,
         versions: Mapping[str, str],
+        arithmetic: str,
     ) -> None:
         # There may be another of this session, under other settings.
         self._connection, self._session = connection, f"{session}-{secrets.token_hex(4)}"
         self._settings, self._learner = settings, learner
         self.here, self._slots, self._places, self._traffic = here, slots, places, traffic
-        self._dispatch = Dispatch(connection, self._session, versions, arithmetic() if versions else "", traffic)
+        self._dispatch = Dispatch(connection, self._session, versions, arithmetic, traffic)
         self._made = weakref.WeakSet[Made]()
         self._numbers = itertools.count()
         self._sent_settings: Future[str] | None = None

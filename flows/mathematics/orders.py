@@ -133,13 +133,12 @@ def compute(order: Order, values: Sequence[Any]) -> Answer:
         WorkersError: this worker computes with other versions than the trainer, or by other machine code.
     """
     settings = cast(str, values[order.settings])
-    if order.versions:
-        require_own_to_compute(order.versions, plugin_paths(config_of(settings)))
     if order.arithmetic and (there := arithmetic()) != order.arithmetic:
         raise WorkersError(
             f"the Dask worker on {socket.gethostname()} computes by {there}, the trainer by {order.arithmetic}; "
             "required the same, or digests would differ: workers of one kind, or --mathematics here"
         )
+    require_own_to_compute(order.versions, plugin_paths(config_of(settings)))
     _prepare_process()
     _kept.forget(order.session, order.live)
     results, fault = list[Any](), None

@@ -15,6 +15,7 @@ from distributed import Client, Future, KilledWorker
 
 from metaloom.flows.errors import UsageError, WorkersError
 from metaloom.flows.mathematics.cluster_map import ClusterMap
+from metaloom.flows.mathematics.orders import arithmetic
 from metaloom.flows.mathematics.places import Piece, Places
 from metaloom.flows.mathematics.slots import Slots
 from metaloom.flows.rollouts.connection import Connection, connected
@@ -84,7 +85,7 @@ class DaskWorkers(RolloutWorkers):
     ) -> Iterator["DaskWorkers"]:
         assert backend.step_timeout_seconds is not None
         elsewhere = backend.scheduler is not None
-        supervise = partial(_supervision, session, backend.step_timeout_seconds, fingerprint(spec) if elsewhere else {})
+        supervise = partial(_supervision, session, backend.step_timeout_seconds, fingerprint(spec))
         rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
         workers = cls(spec, connection, session, elsewhere, supervise, rounds, asked=backend.mathematics)
         tell_who_trains(recordings_folder(session), session, spec.env.name)
@@ -145,7 +146,8 @@ class DaskWorkers(RolloutWorkers):
             slots=slots,
             places=self.places,
             traffic=self.rounds.traffic,
-            versions=computing_fingerprint(plugin_paths(config)) if self.elsewhere else {},
+            versions=computing_fingerprint(plugin_paths(config)),
+            arithmetic=arithmetic() if self.elsewhere else "",
         )
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:

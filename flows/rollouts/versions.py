@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.workers import SamplerSpec, code_digest
 from metaloom.pipeline.arithmetic import blas_facts
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.plugin_files import acting_paths, sources_of
+from metaloom.pipeline.plugin_files import acting_paths, digest_of, files_of, sources_of
 
 _PACKAGES = ("numpy", "mujoco", "gymnasium")
 
@@ -36,13 +37,14 @@ def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None:
-    """Refuse versions that are not the trainer's, of this process, which is a worker; none are required of its own.
+    """Refuse versions that are not the trainer's, of this process, which is a worker.
+
+    One that the trainer has started imports what is there by then, and may be started again much later.
 
     Raises:
         WorkersError: they differ, and so would digests.
     """
-    if required:
-        require_versions(required, _fingerprint_here(spec), f"on {socket.gethostname()}")
+    require_versions(required, _fingerprint_here(spec), f"on {socket.gethostname()}")
 
 
 def require_own_to_compute(required: Mapping[str, str], paths: Iterable[str]) -> None:
@@ -51,9 +53,8 @@ def require_own_to_compute(required: Mapping[str, str], paths: Iterable[str]) ->
     Raises:
         WorkersError: they differ, and so would digests.
     """
-    if required:
-        here = {**_versions(), **_torch_version(), **_python(), **_sources_first_seen(paths)}
-        require_versions(required, here, f"on {socket.gethostname()}")
+    here = {**_versions(), **_torch_version(), **_python(), **_sources_first_seen(paths)}
+    require_versions(required, here, f"on {socket.gethostname()}")
 
 
 def require_versions(required: Mapping[str, str], found: Mapping[str, str], worker: str) -> None:
@@ -102,7 +103,13 @@ def _sources_first_seen(paths: Iterable[str]) -> dict[str, str]:
 @cache
 def _first_seen(path: str) -> dict[str, str]:
     """Sources of a plug-in when this process came to know it: it computes with these, whatever is written since."""
-    return sources_of([path])
+    return {name: _digest_first_seen(file) for name, file in files_of([path]).items()}
+
+
+@cache
+def _digest_first_seen(file: Path) -> str:
+    # A module beside this plug-in may have been imported for another one, and have changed since.
+    return digest_of(file)
 
 
 def _named(sources: Mapping[str, str]) -> dict[str, str]:

@@ -18,14 +18,18 @@ import pytest
 
 import metaloom.flows.rollouts.connection
 import metaloom.flows.rollouts.dask
+from metaloom import storage
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.graph.context import build_learner
+from metaloom.flows.observer import Observer
 from metaloom.flows.rollouts.backends import rollout_workers
+from metaloom.flows.rollouts.versions import fingerprint, require_own_versions
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.sample_tasks import sample_tasks
+from metaloom.storage import StageRef
 
 PROJECT = Path(metaloom.flows.rollouts.dask.__file__).parents[1]
 
@@ -150,6 +154,47 @@ def test_workers_with_another_source_of_an_environment_are_refused_also_where_it
     file.write_text(source.format("max_action = 0.2"))
     train(config, tmp_path / "here", backend=Backend(workers=0))
     assert digests(tmp_path / "first") == digests(tmp_path / "here")
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_worker_process_of_the_trainer_that_is_started_again_after_its_source_has_changed_is_refused(
+    tmp_path, tiny_config, monkeypatch
+):
+    source = "from metaloom.pipeline.envs.point_corner import PointCorner\n\nclass Mine(PointCorner):\n    {}\n"
+    file = tmp_path / "own_env_edited.py"
+    file.write_text(source.format("max_action = 0.2"))
+    monkeypatch.syspath_prepend(tmp_path)
+    before = {*psutil.Process().children(recursive=True)}
+
+    def edit(ref):
+        if ref == StageRef(1, "collect_rollouts"):
+            file.write_text(source.format("max_action = 0.1"))
+            for process in {*psutil.Process().children(recursive=True)} - before:
+                if "spawn_main" in " ".join(process.cmdline()):
+                    process.kill()
+
+    config = tiny_config(env="own_env_edited:Mine", iterations=2)
+    with pytest.raises(WorkersError, match=r"the source of own_env_edited:Mine \w+ there, \w+ here"):
+        train(config, tmp_path / "run", backend=Backend(workers=1), observer=Observer(stage_started=edit))
+    assert len(storage.open_run(tmp_path / "run")) == 1
+
+
+def test_a_worker_tells_the_source_that_it_imported_though_it_did_for_another_plug_in(
+    tmp_path, tiny_config, monkeypatch
+):
+    env = "from metaloom.pipeline.envs.point_corner import PointCorner\nfrom own_gain import GAIN\n\n{}"
+    for name in ("own_first", "own_second"):
+        source = f"class Mine(PointCorner):\n    max_action = GAIN  # {name}\n"
+        (tmp_path / f"{name}.py").write_text(env.format(source))
+    gain = tmp_path / "own_gain.py"
+    gain.write_text("GAIN = 0.2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    first, second = (SamplerSpec.of(tiny_config(env=f"own_{name}:Mine"), 1) for name in ("first", "second"))
+    require_own_versions(fingerprint(first), first)
+    gain.write_text("GAIN = 0.1\n")  # this process goes on with 0.2
+    with pytest.raises(WorkersError, match=r"the source of own_gain \w+ there, \w+ here"):
+        require_own_versions(fingerprint(second), second)
 
 
 @pytest.mark.dask
