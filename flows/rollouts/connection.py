@@ -1,5 +1,6 @@
 """Connection to workers: processes of this session, or those of a scheduler that is there already."""
 
+import asyncio
 import logging
 import secrets
 import time
@@ -9,13 +10,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from functools import partial
 from typing import TypeVar, cast
 
-from distributed import Client
+from distributed import Client, Security, rpc
 from distributed.comm.core import CommClosedError
+from distributed.utils import LoopRunner
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.local_cluster import local_client
 from metaloom.flows.rollouts.versions import check_worker, fingerprint, require_versions
-from metaloom.flows.rollouts.waiting import LONGER, NoWorkerError, no_worker_seconds, wait_for
+from metaloom.flows.rollouts.waiting import LONGER, NoWorkerError, PausedWorkers, no_worker_seconds, wait_for
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, usable_cores
 from metaloom.pipeline.arithmetic import blas_facts
 
@@ -26,6 +28,8 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 10.0
 _BACK_SECONDS = 300.0
 _MOST_LOSSES = 3
+_SILENT_SECONDS = 30.0
+_MOST_SILENCES = 2
 
 
 class NobodyThere(WorkersError):
@@ -118,6 +122,8 @@ def connected(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Con
 @contextmanager
 def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
     try:
+        # Dask waits for ever for the first word of what has accepted its connection.
+        LoopRunner().run_sync(_require_answer, address)
         client = Client(address, timeout=_ANSWER_SECONDS)
     except (OSError, ValueError) as error:
         raise NobodyThere(
@@ -129,7 +135,7 @@ def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
             f"found no certificate to connect to {address} with ({error}); required Dask's TLS configuration, as in "
             "DASK_DISTRIBUTED__COMM__TLS__CA_FILE=ca.pem and __CLIENT__CERT, __CLIENT__KEY (docs/scale.md)"
         ) from None
-    with client:
+    with client, _watched(client, address):
         try:
             _wait_for_a_worker(client, address)
             _require_same_code(client, spec)
@@ -139,6 +145,45 @@ def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
                 raise NobodyThere(f"the Dask scheduler at {address} has gone away ({error})") from error
             raise
         yield client
+
+
+async def _require_answer(address: str) -> None:
+    security = Security().get_connection_args("client")
+    async with rpc(address, timeout=_ANSWER_SECONDS, connection_args=security) as scheduler:
+        try:
+            # To connect has the same time, and tells better why it failed.
+            await asyncio.wait_for(scheduler.identity(n_workers=0), _ANSWER_SECONDS + 1)
+        except TimeoutError:
+            raise OSError("what listens there says nothing: it is stopped, or something else") from None
+        except MemoryError:  # its first bytes are taken for a size
+            raise OSError("what listens there is something else, as a dashboard is") from None
+
+
+@contextmanager
+def _watched(client: Client, address: str) -> Iterator[None]:
+    """Close the connections to a scheduler that is silent, as one that is stopped; what waits for it then fails."""
+
+    async def watch() -> None:
+        silences = 0
+        while silences < _MOST_SILENCES:
+            try:
+                await asyncio.wait_for(client.scheduler.identity(n_workers=0), _SILENT_SECONDS)
+            except TimeoutError:
+                silences += 1
+                continue
+            except OSError:  # closed, which the client sees by itself
+                pass
+            silences = 0
+            await asyncio.sleep(_SILENT_SECONDS)
+        log.warning("the Dask scheduler at %s has not answered for %.0f s", address, silences * _SILENT_SECONDS)
+        client.rpc.remove(client.scheduler.address, reason="it does not answer")
+        client.scheduler_comm.abort()
+
+    watching = asyncio.run_coroutine_threadsafe(watch(), client.loop.asyncio_loop)
+    try:
+        yield
+    finally:
+        watching.cancel()
 
 
 @contextmanager
@@ -180,6 +225,8 @@ def _wait_for_a_worker(client: Client, address: str) -> None:
         probe.result()
     except ImportError as error:
         raise _cannot_import(error) from None
+    except PausedWorkers as error:
+        raise NobodyThere(str(error)) from None
     except (WorkersError, NoWorkerError):
         raise NobodyThere(
             f"the Dask scheduler at {address} has no worker; start one with `dask worker {address}`. {LONGER}"

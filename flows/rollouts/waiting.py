@@ -1,7 +1,7 @@
-"""Waiting for work on Dask workers, but not for workers that will never come."""
+"""Waiting for work on Dask workers, but not for workers that will never come, nor for those that will never begin."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -12,14 +12,18 @@ from distributed.scheduler import NoWorkerError
 
 from metaloom.flows.errors import WorkersError
 
-__all__ = ["LONGER", "NoWorkerError", "Patience", "no_worker_for", "no_worker_seconds", "wait_for"]
+__all__ = ["LONGER", "NoWorkerError", "Patience", "PausedWorkers", "no_worker_for", "no_worker_seconds", "wait_for"]
 
 _LOOK_EVERY_SECONDS = 1.0
 _NO_WORKER_SECONDS = 60.0
 
 
+class PausedWorkers(WorkersError):
+    """Dask has paused the workers that were to do something, and they do nothing."""
+
+
 class Patience:
-    """Waits as long as there are workers, and for a while without any."""
+    """Waits as long as there are workers, and for a while without any that does its work or begins it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -32,23 +36,47 @@ class Patience:
 
         Raises:
             WorkersError: there has been no worker for as long as `no_worker_seconds` says.
+            PausedWorkers: those that there are have been paused for as long.
         """
         with suppress(TimeoutError):
             wait(futures, timeout=_LOOK_EVERY_SECONDS)
         if not any(future.done() for future in futures):
-            self._require_workers()
+            self._require_workers(futures)
             return False
         self._alone_since = None
         return True
 
-    def _require_workers(self) -> None:
-        if self._client.scheduler_info(n_workers=-1)["workers"]:
+    def _require_workers(self, futures: Sequence[Future[Any]]) -> None:
+        workers = cast(dict[str, dict[str, Any]], self._client.scheduler_info(n_workers=-1)["workers"])
+        paused = {address for address, worker in workers.items() if _is_paused(worker)}
+        if workers and not (paused and self._wait_for(futures, paused, len(workers))):
             self._alone_since = None
             return
         now = time.monotonic()
         self._alone_since = self._alone_since or now
-        if now - self._alone_since >= (most := no_worker_seconds()):
+        if now - self._alone_since < (most := no_worker_seconds()):
+            return
+        if not workers:
             raise no_worker_for(most)
+        raise PausedWorkers(
+            f"Dask has paused {len(paused)} of {len(workers)} workers for want of memory, and for {most:g} s they have "
+            "not begun what they were given; required more memory for each, by `dask worker --memory-limit` or fewer "
+            "--workers. What is stored is safe; go on with `metaloom resume`"
+        )
+
+    def _wait_for(self, futures: Sequence[Future[Any]], paused: set[str], num_workers: int) -> bool:
+        """Tell whether all these futures are those of paused workers, which Dask does not give to others."""
+        if len(paused) == num_workers:
+            return True
+        given = cast(dict[str, tuple[str, ...]], self._client.processing())
+        theirs = {key for worker in paused for key in given.get(worker, ())}
+        return all(future.key in theirs for future in futures)
+
+
+def _is_paused(worker: Mapping[str, Any]) -> bool:
+    # What it had begun it also ends.
+    begun = worker.get("metrics", {}).get("task_counts", {}).get("executing", 0)
+    return worker["status"] == "paused" and not begun
 
 
 def wait_for(client: Client, futures: Sequence[Future[Any]]) -> None:
@@ -56,6 +84,7 @@ def wait_for(client: Client, futures: Sequence[Future[Any]]) -> None:
 
     Raises:
         WorkersError: there has been no worker for long.
+        PausedWorkers: it has been paused for long.
     """
     patience = Patience(client)
     while not patience.any_done(futures):

@@ -1,8 +1,10 @@
 """A scheduler that is lost: work is done again when it is back, within limits. tests/reliability has a real one."""
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
+from threading import Thread
 from typing import Any, cast
 
 import pytest
@@ -11,7 +13,8 @@ from distributed.comm import CommClosedError
 
 import metaloom.flows.rollouts.connection
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.rollouts.connection import Connection, NobodyThere
+from metaloom.flows.rollouts.connection import Connection, NobodyThere, connected
+from metaloom.flows.rollouts.workers import Backend, SamplerSpec
 
 ABSENT = NobodyThere("no Dask scheduler answers")
 
@@ -105,3 +108,29 @@ def test_nobody_has_threads_while_the_scheduler_is_gone():
         connection = Connection(FakeScheduler(None).connect, opened)
         connection.client.status = "closed"
         assert connection.num_threads == 0
+
+
+@pytest.mark.parametrize(
+    ("first_words", "told"),
+    [(b"", "says nothing: it is stopped"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is something else")],
+)
+def test_what_is_no_scheduler_is_told_though_it_accepts_connections(tiny_config, monkeypatch, first_words, told):
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "_ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            accepted, _ = server.accept()
+            accepted.sendall(first_words)
+            accepted.recv(1 << 20)
+            accepted.recv(1)  # until it hangs up
+            accepted.close()
+
+        answering = Thread(target=answer)
+        answering.start()
+        backend = Backend(scheduler=f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        with (
+            pytest.raises(NobodyThere, match=rf"no Dask scheduler answers at .*what listens there {told}"),
+            connected(backend, SamplerSpec.of(tiny_config(), 1), "session"),
+        ):
+            pass
+        answering.join()

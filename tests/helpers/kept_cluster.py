@@ -1,6 +1,7 @@
 """A Dask cluster of processes that somebody starts again whenever they end, as systemd, compose or Kubernetes would."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,12 @@ class Kept:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
         """Have it stay away."""

@@ -111,6 +111,31 @@ def test_a_scheduler_that_is_killed_costs_time_and_no_data(tmp_path, config, dig
 
 @pytest.mark.dask
 @pytest.mark.slow
+def test_a_scheduler_that_is_stopped_is_waited_for_as_one_that_is_gone(
+    tmp_path, config, digests, expected, monkeypatch, caplog
+):
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "_SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "_ANSWER_SECONDS", 2.0)
+    with kept_cluster(workers=1) as cluster:
+        going_on = threading.Timer(10.0, cluster.scheduler.go_on)
+
+        def pause(ref):
+            if ref == StageRef(0, "meta_optimize"):
+                cluster.scheduler.pause()
+                going_on.start()
+
+        backend = Backend(scheduler=cluster.address, mathematics="workers")
+        train(config, tmp_path / "run", backend=backend, observer=Observer(stage_started=pause))
+        going_on.join()
+        assert cluster.scheduler.starts == 1
+    assert f"the Dask scheduler at {cluster.address} has not answered for 2 s" in caplog.text
+    assert "iteration 0, meta_optimize k=0: the Dask scheduler is gone" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert digests(tmp_path / "run") == expected
+
+
+@pytest.mark.dask
+@pytest.mark.slow
 def test_what_workers_were_computing_when_their_scheduler_is_killed_is_computed_again(
     tmp_path, config, digests, expected, caplog
 ):
