@@ -28,8 +28,9 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 10.0
 _BACK_SECONDS = 300.0
 _MOST_LOSSES = 3
+_LOOK_EVERY_SECONDS = 10.0
 _SILENT_SECONDS = 30.0
-_MOST_SILENCES = 2
+_MOST_SILENCES = 2  # since it may be this process that was stopped for long
 
 
 class NobodyThere(WorkersError):
@@ -174,7 +175,7 @@ def _watched(client: Client, address: str) -> Iterator[None]:
             except OSError:  # closed, which the client sees by itself
                 pass
             silences = 0
-            await asyncio.sleep(_SILENT_SECONDS)
+            await asyncio.sleep(_LOOK_EVERY_SECONDS)
         log.warning("the Dask scheduler at %s has not answered for %.0f s", address, silences * _SILENT_SECONDS)
         client.rpc.remove(client.scheduler.address, reason="it does not answer")
         client.scheduler_comm.abort()

@@ -77,16 +77,20 @@ def test_work_without_workers_is_given_up(monkeypatch):
         look(monkeypatch, {}, {})
 
 
+def wait_for_ever(client):
+    while True:
+        wait_for(client, [client.submit(int, pure=False)])
+
+
 @pytest.mark.dask
 @pytest.mark.slow
 def test_a_worker_that_dask_has_paused_is_told():
     ports = {"dashboard_address": "127.0.0.1:0", "worker_dashboard_address": "127.0.0.1:0"}
-    options = {"processes": False, "protocol": "tcp", "n_workers": 1, "threads_per_worker": 1, "memory_limit": "4GB"}
+    workers = {"processes": False, "protocol": "tcp", "n_workers": 1, "threads_per_worker": 1, "memory_limit": "4GB"}
     with (
         dask.config.set({"distributed.worker.memory.pause": 1e-6}),
-        LocalCluster(host="127.0.0.1", silence_logs=logging.CRITICAL, **options, **ports) as cluster,
+        LocalCluster(host="127.0.0.1", silence_logs=logging.CRITICAL, **workers, **ports) as cluster,
         Client(cluster) as client,
         pytest.raises(PausedWorkers, match="paused 1 of 1 workers for want of memory"),
     ):
-        while True:  # until it is paused
-            wait_for(client, [client.submit(int, pure=False)])
+        wait_for_ever(client)
