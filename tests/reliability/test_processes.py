@@ -111,7 +111,7 @@ def test_a_scheduler_that_is_killed_costs_time_and_no_data(tmp_path, config, dig
 
 
 @pytest.mark.dask
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_scheduler_that_is_stopped_is_waited_for_as_one_that_is_gone(
     tmp_path, config, digests, expected, monkeypatch, caplog
 ):
