@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from distributed import Client, Security, rpc
 from distributed.comm.core import CommClosedError
@@ -163,12 +163,13 @@ async def _require_answer(address: str) -> None:
 @contextmanager
 def _watched(client: Client, address: str) -> Iterator[None]:
     """Close the connections to a scheduler that is silent, as one that is stopped; what waits for it then fails."""
+    dask = cast(Any, client)
 
     async def watch() -> None:
         silences = 0
         while silences < _MOST_SILENCES:
             try:
-                await asyncio.wait_for(client.scheduler.identity(n_workers=0), _SILENT_SECONDS)
+                await asyncio.wait_for(dask.scheduler.identity(n_workers=0), _SILENT_SECONDS)
             except TimeoutError:
                 silences += 1
                 continue
@@ -177,10 +178,11 @@ def _watched(client: Client, address: str) -> Iterator[None]:
             silences = 0
             await asyncio.sleep(_LOOK_EVERY_SECONDS)
         log.warning("the Dask scheduler at %s has not answered for %.0f s", address, silences * _SILENT_SECONDS)
-        client.rpc.remove(client.scheduler.address, reason="it does not answer")
-        client.scheduler_comm.abort()
+        dask.rpc.remove(dask.scheduler.address, reason="it does not answer")
+        if dask.scheduler_comm is not None:  # None while it connects again by itself
+            dask.scheduler_comm.abort()
 
-    watching = asyncio.run_coroutine_threadsafe(watch(), client.loop.asyncio_loop)
+    watching = asyncio.run_coroutine_threadsafe(watch(), dask.loop.asyncio_loop)
     try:
         yield
     finally:
