@@ -35,6 +35,8 @@ export DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=true DASK_DISTRIBUTED__COMM__T
 for role in SCHEDULER WORKER CLIENT; do
     export "DASK_DISTRIBUTED__COMM__TLS__${role}__CERT=$job/cert.pem" "DASK_DISTRIBUTED__COMM__TLS__${role}__KEY=$job/key.pem"
 done
+# Nor do they show anything over HTTP, which asks nobody for a certificate.
+export DASK_DISTRIBUTED__SCHEDULER__HTTP__ROUTES='[]' DASK_DISTRIBUTED__WORKER__HTTP__ROUTES='[]'
 
 # Starts a command again whenever it ends: workers end with their scheduler, and the trainer waits for both.
 keep() {

@@ -143,6 +143,21 @@ def cancel_all(client: "SyncPrefectClient", seconds: float) -> None:
         time.sleep(0.2)
 
 
+def leave_all(client: "SyncPrefectClient", api: str, stop_worker: Callable[[], None]) -> None:
+    """End flow runs behind their stage, and have the next worker go on with them."""
+    from prefect.states import AwaitingRetry
+
+    began = datetime.now(UTC)
+    end_processes(flow_processes(api).values(), STAGE_SECONDS + 2)
+    stop_worker()
+    # What it has started while the others ended.
+    end_processes(flow_processes(api).values(), STAGE_SECONDS + 2)
+    for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", since=began)]:
+        if not state_of(run).is_cancelling():
+            message = "metaloom serve was stopped; it goes on from what is stored when that is started again."
+            client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
+
+
 def flow_runs(client: "SyncPrefectClient", *states: str, since: datetime | None = None) -> "list[FlowRun]":
     """Return the flow runs of the pool that are in one of the states, and have ended since `since` if it is given."""
     from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter

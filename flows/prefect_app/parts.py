@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Event
+from types import FrameType
 from typing import BinaryIO
 
 START_SECONDS = 120.0
@@ -134,6 +136,22 @@ class Part:
         self.stop()
         self.ended()
         self._due = now + pause
+
+
+class Stop(Event):
+    """Set by a signal that ends it all.
+
+    Attributes:
+        for_good: a user gave it (Ctrl-C, a closed terminal). What keeps services sends SIGTERM, and starts it again.
+    """
+
+    for_good = True
+
+    def heard(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal; the first one says how."""
+        if not self.is_set():
+            self.for_good = number != signal.SIGTERM
+        self.set()
 
 
 @contextmanager

@@ -22,8 +22,15 @@ from urllib.request import ProxyHandler, build_opener
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.prefect_app.database import require_answer, server_url
-from metaloom.flows.prefect_app.flow_runs import POOL, Caretaker, cancel_all, go_on_with_left_over, limit_trainings
-from metaloom.flows.prefect_app.parts import START_SECONDS, Part, ServeError, alone, running
+from metaloom.flows.prefect_app.flow_runs import (
+    POOL,
+    Caretaker,
+    cancel_all,
+    go_on_with_left_over,
+    leave_all,
+    limit_trainings,
+)
+from metaloom.flows.prefect_app.parts import START_SECONDS, Part, ServeError, Stop, alone, running
 from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
 from metaloom.flows.views.formatting import program
@@ -68,7 +75,10 @@ class Address:
 
 
 def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = None) -> None:
-    """Start everything in a folder, where flows will run, and stop everything on Ctrl-C.
+    """Start everything in a folder, where flows will run, and stop everything on Ctrl-C or SIGTERM.
+
+    Ctrl-C cancels flow runs in progress. After SIGTERM, which systemd, Docker and Kubernetes send, the next one goes on
+    with them.
 
     Args:
         folder: the folder.
@@ -83,9 +93,9 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
     address = Address(port, host)
     _require_password(address)
     url = None if database is None else server_url(database)
-    stop = Event()
+    stop = Stop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: stop.set())
+        signal.signal(number, stop.heard)
     _require_free(address)
     if address.is_private:
         _require_free(Address(port + 1))  # of reports
@@ -140,7 +150,7 @@ def _folder_settings(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _serve(folder: Path, home: Path, address: Address, stop: Event) -> None:
+def _serve(folder: Path, home: Path, address: Address, stop: Stop) -> None:
     # Before this process imports Prefect, which reads them then.
     os.environ.update(settings(home, address))
     with ExitStack() as stack:
@@ -175,10 +185,11 @@ def _serve(folder: Path, home: Path, address: Address, stop: Event) -> None:
             limit_trainings(client)
         command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", "metaloom"]
         worker = stack.enter_context(running(Part("the worker", command, ended=caretaker.worker_lost)))
-        stack.callback(_cancel_runs)
+        stack.callback(_end_runs, stop, worker, address.api)
         _say(_ready(address, _folder_settings(folder)))
         _keep_running(stop, server, worker, caretaker)
-        _say("\nstopping; a run that is being trained keeps every stage it has stored, and can be resumed ...")
+        what = "can be resumed" if stop.for_good else "goes on when `metaloom serve` is started again"
+        _say(f"\nstopping; a run that is being trained keeps every stage it has stored, and {what} ...")
 
 
 def _keep_running(stop: Event, server: Part, worker: Part, caretaker: Caretaker) -> None:
@@ -251,12 +262,15 @@ def _client() -> "SyncPrefectClient":
     return get_client(sync_client=True)
 
 
-def _cancel_runs() -> None:
+def _end_runs(stop: Stop, worker: Part, api: str) -> None:
     from httpx import HTTPError
 
     # If the server is what went away, nobody is left to ask.
     with suppress(HTTPError), _client() as client:
-        cancel_all(client, CANCEL_SECONDS)
+        if stop.for_good:
+            cancel_all(client, CANCEL_SECONDS)
+        else:
+            leave_all(client, api, worker.stop)
 
 
 def _ready(address: Address, found: dict[str, Any]) -> str:

@@ -16,6 +16,8 @@ TLS = {
 } | {
     "DASK_DISTRIBUTED__COMM__TLS__CA_FILE": "/tls/cert.pem",
     "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true",
+    "DASK_DISTRIBUTED__SCHEDULER__HTTP__ROUTES": "[]",
+    "DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": "[]",
 }
 
 
@@ -91,11 +93,11 @@ def test_manifests_are_ones_that_kubernetes_takes():
         validate.validate(document, validate.latest_version(), strict=True)
 
 
-def test_the_unit_stops_as_ctrl_c_does():
+def test_the_unit_stops_so_that_flow_runs_go_on_at_the_next_start():
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
     unit.read(LAB / "metaloom.service")
-    assert dict(unit["Service"]).items() >= {"KillMode": "mixed", "KillSignal": "SIGINT", "Restart": "always"}.items()
+    assert dict(unit["Service"]).items() >= {"KillMode": "mixed", "KillSignal": "SIGTERM", "Restart": "always"}.items()
 
 
 def test_the_image_is_pinned_and_does_not_run_as_root():

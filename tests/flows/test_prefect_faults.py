@@ -5,6 +5,7 @@
 
 import json
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from kept_cluster import kept_cluster
-from prefect_server import PROGRAMS, Served, part_of, serving, wait_for
+from prefect_server import PROGRAMS, Served, iterations_of, part_of, serving, wait_for
 
 import metaloom.flows.prefect_app
 from metaloom import storage
@@ -63,6 +64,20 @@ def test_a_training_outlives_a_worker_of_its_own(served, config, digests):
 
     assert _trained_in_spite_of(kill, served, "worked", config, workers=2)["run_count"] == 1
     _require_equal(served, "worked", config, digests)
+
+
+def test_a_training_goes_on_when_a_stopped_service_is_started_again(
+    tmp_path, tiny_config: Callable[..., RunConfig], digests
+):
+    config, folder = tiny_config(iterations=60), tmp_path / "served"
+    folder.mkdir()
+    with serving(PROGRAMS, folder, tmp_path / "log", stopped_by=signal.SIGTERM) as served:
+        id = served.start("meta-train-custom", run="first", workers=0, config=config.model_dump(mode="json"))
+        wait_for(lambda: iterations_of(folder / "runs" / "first") > 2, "it trains")
+    assert iterations_of(folder / "runs" / "first") < 60
+    with serving(PROGRAMS, folder, tmp_path / "log") as served:
+        wait_for(lambda: _flow_run(served, id)["state"]["type"] == "COMPLETED", "it goes on to its end", seconds=180)
+    _require_equal(served, "first", config, digests)
 
 
 def test_a_schedule_is_made_by_the_command_and_stays_when_the_flows_are_deployed_again(served):
@@ -122,15 +137,20 @@ def _trained_in_spite_of(
     wait_for(lambda: len(_stored(folder)) > stored, "it goes on", seconds=180)
     log.info("%s: the round that was disturbed took %.1f s", name, time.monotonic() - began)
 
-    def run() -> dict[str, Any]:
-        (found,) = served.ask("flow_runs/filter", flow_runs={"id": {"any_": [id]}})
-        return found
-
-    wait_for(lambda: run()["state"]["type"] == "COMPLETED", "the flow run has gone on to its end", seconds=300)
+    wait_for(
+        lambda: _flow_run(served, id)["state"]["type"] == "COMPLETED",
+        "the flow run has gone on to its end",
+        seconds=300,
+    )
     rounds = [ref for ref in _stored(folder) if ref.stage == "collect_rollouts"]
     seconds = sorted(storage.open_run(folder).record(ref).seconds for ref in rounds)
     log.info("%s: others %.1f s", name, seconds[len(seconds) // 2])
-    return run()
+    return _flow_run(served, id)
+
+
+def _flow_run(served: Served, id: str) -> dict[str, Any]:
+    (found,) = served.ask("flow_runs/filter", flow_runs={"id": {"any_": [id]}})
+    return found
 
 
 def _require_equal(served: Served, name: str, config: RunConfig, digests: Callable[[Path], dict[str, str]]) -> None:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 from prefect.exceptions import CancelledRun
-from prefect.states import Cancelled, Cancelling, Crashed, Pending, Running
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Pending, Running
 
 from metaloom.flows.prefect_app import cancelling, flow_runs, reporting
 from metaloom.flows.prefect_app.cancelling import finishing_the_stage
@@ -236,6 +236,22 @@ class TestCaretaker:
         caretaker.look(server)
         caretaker.look(server)
         assert server.set == ["Cancelled"]
+
+    @pytest.mark.parametrize(
+        ("state", "left"),
+        [(Running(), True), (Cancelling(), False), (past(Crashed(), 7200), False), (Completed(), False)],
+    )
+    def test_a_service_that_is_stopped_leaves_what_is_in_progress_to_the_next(self, processes, state, left):
+        stopped = []
+
+        def stop_worker():
+            stopped.append(True)
+            if server.run.state.is_running():
+                server.run.state = Crashed()  # as it reports that the process has ended
+
+        server = Server(state)
+        flow_runs.leave_all(server, "http://127.0.0.1:4200/api", stop_worker)
+        assert (stopped, server.set) == ([True], ["AwaitingRetry"] if left else [])
 
     def test_processes_of_flow_runs_are_known_by_server_and_id(self):
         code = "import time; time.sleep(60)"

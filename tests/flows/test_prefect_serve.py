@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from prefect_server import free_port
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.prefect_app.database import require_answer, server_url, without_password
-from metaloom.flows.prefect_app.parts import alone
+from metaloom.flows.prefect_app.parts import Stop, alone
 from metaloom.flows.prefect_app.reports import address_of, served_reports
 from metaloom.flows.prefect_app.serve import HERE, Address, _folder_settings, _prepare, _ready, settings
 from metaloom.flows.prefect_app.serve import serve as serve_flows
@@ -208,3 +209,20 @@ class TestReports:
     def test_nothing_is_linked_where_nobody_serves(self, served, monkeypatch):
         monkeypatch.delenv("METALOOM_REPORTS_URL")
         assert address_of(served, "report.html") is None
+
+
+@pytest.mark.parametrize(
+    ("heard", "for_good"),
+    [
+        ([signal.SIGINT], True),
+        ([signal.SIGHUP], True),
+        ([signal.SIGTERM], False),
+        ([signal.SIGTERM, signal.SIGINT], False),
+        ([signal.SIGINT, signal.SIGTERM], True),
+    ],
+)
+def test_the_first_signal_says_whether_flow_runs_are_cancelled_or_wait(heard, for_good):
+    stop = Stop()
+    for number in heard:
+        stop.heard(number, None)
+    assert (stop.is_set(), stop.for_good) == (True, for_good)

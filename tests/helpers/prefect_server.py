@@ -120,7 +120,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(programs: Path, folder: Path, log: Path, *options: str) -> Iterator[Served]:
+def serving(
+    programs: Path, folder: Path, log: Path, *options: str, stopped_by: signal.Signals = signal.SIGINT
+) -> Iterator[Served]:
     """Serve from a folder; when the context ends, everything that it started has to."""
     port = free_port()
     with log.open("wb") as out:
@@ -139,7 +141,7 @@ def serving(programs: Path, folder: Path, log: Path, *options: str) -> Iterator[
         raise
     finally:
         parts = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stopped_by)
         code = process.wait(90)
     assert code == 0
     assert not any(part.is_running() for part in parts)
