@@ -17,7 +17,7 @@ import dask.config
 import numpy as np
 from distributed import Future
 
-from metaloom.flows.mathematics.dispatch import Answered, Asked, Dispatch, Held, HeldTasks, Made, Recipe
+from metaloom.flows.mathematics.dispatch import Answered, Asked, Dispatch, Held, HeldTasks, Made, Maker
 from metaloom.flows.mathematics.orders import given, together
 from metaloom.flows.mathematics.places import Piece, Places
 from metaloom.flows.mathematics.sending import dumps
@@ -86,14 +86,14 @@ class ClusterMap(KeepingMap):
         """See KeepingMap; workers compute it when it is first asked for."""
         if not items or not isinstance(items[0], Held):
             return list(self.here(work, items))
-        made = self._add(items[0].made.tasks, (*items[0].made.recipes, self._recipe(work)))
+        made = self._add(items[0].made.tasks, (*items[0].made.makers, self._maker(work)))
         return cast(Sequence[T], [Held(made, item.chunk) for item in items])
 
     def keep_tasks(self, work: Callable[..., T], bounds: Sequence[slice], **batches: TaskBatches) -> Sequence[T]:
         """See KeepingMap; workers compute it when it is first asked for."""
         if not (slots := self._slots.chosen()):
             return list(self.here(lambda tasks: work(tasks, 0, **batches), bounds))
-        made = self._add(self._held(bounds, slots, batches), (self._recipe(partial(_of_chunk, work)),))
+        made = self._add(self._held(bounds, slots, batches), (self._maker(partial(_of_chunk, work)),))
         return cast(Sequence[T], [Held(made, n) for n in range(len(bounds))])
 
     def join_tasks(self, work: Callable[..., T], tasks_together: int, **batches: TaskBatches) -> T:
@@ -131,13 +131,13 @@ class ClusterMap(KeepingMap):
             raise faults[min(faults)]
         return [results[n] for n in range(len(held))]
 
-    def _add(self, tasks: HeldTasks, recipes: Sequence[Recipe]) -> Made:
-        made = Made(tasks, recipes)
+    def _add(self, tasks: HeldTasks, makers: Sequence[Maker]) -> Made:
+        made = Made(tasks, makers)
         self._made.add(made)
         return made
 
-    def _recipe(self, work: object) -> Recipe:
-        return Recipe(next(self._numbers), self._give(dumps(work, self._learner), "recipe"))
+    def _maker(self, work: object) -> Maker:
+        return Maker(next(self._numbers), self._give(dumps(work, self._learner), "maker"))
 
     def _held(self, bounds: Sequence[slice], slots: Sequence[Slot], batches: Mapping[str, TaskBatches]) -> HeldTasks:
         pieces = {name: [self._pieces(batch, slots) for batch in several] for name, several in batches.items()}
@@ -174,7 +174,7 @@ class ClusterMap(KeepingMap):
             )
 
     def _answers(self, work: Callable[..., Any], held: Sequence[Held], *, stays: bool = False) -> list[Answered]:
-        live = frozenset(recipe.token for made in self._made for recipe in made.recipes)
+        live = frozenset(maker.token for made in self._made for maker in made.makers)
         asked = Asked(_name(work), dumps(work, self._learner), self._given_settings(), live, stays=stays)
         return self._dispatch.ask(asked, held)
 

@@ -18,7 +18,7 @@ from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.flows.rollouts.waiting import Patience
 
 
-class Recipe(NamedTuple):
+class Maker(NamedTuple):
     """Work, as bytes that workers hold, and a name for what it makes of a chunk."""
 
     token: int
@@ -45,7 +45,7 @@ class Made:
     """What workers make of chunks and keep."""
 
     tasks: HeldTasks
-    recipes: Sequence[Recipe] = ()
+    makers: Sequence[Maker] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,8 +220,8 @@ class _Values:
             name: tuple(self._cuts(pieces, tasks) for pieces in several)
             for name, several in item.made.tasks.batches.items()
         }
-        recipes = tuple(orders.Recipe(recipe.token, self.number(recipe.work)) for recipe in item.made.recipes)
-        return ChunkOrder(tasks.start, len(item), batches, recipes)
+        makers = tuple(orders.Maker(maker.token, self.number(maker.work)) for maker in item.made.makers)
+        return ChunkOrder(tasks.start, len(item), batches, makers)
 
     def _cuts(self, pieces: Sequence[Piece], tasks: slice) -> tuple[Cut, ...]:
         inside = [piece for piece in pieces if piece.start < tasks.stop and piece.stop > tasks.start]

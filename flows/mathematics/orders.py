@@ -47,7 +47,7 @@ class Cut(NamedTuple):
     stop: int
 
 
-class Recipe(NamedTuple):
+class Maker(NamedTuple):
     """Work that makes what is kept.
 
     Attributes:
@@ -67,13 +67,13 @@ class ChunkOrder:
         first_task: of the chunk.
         num_tasks: in it.
         batches: by name a sequence of batches, each in cuts of consecutive tasks.
-        recipes: works that make an item of the batches, and others of that; without any, the batches are the item.
+        makers: works that make an item of the batches, and others of that; without any, the batches are the item.
     """
 
     first_task: int
     num_tasks: int
     batches: Mapping[str, Sequence[Sequence[Cut]]]
-    recipes: tuple[Recipe, ...]
+    makers: tuple[Maker, ...]
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,12 @@ def compute(order: Order, values: Sequence[Any]) -> Answer:
     _prepare_process()
     _kept.forget(order.session, order.live)
     results, fault = list[Any](), None
-    kitchen = _Kitchen(order.session, settings, values)
+    items = _Items(order.session, settings, values)
     # As in the trainer's threads: what is not finite is found, and told better.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        work: Callable[[Any], Any] = loads(values[order.work], kitchen.settings)
+        work: Callable[[Any], Any] = loads(values[order.work], items.settings)
         try:
-            results += (work(kitchen.item(chunk, chunk.recipes)) for chunk in order.chunks)
+            results += (work(items.item(chunk, chunk.makers)) for chunk in order.chunks)
         except ArithmeticError as error:
             fault = error
             fault.__cause__ = fault.__context__ = None
@@ -174,21 +174,21 @@ def _keep_freed_memory() -> None:
 
 
 @dataclass(frozen=True)
-class _Kitchen:
+class _Items:
     """Makes items of an order's values."""
 
     session: str
     settings: str
     values: Sequence[Any]
 
-    def item(self, chunk: ChunkOrder, recipes: tuple[Recipe, ...]) -> Any:
-        """Make what the recipes make of a chunk, unless it is there."""
-        if not recipes:
+    def item(self, chunk: ChunkOrder, makers: tuple[Maker, ...]) -> Any:
+        """Make what the makers make of a chunk, unless it is there."""
+        if not makers:
             return slice(0, chunk.num_tasks), chunk.first_task, batches_of(chunk, self.values)
-        key = (self.session, recipes[-1].token, chunk.first_task)
+        key = (self.session, makers[-1].token, chunk.first_task)
         if (found := _kept.get(key)) is None:
-            work = loads(self.values[recipes[-1].value], self.settings)
-            found = work(self.item(chunk, recipes[:-1]))
+            work = loads(self.values[makers[-1].value], self.settings)
+            found = work(self.item(chunk, makers[:-1]))
             _kept.put(key, found)
         return found
 

@@ -23,7 +23,7 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError, WorkersError
 from metaloom.flows.graph.context import build_learner
 from metaloom.flows.mathematics import orders
-from metaloom.flows.mathematics.orders import ChunkOrder, Cut, Order, Recipe, compute
+from metaloom.flows.mathematics.orders import ChunkOrder, Cut, Maker, Order, compute
 from metaloom.flows.mathematics.places import Piece, Places
 from metaloom.flows.mathematics.sending import dumps, loads, packed
 from metaloom.flows.mathematics.slots import Slot, Slots, assign, most_slots
@@ -340,7 +340,7 @@ def test_a_worker_keeps_what_it_made_while_it_may_be_asked_again(tiny_config):
     CALLS.clear()
     values = [settings, np.arange(10), dumps(_made, learner), dumps(_doubled, learner), dumps(_identity, learner)]
     cuts = {"numbers": [(Cut(1, (), 2, 4), Cut(1, (), 4, 7))]}
-    chunk = ChunkOrder(2, 5, cuts, (Recipe(11, 2), Recipe(12, 3)))
+    chunk = ChunkOrder(2, 5, cuts, (Maker(11, 2), Maker(12, 3)))
 
     def ask(*live):
         return compute(
