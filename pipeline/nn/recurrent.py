@@ -1,4 +1,4 @@
-"""Networks with a memory as functions of explicit parameters: GRU, LSTM, and any cell of the user's."""
+"""Networks with a memory as functions of explicit parameters: built-in ones, and any cell of the user's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from torch.func import functional_call
 
 from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.cells import CELL, cell_shapes
+from metaloom.pipeline.nn.linear_attention import LinearAttention
 from metaloom.pipeline.nn.modules import seeded
 from metaloom.pipeline.nn.spec import GRU as GRU_NAME
+from metaloom.pipeline.nn.spec import LINEAR_ATTENTION, NETWORKS, CellSpec, Shapes
 from metaloom.pipeline.nn.spec import LSTM as LSTM_NAME
-from metaloom.pipeline.nn.spec import NETWORKS, CellSpec, Shapes
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params
 
@@ -209,5 +210,9 @@ def build_cell(spec: CellSpec) -> Cell:
     Raises:
         ConfigError: there is no such network, or it does not keep to the contract of Cell.
     """
-    built_in: dict[str, Callable[[CellSpec], Cell]] = {GRU_NAME: GRU, LSTM_NAME: LSTM}
+    built_in: dict[str, Callable[[CellSpec], Cell]] = {
+        GRU_NAME: GRU,
+        LSTM_NAME: LSTM,
+        LINEAR_ATTENTION: LinearAttention,
+    }
     return built_in.get(spec.name, ModuleCell)(spec)

@@ -13,8 +13,8 @@ from metaloom.pipeline.schema import ConfigError, Settings
 
 MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"
 BUILT_IN_NETWORKS = (MLP, CNN, RESIDUAL)
-GRU, LSTM = "gru", "lstm"
-RECURRENT_NETWORKS = (GRU, LSTM)
+GRU, LSTM, LINEAR_ATTENTION = "gru", "lstm", "linear-attention"
+RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
 """Networks with a memory, for algorithms whose actors have one."""
 SIZED_NETWORKS = (*BUILT_IN_NETWORKS, *RECURRENT_NETWORKS)
 """Networks whose layers hidden_sizes describes."""
@@ -28,6 +28,7 @@ NETWORKS = Plugins(
         RESIDUAL: "metaloom.pipeline.nn.networks:ResidualMLP",
         GRU: "metaloom.pipeline.nn.recurrent:GRU",
         LSTM: "metaloom.pipeline.nn.recurrent:LSTM",
+        LINEAR_ATTENTION: "metaloom.pipeline.nn.linear_attention:LinearAttention",
     },
 )
 """Networks; those of others are subclasses of torch.nn.Module."""
@@ -122,10 +123,10 @@ class CellSpec:
     """A network with a memory: one input and a state give features and the next state.
 
     Attributes:
-        name: gru, lstm, another registered name, or module:Class of a torch.nn.Module.
+        name: gru, lstm, linear-attention, another registered name, or module:Class of a torch.nn.Module.
         input_size: numbers in one input.
-        hidden_size: units of a gru or lstm, and their features.
-        options: keyword arguments of a module's class.
+        hidden_size: features of a built-in one, and units of its layers.
+        options: of linear-attention, or keyword arguments of a module's class.
     """
 
     name: str
@@ -139,9 +140,28 @@ class CellSpec:
         return {GRU: 3, LSTM: 4}[self.name]
 
     @property
+    def attention(self) -> "AttentionOptions":
+        """Sizes of linear-attention."""
+        return AttentionOptions.model_validate(dict(self.options))
+
+    @property
     def state_size(self) -> int:
-        """Numbers that a gru or lstm keeps; an lstm's cell is behind its features."""
+        """Numbers that a built-in one keeps.
+
+        An lstm's cell is behind its features, the last input behind what linear-attention has written.
+        """
+        if self.name == LINEAR_ATTENTION:
+            return self.attention.key_size * self.attention.value_size + self.input_size
         return {GRU: 1, LSTM: 2}[self.name] * self.hidden_size
+
+
+class AttentionOptions(Settings):
+    """Options of linear-attention: the sizes of what it writes."""
+
+    key_size: int = Field(default=16, ge=1)
+    """Places of the memory, K."""
+    value_size: int = Field(default=16, ge=1)
+    """Numbers in every place, V."""
 
 
 class ConvolutionOptions(Settings):
@@ -179,8 +199,8 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
         ValueError: saying which options it has.
     """
     NETWORKS.path(name)
-    if name == CNN:
-        ConvolutionOptions.model_validate(dict(options))
+    if name in _OPTIONS:
+        _OPTIONS[name].model_validate(dict(options))
     elif name in SIZED_NETWORKS and options:
         raise ValueError(f"network {name} has no options, found {dict(options)}; those of cnn are {_CNN_OPTIONS}")
     if name == RESIDUAL and len(set(hidden_sizes)) > 1:
@@ -188,7 +208,7 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
                          "required equal sizes")  # fmt: skip
     if name in RECURRENT_NETWORKS and len(hidden_sizes) != 1:
         raise ValueError(f"network {name} is one layer, found hidden_sizes {hidden_sizes}; required one size, that of "
-                         "its state")  # fmt: skip
+                         "its features")  # fmt: skip
 
 
 def check_fits(spec: NetworkSpec) -> None:
@@ -298,3 +318,4 @@ def _dense(inputs: int, spec: NetworkSpec) -> Iterator[tuple[str, int, int]]:
 
 
 _CNN_OPTIONS = ", ".join(ConvolutionOptions.model_fields)
+_OPTIONS: Mapping[str, type[Settings]] = {CNN: ConvolutionOptions, LINEAR_ATTENTION: AttentionOptions}

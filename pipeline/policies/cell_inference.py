@@ -5,7 +5,8 @@ from typing import Protocol
 import numpy as np
 
 from metaloom.pipeline.nn.cells import CELL, cell_shapes
-from metaloom.pipeline.nn.spec import GRU, RECURRENT_NETWORKS, CellSpec, Shapes
+from metaloom.pipeline.nn.spec import GRU, LINEAR_ATTENTION, RECURRENT_NETWORKS, CellSpec, Shapes
+from metaloom.pipeline.policies.attention_inference import AttentionInference
 from metaloom.pipeline.types import Array, Params
 
 
@@ -27,8 +28,10 @@ class CellInference(Protocol):
 
 def cell_inference(spec: CellSpec, params: Params) -> CellInference:
     """Set up a cell with these parameters [B, ...]."""
+    if spec.name == LINEAR_ATTENTION:
+        return AttentionInference(spec, params)
     if spec.name in RECURRENT_NETWORKS:
-        return BuiltInCell(spec, params)
+        return GatedCell(spec, params)
     # Imported here: only a cell of the user's own needs torch.
     from metaloom.pipeline.policies.torch_cell import TorchCell
 
@@ -44,7 +47,7 @@ def shapes_of(spec: CellSpec) -> Shapes:
     return build_cell(spec).shapes
 
 
-class BuiltInCell:
+class GatedCell:
     """A gru or lstm in NumPy; the equations are in pipeline.nn.recurrent. See CellInference."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from metaloom.pipeline.nn.cells import CELL, cell_shapes
 from metaloom.pipeline.nn.spec import GRU, CellSpec, Shapes, Spaces
-from metaloom.pipeline.policies.cell_inference import BuiltInCell
+from metaloom.pipeline.policies.cell_inference import GatedCell
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import (
     LOGITS_NETWORK,
@@ -73,7 +73,7 @@ class PosteriorNetwork:
         own = params.params
         sizes = EncoderSizes.of(own)
         self._embedding, self._layer = (_Affine(own, prefix) for prefix in (EMBEDDING, POSTERIOR))
-        self._cell = BuiltInCell(sizes.spec, own)
+        self._cell = GatedCell(sizes.spec, own)
         self.state_size, self.latent_size = self._cell.state_size, sizes.latent
         spec = config.network_spec(spaces, spaces.num_actions or spaces.action_size, extra_size=2 * sizes.latent)
         self._policy = network_inference(policy_prefix(spaces), spec, params, num_rows)

@@ -99,7 +99,10 @@ def test_reset_drops_what_a_policy_remembers_as_every_stored_episode_begins_anew
     ("change", "reason"),
     [
         ("algorithm.episodes_per_trial=2", "episodes_per_trial"),
-        ("policy.network=mlp", "required gru, lstm, or module:Class of a network with a memory for recurrent-ppo"),
+        (
+            "policy.network=mlp",
+            "required gru, lstm, linear-attention, or module:Class of a network with a memory for recurrent-ppo",
+        ),
         ("baseline=linear_feature", "recurrent-ppo has values of its own"),
         ("evaluation.adaptation_steps=1", "recurrent-ppo does not adapt"),
         ("env.observed=[0, 0]", r"found \[0, 0\]; required every place once"),

@@ -24,6 +24,7 @@ RUNS = {
     "bandit": ("rl2-bandit", "algorithm.episodes_per_trial=2"),
     "robot": ("rl2-navigation-2d",),
     "lstm": ("rl2-navigation-2d", "policy.network=lstm"),
+    "attention": ("rl2-tabular-mdp", "policy.network=linear-attention", "algorithm.episodes_per_trial=2"),
     "trust region": ("rl2-trpo", "env=navigation-2d"),
 }
 
@@ -48,7 +49,7 @@ def test_a_run_learns_and_replays_bit_for_bit(made, name):
     require_replayed(made(name))
 
 
-@pytest.mark.parametrize("name", ["bandit", "robot", "trust region"])
+@pytest.mark.parametrize("name", ["bandit", "robot", "attention", "trust region"])
 def test_one_and_two_workers_give_the_digests_of_this_process(made, name, tmp_path, digests):
     train(config_of(name, *EVALUATED), tmp_path / "run", backend=Backend(workers=2))
     assert digests(tmp_path / "run") == digests(made(name))

@@ -14,7 +14,7 @@ from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
 from metaloom.pipeline.algorithms.contract import RunSettings
 from metaloom.pipeline.algorithms.trials.settings import TrialClipping, TrialSettings, TrialSteps
 from metaloom.pipeline.nn.optimization import NaturalSteps, OptimizerConfig
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, RECURRENT_NETWORKS
 from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import later
 
@@ -48,8 +48,8 @@ class WithMemory(TrialSettings):
             )
         if run.policy.network in BUILT_IN_NETWORKS:
             yield (
-                f"policy.network is {run.policy.network}, which has no memory; required gru, lstm, or module:Class of "
-                f"a network with a memory for {self.name}"
+                f"policy.network is {run.policy.network}, which has no memory; required "
+                f"{', '.join(RECURRENT_NETWORKS)}, or module:Class of a network with a memory for {self.name}"
             )
 
 

@@ -218,6 +218,6 @@ def test_what_is_no_function_of_its_parameters_and_single_inputs_is_refused(name
 def test_a_name_that_nobody_knows_is_refused_with_those_that_are_known():
     with pytest.raises(
         ConfigError,
-        match=r"found 'resnet'; required one of mlp, cnn, residual, gru, lstm; or module:Class .*metaloom.networks",
+        match=r"found 'resnet'; required one of mlp, cnn, .*, linear-attention; or module:Class .*metaloom.networks",
     ):
         build_network("net", NetworkSpec("resnet", (5,), 3))

@@ -19,7 +19,7 @@ O, B, E, T = 3, 2, 3, 4
 CONTINUOUS, DISCRETE = Spaces((O,), 1.0, 2, 0), Spaces((O,), 1.0, 0, 5)
 ROWS = np.arange(B * E)
 of_both = pytest.mark.parametrize("spaces", [CONTINUOUS, DISCRETE], ids=["gaussian", "categorical"])
-of_networks = pytest.mark.parametrize("network", ["gru", "lstm", "own_cells:Elman"])
+of_networks = pytest.mark.parametrize("network", ["gru", "lstm", "linear-attention", "own_cells:Elman"])
 
 OWN = """
 import torch

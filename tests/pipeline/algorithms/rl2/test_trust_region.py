@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cell_steps import gru_step, lstm_step
+from cell_steps import attention_step, gru_step, lstm_step
 from small_setups import A, O, small_setup
 
 from metaloom.pipeline.algorithms.rl2.learner import MemoryPolicy
@@ -17,14 +17,15 @@ from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import Step
 
 LENGTHS, HIDDEN, NUM_ACTIONS = (5, 2, 4), 3, 4
-STEPS = {"gru": gru_step, "lstm": lstm_step}
+STEPS = {"gru": gru_step, "lstm": lstm_step, "linear-attention": attention_step}
+OPTIONS = {"linear-attention": {"key_size": 3, "value_size": 2}}
 KINDS = [(network, kind) for network in STEPS for kind in ("gaussian", "categorical")]
 
 
 def toy(network, kind):
     """A policy in float64 and trials of several lengths, in two chunks, in which it acted."""
     discrete = kind == "categorical"
-    setup = small_setup(PolicyConfig(network=network, hidden_sizes=(HIDDEN,)))
+    setup = small_setup(PolicyConfig(network=network, hidden_sizes=(HIDDEN,), network_options=OPTIONS.get(network, {})))
     if discrete:
         setup = replace(setup, action_size=0, num_actions=NUM_ACTIONS)
     policy, rng = MemoryPolicy(setup, setup.policy), np.random.default_rng(0)
@@ -52,12 +53,13 @@ def outputs(params, chunk, network):
     head = "logits_network" if "logits_network.output.kernel" in params else "mean_network"
     places, found = chunk.of.real.tolist(), {}
     for trial in range(chunk.of.inputs.shape[1]):
-        state = torch.zeros(HIDDEN * (2 if network == "lstm" else 1), dtype=torch.float64)
+        sizes = {"gru": HIDDEN, "lstm": 2 * HIDDEN, "linear-attention": 3 * 2 + chunk.of.inputs.shape[-1]}
+        state = torch.zeros(sizes[network], dtype=torch.float64)
         for t in range(chunk.of.inputs.shape[0]):
             place = t * chunk.of.inputs.shape[1] + trial
             if place in places:
-                state = STEPS[network](tensors, chunk.of.inputs[t, trial], state)
-                row = state[:HIDDEN] @ tensors[f"{head}.output.kernel"] + tensors[f"{head}.output.bias"]
+                features, state = STEPS[network](tensors, chunk.of.inputs[t, trial], state)
+                row = features @ tensors[f"{head}.output.kernel"] + tensors[f"{head}.output.bias"]
                 found[places.index(place)] = row
     return torch.stack([found[n] for n in range(len(places))]), tensors.get("log_std")
 

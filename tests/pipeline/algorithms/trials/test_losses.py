@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from cell_steps import gru_step, lstm_step
+from cell_steps import attention_step, gru_step, lstm_step
 from small_setups import A, O
 
 from metaloom.pipeline.algorithms.trials.losses import Sequences, Weights, clip_fraction, sequence_loss
@@ -14,13 +14,17 @@ from metaloom.pipeline.policies.recurrent import RecurrentPolicy
 CONTINUOUS = Spaces((O,), 1.0, A, 0)
 DISCRETE = Spaces((O,), 1.0, 0, 4)
 LENGTHS = (5, 2, 4)
+STEPS = {"gru": gru_step, "lstm": lstm_step, "linear-attention": attention_step}
+OPTIONS = {"linear-attention": {"key_size": 3, "value_size": 2}}
 WEIGHTS = Weights(clip_eps=0.2, value=0.7, entropy=0.3)
 
 
 def toy(network, spaces):
     """A policy in float64 with values, and trials of several lengths."""
     torch.manual_seed(0)
-    policy = RecurrentPolicy(spaces, PolicyConfig(network=network, hidden_sizes=(6,)))
+    policy = RecurrentPolicy(
+        spaces, PolicyConfig(network=network, hidden_sizes=(6,), network_options=OPTIONS.get(network, {}))
+    )
     initial = policy.initialize(np.random.default_rng(1), 1.0)
     params = {name: torch.tensor(value).double().requires_grad_() for name, value in initial.items()}
     params["critic"] = torch.randn(6, dtype=torch.float64).requires_grad_()
@@ -40,8 +44,8 @@ def unrolled_loss(params, of, spaces, step, state_size):
     for trial, length in enumerate(LENGTHS):
         state = torch.zeros(state_size, dtype=torch.float64)
         for t in range(length):
-            state = step(params, of.inputs[t, trial], state)
-            h, row = state[:6], places.index(t * len(LENGTHS) + trial)
+            h, state = step(params, of.inputs[t, trial], state)
+            row = places.index(t * len(LENGTHS) + trial)
             if spaces.num_actions:
                 outputs = h @ params["logits_network.output.kernel"] + params["logits_network.output.bias"]
                 now = torch.distributions.Categorical(logits=outputs)
@@ -59,12 +63,12 @@ def unrolled_loss(params, of, spaces, step, state_size):
 
 
 @pytest.mark.parametrize("spaces", [CONTINUOUS, DISCRETE], ids=["gaussian", "categorical"])
-@pytest.mark.parametrize(("network", "step", "state_size"), [("gru", gru_step, 6), ("lstm", lstm_step, 12)])
-def test_the_gradient_is_that_of_the_loss_written_out_step_by_step(network, step, state_size, spaces):
+@pytest.mark.parametrize("network", STEPS)
+def test_the_gradient_is_that_of_the_loss_written_out_step_by_step(network, spaces):
     policy, params, of = toy(network, spaces)
     rows = of.rows(policy.features(params, of.inputs))
     loss = sequence_loss(policy.distribution(params, rows), rows @ params["critic"], of, WEIGHTS)
-    expected = unrolled_loss(params, of, spaces, step, state_size)
+    expected = unrolled_loss(params, of, spaces, STEPS[network], policy.cell.state_size)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
     found, wanted = (torch.autograd.grad(value, [*params.values()]) for value in (loss, expected))
     for name, gradient, other in zip(params, found, wanted, strict=True):
@@ -72,8 +76,9 @@ def test_the_gradient_is_that_of_the_loss_written_out_step_by_step(network, step
         torch.testing.assert_close(gradient, other, rtol=1e-9, atol=1e-12)
 
 
-def test_what_lies_behind_a_trials_end_changes_nothing():
-    policy, params, of = toy("gru", CONTINUOUS)
+@pytest.mark.parametrize("network", ["gru", "linear-attention"])
+def test_what_lies_behind_a_trials_end_changes_nothing(network):
+    policy, params, of = toy(network, CONTINUOUS)
     changed = of.inputs.clone()
     changed[LENGTHS[1] :, 1] = 1e3
     rows, same = (of.rows(policy.features(params, inputs)) for inputs in (of.inputs, changed))

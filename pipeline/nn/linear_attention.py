@@ -1,0 +1,70 @@
+"""A memory that is a table: every step adds to it, every step reads from it. Learned over whole sequences at once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metaloom.pipeline.memory import require_room
+from metaloom.pipeline.nn.cells import CELL, cell_shapes
+from metaloom.pipeline.nn.spec import CellSpec, Shapes
+from metaloom.pipeline.types import Params
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """Linear attention over the steps of a trial, Katharopoulos et al. 2020, arXiv:2006.16236, eq. 16 to 20.
+
+    Of the last two inputs u = (x, x before) follow a key k = softmax(u K), over K places, and a value
+    v = relu(u E) V. They are added to the memory, S' = S + k vᵀ. The input reads from it, y = qᵀ S' with
+    q = softmax(x Q), and the features are relu(relu((y, x) R) F). All layers have biases. The state is (S, x).
+    See Cell.
+
+    Nothing is divided by a sum of keys, as in eq. 20, so that the memory can count.
+    """
+
+    spec: CellSpec
+
+    @property
+    def shapes(self) -> Shapes:
+        return cell_shapes(self.spec)
+
+    @property
+    def state_size(self) -> int:
+        return self.spec.state_size
+
+    @property
+    def feature_size(self) -> int:
+        return self.spec.hidden_size
+
+    def initialize(self, rng: np.random.Generator) -> Params:
+        """Draw kernels and biases from U(±1/√in), as torch does; see Cell."""
+        require_room(self.shapes, setting="policy.hidden_sizes")
+        params: Params = {}
+        limit = 0.0
+        for name, shape in self.shapes.items():
+            if name.endswith("kernel"):
+                limit = 1 / np.sqrt(shape[0])
+            params[name] = rng.uniform(-limit, limit, shape).astype(np.float32)
+        return params
+
+    def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """By products over all pairs of steps, of which those with later steps count nothing; see Cell."""
+        sizes = self.spec.attention
+        written, last = state.split([state.shape[-1] - inputs.shape[-1], inputs.shape[-1]], -1)
+        memory = written.unflatten(-1, (sizes.key_size, sizes.value_size))
+
+        def layer(name: str, x: Tensor) -> Tensor:
+            return x @ params[f"{CELL}.{name}.kernel"] + params[f"{CELL}.{name}.bias"]
+
+        events = torch.cat([inputs, torch.cat([last.unsqueeze(0), inputs[:-1]])], -1)
+        values = layer("value", torch.relu(layer("event", events))).transpose(0, 1)  # [N, L, V]
+        keys = torch.softmax(layer("key", events), -1).transpose(0, 1)  # [N, L, K]
+        queries = torch.softmax(layer("query", inputs), -1).transpose(0, 1)  # [N, L, K]
+        read = torch.tril(queries @ keys.mT) @ values + queries @ memory
+        features = layer("reading", torch.cat([read.transpose(0, 1), inputs], -1))
+        features = torch.relu(layer("features", torch.relu(features)))
+        memory = memory + keys.mT @ values
+        return features, torch.cat([memory.flatten(1), inputs[-1]], -1)

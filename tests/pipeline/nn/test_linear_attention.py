@@ -1,0 +1,61 @@
+"""Linear attention: a memory that adds, over whole sequences as step by step."""
+
+import numpy as np
+import pytest
+import torch
+
+from metaloom.pipeline.nn.recurrent import build_cell
+from metaloom.pipeline.nn.spec import CellSpec, check_network_settings
+
+L, N, INPUTS, HIDDEN, K, V = 7, 3, 4, 5, 3, 2
+SPEC = CellSpec("linear-attention", INPUTS, HIDDEN, {"key_size": K, "value_size": V})
+
+
+def drawn(cell):
+    params = cell.initialize(np.random.default_rng(0))
+    return {name: torch.tensor(value).double() for name, value in params.items()}
+
+
+@pytest.mark.parametrize("cut", [1, 3, L - 1])
+def test_a_sequence_is_its_two_parts_with_the_state_handed_on(cut):
+    cell = build_cell(SPEC)
+    params, inputs = drawn(cell), torch.randn(L, N, INPUTS, dtype=torch.float64)
+    nothing = torch.zeros(N, cell.state_size, dtype=torch.float64)
+    whole, end = cell(params, inputs, nothing)
+    first, state = cell(params, inputs[:cut], nothing)
+    second, last = cell(params, inputs[cut:], state)
+    torch.testing.assert_close(torch.cat([first, second]), whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(last, end, rtol=1e-12, atol=1e-12)
+
+
+def test_no_feature_sees_a_later_input():
+    cell = build_cell(SPEC)
+    params, inputs = drawn(cell), torch.randn(L, N, INPUTS, dtype=torch.float64)
+    nothing = torch.zeros(N, cell.state_size, dtype=torch.float64)
+    changed = inputs.clone()
+    changed[4:] += 1
+    before, after = (cell(params, x, nothing)[0] for x in (inputs, changed))
+    assert torch.equal(before[:4], after[:4])
+    assert not torch.equal(before[4], after[4])
+
+
+def test_a_memory_that_writes_the_same_everywhere_counts_the_steps():
+    """With kernels of zeros k = q = 1/K, so after t steps y = qᵀ S = t v / K, which the layers behind hand through."""
+    cell = build_cell(SPEC)
+    params = {name: torch.zeros(shape) for name, shape in cell.shapes.items()}
+    params["cell.value.bias"][0] = 0.5
+    params["cell.reading.kernel"][0, 0] = params["cell.features.kernel"][0, 0] = 1
+    features, state = cell(params, torch.randn(L, N, INPUTS), torch.zeros(N, cell.state_size))
+    expected = torch.arange(1.0, L + 1) * 0.5 / K
+    torch.testing.assert_close(features[..., 0], expected[:, None].expand(L, N))
+    assert (features[..., 1:] == 0).all()
+    torch.testing.assert_close(state[:, : K * V : V], torch.full((N, K), L * 0.5 / K))
+
+
+def test_options_of_another_name_or_kind_are_refused():
+    with pytest.raises(ValueError, match="heads"):
+        check_network_settings("linear-attention", (8,), {"heads": 2})
+    with pytest.raises(ValueError, match="key_size"):
+        check_network_settings("linear-attention", (8,), {"key_size": 0})
+    with pytest.raises(ValueError, match="one layer"):
+        check_network_settings("linear-attention", (8, 8), {})
