@@ -24,7 +24,7 @@ RUNS = {
     "bandit": ("rl2-bandit", "algorithm.episodes_per_trial=2"),
     "robot": ("rl2-navigation-2d",),
     "lstm": ("rl2-navigation-2d", "policy.network=lstm"),
-    "attention": ("rl2-tabular-mdp", "policy.network=linear-attention", "algorithm.episodes_per_trial=2"),
+    "attention": ("rl2-tabular-mdp", "algorithm.episodes_per_trial=2"),
     "trust region": ("rl2-trpo", "env=navigation-2d"),
 }
 
