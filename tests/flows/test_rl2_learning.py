@@ -5,7 +5,9 @@ import pytest
 
 import metaloom
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.envs import mdp_references
 from metaloom.pipeline.envs.bandit_references import REFERENCES, earned
+from metaloom.pipeline.envs.tabular_mdp import Tables, draw_tables
 
 
 @pytest.mark.learning
@@ -36,3 +38,15 @@ def test_rl2_earns_almost_what_gittins_indices_do_in_ten_pulls(tmp_path, arms, s
     rng = np.random.default_rng(0)
     reference = np.mean([earned(REFERENCES["gittins"], evaluation.task_params, 10, rng) for _ in range(5)], axis=0)
     assert evaluation.test_returns[:, 0, 0].mean() >= 0.97 * reference.mean()
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rl2_earns_more_in_unknown_processes_than_plans_in_the_mean_of_what_is_known(tmp_path, seed):
+    run = metaloom.train("rl2-tabular-mdp", tmp_path / "run", progress=False, seed=seed, backend=Backend(workers=0))
+    evaluation = metaloom.evaluate(run, -1, num_tasks=2000, test_episodes=1).evaluation
+    processes = [draw_tables(int(number), 10, 5) for number in evaluation.task_params[:, 0]]
+    tables, rng = Tables(*map(np.stack, zip(*processes, strict=True))), np.random.default_rng(0)
+    greedy = mdp_references.earned(mdp_references.greedy, tables, episodes=10, horizon=10, rng=rng)
+    assert evaluation.test_returns.mean((0, 2)).sum() > greedy.sum(1).mean() + 2
