@@ -2,7 +2,7 @@
 
 A strategy knows the prior: mean rewards N(1, 1) seen through noise N(0, 1), next states Dirichlet(1, ..., 1). So after
 n visits of a state and action with rewards r the mean reward is N((1 + Σ r) / (1 + n), 1 / (1 + n)), and the next state
-Dirichlet(1 + counts). Before every episode a strategy plans one, by dynamic programming over its horizon.
+Dirichlet(1 + counts). Before every episode, or every step, a strategy plans what is left of it, by dynamic programming.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ class Evidence:
 
 
 Strategy = Callable[[Evidence, Tables, int, np.random.Generator], Array]
-"""Action values [N, H, S, A] for an episode, from the evidence, the true processes, the horizon and a generator."""
+"""Action values [N, H, S, A] for H steps, from the evidence, the true processes, the horizon and a generator."""
 
 
 def plan(tables: Tables, horizon: int) -> Array:
@@ -110,17 +110,30 @@ REFERENCES: Mapping[str, Strategy] = {
 """Strategies by name."""
 
 
-def earned(strategy: Strategy, tables: Tables, *, episodes: int, horizon: int, rng: np.random.Generator) -> Array:
-    """Return what a strategy earns in N processes: [N, episodes] sums of rewards."""
+def earned(
+    strategy: Strategy, tables: Tables, *, episodes: int, horizon: int, rng: np.random.Generator, replan: bool = False
+) -> Array:
+    """Return what a strategy earns in N processes: [N, episodes] sums of rewards.
+
+    Args:
+        strategy: plans what to do.
+        tables: [N, ...] the processes.
+        episodes: in each of them.
+        horizon: steps of an episode.
+        rng: for what chance decides.
+        replan: plan before every step, with what the episode has shown so far, not before every episode.
+    """
     N, S, A = tables.means.shape
     evidence = Evidence(np.zeros((N, S, A)), np.zeros((N, S, A, S)))
     below = np.cumsum(tables.transitions, axis=-1)[..., :-1]
     rows, returns = np.arange(N), np.zeros((N, episodes))
     for episode in range(episodes):
-        actions = strategy(evidence, tables, horizon, rng).argmax(-1)
+        actions, planned = np.empty(0), 0
         states = np.zeros(N, np.int64)
         for h in range(horizon):
-            at = rows, states, actions[rows, h, states]
+            if replan or h == 0:
+                actions, planned = strategy(evidence, tables, horizon - h, rng).argmax(-1), h
+            at = rows, states, actions[rows, h - planned, states]
             rewards = tables.means[at] + rng.standard_normal(N)
             states = (rng.random(N)[:, None] >= below[at]).sum(-1)
             returns[:, episode] += rewards
@@ -136,11 +149,15 @@ def random_tables(num_mdps: int, rng: np.random.Generator, *, states: int = 10, 
 
 
 def reference_return(
-    name: str, *, episodes: int, horizon: int = 10, num_mdps: int = 1000, seed: int = 0
+    name: str, *, episodes: int, horizon: int = 10, num_mdps: int = 1000, seed: int = 0, replan: bool = False
 ) -> tuple[float, float]:
-    """Mean of what a reference earns in all episodes of a process, over random processes, and its standard error."""
+    """Mean of what a reference earns in all episodes of a process, over random processes, and its standard error.
+
+    See `earned`.
+    """
     rng = np.random.default_rng(seed)
-    totals = earned(REFERENCES[name], random_tables(num_mdps, rng), episodes=episodes, horizon=horizon, rng=rng).sum(1)
+    tables = random_tables(num_mdps, rng)
+    totals = earned(REFERENCES[name], tables, episodes=episodes, horizon=horizon, rng=rng, replan=replan).sum(1)
     return float(totals.mean()), float(totals.std() / np.sqrt(num_mdps))
 
 

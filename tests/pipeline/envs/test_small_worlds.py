@@ -113,6 +113,19 @@ def test_strategies_explore_and_learn_within_what_can_be_earned():
     assert found["known"].mean() == pytest.approx(plan(tables, 10)[:, 0, 0].max(-1).mean(), abs=error)
 
 
+def test_planning_at_every_step_uses_what_the_episode_has_shown():
+    tables = random_tables(400, np.random.default_rng(0))
+
+    def found(name, **settings):
+        rng = np.random.default_rng(1)
+        return earned(REFERENCES[name], tables, episodes=5, horizon=10, rng=rng, **settings).sum(1)
+
+    # Nothing is left to find out: the rest of a plan is the plan of the rest.
+    assert np.array_equal(found("known", replan=True), found("known"))
+    gain = found("greedy", replan=True) - found("greedy")
+    assert gain.mean() > 3 * gain.std() / np.sqrt(len(gain))
+
+
 def test_a_move_on_the_grid_goes_where_it_says_and_not_off_it():
     env = make_env(GRID)
     env.set_task(np.array([1.0, 3.0]))

@@ -1,0 +1,50 @@
+"""Picture of what RL2 earns in the episodes of unknown processes, beside known strategies, from stored runs.
+
+    python docs/images/draw_tabular_mdp.py FOLDER RUN ...
+
+RUN are those of the recipe rl2-tabular-mdp. FOLDER gets rl2_tabular_mdp.png: returns of the ten episodes of a trial in
+the last evaluation, a line for each run, and of strategies that are told the prior, in processes drawn likewise.
+"""
+
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import metaloom
+from metaloom.flows.views.charts import INK
+from metaloom.flows.views.series import CLASS_COLORS
+from metaloom.pipeline.envs.mdp_references import REFERENCES, earned, random_tables
+
+EPISODES, HORIZON, NUM_MDPS = 10, 10, 2000
+STRATEGIES = [("greedy", True, "-"), ("greedy", False, "--"), ("opsrl", False, "-."), ("psrl", False, ":")]
+"""Whether they plan at every step, and their lines."""
+
+
+def main() -> None:
+    folder, runs = Path(sys.argv[1]), sys.argv[2:]
+    figure, panel = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    episodes = np.arange(1, EPISODES + 1)
+    for number, run in enumerate(runs):
+        evaluation = metaloom.open_run(run)[-1].evaluation()
+        label = f"RL², {len(runs)} seeds" if not number else None
+        panel.plot(episodes, evaluation.test_returns.mean((0, 2)), color=CLASS_COLORS[0], lw=1.5, label=label)
+    for name, replan, style in STRATEGIES:
+        rng = np.random.default_rng(0)
+        tables = random_tables(NUM_MDPS, rng)
+        returns = earned(REFERENCES[name], tables, episodes=EPISODES, horizon=HORIZON, rng=rng, replan=replan)
+        label = f"{name}, planning at every step" if replan else name
+        panel.plot(episodes, returns.mean(0), color=INK, lw=1, ls=style, label=label)
+    panel.set_xticks(episodes)
+    panel.set_xlabel("episode of a trial", color=INK)
+    panel.set_ylabel("return of an episode", color=INK)
+    panel.set_title("unknown processes of ten states and five actions", color=INK, fontsize=10)
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False, fontsize=8)
+    figure.savefig(folder / "rl2_tabular_mdp.png", dpi=100)
+
+
+if __name__ == "__main__":
+    main()
