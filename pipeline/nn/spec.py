@@ -16,6 +16,8 @@ BUILT_IN_NETWORKS = (MLP, CNN, RESIDUAL)
 GRU, LSTM, LINEAR_ATTENTION = "gru", "lstm", "linear-attention"
 RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
 """Networks with a memory, for algorithms whose actors have one."""
+ATTENTION_STEPS = 256
+"""Steps of a trial that linear-attention learns by all their pairs; longer trials are cut into so many."""
 SIZED_NETWORKS = (*BUILT_IN_NETWORKS, *RECURRENT_NETWORKS)
 """Networks whose layers hidden_sizes describes."""
 
@@ -153,6 +155,18 @@ class CellSpec:
         if self.name == LINEAR_ATTENTION:
             return self.attention.key_size * self.attention.value_size + self.input_size
         return {GRU: 1, LSTM: 2}[self.name] * self.hidden_size
+
+    @property
+    def step_outputs(self) -> int:
+        """Numbers that the layers of a built-in one give for a step."""
+        if self.name == LINEAR_ATTENTION:
+            sizes = self.attention
+            return 3 * self.hidden_size + 2 * (sizes.key_size + sizes.value_size) + 3 * self.input_size
+        return (2 * self.num_gates + 1) * self.hidden_size
+
+    def step_pairs(self, num_steps: int) -> int:
+        """Steps, of so many, that a built-in one looks at together with a step."""
+        return min(num_steps, ATTENTION_STEPS) if self.name == LINEAR_ATTENTION else 0
 
 
 class AttentionOptions(Settings):
