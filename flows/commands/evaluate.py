@@ -121,7 +121,7 @@ def evaluate(
         episodes: per task, for every adaptation step.
         test_episodes: per task, after every number of steps.
         deterministic: whether test episodes take the most likely action; and those that tasks are inferred from.
-        remembered: of a policy with a memory, whether the episodes that it remembers do so too (as-tested) or are drawn.
+        remembered: of a policy with a memory, whether episodes that it remembers do so too (as-tested) or are drawn.
         seed: which tasks and episodes are drawn; independent of every seed of training.
         backend: where rollouts run.
         tested: is shown the test episodes after each number of adaptation steps.

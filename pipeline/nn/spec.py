@@ -214,9 +214,17 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
     """
     NETWORKS.path(name)
     if name in _OPTIONS:
-        _OPTIONS[name].model_validate(dict(options))
+        try:
+            _OPTIONS[name].model_validate(dict(options))
+        except ValidationError as problem:
+            found = problem.errors()[0]
+            where = ".".join(map(str, found["loc"])) or dict(options)
+            raise ValueError(
+                f"network_options: {where}: {found['msg']}; the options of {name} are {_names(_OPTIONS[name])}"
+            ) from None
     elif name in SIZED_NETWORKS and options:
-        raise ValueError(f"network {name} has no options, found {dict(options)}; those of cnn are {_CNN_OPTIONS}")
+        others = "; ".join(f"those of {other} are {_names(of)}" for other, of in _OPTIONS.items())
+        raise ValueError(f"network {name} has no options, found {dict(options)}; {others}")
     if name == RESIDUAL and len(set(hidden_sizes)) > 1:
         raise ValueError(f"network residual adds every layer to the one before, found hidden_sizes {hidden_sizes}; "
                          "required equal sizes")  # fmt: skip
@@ -331,5 +339,9 @@ def _dense(inputs: int, spec: NetworkSpec) -> Iterator[tuple[str, int, int]]:
         yield name, size_in, size_out
 
 
-_CNN_OPTIONS = ", ".join(ConvolutionOptions.model_fields)
+def _names(options: type[Settings]) -> str:
+    return ", ".join(options.model_fields)
+
+
+_CNN_OPTIONS = _names(ConvolutionOptions)
 _OPTIONS: Mapping[str, type[Settings]] = {CNN: ConvolutionOptions, LINEAR_ATTENTION: AttentionOptions}

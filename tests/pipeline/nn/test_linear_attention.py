@@ -79,7 +79,9 @@ def test_a_memory_that_writes_the_same_everywhere_counts_the_steps():
 
 
 def test_options_of_another_name_or_kind_are_refused():
-    with pytest.raises(ValueError, match="heads"):
+    with pytest.raises(
+        ValueError, match=r"network_options: heads: .*; the options of linear-attention are key_size, v"
+    ):
         check_network_settings("linear-attention", (8,), {"heads": 2})
     with pytest.raises(ValueError, match="key_size"):
         check_network_settings("linear-attention", (8,), {"key_size": 0})
