@@ -42,7 +42,7 @@ SMALL = (
 )
 RUNS = {
     "grid": ("varibad-hidden-goal-grid",),
-    # Episodes end early here.
+    # See test_trials_of_short_episodes.py for episodes that end early.
     "robot": ("varibad-half-cheetah-dir", "env=navigation-2d", "algorithm.elbo_steps=3", "algorithm.decoded_steps=4"),
 }
 
