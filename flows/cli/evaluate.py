@@ -23,6 +23,7 @@ def evaluate(
     episodes: int | None = None,
     test_episodes: int | None = None,
     deterministic: bool | None = None,
+    remembered: Literal["as-tested", "drawn"] | None = None,
     seed: int | None = None,
     plot: Path | None = None,
     video: Path | None = None,
@@ -46,6 +47,8 @@ def evaluate(
         episodes: Episodes per task that every adaptation step learns from.
         test_episodes: Episodes per task that measure the return after each step; no step learns from them.
         deterministic: Take the most likely action in test episodes.
+        remembered: Of a policy with a memory, with `--deterministic`: `as-tested`, it remembers episodes of the most
+            likely actions, so that returns are those of a trial; `drawn`: of actions that were drawn.
         seed: Decides which tasks and episodes are drawn.
         plot: Plot return against adaptation episodes into this .png, .svg or .pdf file.
         video: Film test episodes before and after adaptation into this .gif, .webp or .mp4 file (.png: the last picture
@@ -74,6 +77,7 @@ def evaluate(
         episodes=episodes,
         test_episodes=test_episodes,
         deterministic=deterministic,
+        remembered=remembered,
         seed=seed,
         backend=backend,
         tested=unseen if film is None else film.tested,

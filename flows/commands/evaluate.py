@@ -100,6 +100,7 @@ def evaluate(
     episodes: int | None = None,
     test_episodes: int | None = None,
     deterministic: bool | None = None,
+    remembered: Literal["as-tested", "drawn"] | None = None,
     seed: int | None = None,
     backend: Backend = Backend(workers=0),
     tested: Tested = unseen,
@@ -120,6 +121,7 @@ def evaluate(
         episodes: per task, for every adaptation step.
         test_episodes: per task, after every number of steps.
         deterministic: whether test episodes take the most likely action; and those that tasks are inferred from.
+        remembered: of a policy with a memory, whether episodes that it remembers do so too (as-tested) or are drawn.
         seed: which tasks and episodes are drawn; independent of every seed of training.
         backend: where rollouts run.
         tested: is shown the test episodes after each number of adaptation steps.
@@ -140,6 +142,7 @@ def evaluate(
         "episodes": episodes,
         "test_episodes": test_episodes,
         "deterministic": deterministic,
+        "remembered": remembered,
         "seed": seed,
     }
     trained = config_of(run, run.learner_ref(updates))

@@ -33,6 +33,7 @@ from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.estimation.diagnostics import names_of_metrics
 from metaloom.pipeline.nn.device import arithmetic_facts, device_facts
+from metaloom.pipeline.policies.build import check_std
 from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Metrics, Samples, TaskBatch, Update
 from metaloom.storage import Retention, RunWriter, StageRef
 
@@ -96,6 +97,9 @@ def train(
         # Only with parameters does an optimizer say what it refuses.
         stages.context.learner.initialize(run_seed=config.seed)
         _check_metrics(stages)
+        if config.algorithm.trial is not None:
+            # Others are asked whenever they are built; runs that earlier versions began so are to go on.
+            check_std(config.policy, stages.context.setup)
         with storage.create_run(
             path,
             config=kept_config.model_dump(mode="json"),

@@ -179,5 +179,8 @@ def _whole_numbers(settings: Mapping[str, Any], path: tuple[str, ...] = ()) -> I
 
 def _with(settings: Any, path: tuple[str, ...], value: int) -> Any:
     name, *rest = path
-    inner = getattr(settings, name)
-    return settings.model_copy(update={name: _with(inner, tuple(rest), value) if rest else value})
+    inner = settings[name] if isinstance(settings, Mapping) else getattr(settings, name)
+    changed = {name: _with(inner, tuple(rest), value) if rest else value}
+    if isinstance(settings, Mapping):  # options of an environment or a network
+        return {**cast(Mapping[str, Any], settings), **changed}
+    return settings.model_copy(update=changed)

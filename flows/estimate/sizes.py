@@ -218,6 +218,7 @@ class _Sizes:
             trial_steps=of_trial * T,
             observation_size=spaces.observation_size,
             action_size=spaces.num_actions or spaces.action_size,
+            policy=config.policy,
         )
         return _GRADIENT_COPIES * rows * self._forms.row_bytes + beside
 

@@ -70,17 +70,17 @@ def evaluated(
         state: of the learner.
         updates: that it has had.
         tested: is shown the test episodes.
-        explores: episodes that are adapted to draw their actions even where test episodes do not.
+        explores: episodes that are adapted to draw their actions even where test episodes do not; of policies with a
+            memory the settings say.
         returns: [B, E] of episodes.
     """
     config, learner, sampling = context.config, context.learner, context.rollouts.sampling
     plan = EvaluationPlan.of(config)
     tasks = evaluation_tasks(config, context.env, updates)
-    adapting = sampling(
-        plan.episodes,
-        deterministic=plan.deterministic and not explores,
-        one_trial=config.algorithm.trial is not None,
-    )
+    one_trial = config.algorithm.trial is not None
+    if one_trial:
+        explores = config.evaluation.remembered == "drawn"
+    adapting = sampling(plan.episodes, deterministic=plan.deterministic and not explores, one_trial=one_trial)
     return evaluate(
         learner,
         state,

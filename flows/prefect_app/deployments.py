@@ -255,6 +255,7 @@ def evaluate(
     episodes: Positive | None = None,
     test_episodes: Positive | None = None,
     deterministic: bool | None = None,
+    remembered: Literal["as-tested", "drawn"] | None = None,
     seed: Natural | None = None,
     workers: Natural | None = None,
     trust: bool = False,
@@ -274,6 +275,8 @@ def evaluate(
         episodes: Episodes per task that every adaptation step learns from.
         test_episodes: Episodes per task that judge every number of steps.
         deterministic: Take the most likely action in test episodes.
+        remembered: Of a policy with a memory, where test episodes take the most likely action: as-tested has it
+            remember episodes that do so too, drawn episodes whose actions were drawn.
         seed: Which tasks and episodes are drawn.
         workers: Dask worker processes for rollouts here, two if left out, none for a run of one task; 0 samples in the
             flow's own process.
@@ -294,6 +297,7 @@ def evaluate(
             episodes=episodes,
             test_episodes=test_episodes,
             deterministic=deterministic,
+            remembered=remembered,
             seed=seed,
             backend=Backend(workers=workers),
         )

@@ -30,7 +30,10 @@ class EvaluationConfig(Settings):
     """Episodes per task that test the policy after every step, and are never adapted to; null: as in training."""
     deterministic: bool = False
     """Test episodes take the most likely action. Those of a gradient step always explore; those that a task is inferred
-    from act as the test episodes do."""
+    from act as the test episodes do, under RL2 and VariBAD unless `remembered` says otherwise."""
+    remembered: Literal["as-tested", "drawn"] | None = later(None)
+    """Only for policies with a memory, of the episodes that they remember: null or as-tested, actions are those of test
+    episodes, so that the returns after 0 ... K episodes are those of a trial; drawn: they always explore."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Decides which tasks and episodes are drawn, independently of all that training draws."""
 

@@ -96,6 +96,11 @@ class RunConfig(Settings):
                 f"evaluation.adaptation_steps is {self.evaluation.adaptation_steps} but {self.algorithm.name} does not "
                 "adapt (inner_steps is 0); leave it out or set it to 0"
             )
+        if self.evaluation.remembered is not None and self.algorithm.trial is None:
+            yield (
+                f"evaluation.remembered is {self.evaluation.remembered} but the policy of {self.algorithm.name} has no "
+                "memory; leave it out"
+            )
         for name, found in (("iterations", self.iterations), ("inner steps", self.algorithm.adaptation_steps + 1)):
             if found > (most := MOST_ITERATIONS if name == "iterations" else MOST_STEPS):
                 yield f"{name}: found {found}, but a run has room for {most}; use at most that many"
@@ -173,4 +178,8 @@ def build_stored(settings: Mapping[str, Any]) -> RunConfig:
     section = settings["algorithm"]
     if section["name"] in ALGORITHMS.builtin:
         section = {**ALGORITHMS.find(section["name"], AlgorithmSettings).before(), **section}
-    return build_config({**settings, "algorithm": section})
+    config = build_config({**settings, "algorithm": section})
+    if config.algorithm.trial is None or "remembered" in settings.get("evaluation", {}):
+        return config
+    asked = config.evaluation.model_copy(update={"remembered": "drawn"})
+    return config.model_copy(update={"evaluation": asked})

@@ -1,4 +1,4 @@
-"""A memory that is a table: every step adds to it, every step reads from it. Learned over whole sequences at once."""
+"""A memory that is a table: every step adds to it, every step reads from it. Learned over many steps at once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.cells import CELL, cell_shapes
-from metaloom.pipeline.nn.spec import CellSpec, Shapes
+from metaloom.pipeline.nn.spec import ATTENTION_STEPS, CellSpec, Shapes
 from metaloom.pipeline.types import Params
 
 
@@ -41,7 +41,9 @@ class LinearAttention:
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw kernels and biases from U(±1/√in), as torch does; see Cell."""
-        require_room(self.shapes, setting="policy.hidden_sizes")
+        sizes = self.spec.attention
+        memory = {"the memory of a trial": (sizes.key_size, sizes.value_size)}
+        require_room(self.shapes | memory, setting="policy.hidden_sizes or policy.network_options")
         params: Params = {}
         limit = 0.0
         for name, shape in self.shapes.items():
@@ -51,7 +53,15 @@ class LinearAttention:
         return params
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """By products over all pairs of steps, of which those with later steps count nothing; see Cell."""
+        """By products over all pairs of so many steps, then of the next ones, with the state handed on; see Cell."""
+        features: list[Tensor] = []
+        for part in inputs.split(ATTENTION_STEPS):
+            of_part, state = self._together(params, part, state)
+            features.append(of_part)
+        return torch.cat(features), state
+
+    def _together(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The same over all pairs of steps, of which those with later steps count nothing."""
         sizes = self.spec.attention
         written, last = state.split([state.shape[-1] - inputs.shape[-1], inputs.shape[-1]], -1)
         memory = written.unflatten(-1, (sizes.key_size, sizes.value_size))

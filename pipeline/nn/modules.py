@@ -3,9 +3,8 @@
 import copy
 import json
 import threading
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -13,8 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.mlp import scaled
+from metaloom.pipeline.nn.module_checks import (
+    learned_parameters,
+    require_function,
+    require_learnable,
+    require_room_for,
+    seeded,
+)
 from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, Shapes
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params
@@ -43,13 +48,15 @@ class ModuleNetwork:
 
     @property
     def shapes(self) -> Shapes:
-        return {f"{self.prefix}.{name}": tuple(value.shape) for name, value in _learned(self._module).items()}
+        return {f"{self.prefix}.{name}": tuple(value.shape) for name, value in learned_parameters(self._module).items()}
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Parameters as the module's own constructor draws them, from a seed that the generator gives; see Network."""
         seed = int(rng.integers(2**63))
         module = _construct(self._class, self._shape, self.spec.output_size, dict(self.spec.options), seed)
-        return {f"{self.prefix}.{name}": value.detach().numpy().copy() for name, value in _learned(module).items()}
+        return {
+            f"{self.prefix}.{name}": value.detach().numpy().copy() for name, value in learned_parameters(module).items()
+        }
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Outputs; see Network."""
@@ -75,13 +82,8 @@ class ModuleNetwork:
         copies = cast(dict[Any, tuple[nn.Module, dict[str, nn.Parameter]]], self._copies.__dict__)
         if key not in copies:
             module = copy.deepcopy(self._module).to(device=like.device, dtype=like.dtype)
-            copies[key] = module, _learned(module)
+            copies[key] = module, learned_parameters(module)
         return copies[key]
-
-
-def _learned(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that are not frozen, by name."""
-    return {name: value for name, value in module.named_parameters() if value.requires_grad}
 
 
 def _find(name: str) -> type[nn.Module]:
@@ -91,28 +93,9 @@ def _find(name: str) -> type[nn.Module]:
         raise ConfigError(f"policy.network: {problem}") from problem
 
 
-@contextmanager
-def seeded(seed: int) -> Generator[None]:
-    """Let torch's own generator begin at a seed, and afterwards go on where it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
-
-
 def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: Mapping[str, Any], seed: int) -> Any:
     with seeded(seed):
         return factory(shape, output_size, **options)
-
-
-def _require_room(factory: Any, shape: tuple[int, ...], output_size: int, options: Mapping[str, Any]) -> None:
-    """Refuse a module that is too large, by what it would be: made on torch's meta device, it takes no memory."""
-    try:
-        with torch.device("meta"):
-            module = _construct(factory, shape, output_size, options, seed=0)
-        shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
-    except Exception:  # it does what can only be done with numbers, or is refused with its reason below
-        return
-    require_room(shapes, setting="policy.network")
 
 
 @lru_cache(maxsize=16)
@@ -122,7 +105,7 @@ def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, 
     Raises:
         ConfigError: it cannot be constructed, or is no function of its parameters and single inputs.
     """
-    _require_room(factory, shape, output_size, json.loads(options))
+    require_room_for(lambda: _construct(factory, shape, output_size, json.loads(options), seed=0))
     arguments = ", ".join([str(shape), str(output_size), *(f"{k}={v!r}" for k, v in json.loads(options).items())])
     try:
         module = _construct(factory, shape, output_size, json.loads(options), seed=0)
@@ -131,63 +114,17 @@ def _checked(factory: Any, name: str, shape: tuple[int, ...], output_size: int, 
             f"policy.network: {name}({arguments}) raised {type(problem).__name__}: {problem}; a network's class is "
             "called with (input_shape, output_size), and with policy.network_options by keyword"
         ) from problem
-    if not _learned(module):
-        raise ConfigError(f"policy.network: {name} has no parameters to learn; required at least one")
-    for parameter, value in module.named_parameters():
-        if value.dtype != torch.float32:
-            raise ConfigError(
-                f"policy.network: parameter {parameter} of {name} is {value.dtype}; required torch.float32"
-            )
+    require_learnable(module, name)
     with seeded(0):
-        _probe(module, name, torch.rand(4, *shape), output_size)
+        inputs = torch.rand(4, *shape)
+        require_function(module, name, [inputs], partial(_check_outputs, name, inputs, output_size))
     return module
 
 
-def _probe(module: nn.Module, name: str, inputs: Tensor, output_size: int) -> None:
-    # Acting calls a module without gradients, learning with them, and it can tell which.
-    with torch.no_grad():
-        outputs = _repeated(module, name, inputs, output_size)
-    _repeated(module, name, inputs, output_size)
-    # 3 of 4 rows: products of other numbers of rows may differ in the last bits, statistics over rows by more.
-    with torch.no_grad():
-        of_fewer_rows = module(inputs[:3])
-    if not torch.allclose(of_fewer_rows, outputs[:3], rtol=1e-3, atol=1e-4):
-        raise ConfigError(
-            f"policy.network: what {name} gives for an input depends on the other rows, as in batch normalization; "
-            "required outputs that depend on their own row only"
-        )
-
-
-def _repeated(module: nn.Module, name: str, inputs: Tensor, output_size: int) -> Tensor:
-    """Outputs of a module that has to give the same bits again."""
-    random_state, buffers = torch.get_rng_state(), {key: value.clone() for key, value in module.named_buffers()}
-    try:
-        outputs, again = module(inputs), module(inputs)
-    except Exception as problem:
-        raise ConfigError(
-            f"policy.network: {name} raised {type(problem).__name__} on inputs of shape {tuple(inputs.shape)}: "
-            f"{problem}"
-        ) from problem
+def _check_outputs(name: str, inputs: Tensor, output_size: int, outputs: Any) -> None:
     if not isinstance(outputs, Tensor) or outputs.shape != (len(inputs), output_size):
         found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ConfigError(
             f"policy.network: {name} gives {found} for inputs of shape {tuple(inputs.shape)}; "
             f"required {(len(inputs), output_size)}"
         )
-    if not torch.equal(torch.get_rng_state(), random_state):
-        raise ConfigError(
-            f"policy.network: {name} draws random numbers when it is called, as dropout does, so no stage could be "
-            "computed again; leave that out"
-        )
-    for key, value in module.named_buffers():
-        if not torch.equal(value, buffers[key]):
-            raise ConfigError(
-                f"policy.network: {name} changes its buffer {key} when it is called, as batch normalization does, "
-                "which no stage would store; use one that depends on its parameters only, such as LayerNorm"
-            )
-    if not torch.equal(again, outputs):
-        raise ConfigError(
-            f"policy.network: {name} gives other outputs when it is called again with the same inputs, so no stage "
-            "could be computed again; required outputs that follow from parameters and inputs alone"
-        )
-    return outputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,13 @@ from torch.func import functional_call
 from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.cells import CELL, cell_shapes
 from metaloom.pipeline.nn.linear_attention import LinearAttention
-from metaloom.pipeline.nn.modules import seeded
+from metaloom.pipeline.nn.module_checks import (
+    learned_parameters,
+    require_function,
+    require_learnable,
+    require_room_for,
+    seeded,
+)
 from metaloom.pipeline.nn.spec import GRU as GRU_NAME
 from metaloom.pipeline.nn.spec import LINEAR_ATTENTION, NETWORKS, CellSpec, Shapes
 from metaloom.pipeline.nn.spec import LSTM as LSTM_NAME
@@ -118,7 +125,8 @@ class ModuleCell:
     """A module of the user's, constructed as Class(input_size, **options). See Cell.
 
     It has the attributes `state_size` and `feature_size`, and is called with float32 inputs [N, in] and states [N, S];
-    it gives features [N, F] and the next states [N, S]. What it computes may depend on nothing else that changes.
+    it gives features [N, F] and the next states [N, S]. What it computes may depend on nothing else that changes. It
+    may have constant buffers and frozen parameters, as ModuleNetwork.
     """
 
     def __init__(self, spec: CellSpec) -> None:
@@ -127,27 +135,37 @@ class ModuleCell:
             self._class: Any = NETWORKS.find(spec.name, nn.Module)
         except ConfigError as problem:
             raise ConfigError(f"policy.network: {problem}") from problem
+        require_room_for(lambda: self._construct(0))
         self._module = self._construct(0)
+        self._copies: dict[tuple[str, str], nn.Module] = {}
         self.state_size, self.feature_size = (self._size(name) for name in ("state_size", "feature_size"))
         self._probe()
 
     @property
     def shapes(self) -> Shapes:
-        return {f"{CELL}.{name}": tuple(value.shape) for name, value in self._module.named_parameters()}
+        return {f"{CELL}.{name}": tuple(value.shape) for name, value in learned_parameters(self._module).items()}
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Parameters as the module's own constructor draws them, from a seed that the generator gives; see Cell."""
         module = self._construct(int(rng.integers(2**63)))
-        return {f"{CELL}.{name}": value.detach().numpy().copy() for name, value in module.named_parameters()}
+        return {f"{CELL}.{name}": value.detach().numpy().copy() for name, value in learned_parameters(module).items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Input by input; see Cell."""
-        own = {name: params[f"{CELL}.{name}"] for name, _ in self._module.named_parameters()}
+        module = self._of(inputs)
+        own = {name: params[f"{CELL}.{name}"] for name in learned_parameters(module)}
         features: list[Tensor] = []
         for rows in inputs:
-            of_rows, state = functional_call(self._module, own, (rows, state))
+            of_rows, state = functional_call(module, own, (rows, state))
             features.append(of_rows)
         return torch.stack(features), state
+
+    def _of(self, like: Tensor) -> nn.Module:
+        """The module with what it does not learn where the inputs are and of their dtype."""
+        key = str(like.device), str(like.dtype)
+        if key not in self._copies:
+            self._copies[key] = copy.deepcopy(self._module).to(device=like.device, dtype=like.dtype)
+        return self._copies[key]
 
     def _construct(self, seed: int) -> nn.Module:
         try:
@@ -171,30 +189,19 @@ class ModuleCell:
 
     def _probe(self) -> None:
         """Refuse a module that is no function of its parameters, inputs and states, row by row."""
-        name, expected = self.spec.name, [(4, self.feature_size), (4, self.state_size)]
-        wrong = [p for p, value in self._module.named_parameters() if value.dtype != torch.float32]
-        if wrong or not self.shapes:
-            raise ConfigError(f"policy.network: {name} has {wrong or 'no parameters'}; required float32 parameters")
-        with seeded(0), torch.no_grad():
-            rows, states = torch.rand(4, self.spec.input_size), torch.rand(4, self.state_size)
-            try:
-                found = [self._module(rows, states), self._module(rows, states)]
-                shapes = [[tuple(part.shape) for part in parts] for parts in found]
-            except Exception as problem:
-                raise ConfigError(
-                    f"policy.network: {name} raised {type(problem).__name__} on inputs and states of shapes "
-                    f"{tuple(rows.shape)} and {tuple(states.shape)}: {problem}"
-                ) from problem
-            if shapes[0] != expected:
-                raise ConfigError(f"policy.network: {name} gives {shapes[0]}; required features and states {expected}")
-            fewer = self._module(rows[:3], states[:3])
-        if not all(torch.equal(*pair) for pair in zip(*found, strict=True)):
+        require_learnable(self._module, self.spec.name)
+        with seeded(0):
+            inputs = [torch.rand(4, size) for size in (self.spec.input_size, self.state_size)]
+            require_function(self._module, self.spec.name, inputs, self._check_outputs)
+
+    def _check_outputs(self, outputs: Any) -> None:
+        expected = [(4, self.feature_size), (4, self.state_size)]
+        parts: tuple[Any, ...] = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
+        found = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+        if found != expected:
             raise ConfigError(
-                f"policy.network: {name} gives other outputs when it is called again with the same inputs, so no stage "
-                "could be computed again; required outputs that follow from parameters, inputs and states alone"
+                f"policy.network: {self.spec.name} gives {found}; required features and states {expected}"
             )
-        if not all(torch.allclose(a, b[:3], rtol=1e-3, atol=1e-4) for a, b in zip(fewer, found[0], strict=True)):
-            raise ConfigError(f"policy.network: what {name} gives for a row depends on the other rows; required not")
 
 
 @contextmanager

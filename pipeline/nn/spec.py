@@ -16,6 +16,8 @@ BUILT_IN_NETWORKS = (MLP, CNN, RESIDUAL)
 GRU, LSTM, LINEAR_ATTENTION = "gru", "lstm", "linear-attention"
 RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
 """Networks with a memory, for algorithms whose actors have one."""
+ATTENTION_STEPS = 256
+"""Steps of a trial that linear-attention learns by all their pairs; longer trials are cut into so many."""
 SIZED_NETWORKS = (*BUILT_IN_NETWORKS, *RECURRENT_NETWORKS)
 """Networks whose layers hidden_sizes describes."""
 
@@ -154,6 +156,18 @@ class CellSpec:
             return self.attention.key_size * self.attention.value_size + self.input_size
         return {GRU: 1, LSTM: 2}[self.name] * self.hidden_size
 
+    @property
+    def step_outputs(self) -> int:
+        """Numbers that the layers of a built-in one give for a step."""
+        if self.name == LINEAR_ATTENTION:
+            sizes = self.attention
+            return 3 * self.hidden_size + 2 * (sizes.key_size + sizes.value_size) + 3 * self.input_size
+        return (2 * self.num_gates + 1) * self.hidden_size
+
+    def step_pairs(self, num_steps: int) -> int:
+        """Steps, of so many, that a built-in one looks at together with a step."""
+        return min(num_steps, ATTENTION_STEPS) if self.name == LINEAR_ATTENTION else 0
+
 
 class AttentionOptions(Settings):
     """Options of linear-attention: the sizes of what it writes."""
@@ -200,9 +214,17 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
     """
     NETWORKS.path(name)
     if name in _OPTIONS:
-        _OPTIONS[name].model_validate(dict(options))
+        try:
+            _OPTIONS[name].model_validate(dict(options))
+        except ValidationError as problem:
+            found = problem.errors()[0]
+            where = ".".join(map(str, found["loc"])) or dict(options)
+            raise ValueError(
+                f"network_options: {where}: {found['msg']}; the options of {name} are {_names(_OPTIONS[name])}"
+            ) from None
     elif name in SIZED_NETWORKS and options:
-        raise ValueError(f"network {name} has no options, found {dict(options)}; those of cnn are {_CNN_OPTIONS}")
+        others = "; ".join(f"those of {other} are {_names(of)}" for other, of in _OPTIONS.items())
+        raise ValueError(f"network {name} has no options, found {dict(options)}; {others}")
     if name == RESIDUAL and len(set(hidden_sizes)) > 1:
         raise ValueError(f"network residual adds every layer to the one before, found hidden_sizes {hidden_sizes}; "
                          "required equal sizes")  # fmt: skip
@@ -317,5 +339,9 @@ def _dense(inputs: int, spec: NetworkSpec) -> Iterator[tuple[str, int, int]]:
         yield name, size_in, size_out
 
 
-_CNN_OPTIONS = ", ".join(ConvolutionOptions.model_fields)
+def _names(options: type[Settings]) -> str:
+    return ", ".join(options.model_fields)
+
+
+_CNN_OPTIONS = _names(ConvolutionOptions)
 _OPTIONS: Mapping[str, type[Settings]] = {CNN: ConvolutionOptions, LINEAR_ATTENTION: AttentionOptions}

@@ -16,14 +16,21 @@ def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
     """
     if config.name is not None:
         return build_own_policy(config, spaces)
-    if not spaces.num_actions:
-        return GaussianPolicy(spaces, config)
-    if options := config.std_options:
+    check_std(config, spaces)
+    return CategoricalPolicy(spaces, config) if spaces.num_actions else GaussianPolicy(spaces, config)
+
+
+def check_std(config: PolicyConfig, spaces: Spaces) -> None:
+    """Refuse settings of a standard deviation where actions are discrete.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    if spaces.num_actions and (options := config.std_options):
         raise ConfigError(
             f"policy: {options} is about a standard deviation, but the environment has {spaces.num_actions} discrete "
             "actions; leave it out"
         )
-    return CategoricalPolicy(spaces, config)
 
 
 def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:

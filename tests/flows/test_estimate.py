@@ -37,6 +37,8 @@ FAMILIES = {
         "algorithm.critic_hidden_sizes=[100]",
     ),
     "varibad": ("varibad-half-cheetah-dir", "env=navigation-2d", "num_tasks=8", "algorithm.decoded_steps=null"),
+    "rl2": ("rl2-tabular-mdp", "num_tasks=20", "max_episode_steps=60", "algorithm.num_epochs=1"),
+    "rl2-trpo": ("rl2-trpo-bandit", "num_tasks=200", "max_episode_steps=100", "algorithm.cg_iterations=2"),
     "own network": (
         "promp-point-corner",
         "env.options={reward: dense}",
@@ -70,6 +72,9 @@ HUGE = {
     ),
     "policy.network": ("promp-point-corner", "policy.network=own_networks_of_estimates:Huge"),
     "algorithm.elbo_steps": ("varibad-half-cheetah-dir", "algorithm.elbo_steps=1000000000"),
+    "policy.network_options": ("rl2-tabular-mdp", "policy.network_options={key_size: 1000000, value_size: 1000000}"),
+    # The environment has options, which are no settings of the run's own.
+    "max_episode_steps: found 10{14}": ("rl2-bandit", "max_episode_steps=100000000000000"),
     "algorithm.encoder_size": ("varibad-half-cheetah-dir", "algorithm.encoder_size=1000000"),
     "algorithm.decoder_layers": ("varibad-half-cheetah-dir", "algorithm.decoder_layers=[1000000, 1000000]"),
 }

@@ -188,6 +188,13 @@ def test_settings_that_do_not_fit_are_refused_with_the_reason(change, reason):
         config_of("robot", change)
 
 
+@pytest.mark.parametrize("recipe", ["rl2-bandit", "varibad-hidden-goal-grid"])
+def test_a_standard_deviation_is_refused_where_actions_are_discrete(recipe, tmp_path):
+    with pytest.raises(ConfigError, match=r"'init_std': 0\.5.* 5 discrete actions; leave it out"):
+        train(recipe_config(recipe, ["policy.init_std=0.5"]), tmp_path / "run", backend=SERIAL)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_network_with_a_memory_is_refused_where_nothing_remembers(tmp_path):
     before = RECIPES["ppo"]()
     settings = before.model_dump(mode="json", include=before.model_fields_set)

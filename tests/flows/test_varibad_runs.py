@@ -12,6 +12,7 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.config.run import build_stored
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.posterior import PosteriorNetwork
 from metaloom.pipeline.policies.remembering import Remembering, recollect
@@ -41,7 +42,7 @@ SMALL = (
 )
 RUNS = {
     "grid": ("varibad-hidden-goal-grid",),
-    # Episodes end early here.
+    # See test_trials_of_short_episodes.py for episodes that end early.
     "robot": ("varibad-half-cheetah-dir", "env=navigation-2d", "algorithm.elbo_steps=3", "algorithm.decoded_steps=4"),
 }
 
@@ -113,6 +114,20 @@ def test_other_settings_of_the_model_are_tried_on_the_stored_trials(made):
     before, after = (outcome.value.metrics for outcome in (found.stored, found.changed))
     assert before["loss_after"] == after["loss_after"]
     assert before["elbo"] != after["elbo"]
+
+
+def test_a_trial_of_most_likely_actions_remembers_such_alone_unless_earlier_versions_stored_the_run(made):
+    """In a grid nothing is left to chance: the episode that is remembered then is the one that is tested."""
+    asked = {"adaptation_steps": 3, "deterministic": True, "num_tasks": 8, "backend": SERIAL}
+    trial, drawn = (evaluate(made("grid"), remembered=how, **asked).evaluation for how in ("as-tested", "drawn"))
+    assert np.array_equal(trial.test_returns[:, :-1, :1], trial.adaptation_returns)
+    assert not np.array_equal(drawn.test_returns[:, :-1, :1], drawn.adaptation_returns)
+    settings = config_of("grid").model_dump(mode="json")
+    assert build_stored(settings).evaluation.remembered is None
+    del settings["evaluation"]["remembered"]
+    assert build_stored(settings).evaluation.remembered == "drawn"
+    with pytest.raises(ConfigError, match=r"remembered is drawn but the policy of promp has no memory"):
+        recipe_config("promp-point-corner", ["evaluation.remembered=drawn"])
 
 
 def test_beliefs_of_a_stored_run_come_again_bit_for_bit(made):

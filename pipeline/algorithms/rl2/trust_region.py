@@ -70,7 +70,9 @@ class SequenceRegion:
 
         def of_chunk(of: Sequences) -> Array:
             leaves = self._leaves(of)
-            return self._packed(torch.autograd.grad(self._surrogate(leaves, of), self._learned(leaves)))
+            return self._packed(
+                torch.autograd.grad(self._surrogate(leaves, of), self._learned(leaves), materialize_grads=True)
+            )
 
         return self._mean(of_chunk)
 
@@ -86,7 +88,7 @@ class SequenceRegion:
             leaves = self._leaves(of)
             learned = self._learned(leaves)
             kl = kl_from_itself(self._policy.acting(leaves, of)).sum()
-            gradients = torch.autograd.grad(kl, learned, create_graph=True)
+            gradients = torch.autograd.grad(kl, learned, create_graph=True, materialize_grads=True)
             pairs = zip(gradients, direction.values(), strict=True)
             along = torch.stack([(gradient * gradient.new_tensor(part)).sum() for gradient, part in pairs]).sum()
             return self._packed(torch.autograd.grad(along, learned, materialize_grads=True))

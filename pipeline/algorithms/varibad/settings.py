@@ -11,7 +11,7 @@ from metaloom.pipeline.algorithms.contract import RunSettings
 from metaloom.pipeline.algorithms.trials.settings import TrialClipping
 from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.spec import RECURRENT_NETWORKS
-from metaloom.pipeline.policies.config import ActorKind, LayerSize
+from metaloom.pipeline.policies.config import ActorKind, LayerSize, PolicyConfig
 from metaloom.pipeline.schema import later
 
 
@@ -83,8 +83,11 @@ class VariBAD(TrialClipping):
         """See AlgorithmSettings."""
         return self.buffer_iterations - 1
 
-    def model_bytes(self, *, trials: int, trial_steps: int, observation_size: int, action_size: int) -> int:
+    def model_bytes(
+        self, *, trials: int, trial_steps: int, observation_size: int, action_size: int, policy: PolicyConfig
+    ) -> int:
         """What torch keeps of every posterior with every step that is decoded from it; see AlgorithmSettings."""
+        del policy
         O, A, Z = observation_size, action_size, self.latent_size
         at_once = min(self.trials_per_model_update, self.buffer_iterations * trials)
         latents = at_once * (self.elbo_steps or trial_steps)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from metaloom.pipeline.nn import linear_attention
 from metaloom.pipeline.nn.recurrent import build_cell
 from metaloom.pipeline.nn.spec import CellSpec, check_network_settings
+from metaloom.pipeline.schema import ConfigError
 
 L, N, INPUTS, HIDDEN, K, V = 7, 3, 4, 5, 3, 2
 SPEC = CellSpec("linear-attention", INPUTS, HIDDEN, {"key_size": K, "value_size": V})
@@ -26,6 +28,30 @@ def test_a_sequence_is_its_two_parts_with_the_state_handed_on(cut):
     second, last = cell(params, inputs[cut:], state)
     torch.testing.assert_close(torch.cat([first, second]), whole, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(last, end, rtol=1e-12, atol=1e-12)
+
+
+def test_a_long_trial_is_learned_piece_by_piece_so_that_memory_grows_with_its_length_alone(monkeypatch):
+    cell, sizes = build_cell(SPEC), []
+    params, inputs = drawn(cell), torch.randn(L, N, INPUTS, dtype=torch.float64, requires_grad=True)
+    nothing = torch.zeros(N, cell.state_size, dtype=torch.float64)
+
+    def learned():
+        sizes.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+            features, end = cell(params, inputs, nothing)
+        return features.detach(), end.detach(), *torch.autograd.grad(features.square().sum() + end.sum(), inputs)
+
+    whole, largest = learned(), max(sizes)
+    monkeypatch.setattr(linear_attention, "ATTENTION_STEPS", 2)
+    for part, expected in zip(learned(), whole, strict=True):
+        torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
+    assert max(sizes) < largest
+
+
+def test_a_memory_that_no_machine_has_is_refused_before_it_is_made():
+    spec = CellSpec("linear-attention", INPUTS, HIDDEN, {"key_size": 10**6, "value_size": 10**6})
+    with pytest.raises(ConfigError, match=r"policy\.network_options: .* \(the memory of a trial has the shape"):
+        build_cell(spec).initialize(np.random.default_rng(0))
 
 
 def test_no_feature_sees_a_later_input():
@@ -53,7 +79,9 @@ def test_a_memory_that_writes_the_same_everywhere_counts_the_steps():
 
 
 def test_options_of_another_name_or_kind_are_refused():
-    with pytest.raises(ValueError, match="heads"):
+    with pytest.raises(
+        ValueError, match=r"network_options: heads: .*; the options of linear-attention are key_size, v"
+    ):
         check_network_settings("linear-attention", (8,), {"heads": 2})
     with pytest.raises(ValueError, match="key_size"):
         check_network_settings("linear-attention", (8,), {"key_size": 0})

@@ -39,6 +39,31 @@ class Drawing(Elman):
     def forward(self, inputs, state):
         return super().forward(inputs, state + torch.rand_like(state))
 
+class Dropping(Elman):
+    def forward(self, inputs, state):
+        learning = torch.is_grad_enabled()
+        return super().forward(nn.functional.dropout(inputs, training=learning), state)
+
+class Counting(Elman):
+    def __init__(self, input_size):
+        super().__init__(input_size)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs, state):
+        self.calls += 1
+        return super().forward(inputs, state if self.calls < 10 else 2 * state)
+
+class Partly(Elman):
+    def __init__(self, input_size):
+        super().__init__(input_size)
+        self.fixed, self.idle = nn.Linear(5, 5), nn.Parameter(torch.ones(2))
+        self.fixed.requires_grad_(False)
+        self.register_buffer("scale", torch.full((5,), 2.0))
+
+    def forward(self, inputs, state):
+        features, state = super().forward(inputs, state)
+        return self.fixed(features) * self.scale, state
+
 class Statistics(Elman):
     def forward(self, inputs, state):
         return super().forward(inputs - inputs.mean(0), state)
@@ -208,7 +233,9 @@ def test_parameters_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Drawing", "gives other outputs when it is called again"),
+        ("Drawing", "draws random numbers when it is called"),
+        ("Dropping", "draws random numbers when it is called"),
+        ("Counting", "changes its buffer calls when it is called"),
         ("Statistics", "depends on the other rows"),
         ("Silent", "state_size is None; required the whole numbers"),
         ("Nothing", "own_cells:Nothing"),
@@ -217,6 +244,19 @@ def test_parameters_that_do_not_fit_are_refused():
 def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
     with pytest.raises(ConfigError, match=reason):
         RecurrentPolicy(CONTINUOUS, config_of(f"own_cells:{name}"))
+
+
+def test_what_a_cell_freezes_is_what_its_constructor_makes_and_no_parameter():
+    cell = RecurrentPolicy(CONTINUOUS, config_of("own_cells:Partly")).cell
+    assert [*cell.shapes] == ["cell.idle", "cell.layer.weight", "cell.layer.bias"]
+    params = {name: torch.tensor(value) for name, value in cell.initialize(np.random.default_rng(0)).items()}
+    inputs, state = torch.rand(3, 2, cell.spec.input_size), torch.zeros(2, 5)
+    one = cell(params, inputs, state)
+    again = RecurrentPolicy(CONTINUOUS, config_of("own_cells:Partly")).cell(params, inputs, state)
+    assert all(torch.equal(*pair) for pair in zip(one, again, strict=True))
+    # What it does not learn follows the inputs to their dtype, as to their device.
+    double = cell({name: value.double() for name, value in params.items()}, inputs.double(), state.double())
+    torch.testing.assert_close(double[0].float(), one[0])
 
 
 def test_images_are_refused():
