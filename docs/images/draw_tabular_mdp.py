@@ -2,8 +2,8 @@
 
     python docs/images/draw_tabular_mdp.py FOLDER RUN ...
 
-RUN are those of the recipe rl2-tabular-mdp. FOLDER gets rl2_tabular_mdp.png: returns of the ten episodes of a trial in
-the last evaluation, a line for each run, and of strategies that are told the prior, in processes drawn likewise.
+RUN are those of the recipe rl2-tabular-mdp. FOLDER gets rl2_tabular_mdp.png: returns of the episodes of a trial of most
+likely actions, a line for each run, and of strategies that are told the prior, in the processes of the first run.
 """
 
 import sys
@@ -15,9 +15,10 @@ import numpy as np
 import metaloom
 from metaloom.flows.views.charts import INK
 from metaloom.flows.views.series import CLASS_COLORS
-from metaloom.pipeline.envs.mdp_references import REFERENCES, earned, random_tables
+from metaloom.pipeline.envs.mdp_references import REFERENCES, earned
+from metaloom.pipeline.envs.tabular_mdp import Tables, draw_tables
 
-EPISODES, HORIZON, NUM_MDPS = 10, 10, 2000
+EPISODES, HORIZON, NUM_MDPS, STATES, ACTIONS = 10, 10, 2000, 10, 5
 STRATEGIES = [("greedy", True, "-"), ("greedy", False, "--"), ("opsrl", False, "-."), ("psrl", False, ":")]
 """Whether they plan at every step, and their lines."""
 
@@ -26,13 +27,17 @@ def main() -> None:
     folder, runs = Path(sys.argv[1]), sys.argv[2:]
     figure, panel = plt.subplots(figsize=(7, 3.6), layout="constrained")
     episodes = np.arange(1, EPISODES + 1)
-    for number, run in enumerate(runs):
-        evaluation = metaloom.open_run(run)[-1].evaluation()
-        label = f"RL², {len(runs)} seeds" if not number else None
-        panel.plot(episodes, evaluation.test_returns.mean((0, 2)), color=CLASS_COLORS[0], lw=1.5, label=label)
+    processes: list[Tables] = []
+    for run in runs:
+        found = metaloom.evaluate(
+            run, -1, num_tasks=NUM_MDPS, test_episodes=1, deterministic=True, remembered="as-tested"
+        ).evaluation
+        label = None if processes else f"RL², {len(runs)} seeds"
+        processes = processes or [draw_tables(int(task), STATES, ACTIONS) for task in found.task_params[:, 0]]
+        panel.plot(episodes, found.test_returns.mean((0, 2)), color=CLASS_COLORS[0], lw=1.5, label=label)
+    tables = Tables(*map(np.stack, zip(*processes, strict=True)))
     for name, replan, style in STRATEGIES:
         rng = np.random.default_rng(0)
-        tables = random_tables(NUM_MDPS, rng)
         returns = earned(REFERENCES[name], tables, episodes=EPISODES, horizon=HORIZON, rng=rng, replan=replan)
         label = f"{name}, planning at every step" if replan else name
         panel.plot(episodes, returns.mean(0), color=INK, lw=1, ls=style, label=label)
