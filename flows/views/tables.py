@@ -347,15 +347,19 @@ def _recipe_row(name: str, recipes: Mapping[str, "Callable[[], RunConfig]"]) -> 
 
 
 def _sizes(config: Mapping[str, Any]) -> str:
-    inner_steps, tasks = config["algorithm"].get("inner_steps", 0), config["num_tasks"]
+    algorithm, tasks, episodes = config["algorithm"], config["num_tasks"], config["episodes_per_task"]
+    in_trial = algorithm.get("episodes_per_trial", 1)
+    each = plural(episodes, "episode")
+    if in_trial > 1:
+        each = f"{plural(episodes // in_trial, 'trial')} of {plural(in_trial, 'episode')}"
     enough = [
         plural(config[name], noun)
         for name, noun in (("min_steps", "step"), ("min_rollouts", "episode"))
         if config.get(name)
     ]
     return (
-        f"{plural(tasks, 'task')} x {'at most ' if enough else ''}{plural(config['episodes_per_task'], 'episode')} x "
-        f"{plural(config['max_episode_steps'], 'step')}, {plural(inner_steps, 'inner step')}"
+        f"{plural(tasks, 'task')} x {'at most ' if enough else ''}{each} x {plural(config['max_episode_steps'], 'step')}"
+        + (f", {plural(algorithm['inner_steps'], 'inner step')}" if "inner_steps" in algorithm else "")
         + (f", until {' and '.join(enough)} are reached" if enough else "")
     )
 

@@ -176,7 +176,7 @@ def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> 
         ("own_envs:NotAnEnv", r"the class own_envs:NotAnEnv; required a subclass of gymnasium"),
         (
             "own_envs:Choices",
-            r"the actions Discrete\(3\) are discrete, so action_scale 10.0 .* set env.action_scale to null",
+            r"env.action_scale: found 10, but the actions Discrete\(3\) .* --set env.action_scale=null",
         ),
         ("own_envs:Endless", r"has no bounds, so action_scale 10.0 .* set env.action_scale to null"),
     ],
