@@ -13,7 +13,7 @@ from metaloom import storage
 from metaloom.flows.commands.diff import settings_of
 from metaloom.flows.errors import UsageError
 from metaloom.flows.run_groups import RunGroup, environment_of, section
-from metaloom.flows.views.formatting import plural
+from metaloom.flows.views.formatting import plural, trial_length
 from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.schema import suggestion
 from metaloom.pipeline.types import Array
@@ -98,7 +98,7 @@ def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> t
 
 def _note_on_trials(runs: Sequence[Run]) -> Iterator[str]:
     """Say whose return of training is no return after adaptation, where others' is."""
-    in_trials = [int(run.config["algorithm"].get("episodes_per_trial", 1)) > 1 for run in runs]
+    in_trials = [trial_length(run.config) > 1 for run in runs]
     if any(in_trials) and not all(in_trials):
         yield (
             f"the return of training of {runs[in_trials.index(True)].name} and its like is that of whole trials, their "

@@ -12,7 +12,7 @@ _VIEWS = ("@best", "@latest")
 
 
 def pinned(config: RunConfig) -> RunConfig:
-    """A new run's configuration in which nothing is left open: which learner it starts from, whether actions are scaled.
+    """A new run's configuration with nothing left open: the learner it starts from, whether actions are scaled.
 
     Raises:
         UsageError: the run that it starts from has had fewer updates.

@@ -44,6 +44,11 @@ def by_inner_step(metrics: Mapping[str, float], name: str) -> list[float]:
     return values
 
 
+def trial_length(config: Mapping[str, Any]) -> int:
+    """Episodes of a trial, from a stored configuration: 1 for algorithms without a memory between episodes."""
+    return int(config["algorithm"].get("episodes_per_trial", 1))
+
+
 def trial_returns(metrics: Mapping[str, float]) -> Sequence[float]:
     """Average return of the first and of the last episodes of trials; empty where no trial has several episodes."""
     found = [metrics[name] for name in TRIAL_RETURNS if name in metrics]

@@ -32,7 +32,7 @@ def trial_lines(history: History) -> Iterator[Lines]:
         "First and last episode of a trial",
         "average episode return",
         dict(zip(TRIAL_RETURNS, (("first episode", BEFORE), ("last episode", AFTER)), strict=True)),
-        "Over all trials of an iteration; the gap is what the policy gains by what it remembers of the episodes before.",
+        "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes.",
     )
 
 

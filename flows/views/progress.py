@@ -234,7 +234,7 @@ def json_line(report: IterationReport) -> str:
 
 
 def returns_text(report: IterationReport, prefix: str = "") -> Text:
-    """Returns of an iteration before and after adaptation or of a trial's ends, and success rates where there are any."""
+    """Returns of an iteration before and after adaptation, those of a trial's ends, and success rates if any."""
     returns = adaptation_returns(report.metrics)
     if not returns:
         return Text(f"{prefix}unknown")
