@@ -37,7 +37,7 @@ MOST_ITERATIONS, MOST_POINTS = 100, 20_000
 def run_charts(run: Run, history: History) -> list[Chart]:
     """Every chart that a run has, in the order of its page."""
     of_metrics: Sequence[tuple[str, Iterator[Lines]]] = (
-        ("Return", trial_lines(history)),
+        ("Trials", trial_lines(history)),
         ("Success", success_lines(history)),
         ("Optimization", optimization_lines(history)),
     )
