@@ -1,7 +1,7 @@
 """Between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -96,7 +96,7 @@ class PolicyActions(Wrapped):
         space = _action_space(env)
         self._states = env.observation_space if isinstance(env.observation_space, Discrete) else None
         if self._states is not None:
-            self.observation_space = flatten_space(self._states)
+            self.observation_space = cast(Box, flatten_space(self._states))
         self.task_fields = env.task_fields
         self.task_set = env.task_set
         self.test_task_set = env.test_task_set
