@@ -13,7 +13,10 @@ from metaloom.storage import Run
 BESIDE = ("seed", "iterations", "stop", "evaluation", "retention", "replay")
 """Settings that do not tell groups apart: the seed, how far a run goes, what is measured, kept and read on the way."""
 ENVIRONMENT = ("env", "max_episode_steps")
-"""Settings that decide what a return means."""
+"""Sections of settings that decide what a return means."""
+OF_THE_POLICY = ("env.action_scale", "env.diagnostics")
+"""Settings among them that do not: how a policy's actions reach the environment, which algorithms do in their own ways,
+and what is measured besides."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,11 @@ def section(setting: str) -> str:
 
 def environment_settings(run: Run) -> dict[str, str]:
     """What a run's episodes are of: returns of other environments mean something else."""
-    return {name: value for name, value in sorted(settings_of(run).items()) if section(name) in ENVIRONMENT}
+    return {name: value for name, value in sorted(settings_of(run).items()) if _of_environment(name)}
+
+
+def _of_environment(setting: str) -> bool:
+    return section(setting) in ENVIRONMENT and setting not in OF_THE_POLICY
 
 
 def environment_of(run: Run) -> str:
@@ -77,8 +84,7 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
             raise UsageError(
                 f"found --group {key}; required a setting such as algorithm.inner_lr{suggestion(key, known)}"
             )
-    ignored = (*BESIDE, *(ENVIRONMENT if mixed else ()))
-    keys = [*by] or [name for name in known if section(name) not in ignored]
+    keys = [*by] or [name for name in known if section(name) not in BESIDE and not (mixed and _of_environment(name))]
     found: dict[tuple[str, ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: (int(run.config["seed"]), run.name)):
         found.setdefault(tuple(settings[run.path].get(key, "-") for key in keys), []).append(run)

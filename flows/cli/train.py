@@ -183,7 +183,10 @@ def _train(
         tell(as_json, "\n".join([*lines, *ending]))
     if result.damage:
         return 1
-    if not result.computed and result.damage is None:
+    if result.enough:
+        done = plural(result.iterations_done, "iteration")
+        tell(as_json, f"\nended after {done}, as `stop` asks: {'; '.join(result.enough)}")
+    elif not result.computed and result.damage is None:
         done, name = plural(result.iterations_done, "iteration"), location(folder)
         tell(as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N")
     tell(as_json, _next_steps(result.path))

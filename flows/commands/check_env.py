@@ -1,8 +1,11 @@
 """Checks that an environment can be trained on and does the same twice, by a few short episodes with random actions."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.spaces import Discrete
 from pydantic import ValidationError
 
 from metaloom.flows.commands.doctor import Check
@@ -10,7 +13,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.fact_checks import check_facts, declared_facts
-from metaloom.pipeline.envs.registry import make_batch_env, make_env
+from metaloom.pipeline.envs.registry import make_batch_env, make_env, with_fitting_scale
 from metaloom.pipeline.types import Array
 
 ROWS, STEPS = 4, 50
@@ -39,6 +42,7 @@ def check_environment(config: EnvConfig) -> list[Check]:
     """One finding on each property that a run depends on; those after the first failure are left out."""
     checks: list[Check] = []
     try:
+        config = with_fitting_scale(config)
         first = _episodes(config)
         checks.append(Check("episodes", "ok", f"{ROWS} of up to {STEPS} steps", "sound answers"))
         checks.append(_repeats(first, _episodes(config)))
@@ -58,8 +62,7 @@ def _episodes(config: EnvConfig) -> list[Array]:
     try:
         answers, rows = [batch.reset(tasks, np.arange(ROWS, dtype=np.uint64)).copy()], np.arange(ROWS)
         for _ in range(STEPS):
-            actions = rng.normal(0, 3, (ROWS, batch.action_size)).astype(np.float32)
-            step = batch.step(actions[rows], rows)
+            step = batch.step(_random_actions(one.action_space, rng)[rows], rows)
             check_facts(step.facts, facts, rows)
             answers.extend([step.observations.copy(), step.terminated.copy()])
             answers.extend([*step.reward_terms.values(), *step.facts.values()])
@@ -69,6 +72,13 @@ def _episodes(config: EnvConfig) -> list[Array]:
         return answers
     finally:
         batch.close()
+
+
+def _random_actions(space: gymnasium.Space[Any], rng: np.random.Generator) -> Array:
+    """Actions of a new policy for every row: all of the discrete ones are as likely, others go beyond their box."""
+    if isinstance(space, Discrete):
+        return rng.integers(space.n, size=ROWS)
+    return rng.normal(0, 3, (ROWS, *(space.shape or ()))).astype(np.float32)
 
 
 def _same_bits(one: Array, other: Array) -> bool:

@@ -12,7 +12,7 @@ from metaloom.flows.commands.run_scores import History, described, read_historie
 from metaloom.flows.errors import UsageError
 from metaloom.flows.run_groups import check_comparable, fork_notes, grouped
 from metaloom.flows.runs import check_seed
-from metaloom.flows.views.formatting import count, finite, number
+from metaloom.flows.views.formatting import count, finite, number, plural
 from metaloom.pipeline.comparison.groups import Band, Estimate, Pair, Resampled
 from metaloom.pipeline.comparison.intervals import CONFIDENCE, RESAMPLES
 from metaloom.pipeline.comparison.order import runs_needed
@@ -115,6 +115,12 @@ class Comparison:
         """What can be said of the order of every pair, a sentence each; or why nothing can."""
         if not self.pairs:
             return ("one group: nothing to order",)
+        if len(self.pairs) > 1 and not any(pair.attainable for pair in self.pairs):
+            least = min(pair.smallest_p for pair in self.pairs)
+            return (
+                f"too few seeds to order any two of {plural(len(self.groups), 'group')}: with {len(self.pairs)} pairs "
+                f"the smallest p there can be is {_p(least)}; {runs_needed(len(self.pairs))} runs of each could tell",
+            )
         return tuple(_verdict(pair, self._runs(pair), len(self.pairs)) for pair in self.pairs)
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Scores of stored runs: what each was worth at every point of its training, and task by task where it is compared."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from metaloom import storage
 from metaloom.flows.commands.diff import settings_of
 from metaloom.flows.errors import UsageError
 from metaloom.flows.run_groups import RunGroup, environment_of, section
-from metaloom.flows.views.formatting import plural
+from metaloom.flows.views.formatting import plural, trial_length
 from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.schema import suggestion
 from metaloom.pipeline.types import Array
@@ -90,8 +90,20 @@ def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> t
             )
         _require_same_evaluations(runs, mixed=mixed)
         return Histories(metric, tuple(runs), tuple(map(_evaluated, runs))), notes
+    if metric == AFTER_ADAPTATION:
+        notes = (*notes, *_note_on_trials(runs))
     histories = tuple(map(partial(_trained, metric=metric), runs))
     return Histories(metric, tuple(runs), histories), notes
+
+
+def _note_on_trials(runs: Sequence[Run]) -> Iterator[str]:
+    """Say whose return of training is no return after adaptation, where others' is."""
+    in_trials = [trial_length(run.config) > 1 for run in runs]
+    if any(in_trials) and not all(in_trials):
+        yield (
+            f"the return of training of {runs[in_trials.index(True)].name} and its like is that of whole trials, their "
+            "first episodes included: returns once adapted are compared by evaluations, --set evaluation.every=10"
+        )
 
 
 def scored(found: Histories, groups: Mapping[str, RunGroup], common: float, last: int) -> dict[str, Scores]:

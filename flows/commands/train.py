@@ -59,6 +59,7 @@ class TrainResult:
         computed: how many outputs were missing and are stored now.
         repaired: what was mended before, a line for each damaged file.
         damage: what verification found after a repair; None where there was none, or it was stopped.
+        enough: criteria of `stop` that ended it before its last iteration.
     """
 
     path: Path
@@ -67,6 +68,7 @@ class TrainResult:
     computed: int = 0
     repaired: Sequence[str] = ()
     damage: Sequence[storage.Damage] | None = None
+    enough: Sequence[str] = ()
 
 
 def direct(ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
@@ -288,8 +290,8 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
     history: list[Metrics] = []
     began, computed = time.perf_counter(), 0
     for iteration in range(iterations):
-        if stop is not None and stop.met(history):
-            return TrainResult(path, iteration, stopped=False, computed=computed)
+        if stop is not None and (reasons := stop.reasons(history)):
+            return TrainResult(path, iteration, stopped=False, computed=computed, enough=reasons)
         if stop is None and writer.is_whole(iteration):
             continue
         # Not only the iterations behind the last complete one: whatever was lost is computed again.

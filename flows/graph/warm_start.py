@@ -5,18 +5,21 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt, run_folder
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.sections import WarmStart
+from metaloom.pipeline.envs.registry import with_fitting_scale
 from metaloom.pipeline.types import LearnerState, Update
 
 _VIEWS = ("@best", "@latest")
 
 
 def pinned(config: RunConfig) -> RunConfig:
-    """A configuration whose warm start says which learner it is, for good.
+    """A new run's configuration with nothing left open: the learner it starts from, whether actions are scaled.
 
     Raises:
-        UsageError: the run has had fewer updates.
+        UsageError: the run that it starts from has had fewer updates.
         storage.StoreError: there is no such run.
+        EnvError: the environment cannot be made.
     """
+    config = config.model_copy(update={"env": with_fitting_scale(config.env)})
     start = config.init_from
     if start is None:
         return config

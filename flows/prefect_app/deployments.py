@@ -48,7 +48,7 @@ from metaloom.flows.trust import names_in, names_of_run, trust_run
 from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs.registry import with_all_options
+from metaloom.pipeline.envs.registry import with_all_options, with_fitting_scale
 from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
 
@@ -360,6 +360,7 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
         named = asked.recipe is not None or stored is None
         config = build_config(load_settings(asked.recipe or DEFAULT_RECIPE)) if named else stored
     assert config is not None
+    config = config.model_copy(update={"env": with_fitting_scale(config.env)})
     changes = {"seed": asked.seed, "iterations": asked.iterations}
     wanted = build_config({**config.model_dump(), **{name: n for name, n in changes.items() if n is not None}})
     if stored is None:

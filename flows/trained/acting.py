@@ -200,7 +200,8 @@ class Acting:
             if found.shape[len(leading) :] == shape and leading[: len(tasks)] == tasks and 0 not in leading:
                 return found.reshape(self.num_tasks, -1, spaces.observation_size), leading
         required = ", ".join(map(str, (*tasks, "...", *spaces.observation_shape)))
-        raise ValueError(f"found observations of shape {found.shape}; required ({required})")
+        hint = "" if found.ndim else "; of a discrete space, its unit vector"
+        raise ValueError(f"found observations of shape {found.shape}; required ({required}){hint}")
 
     def _steps(self, num_rows: int, deterministic: bool) -> _Steps:
         key = num_rows, deterministic

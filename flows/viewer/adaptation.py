@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from metaloom.flows.views.formatting import adaptation_label
+from metaloom.flows.views.formatting import adaptation_label, trial_length
 from metaloom.flows.views.series import numbers
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Array, TaskParams
@@ -40,28 +40,36 @@ def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
     stored = sorted(ref.step for ref in run.files.refs_of({iteration}) if ref.stage == stage)
     if not stored:
         return None
-    last = stored[-1]
+    last, in_trial = stored[-1], trial_length(run.config)
+    # Of trials: their first and their last episodes, which lie as docs/algorithms/rl2.md says.
+    shares = [("return", 0, 1)] if in_trial == 1 else [("first", 0, in_trial), ("last", in_trial - 1, in_trial)]
     rounds = [
         {
             "step": k,
-            "label": adaptation_label(k, last),
-            "tasks": _positions(run, StageRef(iteration, stage, k), columns),
+            "label": adaptation_label(k, last) if in_trial == 1 else f"in {label} episodes of trials",
+            "tasks": _positions(run, StageRef(iteration, stage, k), columns, share),
         }
         for k in dict.fromkeys((stored[0], last))
+        for label, *share in shares
     ]
     return {"unit": run.components("observation")["x"], "rounds": rounds, "goals": _goals(run, iteration)}
 
 
-def _positions(run: Run, ref: StageRef, columns: Sequence[int]) -> list[list[list[list[float | None]]]]:
-    """Of every task, of every episode: [x, y], each with an entry per step."""
+def _positions(
+    run: Run, ref: StageRef, columns: Sequence[int], share: Sequence[int]
+) -> list[list[list[list[float | None]]]]:
+    """Of every task, of the episodes in share m of n: [x, y], each with an entry per step."""
     lengths = run.lengths(ref)
     tasks = [*range(min(len(lengths), MOST_TASKS))]
+    place, shares = share
+    count = lengths.shape[1] // shares
+    first = place * count
     group = run.stages.group_of(ref)
     observations = run.files.read_arrays(run.record(ref), ("observations",), tasks)[group]["observations"][0]
     return [
         [
             [numbers(observations[b, e, : lengths[b, e] + 1, column]) for column in columns]
-            for e in range(min(lengths.shape[1], MOST_EPISODES))
+            for e in range(first, first + min(count, MOST_EPISODES))
             if lengths[b, e]
         ]
         for b in tasks

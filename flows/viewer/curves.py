@@ -9,7 +9,7 @@ import numpy as np
 from metaloom.flows.views.evaluation_lines import training_lines, training_lines_by_class
 from metaloom.flows.views.formatting import by_inner_step
 from metaloom.flows.views.history import History, class_lines, learning_lines, load_history, metric_columns
-from metaloom.flows.views.metric_curves import optimization_lines, success_lines
+from metaloom.flows.views.metric_curves import optimization_lines, success_lines, trial_lines
 from metaloom.flows.views.series import Lines, numbers, series_data
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Array, Evaluation
@@ -135,7 +135,7 @@ def _stride(done: int) -> int:
 def _charts(run: Run, history: History) -> Iterator[dict[str, Any]]:
     steps = history.env_steps if "env_steps" in history.metrics else history.iterations
     shown: list[tuple[str, Iterable[Lines]]] = [
-        ("Return", [learning_lines(run.name, history)]),
+        ("Return", [learning_lines(run.name, history), *trial_lines(history)]),
         ("By class of task", class_lines(history)),
         ("Success", success_lines(history)),
         ("Optimization", optimization_lines(history)),

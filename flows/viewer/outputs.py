@@ -12,7 +12,7 @@ from metaloom import storage
 from metaloom.flows.runs import require_iteration
 from metaloom.flows.views.boxes import Arrow, Box, draw
 from metaloom.flows.views.class_returns import classes_of
-from metaloom.flows.views.formatting import dotted, plural, program, short_time, size, stage_name
+from metaloom.flows.views.formatting import dotted, plural, program, short_time, size, stage_name, trial_length
 from metaloom.flows.views.run_info import (
     class_returns_of,
     iteration_metrics,
@@ -114,7 +114,7 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
 
     Returns:
         `tasks`: parameters by name; `classes`: of every task, null without classes, and their `colors`; `steps`: inner
-        step -> returns and lengths, a list of episodes for every task.
+        step -> returns and lengths, a list of episodes for every task; `trial`: episodes of a trial.
     """
     table = run.episodes(iteration) if iteration in run.iterations else _episodes_under_way(run, iteration)
     columns: dict[str, Array] = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
@@ -143,6 +143,7 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
         if named is None or classes is None
         else {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(named))},
         "steps": steps,
+        "trial": trial_length(run.config),
     }
 
 

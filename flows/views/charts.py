@@ -91,6 +91,8 @@ def line_chart(
     figure, axes = _figure(title, note, size)
     x, unit = _scaled(x)
     _plot(axes, x, series)
+    if len(x) and np.ptp(x) < MARKED_POINTS and np.array_equal(x, np.round(x)):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no half an episode
     axes.set_xlabel(x_label + unit)
     axes.set_ylabel(y_label)
     axes.margins(x=0.02)

@@ -47,7 +47,11 @@ def per_shot_chart(title: str, evaluation: Evaluation) -> Chart:
     """Test return against the number of episodes that a task's policy has adapted to."""
     steps = summarize_steps(evaluation)
     n = evaluation.episodes_per_step
-    per_step = f"one adaptation step per {n} episode{'' if n == 1 else 's'}; " if evaluation.adaptation_steps else ""
+    per_step = (
+        f"an adaptation step after every {'episode' if n == 1 else f'{n} episodes'}; "
+        if evaluation.adaptation_steps
+        else ""
+    )
     series = (
         Series("interquartile mean", AFTER, *interquartile_means(steps)),
         Series("mean", BEFORE, np.array([step.average_return for step in steps])),

@@ -38,4 +38,4 @@ def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
             "success rate: of all test episodes; official: of the first three of a class to finish, where success ends "
             "an episode, which is too high"
         )
-    return [heading("success by class of task"), table]
+    return [heading(f"success by class of task, after {plural(last, 'adaptation step')}"), table]

@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from metaloom.storage.format import settings
 from metaloom.storage.format.stages import EARLIER
 
 _STEPPED = {stage.name for table in EARLIER.values() for stage in table.stages if stage.stepped}
+TRIAL_RETURNS = ("first_episode_return", "last_episode_return")
+"""Metrics of algorithms that learn from trials; equal where a trial is one episode."""
+
 # Labels are made where no run is at hand: of a stage that a plug-in brings, k tells itself from 1 on.
 
 
@@ -39,6 +42,17 @@ def by_inner_step(metrics: Mapping[str, float], name: str) -> list[float]:
     while (key := f"step_{len(values)}.{name}") in metrics:
         values.append(metrics[key])
     return values
+
+
+def trial_length(config: Mapping[str, Any]) -> int:
+    """Episodes of a trial, from a stored configuration: 1 for algorithms without a memory between episodes."""
+    return int(config["algorithm"].get("episodes_per_trial", 1))
+
+
+def trial_returns(metrics: Mapping[str, float]) -> Sequence[float]:
+    """Average return of the first and of the last episodes of trials; empty where no trial has several episodes."""
+    found = [metrics[name] for name in TRIAL_RETURNS if name in metrics]
+    return found if len(set(found)) == len(TRIAL_RETURNS) else ()
 
 
 def adaptation_label(k: int, last: int) -> str:

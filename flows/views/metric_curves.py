@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from metaloom.flows.views.formatting import adaptation_label
+import numpy as np
+
+from metaloom.flows.views.formatting import TRIAL_RETURNS, adaptation_label
 from metaloom.flows.views.history import History
 from metaloom.flows.views.series import AFTER, BEFORE, Lines, Series, step_color
 
@@ -19,12 +21,27 @@ def success_lines(history: History) -> Iterator[Lines]:
     )
 
 
+def trial_lines(history: History) -> Iterator[Lines]:
+    """Returns of the first and the last episodes of trials, where trials have several."""
+    first, last = (history.metrics.get(name) for name in TRIAL_RETURNS)
+    if first is None or last is None or np.array_equal(first, last, equal_nan=True):
+        return
+    yield from _lines(
+        history,
+        "trial_returns",
+        "First and last episode of a trial",
+        "average episode return",
+        dict(zip(TRIAL_RETURNS, (("first episode", BEFORE), ("last episode", AFTER)), strict=True)),
+        "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes.",
+    )
+
+
 def optimization_lines(history: History) -> Iterator[Lines]:
     """How the updates went, as far as the algorithm has such metrics."""
     yield from _lines(
         history,
         "kl_divergence",
-        "KL divergence of the meta-update",
+        "KL divergence of the update",
         "KL divergence (nats)",
         {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
         "How far an iteration's update moved the policy from the one that collected its episodes.",
@@ -35,15 +52,16 @@ def optimization_lines(history: History) -> Iterator[Lines]:
         "Policy entropy",
         "entropy (nats)",
         _of_every_step(history, "entropy"),
-        "Falls as the policy's standard deviations shrink.",
+        "Falls as the policy grows certain of its actions.",
     )
+    gained = "; the gap is what the update gained on them" if "loss_before" in history.metrics else ""
     yield from _lines(
         history,
         "loss",
-        "Loss of the meta-update",
+        "Loss of the update",
         "surrogate loss",
         {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
-        "Of the same episodes; the gap is what the update gained on them.",
+        f"On the iteration's episodes{gained}.",
     )
     norm = {"meta_gradient_norm": ("meta-gradient", AFTER)}
     if "meta_gradient_standard_error" in history.metrics:

@@ -29,6 +29,7 @@ from metaloom.flows.views.formatting import (
     plural,
     speed,
     stage_name,
+    trial_returns,
 )
 from metaloom.storage import StageRef
 
@@ -233,14 +234,19 @@ def json_line(report: IterationReport) -> str:
 
 
 def returns_text(report: IterationReport, prefix: str = "") -> Text:
-    """Returns of an iteration before and after adaptation, and success rates where there are any."""
+    """Returns of an iteration before and after adaptation, those of a trial's ends, and success rates if any."""
     returns = adaptation_returns(report.metrics)
     if not returns:
         return Text(f"{prefix}unknown")
     before = "" if len(returns) == 1 else f"before {number(returns[0])}  after "
     success = " to ".join(map(number, by_inner_step(report.metrics, "success_rate")))
     told = f"  success rate {success}" if success else ""
-    return Text.assemble(prefix, before, (number(returns[-1]), "bold"), told)
+    return Text.assemble(prefix, before, (number(returns[-1]), "bold"), _trial_text(report), told)
+
+
+def _trial_text(report: IterationReport) -> str:
+    returns = [*map(number, trial_returns(report.metrics))]
+    return f" (first episode {returns[0]}, last {returns[1]})" if returns else ""
 
 
 def _evaluation_text(returns: Sequence[float]) -> str:

@@ -11,7 +11,7 @@ from metaloom.flows.views.evaluation_lines import stored_evaluations, training_l
 from metaloom.flows.views.evaluation_plots import per_shot_chart
 from metaloom.flows.views.formatting import adaptation_label, plural, short_time, stage_name
 from metaloom.flows.views.history import History, class_lines, learning_lines
-from metaloom.flows.views.metric_curves import optimization_lines, success_lines
+from metaloom.flows.views.metric_curves import optimization_lines, success_lines, trial_lines
 from metaloom.flows.views.series import (
     AFTER,
     CLASS_NOTE,
@@ -37,14 +37,16 @@ MOST_ITERATIONS, MOST_POINTS = 100, 20_000
 def run_charts(run: Run, history: History) -> list[Chart]:
     """Every chart that a run has, in the order of its page."""
     of_metrics: Sequence[tuple[str, Iterator[Lines]]] = (
+        ("Trials", trial_lines(history)),
         ("Success", success_lines(history)),
         ("Optimization", optimization_lines(history)),
     )
-    success, optimization = (
+    trials, success, optimization = (
         [_over_training(lines, section, history) for lines in charts] for section, charts in of_metrics
     )
     return [
         learning_chart(run.path.name, history),
+        *trials,
         *_class_charts(history),
         *_task_charts(run, history),
         *success,

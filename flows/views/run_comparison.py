@@ -99,7 +99,10 @@ def _pairs_table(found: "Comparison") -> Table:
             f"{pair.adjusted_p:.2g}",
         )
     unit = "of one task" if found.groups[0].scores.same_tasks else "by their mean scores"
-    table.caption = as_text(f"P(a > b): that a run of a is higher than one of b, {unit}; p: adjusted for all pairs")
+    table.caption = as_text(
+        f"a - b: of interquartile means; P(a > b): that a run of a is higher than one of b, {unit}; p: adjusted for "
+        "all pairs"
+    )
     return table
 
 

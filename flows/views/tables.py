@@ -24,6 +24,7 @@ from metaloom.flows.views.formatting import (
     size,
     stage_label,
     stage_name,
+    trial_length,
 )
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
 from metaloom.flows.views.run_info import iteration_info, run_info
@@ -347,15 +348,19 @@ def _recipe_row(name: str, recipes: Mapping[str, "Callable[[], RunConfig]"]) -> 
 
 
 def _sizes(config: Mapping[str, Any]) -> str:
-    inner_steps, tasks = config["algorithm"].get("inner_steps", 0), config["num_tasks"]
+    algorithm, tasks, episodes = config["algorithm"], config["num_tasks"], config["episodes_per_task"]
+    each = plural(episodes, "episode")
+    if (in_trial := trial_length(config)) > 1:
+        each = f"{plural(episodes // in_trial, 'trial')} of {plural(in_trial, 'episode')}"
     enough = [
         plural(config[name], noun)
         for name, noun in (("min_steps", "step"), ("min_rollouts", "episode"))
         if config.get(name)
     ]
+    steps = plural(config["max_episode_steps"], "step")
     return (
-        f"{plural(tasks, 'task')} x {'at most ' if enough else ''}{plural(config['episodes_per_task'], 'episode')} x "
-        f"{plural(config['max_episode_steps'], 'step')}, {plural(inner_steps, 'inner step')}"
+        f"{plural(tasks, 'task')} x {'at most ' if enough else ''}{each} x {steps}"
+        + (f", {plural(algorithm['inner_steps'], 'inner step')}" if "inner_steps" in algorithm else "")
         + (f", until {' and '.join(enough)} are reached" if enough else "")
     )
 

@@ -77,8 +77,10 @@ class RunConfig(Settings):
         """A setting's value for this run, unless it was given; the value of a section is that of some of its fields."""
         value = getattr(self, name)
         if isinstance(default, Mapping):
-            missing = {field: default[field] for field in default.keys() - value.model_fields_set}
+            given = value.model_fields_set
+            missing = {field: default[field] for field in default.keys() - given}
             value = type(value).model_validate({**value.model_dump(), **missing})
+            value.model_fields_set.intersection_update(given)  # a default is still none of the user's settings
         elif name not in self.model_fields_set:
             value = default
         # Settings are frozen; this is still their construction.

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -54,22 +54,35 @@ class StoppingConfig(Settings):
 
     def met(self, history: Sequence[Metrics]) -> bool:
         """Tell if a run may end after the iterations that have these metrics, in order."""
+        return bool(self.reasons(history))
+
+    def reasons(self, history: Sequence[Metrics]) -> Sequence[str]:
+        """Say which criteria are met after the iterations that have these metrics; nothing while the run goes on."""
         if not history:
-            return False
+            return ()
+        found = [*self._criteria(history)]
+        told = [reason for met, reason in found if met]
+        return told if self.combine == "any" or len(told) == len(found) else ()
+
+    def _criteria(self, history: Sequence[Metrics]) -> Iterator[tuple[bool, str]]:
+        """Each criterion: whether it is met, and what was found."""
         last = history[-1]
-        found: list[bool] = []
         if self.samples is not None:
-            found.append(last["env_steps"] >= self.samples)
-        if self.return_threshold is not None:
-            found.append(self._return(last) >= self.return_threshold)
+            made = last["env_steps"]
+            yield made >= self.samples, f"{made:.0f} environment steps of {self.samples}"
+        if (least := self.return_threshold) is not None:
+            found = self._return(last)
+            yield found >= least, f"the {self.statistic} return is {found:.4g}, at least {least:g}"
         if self.metric is not None:
-            value = self._metric(last)
-            found.append(value >= self.at_least if self.at_least is not None else value <= (self.at_most or 0.0))
+            found = self._metric(last)
+            if self.at_least is not None:
+                yield found >= self.at_least, f"{self.metric} is {found:.4g}, at least {self.at_least:g}"
+            elif self.at_most is not None:
+                yield found <= self.at_most, f"{self.metric} is {found:.4g}, at most {self.at_most:g}"
         if (window := self.convergence_window) is not None:
-            enough = len(history) >= window
             returns = np.array([self._return(metrics) for metrics in history[-window:]])
-            found.append(enough and trend_p_value(returns) >= self.convergence_p_value)
-        return any(found) if self.combine == "any" else all(found)
+            flat = len(history) >= window and trend_p_value(returns) >= self.convergence_p_value
+            yield flat, f"the {self.statistic} return has no trend over {window} iterations"
 
     def require_metric(self, names: Collection[str]) -> None:
         """Refuse a metric that no round of the run will have.

@@ -76,6 +76,7 @@ class EnvConfig(Settings):
         if self.name in DISCRETE and "action_scale" not in self.model_fields_set:
             # Settings are frozen; this is still their construction.
             object.__setattr__(self, "action_scale", None)
+            self.model_fields_set.add("action_scale")  # no default of an algorithm takes its place
         return self
 
 

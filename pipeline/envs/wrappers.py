@@ -1,7 +1,7 @@
 """Between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -50,8 +50,8 @@ class DiscreteActionMap:
         self._start = np.int64(space.start)
         if scale is not None:
             raise EnvError(
-                f"the actions {space} are discrete, so action_scale {scale} has nothing to scale; "
-                "set env.action_scale to null"
+                f"env.action_scale: found {scale:g}, but the actions {space} are discrete and have no scale; required "
+                "null: --set env.action_scale=null"
             )
 
     def __call__(self, actions: Array) -> Array:
@@ -86,11 +86,17 @@ class Wrapped(MetaEnv):
 
 
 class PolicyActions(Wrapped):
-    """A MetaEnv that takes a policy's actions, by way of an ActionMap or a DiscreteActionMap."""
+    """A MetaEnv that takes a policy's actions, by way of an ActionMap or a DiscreteActionMap.
+
+    The i-th of n states is seen as the i-th unit vector, observations in a Box as they are.
+    """
 
     def __init__(self, env: MetaEnv, scale: float | None) -> None:
         super().__init__(env)
         space = _action_space(env)
+        self._states = env.observation_space if isinstance(env.observation_space, Discrete) else None
+        if self._states is not None:
+            self.observation_space = cast(Box, flatten_space(self._states))
         self.task_fields = env.task_fields
         self.task_set = env.task_set
         self.test_task_set = env.test_task_set
@@ -122,8 +128,17 @@ class PolicyActions(Wrapped):
     def has_diagnostics(self) -> bool:
         return self.env.has_diagnostics
 
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        observation, info = super().reset(seed=seed, options=options)
+        return self._seen(observation), info
+
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
-        return self.env.step(self.action_map(np.asarray(action)).astype(self.env.action_space.dtype))
+        mapped = self.action_map(np.asarray(action)).astype(self.env.action_space.dtype)
+        observation, *rest = self.env.step(mapped)
+        return self._seen(observation), *rest
+
+    def _seen(self, observation: Any) -> Array:
+        return observation if self._states is None else unit_vector(self._states, observation)
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         batch = self.env.batch(num_rows, num_threads)
@@ -219,7 +234,18 @@ class UnitVectorObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         self._space = space
 
     def observation(self, observation: Any) -> Array:
-        return np.asarray(flatten(self._space, observation))
+        return unit_vector(self._space, observation)
+
+
+def unit_vector(states: Discrete, state: Any) -> Array:
+    """Return the i-th unit vector, shape [n], for the i-th of n states.
+
+    Raises:
+        EnvError: there is no such state.
+    """
+    if not states.contains(state):
+        raise EnvError(f"found the observation {state!r}; required an integer in {states}, the observation space")
+    return np.asarray(flatten(states, state))
 
 
 def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymnasium.Env[Any, Any]:

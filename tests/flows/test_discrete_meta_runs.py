@@ -1,16 +1,20 @@
 """Runs of the meta family on discrete actions: they replay, resume, are optimized, and their policies act elsewhere."""
 
+from typing import ClassVar
+
 import gymnasium
 import numpy as np
 import pytest
 from small_runs import GRADIENT_BASED
 
 import metaloom
+from metaloom.flows.commands.check_env import check_environment, env_config
 from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
+from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.envs.contract import MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 
 SERIAL = Backend(workers=0)
 
@@ -104,3 +108,29 @@ def test_workers_give_the_same_bits(tmp_path, config, digests):
     train(config("promp", iterations=1), tmp_path / "here", backend=SERIAL)
     train(config("promp", iterations=1), tmp_path / "there", backend=Backend(workers=1))
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
+
+
+def test_actions_that_nobody_scales_are_those_of_the_recipe_without_a_scale(tmp_path):
+    small = ["iterations=1", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=3", "policy.hidden_sizes=[4]"]
+    train(new_config("promp", [f"env={__name__}:Bells", *small]), tmp_path / "run", backend=SERIAL)
+    assert metaloom.open_run(tmp_path / "run").config["env"]["action_scale"] is None
+    with pytest.raises(EnvError, match=r"found 10, .*Discrete\(4\) are discrete .*--set env.action_scale=null"):
+        train(new_config("promp", [f"env={__name__}:Bells", "env.action_scale=10"]), tmp_path / "no", backend=SERIAL)
+
+
+@pytest.mark.parametrize("name", ["bernoulli-bandit", "hidden-goal-grid", f"{__name__}:Bells", "CartPole-v1"])
+def test_doctor_takes_discrete_actions(name):
+    assert [check.status for check in check_environment(env_config(name))] == ["ok", "ok"]
+
+
+class Noting(Bells):
+    taken: ClassVar[set[int]] = set()
+
+    def step(self, action):
+        self.taken.add(int(action))
+        return super().step(action)
+
+
+def test_doctor_takes_every_discrete_action():
+    check_environment(env_config(f"{__name__}:Noting"))
+    assert Noting.taken == {0, 1, 2, 3}

@@ -64,7 +64,7 @@ def test_the_curve_of_an_evaluation_is_over_adaptation_episodes(run):
     assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 2, 4]
     expected = [interquartile_mean(evaluation.test_returns[:, k].mean(axis=1)) for k in range(3)]
     np.testing.assert_allclose(lines(figure)["interquartile mean"], expected)
-    assert "one adaptation step per 2 episodes" in figure.axes[0].texts[0].get_text()
+    assert "an adaptation step after every 2 episodes" in figure.axes[0].texts[0].get_text()
 
 
 def test_the_curve_over_training_has_every_evaluation(run):

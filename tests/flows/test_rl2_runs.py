@@ -9,8 +9,16 @@ from metaloom import storage
 from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.recipes import RECIPES
+from metaloom.flows.observer import IterationReport
+from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.viewer.adaptation import adaptation_page
+from metaloom.flows.viewer.outputs import returns_by_task
+from metaloom.flows.views.formatting import number, trial_returns
+from metaloom.flows.views.history import load_history
+from metaloom.flows.views.progress import returns_text
+from metaloom.flows.views.run_charts import run_charts
+from metaloom.flows.views.tables import recipe_rows
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
@@ -207,3 +215,63 @@ def test_a_network_with_a_memory_is_refused_where_nothing_remembers(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"policy\.network is gru, which has a memory, but the algorithm's actor has"):
         train(config, tmp_path / "run", backend=SERIAL)
+
+
+def test_what_trials_earn_first_and_last_is_told_and_drawn(made):
+    run = metaloom.open_run(made("robot"))
+    last, returns = run[1].update().metrics, run[1].rollouts(0).episode_returns
+    ends = np.array([returns[:, :2].mean(), returns[:, 2:].mean()])  # two trials of two episodes side by side
+    np.testing.assert_allclose([last["first_episode_return"], last["last_episode_return"]], ends, rtol=1e-6)
+    assert trial_returns(last) == [last["first_episode_return"], last["last_episode_return"]]
+    first, second = map(number, trial_returns(last))
+    told = returns_text(IterationReport(1, 2, last, {}, 1.0, None)).plain
+    assert told == f"{number(last['step_0.average_return'])} (first episode {first}, last {second})"
+    chart = next(chart for chart in run_charts(run, load_history(run)) if chart.name == "trial_returns")
+    drawn = {series.label: series.values[1] for series in chart.panels[0].series}
+    np.testing.assert_allclose([drawn["first episode"], drawn["last episode"]], ends, rtol=1e-6)
+
+
+def test_trials_of_one_episode_have_no_other_end():
+    alone = {"step_0.average_return": 2.0, "first_episode_return": 2.0, "last_episode_return": 2.0}
+    assert not trial_returns(alone)
+    assert returns_text(IterationReport(0, 1, alone, {}, 1.0, None)).plain == "2"
+
+
+def test_the_page_of_an_iteration_tells_first_and_last_episodes_of_trials_apart(made):
+    run = storage.open_run(made("robot"))
+    assert returns_by_task(run, 1)["trial"] == 2
+    rounds = adaptation_page(run, 1)["ways"]["rounds"]
+    assert [one["label"] for one in rounds] == ["in first episodes of trials", "in last episodes of trials"]
+    batch = metaloom.open_run(made("robot"))[1].rollouts(0)
+    for one, episodes in zip(rounds, ((0, 1), (2, 3)), strict=True):
+        for b, ways in enumerate(one["tasks"]):
+            for way, e in zip(ways, episodes, strict=True):
+                real = batch.observations[b, e, : batch.lengths[b, e] + 1]
+                np.testing.assert_allclose(way, real.T, rtol=1e-6)
+
+
+def test_sizes_count_trials():
+    about = next(row for row in recipe_rows() if row["name"] == "rl2-navigation-2d")
+    assert about["sizes"] == "40 tasks x 2 trials of 2 episodes x 100 steps"
+
+
+def test_a_comparison_says_whose_return_of_training_is_that_of_whole_trials(made, tmp_path):
+    train(recipe_config("promp", [*SMALL, "env=navigation-2d"]), tmp_path / "promp", backend=SERIAL)
+    found = metaloom.compare([str(made("robot")), str(tmp_path / "promp")], metric="return")
+    assert {group.name for group in found.groups} == {"algorithm.name=promp", "algorithm.name=rl2"}
+    assert any("that of whole trials" in note for note in found.notes)
+    assert not metaloom.compare([str(made("robot")), str(made("lstm"))], metric="return").notes
+    found = metaloom.compare([str(made("robot")), str(made("lstm")), str(tmp_path / "promp")], metric="return")
+    (verdict,) = found.verdicts
+    # One run of each: of two runs and two groups there are two ways to divide them, both as extreme.
+    assert verdict.startswith(
+        "too few seeds to order any two of 3 groups: with 3 pairs the smallest p there can be is 1;"
+    )
+
+
+@pytest.mark.parametrize("recipe", ["rl2", "rl2-trpo", "varibad"])
+def test_actions_of_an_environment_of_ones_choice_are_scaled_as_in_the_recipe(recipe):
+    named = new_config(recipe, ["env=navigation-2d"])
+    assert named.env.action_scale == new_config(recipe).env.action_scale == 1
+    assert new_config(recipe, ["env=navigation-2d", "env.action_scale=10"]).env.action_scale == 10
+    assert new_config(recipe, ["env=bernoulli-bandit"]).env.action_scale is None

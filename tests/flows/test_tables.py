@@ -197,7 +197,7 @@ def test_recipes_are_listed_with_their_first_docstring_line():
     assert rows["promp-half-cheetah-vel"]["env"] == "half-cheetah-vel"
     assert rows["promp-half-cheetah-vel"]["sizes"] == "40 tasks x 20 episodes x 100 steps, 1 inner step"
     until = "until 2,000 steps are reached"
-    assert rows["ppo"]["sizes"] == f"1 task x at most 128 episodes x 1,000 steps, 0 inner steps, {until}"
+    assert rows["ppo"]["sizes"] == f"1 task x at most 128 episodes x 1,000 steps, {until}"
     json.dumps(list(rows.values()), allow_nan=False)
     line = row_with(tables.recipes_table(list(rows.values())), "promp-half-cheetah-vel")
     assert rows["promp-half-cheetah-vel"]["about"] in line

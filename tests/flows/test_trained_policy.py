@@ -317,6 +317,8 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.adapt(gymnasium.make("CartPole-v1"))
     with pytest.raises(ValueError, match=r"found observations of shape \(3,\); required \(..., 2\)"):
         policy(np.zeros(3))
+    with pytest.raises(ValueError, match=r"found observations of shape \(\); .*of a discrete space, its unit vector"):
+        policy(1)
     with pytest.raises(ValueError, match="found actions of shape"):
         policy.log_prob(np.zeros((4, 2)), np.zeros((3, 2)))
     with pytest.raises(UsageError, match="found episodes=0; required at least 1"):

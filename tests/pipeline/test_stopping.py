@@ -72,3 +72,18 @@ def test_convergence_needs_its_whole_window_and_no_trend():
 def test_options_without_a_criterion_are_refused(settings):
     with pytest.raises(ValueError, match=r"set|criterion"):
         StoppingConfig(**settings)
+
+
+def test_the_criteria_that_are_met_say_what_was_found():
+    last = {"env_steps": 40.0, "step_0.min_return": -3.0, "step_1.min_return": 1.25, "step_1.success_rate": 0.95}
+    either = StoppingConfig(samples=50, return_threshold=1.0, metric="success_rate", at_least=0.9)
+    assert [*either.reasons([last])] == ["the min return is 1.25, at least 1", "success_rate is 0.95, at least 0.9"]
+    assert not either.reasons([])
+    both = StoppingConfig(samples=50, return_threshold=1.0, combine="all")
+    assert not both.reasons([last])
+    assert [*both.reasons([last | {"env_steps": 50.0}])] == [
+        "50 environment steps of 50",
+        "the min return is 1.25, at least 1",
+    ]
+    nearer = StoppingConfig(metric="step_0.min_return", at_most=-2.0)
+    assert [*nearer.reasons([last])] == ["step_0.min_return is -3, at most -2"]

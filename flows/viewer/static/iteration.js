@@ -85,12 +85,13 @@ async function byTask(here, run, page, into) {
   const pick = steps.length > 1 ? choice("episodes of inner step", steps.map((k) => [k, `${k}${k === 0 ? ", before adaptation" : k === steps.at(-1) ? ", after adaptation" : ""}`]), chosen,
     (value) => { chosen = Number(value); fill(); }) : "";
   const several = returns.steps[chosen].returns.length > 1;
+  const trials = returns.trial > 1 ? returns.steps[chosen].returns[0].length / returns.trial : 0;
   into.replaceChildren(h("h2", {}, several ? "Returns by task" : "Returns"), h("div", { class: several ? "grid" : "" },
-    several && card(h("h3", {}, steps.length > 1 ? "Before and after adaptation" : "Mean return of each task"),
-      h("p", { class: "note" }, "dot: mean over the episodes of a task; sorted by the last of them"), means),
+    several && card(h("h3", {}, trials ? "First and last episodes of trials" : steps.length > 1 ? "Before and after adaptation" : "Mean return of each task"),
+      h("p", { class: "note" }, `dot: mean over ${trials ? "these" : "the"} episodes of a task; sorted by ${trials || steps.length > 1 ? "the last" : "it"}`), means),
     card(h("div", { class: "row" }, h("h3", {}, "Every episode"), h("span", { class: "push" }, pick)),
-      h("p", { class: "note" }, "a click opens the episode, with its film"), episodes)));
-  if (several) await dumbbells(means, returns, steps);
+      h("p", { class: "note" }, `a click opens the episode, with its film${trials === 1 ? "; columns are the episodes of a trial" : trials ? `; the first ${trials} columns are the first episodes of ${trials} trials, the next ${trials} their second ones` : ""}`), episodes)));
+  if (several) await dumbbells(means, returns, trials ? endsOfTrials(returns, steps[0]) : afterSteps(returns, steps));
   await fill();
   episodes.on("plotly_click", (event) => {
     const { x, y } = event.points[0];
@@ -114,22 +115,35 @@ const about = (returns, b) => [
   ...Object.entries(returns.tasks).slice(0, 4).map(([name, values]) => `${name} ${number(values[b])}`),
 ].join(", ");
 
-async function dumbbells(element, returns, steps) {
-  const means = steps.map((k) => returns.steps[k].returns.map(mean));
+const afterSteps = (returns, steps) => steps.map((k, n) => ({
+  name: steps.length === 1 ? "return" : n === steps.length - 1 ? "after adaptation" : n === 0 ? "before adaptation" : `after ${k} inner step${k > 1 ? "s" : ""}`,
+  means: returns.steps[k].returns.map(mean),
+}));
+
+// The episodes of a task lie as its trials' first ones, their second ones, and so on.
+const endsOfTrials = (returns, k) => [["first episodes", 0], ["last episodes", returns.trial - 1]].map(([name, place]) => ({
+  name, means: returns.steps[k].returns.map((row) => {
+    const trials = row.length / returns.trial;
+    return mean(row.slice(place * trials, (place + 1) * trials));
+  }),
+}));
+
+async function dumbbells(element, returns, groups) {
+  const means = groups.map((group) => group.means);
   const order = means[0].map((_, b) => b).sort((a, b) => means.at(-1)[a] - means.at(-1)[b]);
   const places = order.map((_, n) => n);
   const lines = order.map((b, n) => [[n, n, null], [means[0][b], means.at(-1)[b], null]]);
-  const traces = steps.length > 1 ? [{ x: lines.flatMap((l) => l[0]), y: lines.flatMap((l) => l[1]), mode: "lines",
+  const traces = groups.length > 1 ? [{ x: lines.flatMap((l) => l[0]), y: lines.flatMap((l) => l[1]), mode: "lines",
     line: { color: "#c4c9ce", width: 1.5 }, hoverinfo: "skip", showlegend: false }] : [];
-  steps.forEach((k, n) => {
-    const last = n === steps.length - 1;
+  groups.forEach(({ name }, n) => {
+    const last = n === groups.length - 1;
     traces.push({ x: places, y: order.map((b) => means[n][b]), mode: "markers", marker: { size: 7,
       color: last ? AFTER : n === 0 ? BEFORE : COLORS[(n + 1) % COLORS.length] },
-      name: steps.length === 1 ? "return" : last ? "after adaptation" : n === 0 ? "before adaptation" : `after ${k} inner step${k > 1 ? "s" : ""}`,
+      name,
       text: order.map((b) => `task ${b}${about(returns, b) ? `: ${about(returns, b)}` : ""}`), hovertemplate: "%{text}<br>%{y:.4g}<extra></extra>" });
   });
   await draw(element, traces, "task, by return", "mean return",
-    { height: 340, xaxis: { title: { text: "tasks, by their return" }, showticklabels: false, gridcolor: "#fff", zeroline: false }, showlegend: steps.length > 1 });
+    { height: 340, xaxis: { title: { text: "tasks, by their return" }, showticklabels: false, gridcolor: "#fff", zeroline: false }, showlegend: groups.length > 1 });
 }
 
 async function adapted(here, run, page, into) {

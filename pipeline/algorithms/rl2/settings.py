@@ -36,8 +36,9 @@ class WithMemory(TrialSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """One GRU, no baseline; see AlgorithmSettings."""
+        """One GRU, no baseline, noise that reaches the ends of the action box; see AlgorithmSettings."""
         return {
+            "env": {"action_scale": 1.0},
             "policy": {"network": "gru", "hidden_sizes": (128,)},
             "baseline": {"name": "zero"},
             "processing": {"gae_lambda": 0.95},

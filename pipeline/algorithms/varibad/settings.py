@@ -70,8 +70,9 @@ class VariBAD(TrialClipping):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Small networks, no baseline; see AlgorithmSettings."""
+        """Small networks, no baseline, noise that reaches the ends of the action box; see AlgorithmSettings."""
         return {
+            "env": {"action_scale": 1.0},
             "policy": {"hidden_sizes": (64, 64)},
             "baseline": {"name": "zero"},
             "processing": {"gae_lambda": 0.95},

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
-from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.facts import env_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
-from metaloom.pipeline.envs.registry import make_batch_env, make_env
+from metaloom.pipeline.envs.registry import make_batch_env, make_env, with_fitting_scale
 from metaloom.pipeline.envs.wrappers import SingleTask
 
 MODULE = '''
@@ -176,7 +177,7 @@ def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> 
         ("own_envs:NotAnEnv", r"the class own_envs:NotAnEnv; required a subclass of gymnasium"),
         (
             "own_envs:Choices",
-            r"the actions Discrete\(3\) are discrete, so action_scale 10.0 .* set env.action_scale to null",
+            r"env.action_scale: found 10, but the actions Discrete\(3\) .* --set env.action_scale=null",
         ),
         ("own_envs:Endless", r"has no bounds, so action_scale 10.0 .* set env.action_scale to null"),
     ],
@@ -280,3 +281,60 @@ def test_a_function_is_not_called_to_find_out_what_it_makes(monkeypatch) -> None
     for path in ("os:system", "subprocess:run"):
         with pytest.raises(EnvError, match="required a subclass of gymnasium"):
             make_env(EnvConfig(name=path, options={"command": "true", "args": "true"}))
+
+
+class Rooms(MetaEnv):
+    """Three rooms, numbered from 5; every door leads to the same one."""
+
+    task_fields = (TaskField("door", "1", "that leads on"),)
+    observation_space, action_space = Discrete(3, start=5), Discrete(2)
+
+    def __init__(self, leads_to=6):
+        self.leads_to = leads_to
+
+    def sample_tasks(self, num_tasks, rng):
+        return rng.integers(2, size=(num_tasks, 1)).astype(float)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 5, {}
+
+    def step(self, action):
+        assert isinstance(action, np.integer)
+        return self.leads_to, 0.0, False, False, {}
+
+
+def rooms(**options):
+    return EnvConfig(name=f"{__name__}:Rooms", options=options, action_scale=None)
+
+
+def test_the_states_of_a_meta_env_are_seen_as_unit_vectors():
+    env = make_env(rooms())
+    assert env.observation_space.shape == (3,)
+    env.set_task(np.zeros(1))
+    np.testing.assert_array_equal(env.reset(seed=0)[0], [1, 0, 0])
+    np.testing.assert_array_equal(env.step(1)[0], [0, 1, 0])
+    batch = make_batch_env(rooms(), 2)
+    batch.reset(np.zeros((2, 1)), np.arange(2, dtype=np.uint64))
+    np.testing.assert_array_equal(batch.step(np.array([0, 1]), np.arange(2)).observations, [[0, 1, 0]] * 2)
+
+
+@pytest.mark.parametrize("state", [4, 8, 6.0, None])
+def test_a_state_that_there_is_not_is_refused(state):
+    env = make_env(rooms(leads_to=state))
+    env.set_task(np.zeros(1))
+    env.reset(seed=0)
+    with pytest.raises(
+        EnvError, match=rf"found the observation {state}; required an integer in Discrete\(3, start=5\)"
+    ):
+        env.step(0)
+
+
+def test_a_scale_that_nobody_asked_for_is_left_out_where_actions_are_discrete():
+    name = f"{__name__}:Rooms"
+    assert with_fitting_scale(EnvConfig(name=name)) == EnvConfig(name=name, action_scale=None)
+    asked = EnvConfig(name=name, action_scale=10.0)
+    assert with_fitting_scale(asked) is asked
+    for other in ("Pendulum-v1", "point-corner", "bernoulli-bandit"):
+        assert with_fitting_scale(EnvConfig(name=other)) == EnvConfig(name=other)
+    assert with_fitting_scale(EnvConfig(name="CartPole-v1")).action_scale is None
