@@ -104,6 +104,8 @@ class Acting:
                     "reward of each, and whether an episode ended with it"
                 )
             actor.learn_of(np.arange(num_rows), earned, flags)
+            if not self._blueprint.config.algorithm.adapts:
+                _forget(actor, flags)
             self._awaits = False
 
     def log_prob(self, observations: Array, actions: Array) -> Array:
@@ -215,6 +217,14 @@ class Acting:
         return self._actors[key]
 
 
+def _forget(actor: Actor, ended: Array) -> None:
+    """Begin anew in rows [N] whose episodes have ended, of a policy whose memory is of one episode."""
+    memory = actor.memory
+    if memory is not None:
+        goes_on = ~ended[None, :, None]
+        actor.recall(Memory(np.where(goes_on, memory.state, 0), np.where(goes_on, memory.last, 0)))
+
+
 class _Steps:
     """The steps of an episode in B tasks x N rows."""
 
@@ -225,6 +235,19 @@ class _Steps:
         self._num_rows, self._deterministic = num_rows, deterministic
         self._t = 0
         self.actor = self._begin(0, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Arrays of an actor are views of one another, which copies and pickles would part.
+        return {
+            **{name: value for name, value in self.__dict__.items() if name != "actor"},
+            "memory": self.actor.memory,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        memory = state.pop("memory")
+        self.__dict__.update(state)
+        # Its draws follow from the position.
+        self.actor = self._begin(self._t // DRAWN_AHEAD, memory)
 
     def act(self, rows: Array) -> Array:
         block, t = divmod(self._t, DRAWN_AHEAD)

@@ -166,6 +166,8 @@ class TrainedPolicy:
     def observe(self, rewards: Array | float, ended: Array | bool) -> None:
         """Tell a policy that adapts by its memory what its last actions earned; it needs to know after every step.
 
+        One that remembers its episode alone, as recurrent PPO's does, forgets it where it ended.
+
         Args:
             rewards: of the last actions, with their leading axes: one number where there was one observation.
             ended: whether an episode ended with them, terminated or truncated; the next observation is that of a reset.

@@ -95,6 +95,16 @@ def test_reset_drops_what_a_policy_remembers_as_every_stored_episode_begins_anew
         policy.adapt(batch)
 
 
+def test_an_episode_that_ended_is_forgotten_and_those_of_other_rows_are_not(made):
+    policy = metaloom.open_run(made("continuous")).policy()
+    seen = np.array([[0.1, 0.2], [0.3, -0.4]])
+    first = policy.act(seen)
+    policy.observe(np.array([1.0, 2.0]), np.array([True, False]))
+    second = policy.act(seen)
+    assert np.array_equal(second[0], first[0])
+    assert not np.array_equal(second[1], first[1])
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -1,5 +1,8 @@
 """Runs that adapt by memory: stored, resumed, forked and computed again as all others, and trials on any worker."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from memory_runs import SERIAL, recipe_config, require_forks, require_replayed, trained_once
@@ -167,6 +170,23 @@ def test_adapting_is_to_remember_and_reset_is_to_begin_a_trial(made):
         policy.act(np.stack([seen, seen]))
     with pytest.raises(UsageError, match="found rewards before actions"):
         policy.observe(0.0, True)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
+def test_a_copy_of_a_policy_goes_on_in_the_trial_with_what_it_remembers(made, copied, deterministic):
+    policy = metaloom.open_run(made("robot")).policy()
+    for t in range(3):
+        policy.act(np.array([0.1 * t, 0.5]), deterministic=deterministic)
+        policy.observe(-1.0, t == 1)
+    policy.act(np.ones(2), deterministic=deterministic)
+    other = copied(policy)  # which has yet to hear what that earned
+    for t in range(40):
+        for each in (policy, other):
+            each.observe(0.1 * t, False)
+        seen = np.array([0.3, 0.1 * t])
+        acted = [each.act(seen, deterministic=deterministic) for each in (policy, other)]
+        assert np.array_equal(*acted)
 
 
 def test_a_saved_policy_keeps_what_it_remembers(made, tmp_path):

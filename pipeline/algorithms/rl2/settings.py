@@ -60,8 +60,8 @@ class WithMemory(TrialSettings):
         cell = CellSpec(policy.network, seen, policy.hidden_sizes[-1], policy.network_options)
         outputs, pairs = cell.step_outputs, cell.step_pairs(trial_steps)
         of_all = trial_steps * (seen + outputs) + pairs**2 + _STATE_COPIES * cell.state_size
-        learned = min(trials, self.trials_at_once) * self.gradient_copies
-        return 4 * (trials * of_all + learned * trial_steps * (outputs + 2 * pairs))
+        learned = min(trials, self.trials_at_once) * trial_steps
+        return 4 * (trials * of_all + learned * (self.gradient_copies * outputs + 2 * pairs))
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         """See TrialSettings."""
