@@ -17,7 +17,8 @@ from metaloom.pipeline.config.stopping import StoppingConfig
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, RECURRENT_NETWORKS, SIZED_NETWORKS
+from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, SIZED_NETWORKS
 from metaloom.pipeline.plugins import ByName
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.schema import Settings, later

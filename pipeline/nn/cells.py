@@ -1,9 +1,79 @@
-"""Shapes of the parameters of built-in cells, which workers read without importing torch."""
+"""Built-in cells: names, sizes, and the shapes of their parameters, which workers read without importing torch."""
 
-from metaloom.pipeline.nn.spec import LINEAR_ATTENTION, CellSpec, Shapes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import Field, JsonValue
+
+from metaloom.pipeline.schema import Settings
+from metaloom.pipeline.types import Shapes
+
+GRU, LSTM, LINEAR_ATTENTION = "gru", "lstm", "linear-attention"
+RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
+"""Networks with a memory, for algorithms whose actors have one."""
+ATTENTION_STEPS = 256
+"""Steps of a trial that linear-attention learns by all their pairs; longer trials are cut into so many."""
 
 CELL = "cell"
 """Prefix of a cell's parameters."""
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    """A network with a memory: one input and a state give features and the next state.
+
+    Attributes:
+        name: gru, lstm, linear-attention, another registered name, or module:Class of a torch.nn.Module.
+        input_size: numbers in one input.
+        hidden_size: features of a built-in one, and units of its layers.
+        options: of linear-attention, or keyword arguments of a module's class.
+    """
+
+    name: str
+    input_size: int
+    hidden_size: int
+    options: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+
+    @property
+    def num_gates(self) -> int:
+        """Layers that a gru or lstm computes of one input."""
+        return {GRU: 3, LSTM: 4}[self.name]
+
+    @property
+    def attention(self) -> "AttentionOptions":
+        """Sizes of linear-attention."""
+        return AttentionOptions.model_validate(dict(self.options))
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that a built-in one keeps.
+
+        An lstm's cell is behind its features, the last input behind what linear-attention has written.
+        """
+        if self.name == LINEAR_ATTENTION:
+            return self.attention.key_size * self.attention.value_size + self.input_size
+        return {GRU: 1, LSTM: 2}[self.name] * self.hidden_size
+
+    @property
+    def step_outputs(self) -> int:
+        """Numbers that the layers of a built-in one give for a step."""
+        if self.name == LINEAR_ATTENTION:
+            sizes = self.attention
+            return 3 * self.hidden_size + 2 * (sizes.key_size + sizes.value_size) + 3 * self.input_size
+        return (2 * self.num_gates + 1) * self.hidden_size
+
+    def step_pairs(self, num_steps: int) -> int:
+        """Steps, of so many, that a built-in one looks at together with a step."""
+        return min(num_steps, ATTENTION_STEPS) if self.name == LINEAR_ATTENTION else 0
+
+
+class AttentionOptions(Settings):
+    """Options of linear-attention: the sizes of what it writes."""
+
+    key_size: int = Field(default=16, ge=1)
+    """Places of the memory, K."""
+    value_size: int = Field(default=16, ge=1)
+    """Numbers in every place, V."""
 
 
 def cell_shapes(spec: CellSpec) -> Shapes:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.memory import require_room
-from metaloom.pipeline.nn.cells import CELL, cell_shapes
-from metaloom.pipeline.nn.spec import ATTENTION_STEPS, CellSpec, Shapes
-from metaloom.pipeline.types import Params
+from metaloom.pipeline.nn.cells import ATTENTION_STEPS, CELL, CellSpec, cell_shapes
+from metaloom.pipeline.types import Params, Shapes
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.memory import require_room
-from metaloom.pipeline.nn.spec import NetworkSpec, Shapes, layer_names
-from metaloom.pipeline.types import Params
+from metaloom.pipeline.nn.spec import NetworkSpec, layer_names
+from metaloom.pipeline.types import Params, Shapes
 
 
 def initialize_shapes(shapes: Shapes, rng: np.random.Generator) -> Params:

@@ -20,9 +20,9 @@ from metaloom.pipeline.nn.module_checks import (
     require_room_for,
     seeded,
 )
-from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, Shapes
+from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import Params
+from metaloom.pipeline.types import Params, Shapes
 
 
 class ModuleNetwork:

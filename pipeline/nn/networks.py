@@ -13,8 +13,8 @@ from torch import Tensor
 
 from metaloom.pipeline.nn.mlp import activation, affine, initialize_shapes, layer_names, mlp, scaled
 from metaloom.pipeline.nn.modules import ModuleNetwork
-from metaloom.pipeline.nn.spec import NetworkSpec, Shapes, check_fits, convolutions, parameter_shapes
-from metaloom.pipeline.types import Params
+from metaloom.pipeline.nn.spec import NetworkSpec, check_fits, convolutions, parameter_shapes
+from metaloom.pipeline.types import Params, Shapes
 
 
 class Network(Protocol):

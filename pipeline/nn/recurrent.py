@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from metaloom.pipeline.memory import require_room
-from metaloom.pipeline.nn.cells import CELL, cell_shapes
+from metaloom.pipeline.nn.cells import CELL, LINEAR_ATTENTION, CellSpec, cell_shapes
+from metaloom.pipeline.nn.cells import GRU as GRU_NAME
+from metaloom.pipeline.nn.cells import LSTM as LSTM_NAME
 from metaloom.pipeline.nn.linear_attention import LinearAttention
 from metaloom.pipeline.nn.module_checks import (
     learned_parameters,
@@ -23,11 +25,9 @@ from metaloom.pipeline.nn.module_checks import (
     require_room_for,
     seeded,
 )
-from metaloom.pipeline.nn.spec import GRU as GRU_NAME
-from metaloom.pipeline.nn.spec import LINEAR_ATTENTION, NETWORKS, CellSpec, Shapes
-from metaloom.pipeline.nn.spec import LSTM as LSTM_NAME
+from metaloom.pipeline.nn.spec import NETWORKS
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import Params
+from metaloom.pipeline.types import Params, Shapes
 
 
 class Cell(Protocol):

@@ -8,16 +8,13 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
+from metaloom.pipeline.nn.cells import GRU, LINEAR_ATTENTION, LSTM, RECURRENT_NETWORKS, AttentionOptions
 from metaloom.pipeline.plugins import Plugins
 from metaloom.pipeline.schema import ConfigError, Settings
+from metaloom.pipeline.types import Shapes
 
 MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"
 BUILT_IN_NETWORKS = (MLP, CNN, RESIDUAL)
-GRU, LSTM, LINEAR_ATTENTION = "gru", "lstm", "linear-attention"
-RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
-"""Networks with a memory, for algorithms whose actors have one."""
-ATTENTION_STEPS = 256
-"""Steps of a trial that linear-attention learns by all their pairs; longer trials are cut into so many."""
 SIZED_NETWORKS = (*BUILT_IN_NETWORKS, *RECURRENT_NETWORKS)
 """Networks whose layers hidden_sizes describes."""
 
@@ -41,9 +38,6 @@ TORCH_ACTIVATIONS = (
 )  # fmt: skip
 """The classes of torch.nn that map every number on its own, with nothing to learn and nothing random."""
 ACTIVATIONS = ("identity", "tanh", "relu", *TORCH_ACTIVATIONS)
-
-Shapes = dict[str, tuple[int, ...]]
-"""Shapes of a network's parameters by name, in order."""
 
 
 @dataclass(frozen=True)
@@ -118,64 +112,6 @@ class NetworkSpec:
     def is_image(self) -> bool:
         """True where an observation is an image: three axes, or two of bytes."""
         return is_image(self.input_shape, self.input_scale)
-
-
-@dataclass(frozen=True)
-class CellSpec:
-    """A network with a memory: one input and a state give features and the next state.
-
-    Attributes:
-        name: gru, lstm, linear-attention, another registered name, or module:Class of a torch.nn.Module.
-        input_size: numbers in one input.
-        hidden_size: features of a built-in one, and units of its layers.
-        options: of linear-attention, or keyword arguments of a module's class.
-    """
-
-    name: str
-    input_size: int
-    hidden_size: int
-    options: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-
-    @property
-    def num_gates(self) -> int:
-        """Layers that a gru or lstm computes of one input."""
-        return {GRU: 3, LSTM: 4}[self.name]
-
-    @property
-    def attention(self) -> "AttentionOptions":
-        """Sizes of linear-attention."""
-        return AttentionOptions.model_validate(dict(self.options))
-
-    @property
-    def state_size(self) -> int:
-        """Numbers that a built-in one keeps.
-
-        An lstm's cell is behind its features, the last input behind what linear-attention has written.
-        """
-        if self.name == LINEAR_ATTENTION:
-            return self.attention.key_size * self.attention.value_size + self.input_size
-        return {GRU: 1, LSTM: 2}[self.name] * self.hidden_size
-
-    @property
-    def step_outputs(self) -> int:
-        """Numbers that the layers of a built-in one give for a step."""
-        if self.name == LINEAR_ATTENTION:
-            sizes = self.attention
-            return 3 * self.hidden_size + 2 * (sizes.key_size + sizes.value_size) + 3 * self.input_size
-        return (2 * self.num_gates + 1) * self.hidden_size
-
-    def step_pairs(self, num_steps: int) -> int:
-        """Steps, of so many, that a built-in one looks at together with a step."""
-        return min(num_steps, ATTENTION_STEPS) if self.name == LINEAR_ATTENTION else 0
-
-
-class AttentionOptions(Settings):
-    """Options of linear-attention: the sizes of what it writes."""
-
-    key_size: int = Field(default=16, ge=1)
-    """Places of the memory, K."""
-    value_size: int = Field(default=16, ge=1)
-    """Numbers in every place, V."""
 
 
 class ConvolutionOptions(Settings):

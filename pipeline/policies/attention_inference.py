@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from metaloom.pipeline.nn.cells import CELL
-from metaloom.pipeline.nn.spec import CellSpec
+from metaloom.pipeline.nn.cells import CELL, CellSpec
 from metaloom.pipeline.types import Array, Params
 
 

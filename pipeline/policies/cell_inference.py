@@ -4,10 +4,9 @@ from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.nn.cells import CELL, cell_shapes
-from metaloom.pipeline.nn.spec import GRU, LINEAR_ATTENTION, RECURRENT_NETWORKS, CellSpec, Shapes
+from metaloom.pipeline.nn.cells import CELL, GRU, LINEAR_ATTENTION, RECURRENT_NETWORKS, CellSpec, cell_shapes
 from metaloom.pipeline.policies.attention_inference import AttentionInference
-from metaloom.pipeline.types import Array, Params
+from metaloom.pipeline.types import Array, Params, Shapes
 
 
 class CellInference(Protocol):

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from metaloom.pipeline.nn.cells import CellSpec
 from metaloom.pipeline.nn.spec import (
     ACTIVATIONS,
     BUILT_IN_NETWORKS,
-    CellSpec,
     NetworkSpec,
     Spaces,
     check_fits,

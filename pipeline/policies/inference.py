@@ -5,8 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, NetworkSpec, Shapes, layer_names, parameter_shapes
-from metaloom.pipeline.types import Array, Params, TaskParams
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, NetworkSpec, layer_names, parameter_shapes
+from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
 
 MEAN_NETWORK = "mean_network"
 LOGITS_NETWORK = "logits_network"

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metaloom.pipeline.nn.cells import CELL, cell_shapes
-from metaloom.pipeline.nn.spec import GRU, CellSpec, Shapes, Spaces
+from metaloom.pipeline.nn.cells import CELL, GRU, CellSpec, cell_shapes
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.cell_inference import GatedCell
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import (
@@ -19,7 +19,7 @@ from metaloom.pipeline.policies.inference import (
     network_inference,
 )
 from metaloom.pipeline.policies.remembering import memory_shapes
-from metaloom.pipeline.types import Array, Params, TaskParams
+from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
 
 EMBEDDING, POSTERIOR = "encoder.embedding", "encoder.posterior"
 """Prefixes of the layers before and behind the encoder's cell."""

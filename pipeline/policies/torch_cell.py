@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from metaloom.pipeline.nn.cells import CellSpec
 from metaloom.pipeline.nn.recurrent import build_cell
-from metaloom.pipeline.nn.spec import CellSpec
 from metaloom.pipeline.policies.torch_inference import PaddedRows, one_thread
 from metaloom.pipeline.types import Array, Params
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from metaloom.pipeline.nn.spec import SIZED_NETWORKS, AttentionOptions, ConvolutionOptions
+from metaloom.pipeline.nn.cells import AttentionOptions
+from metaloom.pipeline.nn.spec import SIZED_NETWORKS, ConvolutionOptions
 from metaloom.pipeline.policies.config import PolicyConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "networks.md").read_text()

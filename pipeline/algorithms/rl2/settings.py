@@ -13,8 +13,9 @@ from pydantic import Field
 from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
 from metaloom.pipeline.algorithms.contract import RunSettings
 from metaloom.pipeline.algorithms.trials.settings import TrialClipping, TrialSettings, TrialSteps
+from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS, CellSpec
 from metaloom.pipeline.nn.optimization import NaturalSteps, OptimizerConfig
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, RECURRENT_NETWORKS, CellSpec
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import later
 

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from metaloom.pipeline.algorithms.contract import RunSettings
 from metaloom.pipeline.algorithms.trials.settings import TrialClipping
+from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
 from metaloom.pipeline.nn.optimization import OptimizerConfig
-from metaloom.pipeline.nn.spec import RECURRENT_NETWORKS
 from metaloom.pipeline.policies.config import ActorKind, LayerSize, PolicyConfig
 from metaloom.pipeline.schema import later
 

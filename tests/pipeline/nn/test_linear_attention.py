@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from metaloom.pipeline.nn import linear_attention
+from metaloom.pipeline.nn.cells import CellSpec
 from metaloom.pipeline.nn.recurrent import build_cell
-from metaloom.pipeline.nn.spec import CellSpec, check_network_settings
+from metaloom.pipeline.nn.spec import check_network_settings
 from metaloom.pipeline.schema import ConfigError
 
 L, N, INPUTS, HIDDEN, K, V = 7, 3, 4, 5, 3, 2
