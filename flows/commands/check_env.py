@@ -13,7 +13,8 @@ from metaloom.flows.errors import UsageError
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.fact_checks import check_facts, declared_facts
-from metaloom.pipeline.envs.registry import make_batch_env, make_env, with_fitting_scale
+from metaloom.pipeline.envs.fitting_scale import with_fitting_scale
+from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.types import Array
 
 ROWS, STEPS = 4, 50

@@ -92,7 +92,7 @@ def train(
     """
     # Folder, environment and workers first: what is wrong with them is known before anything is created on disk.
     storage.check_new_run(path)
-    config = pinned(config)
+    config = pinned(config, step_timeout_seconds=backend.step_timeout_seconds)
     kept_config = recorded(config)
     check = partial(check_sizes, config, path, backend)
     with kept_log() as kept, stages_of(config, backend, check) as stages:

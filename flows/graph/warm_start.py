@@ -5,21 +5,24 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt, run_folder
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.sections import WarmStart
-from metaloom.pipeline.envs.registry import with_fitting_scale
+from metaloom.pipeline.envs.fitting_scale import with_fitting_scale
 from metaloom.pipeline.types import LearnerState, Update
 
 _VIEWS = ("@best", "@latest")
 
 
-def pinned(config: RunConfig) -> RunConfig:
+def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> RunConfig:
     """A new run's configuration with nothing left open: the learner it starts from, whether actions are scaled.
+
+    Args:
+        config: as asked for.
+        step_timeout_seconds: how long making the environment may take, 60 if left out.
 
     Raises:
         UsageError: the run that it starts from has had fewer updates.
         storage.StoreError: there is no such run.
-        EnvError: the environment cannot be made.
     """
-    config = config.model_copy(update={"env": with_fitting_scale(config.env)})
+    config = config.model_copy(update={"env": with_fitting_scale(config.env, step_timeout_seconds or 60)})
     start = config.init_from
     if start is None:
         return config

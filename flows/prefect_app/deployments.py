@@ -48,7 +48,8 @@ from metaloom.flows.trust import names_in, names_of_run, trust_run
 from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs.registry import with_all_options, with_fitting_scale
+from metaloom.pipeline.envs.fitting_scale import with_fitting_scale
+from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Discrete
 
 from metaloom.pipeline.envs import ENVS, PLUGINS
 from metaloom.pipeline.envs.config import EnvConfig, is_gymnasium_id
@@ -54,20 +53,6 @@ def with_all_options(config: EnvConfig) -> EnvConfig:
     options = [parameter for parameter in parameters if parameter.name != "render_mode"]
     defaults = {option.name: option.default for option in options if option.default is not None}
     return config.model_copy(update={"options": {**defaults, **config.options}})
-
-
-def with_fitting_scale(config: EnvConfig) -> EnvConfig:
-    """The same environment without an action scale, where nobody asked for one and its actions are discrete.
-
-    Raises:
-        EnvError: as `make_env`.
-    """
-    if "action_scale" in config.model_fields_set or config.action_scale is None or config.name in ENVS:
-        return config
-    plain = config.model_copy(update={"action_scale": None})
-    env = make_env(plain)
-    env.close()
-    return plain if isinstance(env.action_space, Discrete) else config
 
 
 def require_env(name: str) -> str:

@@ -151,7 +151,7 @@ def test_choices_follow_the_probabilities_that_are_recorded(collect):
 def test_choices_have_no_scale():
     env = make_env(EnvConfig(name="falling:Falling", action_scale=None))
     assert env.action_space == Discrete(3)
-    with pytest.raises(ValueError, match=r"set env\.action_scale to null"):
+    with pytest.raises(ValueError, match=r"--set env\.action_scale=null"):
         make_env(EnvConfig(name="falling:Falling"))
 
 

@@ -104,7 +104,7 @@ def unrolled(settings, params, trials, noise, at=None, decoded_at=None):
         state, before, found = torch.zeros(4, dtype=torch.float64), Normal(torch.zeros(Z).double(), 1), []
         for t in range(length):
             x = trials.inputs[t, n] @ params["encoder.embedding.kernel"] + params["encoder.embedding.bias"]
-            state = gru_step(params, torch.relu(x), state)
+            _, state = gru_step(params, torch.relu(x), state)
             outputs = state @ params["encoder.posterior.kernel"] + params["encoder.posterior.bias"]
             posterior = Normal(outputs[:Z], outputs[Z:].exp())
             found.append((posterior, kl_divergence(posterior, before).sum()))
