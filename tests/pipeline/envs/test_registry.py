@@ -340,6 +340,9 @@ def test_a_scale_that_nobody_asked_for_is_left_out_where_actions_are_discrete(tm
     for other in ("Pendulum-v1", "point-corner", "bernoulli-bandit"):
         assert with_fitting_scale(EnvConfig(name=other)) == EnvConfig(name=other)
     assert with_fitting_scale(EnvConfig(name="CartPole-v1")).action_scale is None
+    for name in ("fates:Coin", "Pendulum-v1"):
+        found = with_fitting_scale(EnvConfig(name=name))
+        assert with_fitting_scale(found) is found
 
 
 @pytest.mark.parametrize("fate", ["Deadly", "Endless", "Nowhere"])
