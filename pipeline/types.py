@@ -15,7 +15,6 @@ from metaloom.pipeline.shown import Shown
 
 Array = NDArray[Any]
 Params = dict[str, Array]
-
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of a network's parameters by name, in order."""
 Metrics = dict[str, float]

@@ -76,6 +76,25 @@ class AttentionOptions(Settings):
     """Numbers in every place, V."""
 
 
+@dataclass(frozen=True)
+class BuiltInCell:
+    """What built-in cells say of themselves; see Cell in pipeline.nn.recurrent."""
+
+    spec: CellSpec
+
+    @property
+    def shapes(self) -> Shapes:
+        return cell_shapes(self.spec)
+
+    @property
+    def state_size(self) -> int:
+        return self.spec.state_size
+
+    @property
+    def feature_size(self) -> int:
+        return self.spec.hidden_size
+
+
 def cell_shapes(spec: CellSpec) -> Shapes:
     """Return the shapes of a built-in cell's parameters in order; a kernel is (in, out), gates side by side."""
     return _attention_shapes(spec) if spec.name == LINEAR_ATTENTION else _gated_shapes(spec)

@@ -1,19 +1,17 @@
 """A memory that is a table: every step adds to it, every step reads from it. Learned over many steps at once."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from metaloom.pipeline.memory import require_room
-from metaloom.pipeline.nn.cells import ATTENTION_STEPS, CELL, CellSpec, cell_shapes
-from metaloom.pipeline.types import Params, Shapes
+from metaloom.pipeline.nn.cells import ATTENTION_STEPS, CELL, BuiltInCell
+from metaloom.pipeline.types import Params
 
 
-@dataclass(frozen=True)
-class LinearAttention:
+class LinearAttention(BuiltInCell):
     """Linear attention over the steps of a trial, Katharopoulos et al. 2020, arXiv:2006.16236, eq. 16 to 20.
 
     Of the last two inputs u = (x, x before) follow a key k = softmax(u K), over K places, and a value
@@ -21,22 +19,8 @@ class LinearAttention:
     q = softmax(x Q), and the features are relu(relu((y, x) R) F). All layers have biases. The state is (S, x).
     See Cell.
 
-    Nothing is divided by a sum of keys, as in eq. 20, so that the memory can count.
+    Unlike in eq. 20, nothing is divided by a sum of keys, so that the memory can count.
     """
-
-    spec: CellSpec
-
-    @property
-    def shapes(self) -> Shapes:
-        return cell_shapes(self.spec)
-
-    @property
-    def state_size(self) -> int:
-        return self.spec.state_size
-
-    @property
-    def feature_size(self) -> int:
-        return self.spec.hidden_size
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw kernels and biases from U(±1/√in), as torch does; see Cell."""
@@ -44,10 +28,8 @@ class LinearAttention:
         memory = {"the memory of a trial": (sizes.key_size, sizes.value_size)}
         require_room(self.shapes | memory, setting="policy.hidden_sizes or policy.network_options")
         params: Params = {}
-        limit = 0.0
         for name, shape in self.shapes.items():
-            if name.endswith("kernel"):
-                limit = 1 / np.sqrt(shape[0])
+            limit = 1 / np.sqrt(self.shapes[f"{name.rpartition('.')[0]}.kernel"][0])
             params[name] = rng.uniform(-limit, limit, shape).astype(np.float32)
         return params
 

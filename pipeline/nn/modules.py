@@ -5,7 +5,7 @@ import json
 import threading
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,22 @@ from metaloom.pipeline.nn.module_checks import (
 from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params, Shapes
+
+
+class ModuleCopies(threading.local):
+    """Copies of a module: it is not safe to call from several threads with parameters of their own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._copies: dict[tuple[str, str], tuple[nn.Module, dict[str, nn.Parameter]]] = {}
+
+    def like(self, inputs: Tensor) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+        """The module of this thread, with its buffers where the inputs are and of their dtype; and its parameters."""
+        key = str(inputs.device), str(inputs.dtype)
+        if key not in self._copies:
+            module = copy.deepcopy(self._module).to(device=inputs.device, dtype=inputs.dtype)
+            self._copies[key] = module, learned_parameters(module)
+        return self._copies[key]
 
 
 class ModuleNetwork:
@@ -43,8 +59,7 @@ class ModuleNetwork:
             )
         self._class = _find(spec.name)
         self._module = _checked(self._class, spec.name, self._shape, spec.output_size, json.dumps(dict(spec.options)))
-        # A module is not safe to call from several threads with parameters of their own.
-        self._copies = threading.local()
+        self._copies = ModuleCopies(self._module)
 
     @property
     def shapes(self) -> Shapes:
@@ -61,7 +76,7 @@ class ModuleNetwork:
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Outputs; see Network."""
         x = scaled(self.spec, inputs).reshape(*inputs.shape[:-1], *self._shape)
-        module, parameters = self._own_copy(x)
+        module, parameters = self._copies.like(x)
         own = {name: params[f"{self.prefix}.{name}"] for name in parameters}
         if x.dim() == len(self._shape) + 1:
             if torch.is_grad_enabled():
@@ -75,15 +90,6 @@ class ModuleNetwork:
             return functional_call(module, task_params, (task_inputs,))
 
         return vmap(one_task)(own, x)
-
-    def _own_copy(self, like: Tensor) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-        """The module of this thread, with its buffers where the inputs are and of their dtype; and its parameters."""
-        key = str(like.device), str(like.dtype)
-        copies = cast(dict[Any, tuple[nn.Module, dict[str, nn.Parameter]]], self._copies.__dict__)
-        if key not in copies:
-            module = copy.deepcopy(self._module).to(device=like.device, dtype=like.dtype)
-            copies[key] = module, learned_parameters(module)
-        return copies[key]
 
 
 def _find(name: str) -> type[nn.Module]:

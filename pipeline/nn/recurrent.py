@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from metaloom.pipeline.memory import require_room
-from metaloom.pipeline.nn.cells import CELL, LINEAR_ATTENTION, CellSpec, cell_shapes
+from metaloom.pipeline.nn.cells import CELL, LINEAR_ATTENTION, BuiltInCell, CellSpec
 from metaloom.pipeline.nn.cells import GRU as GRU_NAME
 from metaloom.pipeline.nn.cells import LSTM as LSTM_NAME
 from metaloom.pipeline.nn.linear_attention import LinearAttention
@@ -25,6 +23,7 @@ from metaloom.pipeline.nn.module_checks import (
     require_room_for,
     seeded,
 )
+from metaloom.pipeline.nn.modules import ModuleCopies
 from metaloom.pipeline.nn.spec import NETWORKS
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params, Shapes
@@ -61,26 +60,11 @@ class Cell(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class GRU:
+class GRU(BuiltInCell):
     """A gated recurrent unit, Cho et al. 2014, arXiv:1406.1078, with its reset gate behind the product, as in torch.
 
     r = σ(x Wᵣ + bᵣ + h Uᵣ + cᵣ), z likewise, n = tanh(x Wₙ + bₙ + r (h Uₙ + cₙ)), h' = (1 - z) n + z h. See Cell.
     """
-
-    spec: CellSpec
-
-    @property
-    def shapes(self) -> Shapes:
-        return cell_shapes(self.spec)
-
-    @property
-    def state_size(self) -> int:
-        return self.spec.state_size
-
-    @property
-    def feature_size(self) -> int:
-        return self.spec.hidden_size
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw all parameters from U(±1/√H), as torch does; see Cell."""
@@ -96,7 +80,6 @@ class GRU:
         return features, last[0]
 
 
-@dataclass(frozen=True)
 class LSTM(GRU):
     """Long short-term memory, Hochreiter and Schmidhuber 1997, with a forget gate. See Cell.
 
@@ -137,7 +120,7 @@ class ModuleCell:
             raise ConfigError(f"policy.network: {problem}") from problem
         require_room_for(lambda: self._construct(0))
         self._module = self._construct(0)
-        self._copies: dict[tuple[str, str], nn.Module] = {}
+        self._copies = ModuleCopies(self._module)
         self.state_size, self.feature_size = (self._size(name) for name in ("state_size", "feature_size"))
         self._probe()
 
@@ -152,20 +135,13 @@ class ModuleCell:
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Input by input; see Cell."""
-        module = self._of(inputs)
-        own = {name: params[f"{CELL}.{name}"] for name in learned_parameters(module)}
+        module, parameters = self._copies.like(inputs)
+        own = {name: params[f"{CELL}.{name}"] for name in parameters}
         features: list[Tensor] = []
         for rows in inputs:
             of_rows, state = functional_call(module, own, (rows, state))
             features.append(of_rows)
         return torch.stack(features), state
-
-    def _of(self, like: Tensor) -> nn.Module:
-        """The module with what it does not learn where the inputs are and of their dtype."""
-        key = str(like.device), str(like.dtype)
-        if key not in self._copies:
-            self._copies[key] = copy.deepcopy(self._module).to(device=like.device, dtype=like.dtype)
-        return self._copies[key]
 
     def _construct(self, seed: int) -> nn.Module:
         try:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from metaloom.pipeline.nn.cells import CELL, CellSpec
+from metaloom.pipeline.policies.inference import Affine
 from metaloom.pipeline.types import Array, Params
 
 
@@ -11,25 +12,26 @@ class AttentionInference:
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self.state_size, self.feature_size = spec.state_size, spec.hidden_size
-        self._sizes = spec.attention
-        self._input_size = spec.input_size
-        self._params = params
+        self._places, self._input_size = (spec.attention.key_size, spec.attention.value_size), spec.input_size
+        self._event, self._value, self._key, self._query, self._reading, self._features = (
+            Affine(params, f"{CELL}.{name}") for name in ("event", "value", "key", "query", "reading", "features")
+        )
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
         """See CellInference."""
         written, last = np.split(state, [-self._input_size], axis=-1)
         events = np.concatenate([inputs, last], axis=-1)
-        values = self._layer("value", np.maximum(self._layer("event", events), 0))
-        keys, queries = _softmax(self._layer("key", events)), _softmax(self._layer("query", inputs))
-        memory = written.reshape(*written.shape[:-1], self._sizes.key_size, self._sizes.value_size)
+        values = self._value(_relu(self._event(events)))
+        keys, queries = _softmax(self._key(events)), _softmax(self._query(inputs))
+        memory = written.reshape(*written.shape[:-1], *self._places)
         memory = memory + keys[..., None] * values[..., None, :]
         read = np.matmul(queries[..., None, :], memory)[..., 0, :]
-        features = np.maximum(self._layer("reading", np.concatenate([read, inputs], axis=-1)), 0)
-        features = np.maximum(self._layer("features", features), 0)
+        features = _relu(self._features(_relu(self._reading(np.concatenate([read, inputs], axis=-1)))))
         return features, np.concatenate([memory.reshape(written.shape), inputs], axis=-1)
 
-    def _layer(self, name: str, x: Array) -> Array:
-        return np.matmul(x, self._params[f"{CELL}.{name}.kernel"]) + self._params[f"{CELL}.{name}.bias"][:, None]
+
+def _relu(values: Array) -> Array:
+    return np.maximum(values, 0)
 
 
 def _softmax(values: Array) -> Array:

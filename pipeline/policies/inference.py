@@ -68,6 +68,17 @@ class PlainInference:
         return x
 
 
+class Affine:
+    """x·K + b of every task's own parameters."""
+
+    def __init__(self, params: Params, prefix: str) -> None:
+        self._kernel = params[f"{prefix}.kernel"]
+        self._bias = np.ascontiguousarray(params[f"{prefix}.bias"][:, None])
+
+    def __call__(self, inputs: Array) -> Array:
+        return np.matmul(inputs, self._kernel) + self._bias
+
+
 def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
     """Refuse parameters [B, ...] that are not those of a network.
 

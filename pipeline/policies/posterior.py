@@ -14,6 +14,7 @@ from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import (
     LOGITS_NETWORK,
     MEAN_NETWORK,
+    Affine,
     check_network,
     check_shapes,
     network_inference,
@@ -72,7 +73,7 @@ class PosteriorNetwork:
     def __init__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> None:
         own = params.params
         sizes = EncoderSizes.of(own)
-        self._embedding, self._layer = (_Affine(own, prefix) for prefix in (EMBEDDING, POSTERIOR))
+        self._embedding, self._layer = (Affine(own, prefix) for prefix in (EMBEDDING, POSTERIOR))
         self._cell = GatedCell(sizes.spec, own)
         self.state_size, self.latent_size = self._cell.state_size, sizes.latent
         spec = config.network_spec(spaces, spaces.num_actions or spaces.action_size, extra_size=2 * sizes.latent)
@@ -87,17 +88,6 @@ class PosteriorNetwork:
         self._observed[:] = inputs[..., : self._observed.shape[-1]]
         self._inferred[:] = self.posterior
         return self._policy.outputs(), after
-
-
-class _Affine:
-    """x·K + b of every task's own parameters."""
-
-    def __init__(self, params: Params, prefix: str) -> None:
-        self._kernel = params[f"{prefix}.kernel"]
-        self._bias = np.ascontiguousarray(params[f"{prefix}.bias"][:, None])
-
-    def __call__(self, inputs: Array) -> Array:
-        return np.matmul(inputs, self._kernel) + self._bias
 
 
 def policy_prefix(spaces: Spaces) -> str:
