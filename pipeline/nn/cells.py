@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pydantic import Field, JsonValue
 
@@ -41,7 +42,7 @@ class CellSpec:
 
     @property
     def attention(self) -> "AttentionOptions":
-        """Sizes of linear-attention."""
+        """Options of linear-attention."""
         return AttentionOptions.model_validate(dict(self.options))
 
     @property
@@ -68,12 +69,14 @@ class CellSpec:
 
 
 class AttentionOptions(Settings):
-    """Options of linear-attention: the sizes of what it writes."""
+    """Options of linear-attention: the sizes of what it writes, and how it reads."""
 
     key_size: int = Field(default=16, ge=1)
     """Places of the memory, K."""
     value_size: int = Field(default=16, ge=1)
     """Numbers in every place, V."""
+    reading: Literal["linear", "asinh"] = "linear"
+    """What the input reads of the memory: y itself, or asinh y, which is y where that is small and grows as log y."""
 
 
 @dataclass(frozen=True)

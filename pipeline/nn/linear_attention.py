@@ -16,10 +16,11 @@ class LinearAttention(BuiltInCell):
 
     Of the last two inputs u = (x, x before) follow a key k = softmax(u K), over K places, and a value
     v = relu(u E) V. They are added to the memory, S' = S + k vᵀ. The input reads from it, y = qᵀ S' with
-    q = softmax(x Q), and the features are relu(relu((y, x) R) F). All layers have biases. The state is (S, x).
-    See Cell.
+    q = softmax(x Q), and the features are relu(relu((y, x) R) F), or with `reading: asinh` those of (asinh y, x). All
+    layers have biases. The state is (S, x). See Cell.
 
-    Unlike in eq. 20, nothing is divided by a sum of keys, so that the memory can count.
+    Unlike in eq. 20, nothing is divided by a sum of keys, so that the memory can count. But then y grows with every
+    step that is like those before, and with it all that a small change of parameters changes; asinh y hardly does.
     """
 
     def initialize(self, rng: np.random.Generator) -> Params:
@@ -55,6 +56,8 @@ class LinearAttention(BuiltInCell):
         keys = torch.softmax(layer("key", events), -1).transpose(0, 1)  # [N, L, K]
         queries = torch.softmax(layer("query", inputs), -1).transpose(0, 1)  # [N, L, K]
         read = torch.tril(queries @ keys.mT) @ values + queries @ memory
+        if sizes.reading == "asinh":
+            read = torch.asinh(read)
         features = layer("reading", torch.cat([read.transpose(0, 1), inputs], -1))
         features = torch.relu(layer("features", torch.relu(features)))
         memory = memory + keys.mT @ values

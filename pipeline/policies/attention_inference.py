@@ -12,7 +12,9 @@ class AttentionInference:
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self.state_size, self.feature_size = spec.state_size, spec.hidden_size
-        self._places, self._input_size = (spec.attention.key_size, spec.attention.value_size), spec.input_size
+        options = spec.attention
+        self._places, self._input_size = (options.key_size, options.value_size), spec.input_size
+        self._reads_asinh = options.reading == "asinh"
         self._event, self._value, self._key, self._query, self._reading, self._features = (
             Affine(params, f"{CELL}.{name}") for name in ("event", "value", "key", "query", "reading", "features")
         )
@@ -26,6 +28,8 @@ class AttentionInference:
         memory = written.reshape(*written.shape[:-1], *self._places)
         memory = memory + keys[..., None] * values[..., None, :]
         read = np.matmul(queries[..., None, :], memory)[..., 0, :]
+        if self._reads_asinh:
+            read = np.arcsinh(read)
         features = _relu(self._features(_relu(self._reading(np.concatenate([read, inputs], axis=-1)))))
         return features, np.concatenate([memory.reshape(written.shape), inputs], axis=-1)
 

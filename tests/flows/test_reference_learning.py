@@ -20,6 +20,24 @@ def returns(recipe, seed, path):
     return metaloom.open_run(path).metrics().to_pandas()
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "least"),
+    # Iterations 20 to 29 of three references, of E-MAML and VPG-DICE of three runs alike, were worth:
+    [
+        ("promp", -260),  # -242 to -227
+        ("maml-trpo", -155),  # -131 to -122
+        ("e-maml", -155),
+        ("maml-vpg", -281),  # -275 to -268
+        ("dice-maml", -160),  # -142 to -131
+        ("vpg-dice", -160),
+    ],
+)
+def test_adaptation_by_one_step_is_worth_what_it_was(algorithm, least, tmp_path):
+    metrics = returns(f"{algorithm}-point-corner", 6, tmp_path / "run")
+    assert metrics["step_1.average_return"][20:].mean() > least
+    assert metrics["step_0.average_return"][20:].mean() == pytest.approx(-287, abs=12)
+
+
 def test_maml_ppo_rises_without_a_jump(tmp_path):
     """Of five references iterations 20 to 29 are worth -225 to -219, and no update went further than a KL of 0.019."""
     metrics = returns("maml-ppo-point-corner", 6, tmp_path / "run")

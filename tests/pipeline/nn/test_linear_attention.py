@@ -1,5 +1,7 @@
 """Linear attention: a memory that adds, over whole sequences as step by step."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -66,15 +68,16 @@ def test_no_feature_sees_a_later_input():
     assert not torch.equal(before[4], after[4])
 
 
-def test_a_memory_that_writes_the_same_everywhere_counts_the_steps():
+@pytest.mark.parametrize(("reading", "read"), [("linear", torch.Tensor.clone), ("asinh", torch.asinh)])
+def test_a_memory_that_writes_the_same_everywhere_counts_the_steps(reading, read):
     """With kernels of zeros k = q = 1/K, so after t steps y = qᵀ S = t v / K, which the layers behind hand through."""
-    cell = build_cell(SPEC)
+    cell = build_cell(replace(SPEC, options={**SPEC.options, "reading": reading}))
     params = {name: torch.zeros(shape) for name, shape in cell.shapes.items()}
     params["cell.value.bias"][0] = 0.5
     params["cell.reading.kernel"][0, 0] = params["cell.features.kernel"][0, 0] = 1
     features, state = cell(params, torch.randn(L, N, INPUTS), torch.zeros(N, cell.state_size))
     expected = torch.arange(1.0, L + 1) * 0.5 / K
-    torch.testing.assert_close(features[..., 0], expected[:, None].expand(L, N))
+    torch.testing.assert_close(features[..., 0], read(expected)[:, None].expand(L, N))
     assert (features[..., 1:] == 0).all()
     torch.testing.assert_close(state[:, : K * V : V], torch.full((N, K), L * 0.5 / K))
 
@@ -86,5 +89,7 @@ def test_options_of_another_name_or_kind_are_refused():
         check_network_settings("linear-attention", (8,), {"heads": 2})
     with pytest.raises(ValueError, match="key_size"):
         check_network_settings("linear-attention", (8,), {"key_size": 0})
+    with pytest.raises(ValueError, match="reading: .*'linear' or 'asinh'"):
+        check_network_settings("linear-attention", (8,), {"reading": "loud"})
     with pytest.raises(ValueError, match="one layer"):
         check_network_settings("linear-attention", (8, 8), {})

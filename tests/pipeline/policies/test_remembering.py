@@ -19,7 +19,9 @@ O, B, E, T = 3, 2, 3, 4
 CONTINUOUS, DISCRETE = Spaces((O,), 1.0, 2, 0), Spaces((O,), 1.0, 0, 5)
 ROWS = np.arange(B * E)
 of_both = pytest.mark.parametrize("spaces", [CONTINUOUS, DISCRETE], ids=["gaussian", "categorical"])
-of_networks = pytest.mark.parametrize("network", ["gru", "lstm", "linear-attention", "own_cells:Elman"])
+of_networks = pytest.mark.parametrize(
+    "network", ["gru", "lstm", "linear-attention", "linear-attention asinh", "own_cells:Elman"]
+)
 
 OWN = """
 import torch
@@ -84,7 +86,10 @@ def own_cells(tmp_path_factory):
 
 
 def config_of(network):
-    return PolicyConfig(network=network) if ":" in network else PolicyConfig(network=network, hidden_sizes=(6,))
+    if ":" in network:
+        return PolicyConfig(network=network)
+    name, _, reading = network.partition(" ")
+    return PolicyConfig(network=name, hidden_sizes=(6,), network_options={"reading": reading} if reading else {})
 
 
 def made(network, spaces, num_tasks=B):
