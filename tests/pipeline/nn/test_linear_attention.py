@@ -89,7 +89,7 @@ def test_options_of_another_name_or_kind_are_refused():
         check_network_settings("linear-attention", (8,), {"heads": 2})
     with pytest.raises(ValueError, match="key_size"):
         check_network_settings("linear-attention", (8,), {"key_size": 0})
-    with pytest.raises(ValueError, match="reading: .*'linear' or 'asinh'"):
+    with pytest.raises(ValueError, match=r"reading: .*'linear' or 'asinh'"):
         check_network_settings("linear-attention", (8,), {"reading": "loud"})
     with pytest.raises(ValueError, match="one layer"):
         check_network_settings("linear-attention", (8, 8), {})
