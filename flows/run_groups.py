@@ -1,6 +1,6 @@
 """Runs in groups by their settings; no module that a run's settings name is imported for it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,6 +161,21 @@ def _examples(by_name: Mapping[str, str]) -> str:
     for name, value in by_name.items():
         first.setdefault(value, name)
     return "; ".join(f"{name} has {value}" for value, name in first.items())
+
+
+def difference_notes(groups: Collection[RunGroup]) -> Iterator[str]:
+    """Say what groups differ in besides the settings in their names, which of different algorithms leave some out."""
+    settings = [settings_of(group.runs[0]) for group in groups]
+    told = {name for group in groups for name in group.settings}
+    shared = (name for name in settings[0] if all(name in found for found in settings))
+    values = {name: dict.fromkeys(found[name] for found in settings) for name in shared}
+    more = [
+        f"{name} ({', '.join(found)})"
+        for name, found in values.items()
+        if len(found) > 1 and name not in told and section(name) not in BESIDE and not _of_environment(name)
+    ]
+    if more:
+        yield f"the groups differ in more than the settings that name them: {', '.join(more)}"
 
 
 def fork_notes(runs: Sequence[Run]) -> Iterator[str]:

@@ -40,7 +40,7 @@ def ls(*, folder: From = None, as_json: AsJson = False) -> int:
     from metaloom.flows.references.tables import reference_rows, references_table
 
     rows = reference_rows(read_index(_folder(folder)))
-    answer(as_json, lambda: rows, lambda: references_table(rows))
+    answer(as_json, lambda: rows, lambda: references_table(rows, folder))
     return 0
 
 
@@ -152,4 +152,7 @@ def _named(text: str, given: Path | None) -> "tuple[Path, Reference, int | None]
     name, at, iteration = text.partition("@")
     if at and not re.fullmatch("[0-9]{1,8}", iteration):
         raise UsageError(f"{text}: found {iteration!r} after the @; required an iteration such as {name}@12")
-    return folder, find(folder, name), int(iteration) if at else None
+    found = find(folder, name)
+    if at and int(iteration) >= found.iterations:
+        raise UsageError(f"{text}: found no such iteration; required one of {name}@0 to {name}@{found.iterations - 1}")
+    return folder, found, int(iteration) if at else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -16,8 +17,8 @@ def reference_rows(references: Sequence[Reference]) -> list[dict[str, Any]]:
     return [asdict(found) | {"last_return": (adaptation_returns(found.metrics) or [None])[-1]} for found in references]
 
 
-def references_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """`metaloom reference ls`."""
+def references_table(rows: Sequence[Mapping[str, Any]], folder: Path | None = None) -> Table:
+    """`metaloom reference ls`, of a folder where it is not that of the checkout."""
     table = new_table("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
     for row in rows:
         table.add_row(
@@ -27,5 +28,6 @@ def references_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             size(row["size"]),
         )
     total = size(sum(row["size"] for row in rows))
-    table.caption = f"{total} in all; `metaloom reference verify NAME@ITERATION` recomputes any of their iterations"
+    command = f"metaloom reference verify NAME@ITERATION{'' if folder is None else f' --from {folder}'}"
+    table.caption = f"{total} in all; `{command}` recomputes any of their iterations"
     return table

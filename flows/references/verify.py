@@ -11,7 +11,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.references.tabled import TableCheck
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
-from metaloom.flows.views.formatting import adaptation_returns, plural, stage_name
+from metaloom.flows.views.formatting import adaptation_returns, number, plural, stage_name
 from metaloom.pipeline.types import Update
 from metaloom.storage import Run, StageRef
 
@@ -28,8 +28,7 @@ class Verified:
         proved: what it means that nothing differs, in words; the class that the run's device can claim.
         first_difference: the first stage that came out with other bits.
         differs: versions and facts of the processor that are others than then, a few words each.
-        returns: average return of the iteration, after adaptation where there is any: recorded, and computed now;
-            where outputs differ.
+        returns: average return of the iteration, after adaptation where there is any: recorded, and computed now.
         false_tables: tables that say something else than what was computed, where all outputs are those of the records.
     """
 
@@ -61,7 +60,8 @@ class Verified:
                 f"{', '.join(self.false_tables)}: `show`, `report` and `compare` show something else than was computed"
             )
         if self.first_difference is None:
-            return f"{about}: all {self.proved}"
+            earned = f"; the average return of iteration {self.iteration} is "
+            return f"{about}: all {self.proved}" + (f"{earned}{number(self.returns[1])}" if self.returns else "")
         where = f"iteration {self.first_difference.iteration}, {stage_name(self.first_difference)}"
         far = ""
         if self.returns is not None:
@@ -120,15 +120,12 @@ def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(work
         if seen.first is None:  # of other outputs there are other tables
             seen.false_tables |= dict.fromkeys(tables.see(outcome.ref, value))
     assert seen.start is not None, f"iteration {iteration} has no stage"
-    outcome = Verified(run.name, iteration, seen.start, seen.stages, seen.proved)
+    outcome = Verified(
+        *(run.name, iteration, seen.start, seen.stages, seen.proved), returns=_returns(run, iteration, seen.metrics)
+    )
     if seen.first is None:
         return replace(outcome, false_tables=tuple(seen.false_tables))
-    return Verified(
-        *(outcome.name, outcome.iteration, outcome.start, outcome.stages, outcome.proved),
-        first_difference=seen.first.ref,
-        differs=seen.first.changed,
-        returns=_returns(run, iteration, seen.metrics),
-    )
+    return replace(outcome, first_difference=seen.first.ref, differs=seen.first.changed)
 
 
 def _require_complete(run: Run, iteration: int) -> None:

@@ -1,6 +1,7 @@
 """Comparisons of stored runs: what is read of them, what is refused, and what is said."""
 
 import json
+import re
 import shutil
 from itertools import count
 
@@ -191,6 +192,18 @@ def test_other_algorithms_are_told_by_their_names(make, runs):
     names = {group.name for group in compare([runs[0], runs[2], other]).groups}
     assert "algorithm.name=maml-trpo algorithm.inner_lr=0.1" in names
     assert {"algorithm.name=promp algorithm.inner_lr=0.05", "algorithm.name=promp algorithm.inner_lr=0.1"} < names
+
+
+def test_what_groups_of_other_algorithms_differ_in_besides_is_told(make, runs):
+    other = make("algorithm=maml-trpo", "algorithm.inner_lr=0.2", "policy.min_std=0.5", "seed=1")
+    (note,) = compare([runs[0], other]).notes
+    assert re.fullmatch(r"the groups differ in more than the settings that name them: .*", note)
+    assert "algorithm.inner_lr (0.05, 0.2)" in note
+    assert "policy.min_std (1e-06, 0.5)" in note
+    assert "clip_eps" not in note  # which MAML-TRPO does not have
+    assert "seed" not in note
+    assert compare([runs[0], other], group=["algorithm.name"]).notes == ()
+    assert compare(runs).notes == ()  # their names tell all
 
 
 def test_too_few_seeds_are_said_plainly(runs):

@@ -102,7 +102,10 @@ def test_every_iteration_can_be_recomputed_from_the_nearest_learner(extracted, i
     start = iteration // EVERY * EVERY
     # Seven stages an iteration, and before the first one the stage that makes its learner.
     assert (outcome.start, outcome.stages) == (start, 7 * (iteration - start + 1) + (start == 0))
-    assert str(outcome).endswith("all identical")
+    earned = storage.open_run(extracted)[iteration].metrics()["step_1.average_return"]
+    assert outcome.returns == (earned, earned)
+    said = str(outcome).replace("\N{MINUS SIGN}", "-")
+    assert said.endswith(f": all identical; the average return of iteration {iteration} is {earned:.2f}")
 
 
 def test_a_whole_reference_can_be_recomputed(extracted):
@@ -169,7 +172,11 @@ def test_the_commands_list_show_verify_and_extract(made, tmp_path, monkeypatch, 
     monkeypatch.setenv("METALOOM_RUNS", str(tmp_path / "runs"))
     at = ["--from", str(made / "references")]
     assert command(["reference", "ls", *at]) == 0
-    assert "tiny" in capsys.readouterr().out
+    out = "".join(capsys.readouterr().out.split())  # which is broken into lines
+    assert "tiny" in out
+    assert f"verifyNAME@ITERATION--from{at[1]}`" in out
+    assert command(["reference", "ls"]) == 0
+    assert "--from" not in capsys.readouterr().out
     assert command(["reference", "ls", *at, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     metrics = storage.open_run(made / "tiny")[ITERATIONS - 1].metrics()
@@ -209,8 +216,9 @@ def test_what_there_is_not_is_told_with_what_there_is(made, words, said, capsys)
 
 
 def test_an_iteration_that_is_not_there_is_told(made, capsys):
-    assert command(["reference", "verify", "tiny@6", "--from", str(made / "references")]) == 1
-    assert "nothing of iteration 6 is stored" in capsys.readouterr().err
+    for verb in ("show", "verify"):  # 1 would say that something differs
+        assert command(["reference", verb, "tiny@6", "--from", str(made / "references")]) == 2
+        assert "required one of tiny@0 to tiny@5" in capsys.readouterr().err
 
 
 def computes_otherwise(monkeypatch):
