@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,26 +47,29 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=DOCS)
     parser.add_argument("--runs", type=Path, help="write the part of runs that do not ship, from those in this folder")
     args = parser.parse_args()
-    page = args.to / "results.md"
+    page, marks = args.to / "results.md", LARGE if args.runs else SHIPPED
+    if not page.exists() or not all(mark in page.read_text(encoding="utf-8") for mark in marks):
+        parser.error(f"{page}: required a page with the lines {' and '.join(marks)}, between which it is written")
+    (args.to / "images").mkdir(exist_ok=True)
     with ExitStack() as stack:
         if args.runs:
             found = list(complete(args.runs))
         else:
             references = read_index(args.folder)
             found = [storage.open_run(stack.enter_context(opened(args.folder, known))) for known in references]
-        sections = list(generated(found, args.to, digests_too=bool(args.runs)))
-    text = _replaced(page.read_text(encoding="utf-8"), LARGE if args.runs else SHIPPED, "\n".join(sections))
-    page.write_text(text, encoding="utf-8")
+        sections = list(generated(found, args.to, shipped_too=not args.runs))
+    page.write_text(_replaced(page.read_text(encoding="utf-8"), marks, "\n".join(sections)), encoding="utf-8")
 
 
-def generated(runs: Sequence[Run], out: Path, *, digests_too: bool) -> Iterator[str]:
-    """The sections of all environments."""
+def generated(runs: Sequence[Run], out: Path, *, shipped_too: bool) -> Iterator[str]:
+    """The sections of all environments; of runs that do not ship with the digests of what they learned."""
     environments: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         environments[_environment(run)][group_of(run.name)].append(run)
     for name, groups in environments.items():
-        yield from section(name, groups, out)
-        if digests_too:
+        slug = re.sub(r"\W+", "_", name).lower()
+        yield from section(name, groups, out / "images" / f"results_{'' if shipped_too else 'large_'}{slug}.png")
+        if not shipped_too:
             yield from digests(groups)
 
 
@@ -84,15 +88,14 @@ def group_of(name: str) -> str:
     return re.sub(r"-seed-\d+$", "", name)
 
 
-def section(environment: str, groups: Groups, out: Path) -> Iterator[str]:
+def section(environment: str, groups: Groups, picture: Path) -> Iterator[str]:
     """The lines of an environment, and its picture."""
     found = compare([run for runs in groups.values() for run in runs], last=LAST)
     names = {run.name: name for name, runs in groups.items() for run in runs}
     labels = {group.name: names[group.histories[0].name] for group in found.groups}
-    slug = re.sub(r"\W+", "_", environment.split(",")[0]).lower()
-    figure = curves(environment, found, labels)
-    (out / "images" / f"results_{slug}.png").write_bytes(charts.png_bytes(figure))
-    yield from (f"## {environment}", "", f"![{environment}](images/results_{slug}.png)", "")
+    groups = {labels[group.name]: groups[labels[group.name]] for group in found.groups}
+    picture.write_bytes(charts.png_bytes(curves(environment, found, labels)))
+    yield from (f"## {environment}", "", f"![{environment}](images/{picture.name})", "")
     steps = count(float(found.env_steps))
     yield f"After {steps} environment steps, interquartile mean and its 95 % interval over seeds: {found.about}."
     yield ""
@@ -110,11 +113,11 @@ def section(environment: str, groups: Groups, out: Path) -> Iterator[str]:
             _before(runs, found.env_steps),
             f"{number(float(means.min()))} to {number(float(means.max()))}",
             _steps_to(runs, level),
-            number(float(np.median([_seconds(run) for run in runs]))),
+            f"{np.median([_seconds(run) for run in runs]):.2g}",
         )
         yield f"| {' | '.join(cells)} |"
     yield ""
-    yield from by_class({labels[group.name]: groups[labels[group.name]] for group in found.groups})
+    yield from by_class(groups, found.env_steps)
     yield from stability(groups)
     yield from orders(found, labels)
 
@@ -127,8 +130,8 @@ def orders(found: Comparison, labels: Mapping[str, str]) -> Iterator[str]:
     shown = sum(order for order, _ in kinds)
     too_few = sum(not attainable for _, attainable in kinds)
     yield (
-        f"Order: shown for {shown} of {len(kinds)} pairs, tested all together; {too_few} have too few seeds to tell, "
-        f"{len(kinds) - shown - too_few} could tell and do not."
+        f"Pairs whose order is shown, all tested together: {shown} of {len(kinds)}. Too few seeds to tell: {too_few}. "
+        f"Seeds enough, and no order found: {len(kinds) - shown - too_few}."
     )
     yield ""
     for (order, _), verdict in zip(kinds, found.verdicts, strict=False):
@@ -162,7 +165,7 @@ def curves(environment: str, found: Comparison, labels: Mapping[str, str]) -> ch
     return figure
 
 
-def by_class(groups: Groups) -> Iterator[str]:
+def by_class(groups: Groups, env_steps: int) -> Iterator[str]:
     """A table of returns after adaptation by class of task, where the environment has classes."""
     rows: dict[str, list[str]] = {}
     head: list[str] = []
@@ -171,9 +174,9 @@ def by_class(groups: Groups) -> Iterator[str]:
         if classes is None:
             return
         head = [*classes.names]
-        means = [_class_means(run, len(head)) for run in runs]
+        means = [_class_means(run, len(head), env_steps) for run in runs]
         rows[name] = [_with_error(values) for values in np.array(means).T]
-    yield from (f"By class of task, last {LAST} iterations of each run, mean over seeds ± its standard error:", "")
+    yield from (f"By class of task, the same {LAST} iterations, mean over seeds ± its standard error:", "")
     yield f"| group | {' | '.join(head)} |"
     yield "| --- |" + " --- |" * len(head)
     yield from (f"| `{name}` | {' | '.join(cells)} |" for name, cells in rows.items())
@@ -231,8 +234,8 @@ def _environment(run: Run) -> str:
     return f"{env['name']}{f', {options}' if options else ''}"
 
 
-def _class_means(run: Run, classes: int) -> list[float]:
-    found = returns_by_class(run, run.iterations[-LAST:], classes_of(run))
+def _class_means(run: Run, classes: int, env_steps: int) -> list[float]:
+    found = returns_by_class(run, [row["iteration"] for row in _rows(run, env_steps)], classes_of(run))
     values = [[estimate.mean for estimate in by_step[-1].estimates] for by_step in found.values()]
     return [float(mean) for mean in np.nanmean(np.array(values).reshape(-1, classes), axis=0)]
 
@@ -246,9 +249,13 @@ def _before(runs: Sequence[Run], env_steps: int) -> str:
         return "-"
     values: list[float] = []
     for run in runs:
-        rows = [row for row in run.metrics().to_pylist() if row["env_steps"] <= env_steps][-LAST:]
-        values += [float(np.mean([row["step_0.average_return"] for row in rows]))]
+        values += [float(np.mean([row["step_0.average_return"] for row in _rows(run, env_steps)]))]
     return number(float(np.mean(values)))
+
+
+def _rows(run: Run, env_steps: int) -> list[dict[str, Any]]:
+    """Metrics of the last iterations before so many steps."""
+    return [row for row in run.metrics().to_pylist() if row["env_steps"] <= env_steps][-LAST:]
 
 
 def _level(found: Comparison) -> float:
