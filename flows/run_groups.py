@@ -185,3 +185,23 @@ def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
         if parent is not None and parent["iteration"]:
             shared = plural(parent["iteration"], "iteration")
             yield f"{run.path.name} was forked from {parent['name']}, whose settings its first {shared} had"
+
+
+def kin_notes(groups: Mapping[str, RunGroup]) -> Iterator[str]:
+    """Say which runs of a group are no draws of their own, since they begin with the same policy."""
+    for group in groups.values():
+        kin: dict[str, list[str]] = {}
+        for run in group.runs:
+            kin.setdefault(_origin(run), []).append(run.path.name)
+        for names in kin.values():
+            if len(names) > 1:
+                yield (
+                    f"{', '.join(names)} begin with the same policy, as forks of one run do, and are counted as "
+                    f"{len(names)} independent seeds: intervals are too narrow then, and orders claimed too easily"
+                )
+
+
+def _origin(run: Run) -> str:
+    """The id of the run that a run, or the run that it was forked from, and so on, began as."""
+    oldest, *_ = [*run.info.get("ancestors", []), run.info]
+    return str(oldest["id"])

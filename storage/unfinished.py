@@ -43,8 +43,11 @@ def unfinished_folder(parent: Path, name: str) -> Generator[Path, None, None]:
 def _lock_new(parent: Path, name: str) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=_mark(), dir=parent))
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         # Another process may have taken the new folder for that of a dead one before it was locked.
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if folder.is_dir():

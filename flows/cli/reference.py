@@ -128,10 +128,13 @@ def add(
             computes up to so many iterations.
     """
     from metaloom.flows.references.archive import add as add_reference
+    from metaloom.flows.references.index import INDEX, shipped
     from metaloom.flows.references.tables import reference_rows
     from metaloom.flows.runs import run_folder
     from metaloom.flows.views.formatting import size
 
+    if to is None and not (shipped() / INDEX).exists():
+        raise UsageError("found no checkout, whose references it would be among; required a folder: --to FOLDER")
     place = _folder(to)
     made = add_reference(run_folder(run), place, name, learners=learners)
     answer(as_json, lambda: reference_rows([made])[0], lambda: f"{place / made.archive}: {size(made.size)}")

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from metaloom.flows.commands.run_scores import History, described, read_histories, scored
 from metaloom.flows.errors import UsageError
-from metaloom.flows.run_groups import check_comparable, difference_notes, fork_notes, grouped
+from metaloom.flows.run_groups import check_comparable, difference_notes, fork_notes, grouped, kin_notes
 from metaloom.flows.runs import check_seed
 from metaloom.flows.views.formatting import count, finite, number, plural
 from metaloom.pipeline.comparison.groups import Band, Estimate, Pair, Resampled
@@ -203,6 +203,7 @@ def compare(
             f"compared after {count(float(common))} environment steps, the most that all runs have",
         )
     members = grouped(runs, group, mixed=mixed)
+    notes = (*notes, *kin_notes(members))
     notes = notes if group else (*notes, *difference_notes(members.values()))
     steps = _curve_steps([*histories.values()], common)  # refuses runs without a score by then, so before `scored`
     scores = scored(chosen, members, common, last)

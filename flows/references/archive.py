@@ -1,35 +1,29 @@
 """Archives of reference runs: how one is made of a run, and how it becomes a run again."""
 
+import fcntl
 import hashlib
-import io
+import os
 import shutil
-import struct
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
-from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.references.index import INDEX, Reference, read_index, write_index
+from metaloom.flows.references.zips import LARGEST_ARCHIVE, pack, unpack
 from metaloom.flows.trust import names_of_run
 from metaloom.flows.views.formatting import plural
-from metaloom.flows.views.run_info import planned_iterations
+from metaloom.flows.views.run_info import planned_iterations, state_of
 from metaloom.storage import Run
-from metaloom.storage.errors import damaged
+from metaloom.storage.errors import damaged, system_errors
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.paths import check_run_name
+from metaloom.storage.unfinished import unfinished_folder
 
-_LARGEST_ARCHIVE = 2**28
-_LARGEST_RUN = 2**30
-_MOST_FILES = 10_000
-_DEEPEST = 16
-_ENTRY = b"PK\x01\x02"  # begins every entry in the table of contents of a zip
-_NO_ARCHIVE = (BadZipFile, OSError, RuntimeError, ValueError, EOFError, zlib.error, struct.error)
-_BEGINNING = (1980, 1, 1, 0, 0, 0)  # of time, to zip
 _LEFT_OUT = ("_operator", "_quarantine", "writer.lock")
 
 
@@ -46,38 +40,39 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
         learners: iterations from one stored learner to the next; so many are computed, at most, to check one.
 
     Raises:
-        UsageError: the run is not complete, names modules of its user or is under a URL, or there is a reference of
-            this name.
-        storage.DamagedRun: the run is damaged.
+        UsageError: the run is not complete, lacks learners, has links, names modules of its user or is under a URL, or
+            there is a reference or a file of this name.
+        storage.DamagedRun: what is kept of the run is damaged, or there is something beside it.
+        storage.StorageFailed: the system does not let it be written.
     """
     _require_folder(path)
     run = storage.open_run(path)
     name = check_run_name(run.name if name is None else name)
-    known = read_index(folder) if (folder / INDEX).exists() else []
-    if name in [reference.name for reference in known]:
-        raise UsageError(f"{folder}: found a reference {name} already; required another name: --name NAME")
+    _known_without(name, folder)  # before anything is copied
     if learners < 1:
         raise UsageError(f"found --learners {learners}; required 1 or more")
     _require_repeatable(run)
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="metaloom-reference-") as scratch:
-        copied = Path(scratch) / name
-        shutil.copytree(path, copied, ignore=shutil.ignore_patterns(*_LEFT_OUT))
-        with storage.open_writer(copied) as writer:
-            writer.thin(run.iterations)
-            writer.thin_learners(learners)
-            writer.pack()
-        _require_sound(copied)
-        reference = _described(storage.open_run(copied), learners, _packed(copied, folder / f"{name}.zip"))
-    write_index(folder, [*known, reference])
+    _require_learners(run, learners)
+    with _writing(folder), _scratch() as place:
+        copied = place / name
+        shutil.copytree(path, copied, ignore=_left_out)
+        with _told_of(run, copied):
+            _reduce(copied, learners)
+        archive = pack(copied, place / f"{name}.zip")
+        reference = _described(storage.open_run(copied), learners, archive)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _held(folder):
+            known = _known_without(name, folder)
+            _put(archive, folder)
+            write_index(folder, [*known, reference])
     return reference
 
 
 @contextmanager
 def opened(folder: Path, reference: Reference) -> Iterator[Path]:
     """The folder of a reference as a run, for as long as the context lasts; raises as `extract`."""
-    with TemporaryDirectory(prefix="metaloom-reference-") as scratch:
-        yield extract(folder, reference, Path(scratch) / reference.name)
+    with _scratch() as place:
+        yield extract(folder, reference, place / reference.name)
 
 
 def extract(folder: Path, reference: Reference, path: Path) -> Path:
@@ -88,20 +83,23 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
         storage.RunExists: there is something.
         storage.DamagedRun: the archive is missing or is not that of the index, or holds no run that
             the index describes.
+        storage.StorageFailed: the system does not let it be written.
     """
     _require_folder(path)
     _require_free(path)
     archive = folder / reference.archive
     try:
-        raw = read_file(archive, limit=_LARGEST_ARCHIVE)
+        raw = read_file(archive, limit=LARGEST_ARCHIVE)
     except FileNotFoundError:
         raise damaged(archive, "is missing") from None
     if hashlib.sha256(raw).hexdigest() != reference.sha256:
         raise damaged(archive, "is not the archive that the index names: its SHA-256 is another")
+    if len(raw) != reference.size:
+        raise damaged(archive, f"has {len(raw)} bytes, of which the index says something else")
     # A folder of its own, so that two at once do not meet, beside the place, to be renamed to it.
-    with TemporaryDirectory(prefix=".metaloom-reference-", dir=path.parent) as scratch:
-        part = Path(scratch) / reference.name
-        _unpack(raw, archive, part)
+    with _writing(path), unfinished_folder(path.absolute().parent, reference.name) as scratch:
+        part = scratch / reference.name
+        unpack(raw, archive, part)
         _require_described(storage.open_run(part), reference, archive)
         try:
             part.rename(path)
@@ -111,6 +109,17 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
     return path
 
 
+def _scratch() -> AbstractContextManager[Path]:
+    """A folder for as long as the context lasts."""
+    return unfinished_folder(Path(gettempdir()), "metaloom-reference")
+
+
+def _writing(place: Path) -> AbstractContextManager[None]:
+    """Have what the system refuses in the context told as one error, of a place that is written to."""
+    needed = f"room and permission to write {place}, and to make folders in {gettempdir()}"
+    return system_errors(place, required=needed, action="Free space, or choose another place")
+
+
 def _require_free(path: Path) -> None:
     if path.exists():
         raise storage.RunExists(
@@ -118,53 +127,14 @@ def _require_free(path: Path) -> None:
         )
 
 
-def _unpack(raw: bytes, archive: Path, folder: Path) -> None:
-    """Unpack what was read of an archive, which somebody may have replaced since."""
-    if raw.count(_ENTRY) > _MOST_FILES:
-        raise damaged(archive, f"holds more than {_MOST_FILES} files, more than any reference does")
-    try:
-        with ZipFile(io.BytesIO(raw)) as opened_archive:
-            _require_plain(archive, opened_archive)
-            opened_archive.extractall(folder)
-    except _NO_ARCHIVE as error:
-        raise damaged(archive, f"cannot be unpacked ({type(error).__name__}: {error})") from None
-
-
 def _require_folder(path: Path) -> None:
+    """Refuse a place under a URL.
+
+    Raises:
+        UsageError: it is.
+    """
     if url := storage.url_of(path):
         raise UsageError(f"found {url}; required a run in a folder: references are copied from and to folders only")
-
-
-def _require_repeatable(run: Run) -> None:
-    done, planned = len(run.iterations), planned_iterations(run)
-    if done < planned or not done:
-        raise UsageError(
-            f"{run.location}: found {done} of {plural(planned, 'iteration')}; required a complete run: "
-            f"metaloom resume {run.location}"
-        )
-    if names := names_of_run(run):
-        raise UsageError(
-            f"{run.location}: found settings that name {', '.join(names)}; required a run of nothing but what Metaloom "
-            "brings, since others could not compute it again"
-        )
-
-
-def _require_sound(path: Path) -> None:
-    if damages := storage.verify_run(path):
-        raise damaged(path / damages[0].file, damages[0].problem)
-
-
-def _described(run: Run, learners: int, archive: Path) -> Reference:
-    raw = archive.read_bytes()
-    return Reference(
-        name=run.name,
-        **_told(run),
-        learners=learners,
-        wall_seconds=round(sum(run.record(ref).seconds for ref in run.refs()), 1),
-        archive=archive.name,
-        size=len(raw),
-        sha256=hashlib.sha256(raw).hexdigest(),
-    )
 
 
 def _told(run: Run) -> Mapping[str, Any]:
@@ -178,35 +148,9 @@ def _told(run: Run) -> Mapping[str, Any]:
         "config_digest": str(run.info["config_digest"]),
         "code": str(run.info["environment"]["code"]),
         "versions": run.info["versions"],
+        "wall_seconds": round(sum(run.record(ref).seconds for ref in run.refs()), 1),
         "metrics": {name: value for name, value in last.items() if value is not None and value == value},
     }
-
-
-def _packed(folder: Path, archive: Path) -> Path:
-    """Write all files of a folder into an archive, the same bytes for the same files."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock")
-    with ZipFile(archive, "w", ZIP_DEFLATED, compresslevel=9) as opened_archive:
-        for path in files:
-            info = ZipInfo(path.relative_to(folder).as_posix(), _BEGINNING)
-            info.external_attr = 0o644 << 16
-            opened_archive.writestr(info, path.read_bytes(), ZIP_DEFLATED)
-    return archive
-
-
-def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
-    """Refuse what `_packed` does not write: other names than of files within, twice the same one, more than fits."""
-    entries, names = opened_archive.infolist(), opened_archive.namelist()
-    for entry in entries:
-        name = PurePosixPath(entry.filename)
-        is_within = not name.is_absolute() and ".." not in name.parts and str(name) == entry.filename
-        # Others may give gigabytes for each kilobyte, all at once.
-        is_known = entry.compress_type in (ZIP_STORED, ZIP_DEFLATED)
-        if not (is_within and is_known and len(name.parts) <= _DEEPEST):
-            raise damaged(archive, f"holds {entry.filename[:80]!r}, which no reference does")
-    if len({*names}) < len(names):
-        raise damaged(archive, "holds several files of the same name")
-    if (size := sum(entry.file_size for entry in entries)) > _LARGEST_RUN:
-        raise damaged(archive, f"holds {size} bytes, more than any reference does")
 
 
 def _require_described(run: Run, reference: Reference, archive: Path) -> None:
@@ -215,5 +159,110 @@ def _require_described(run: Run, reference: Reference, archive: Path) -> None:
         found = _told(run)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise damaged(archive, f"holds no complete run ({type(error).__name__}: {error})") from None
-    if differing := [name for name, value in found.items() if value != getattr(reference, name)]:
+    differing = [name for name, value in found.items() if value != getattr(reference, name)]
+    if _thinned_learners(run, reference.learners):
+        differing.append("learners")
+    if differing:
         raise damaged(archive, f"holds a run of which the index says something else: {', '.join(differing)}")
+
+
+def _known_without(name: str, folder: Path) -> list[Reference]:
+    """The references of a folder, among which none of this name may be."""
+    known = read_index(folder) if (folder / INDEX).exists() else []
+    if name in [reference.name for reference in known]:
+        raise UsageError(f"{folder}: found a reference {name} already; required another name: --name NAME")
+    return known
+
+
+def _left_out(folder: str, names: Sequence[str]) -> set[str]:
+    """What of a run's folder is not copied; a link is refused, since what it leads to would be published."""
+    left_out = {*_LEFT_OUT} & {*names}
+    for name in {*names} - left_out:
+        mode = os.lstat(place := Path(folder) / name).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise UsageError(f"{place}: found neither a file nor a folder; required a run alone: move it away")
+    return left_out
+
+
+def _reduce(path: Path, learners: int) -> None:
+    """Leave of a run what a reference has."""
+    with storage.open_writer(path) as writer:
+        writer.thin(writer.run.iterations)
+        writer.thin_learners(learners)
+        writer.pack()
+    for damage in storage.verify_run(path):
+        raise damaged(path / damage.file, damage.problem)
+
+
+@contextmanager
+def _told_of(run: Run, copied: Path) -> Iterator[None]:
+    """Tell what is wrong with a copy, which goes away, of the run itself."""
+    try:
+        yield
+    except storage.DamagedRun as error:
+        where = error.where.replace(str(copied), run.location)
+        required = "a run of which what is kept is whole, and nothing beside it"
+        action = f"`metaloom verify {run.location}` lists all damage"
+        raise storage.DamagedRun(where, found=error.found, required=required, action=action) from None
+
+
+def _put(archive: Path, folder: Path) -> None:
+    """Put an archive among others, over nothing: a file of its name is somebody's, or of an `add` that was killed."""
+    place = folder / archive.name
+    if place.exists():
+        raise UsageError(
+            f"{place}: found a file that the index does not know; required a free place: move it away, or --name NAME"
+        )
+    part = folder / f".{archive.name}.part"
+    shutil.copyfile(archive, part)
+    part.replace(place)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Have a folder of references alone, so that no index is written over another one's; lasts for moments."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _require_repeatable(run: Run) -> None:
+    done = len(run.iterations)
+    if not done or state_of(run, None) != "complete":
+        raise UsageError(
+            f"{run.location}: found {done} of {plural(planned_iterations(run), 'iteration')}; required a complete run: "
+            f"metaloom resume {run.location}"
+        )
+    if names := names_of_run(run):
+        raise UsageError(
+            f"{run.location}: found settings that name {', '.join(names)}; required a run of nothing but what Metaloom "
+            "brings, since others could not compute it again"
+        )
+
+
+def _require_learners(run: Run, every: int) -> None:
+    if gone := _thinned_learners(run, every):
+        raise UsageError(
+            f"{run.location}: found learner {gone[0]} thinned; required those of every {plural(every, 'iteration')}: "
+            f"`metaloom replay {run.location} --materialise` stores them again, or say which there are: --learners N"
+        )
+
+
+def _thinned_learners(run: Run, every: int) -> list[int]:
+    """Iterations of which a reference with every so many learners has to have that which they start from."""
+    return [i for i in run.iterations if not i % every and run.is_thinned(run.learner_ref(i))]
+
+
+def _described(run: Run, learners: int, archive: Path) -> Reference:
+    raw = archive.read_bytes()
+    return Reference(
+        name=run.name,
+        **_told(run),
+        learners=learners,
+        archive=archive.name,
+        size=len(raw),
+        sha256=hashlib.sha256(raw).hexdigest(),
+    )

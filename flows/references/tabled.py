@@ -50,9 +50,13 @@ def _agree(stored: pa.Table, computed: pa.Table) -> bool:
     """Tell whether a table says nothing but what was computed; earlier versions may not have had all columns."""
     known = {*computed.column_names}
     return stored.num_rows == computed.num_rows and all(
-        # As text, by which NaN is NaN.
-        repr(stored[name].to_pylist()) == repr(computed[name].cast(stored[name].type).to_pylist())
+        _values(stored[name]) == _values(computed[name])
         if name in known
         else stored[name].null_count == stored.num_rows
         for name in stored.column_names
     )
+
+
+def _values(column: pa.ChunkedArray) -> list[object]:
+    """The values of a column whatever type holds them, in which NaN equals itself."""
+    return ["NaN" if value != value else value for value in column.to_pylist()]

@@ -8,6 +8,7 @@ from typing import Any
 from metaloom import storage
 from metaloom.flows.commands.replay import StageReplay, replay_from_learner
 from metaloom.flows.errors import UsageError
+from metaloom.flows.references.environment import false_facts
 from metaloom.flows.references.tabled import TableCheck
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
@@ -30,6 +31,8 @@ class Verified:
         differs: versions and facts of the processor that are others than then, a few words each.
         returns: average return of the iteration, after adaptation where there is any: recorded, and computed now.
         false_tables: tables that say something else than what was computed, where all outputs are those of the records.
+        false_facts: what the run records of its environment and this declares otherwise: `task_classes`, by which
+            returns are told, names and units of `components`, `facts`, `env.options.radius` and the like.
     """
 
     name: str
@@ -41,11 +44,12 @@ class Verified:
     differs: tuple[str, ...] = ()
     returns: tuple[float, float] | None = None
     false_tables: tuple[str, ...] = ()
+    false_facts: tuple[str, ...] = ()
 
     @property
     def identical(self) -> bool:
-        """True if every output had the recorded bits, and the tables say what they are."""
-        return self.first_difference is None and not self.false_tables
+        """True if every output had the recorded bits, and what the run tells of them is so."""
+        return self.first_difference is None and not self.false_tables and not self.false_facts
 
     def as_dict(self) -> dict[str, Any]:
         """The outcome as JSON can hold it."""
@@ -54,10 +58,18 @@ class Verified:
     def __str__(self) -> str:
         """The outcome in a sentence or two, with the class of equality that it shows."""
         about = f"{self.name}@{self.iteration}: {plural(self.stages, 'stage')} recomputed from learner {self.start}"
-        if self.false_tables:
+        places = [
+            f"in {where} {', '.join(names)}"
+            for where, names in (
+                ("its tables of", self.false_tables),
+                ("what it records of its environment:", self.false_facts),
+            )
+            if names
+        ]
+        if self.first_difference is None and places:
             return (
-                f"{about}: all {self.proved}, but NOT what the run tells of them, in its tables of "
-                f"{', '.join(self.false_tables)}: `show`, `report` and `compare` show something else than was computed"
+                f"{about}: all {self.proved}, but NOT what the run tells of them, {' and '.join(places)}: `show`, "
+                "`report` and `compare` show something else than was computed"
             )
         if self.first_difference is None:
             earned = f"; the average return of iteration {self.iteration} is "
@@ -124,7 +136,7 @@ def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(work
         *(run.name, iteration, seen.start, seen.stages, seen.proved), returns=_returns(run, iteration, seen.metrics)
     )
     if seen.first is None:
-        return replace(outcome, false_tables=tuple(seen.false_tables))
+        return replace(outcome, false_tables=tuple(seen.false_tables), false_facts=tuple(false_facts(run)))
     return replace(outcome, first_difference=seen.first.ref, differs=seen.first.changed)
 
 

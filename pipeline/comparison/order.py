@@ -16,6 +16,10 @@ MOST_EXACT = 20_000
 """Ways to divide the runs up to which all are tried; of more, so many are drawn."""
 
 
+_CLOSE = 1e-12
+"""How far apart the last bits may leave measures of equal divisions, of scores within -1 and 1."""
+
+
 @dataclass(frozen=True)
 class Permutations:
     """Outcome of a permutation test.
@@ -39,18 +43,14 @@ def permutation_test(x: Scores, y: Scores, rng: np.random.Generator) -> Permutat
     sides, with all their tasks. Of divisions with equal interquartile means, which know nothing of the outermost
     quarters, the means decide which is more extreme: else four runs and four could show nothing by one score each.
     """
-    both = x + y
+    both = _standardized(x + y)
     ways = divisions(x, y)
     exact = ways <= MOST_EXACT
     sides = _all_sides(x, y) if exact else _drawn_sides(x, y, rng)
-    a, b = _side_weights(both, sides), _side_weights(both, ~sides)
-    differences = np.abs(interquartile_mean(both, a) - interquartile_mean(both, b))
-    means = np.abs(mean_score(both, a) - mean_score(both, b))
-    found, found_means = (abs(float(measure(x) - measure(y))) for measure in (interquartile_mean, mean_score))
-    # Equal divisions may differ in their last bits.
-    close, close_means = (1e-12 * max(1.0, value) for value in (found, found_means))
-    equal = np.abs(differences - found) <= close
-    as_large = int(((~equal & (differences > found)) | (equal & (means >= found_means - close_means))).sum())
+    differences, means = _apart(both, sides)
+    (found,), (found_means,) = _apart(both, np.arange(len(both))[None] < len(x))
+    equal = np.abs(differences - found) <= _CLOSE
+    as_large = int(((~equal & (differences > found)) | (equal & (means >= found_means - _CLOSE))).sum())
     p = as_large / len(sides) if exact else (as_large + 1) / (len(sides) + 1)
     return Permutations(p, exact, smallest_p(x, y))
 
@@ -87,6 +87,24 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - i) * p_values[place]))
         adjusted[place] = largest
     return adjusted
+
+
+def _standardized(scores: Scores) -> Scores:
+    """The scores about 0 and within -1 and 1: of 10,000 and 10,001 the last bits would tell equal divisions apart.
+
+    Scores that are apart by their last bits only, as means of equal returns may be, stay close to each other.
+    """
+    values = scores.ordered[0]
+    middle = values.mean()
+    reach = max(float(np.abs(values - middle).max()), 0.01 * float(np.abs(values).max())) or 1.0
+    return Scores(tuple((run - middle) / reach for run in scores.runs), scores.strata, scores.same_tasks)
+
+
+def _apart(both: Scores, sides: Array) -> tuple[Array, Array]:
+    """How far the interquartile means, and the means, of both sides are apart in divisions [k, R], [k] each."""
+    weights = _side_weights(both, sides), _side_weights(both, ~sides)
+    a, b = (interquartile_mean(both, side) for side in weights)
+    return np.abs(a - b), np.abs(mean_score(both, weights[0]) - mean_score(both, weights[1]))
 
 
 def _all_sides(x: Scores, y: Scores) -> Array:

@@ -175,6 +175,16 @@ def test_iterations_that_a_fork_shares_with_its_parent_are_told(make, runs):
     assert not any("forked" in note for note in metaloom.compare([parent]).notes)
 
 
+def test_forks_of_one_run_are_told_to_be_no_independent_seeds(make, runs):
+    parent = runs[0]
+    fork = metaloom.fork(parent, 0, parent.path.with_name("same-policy"), seed=77)
+    metaloom.resume(fork, progress=False)
+    kin = f"{parent.path.name}, same-policy begin with the same policy"
+    found = metaloom.compare([*runs, metaloom.open_run(fork.path)])
+    assert [note for note in found.notes if kin in note and "counted as 2 independent seeds" in note]
+    assert not any("same policy" in note for note in metaloom.compare(runs).notes)
+
+
 def test_groups_by_chosen_settings_put_together_what_else_differs(make, runs):
     other = make("algorithm.inner_lr=0.1", "algorithm.clip_eps=0.1", "seed=5")
     assert len(compare([*runs, other]).groups) == 3

@@ -1,6 +1,7 @@
 """`metaloom reference`: runs that ship with the project, and what recomputing them shows."""
 
 import dataclasses
+import errno
 import hashlib
 import io
 import json
@@ -32,6 +33,7 @@ from metaloom.flows.recipes import load_settings
 from metaloom.flows.references.archive import add, extract, opened
 from metaloom.flows.references.index import INDEX, find, read_index, shipped, write_index
 from metaloom.flows.references.verify import verify
+from metaloom.flows.references.zips import pack
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
@@ -163,9 +165,7 @@ def test_runs_of_other_kinds_can_be_references(recipe, tmp_path):
 
 
 def test_the_same_run_folder_gives_the_same_archive(references, extracted):
-    from metaloom.flows.references.archive import _packed
-
-    assert _packed(extracted, references / "again.zip").read_bytes() == (references / "tiny.zip").read_bytes()
+    assert pack(extracted, references / "again.zip").read_bytes() == (references / "tiny.zip").read_bytes()
 
 
 def test_the_commands_list_show_verify_and_extract(made, tmp_path, monkeypatch, capsys):
@@ -281,6 +281,70 @@ def test_a_table_that_says_something_else_than_was_computed_is_told(made, tmp_pa
     assert "but NOT" in capsys.readouterr().out
 
 
+def type_of_returns(forged, as_type):
+    """Store the returns of iteration 4 as numbers of another type."""
+    file = forged / "tables" / "episodes" / "00000004.parquet"
+    table = parse_table(file.read_bytes(), file)
+    place = table.column_names.index("return")
+    column = pa.array(table["return"].to_numpy().astype(as_type))
+    file.unlink()
+    pq.write_table(table.set_column(place, "return", column), file, compression="zstd", use_dictionary=False)
+    raw = file.read_bytes()
+    about = {"path": f"tables/episodes/{file.name}", "size": len(raw), "crc32c": crc32c(raw)}
+
+    def amend(record):
+        return {"tables": [entry | about if entry["path"] == about["path"] else entry for entry in record["tables"]]}
+
+    forge(forged, lambda document: None, amend)
+
+
+@pytest.mark.parametrize("as_type", ["int64", "float32", "bool"])
+def test_a_table_that_rounds_what_was_computed_is_told(made, tmp_path, as_type):
+    forged = Path(shutil.copytree(made / "tiny", tmp_path / "forged"))
+    type_of_returns(forged, as_type)
+    assert verify(forged, 4).false_tables == ("episodes",)
+
+
+def exchange_classes(environment):
+    environment["task_classes"]["names"].reverse()
+
+
+def rename_component(environment):
+    environment["components"]["observation"]["names"][0] = "speed"
+
+
+def change_option(environment):
+    environment["env"]["options"]["success_radius"] = 5
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (exchange_classes, "task_classes"),
+        (rename_component, "components.observation.names"),
+        (change_option, "env.options.success_radius"),
+    ],
+)
+def test_an_environment_that_is_recorded_as_another_is_told(made, tmp_path, change, told, monkeypatch, capsys):
+    forged = Path(shutil.copytree(made / "tiny", tmp_path / "forged"))
+    forge(forged, lambda document: change(document["environment"]))
+    assert storage.verify_run(forged) == []
+    outcome = verify(forged, 4)
+    assert (outcome.false_facts, outcome.false_tables, outcome.identical) == ((told,), (), False)
+    assert f"but NOT what the run tells of them, in what it records of its environment: {told}" in str(outcome)
+
+
+def test_what_an_earlier_version_does_not_record_of_an_environment_is_no_matter(made, tmp_path):
+    older = Path(shutil.copytree(made / "tiny", tmp_path / "older"))
+
+    def forget(document):
+        del document["environment"]["task_classes"], document["environment"]["components"]
+        del document["environment"]["env"]["options"]["success_radius"]
+
+    forge(older, forget)
+    assert verify(older, 4).identical
+
+
 def test_an_iteration_under_way_is_not_called_identical(made, tmp_path):
     half = Path(shutil.copytree(made / "tiny", tmp_path / "half"))
     resume(half, iterations=ITERATIONS + 1, backend=SERIAL)
@@ -313,6 +377,83 @@ def test_a_run_that_is_not_complete_or_others_could_not_compute_is_refused(made,
     monkeypatch.setattr("metaloom.flows.references.archive.names_of_run", lambda run: ["my_envs:Reach"])
     with pytest.raises(UsageError, match="settings that name my_envs:Reach"):
         add(made / "tiny", folder, "own")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "_sessions/000007.claim"])
+def test_what_a_link_in_a_run_leads_to_is_not_published(made, tmp_path, name):
+    (tmp_path / "secret").write_text("of mine")
+    linked = Path(shutil.copytree(made / "tiny", tmp_path / "linked"))
+    (linked / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(UsageError, match=f"{name}: found neither a file nor a folder"):
+        add(linked, tmp_path / "more")
+    assert not (tmp_path / "more").exists()
+
+
+def test_what_is_no_file_or_no_part_of_a_run_is_refused_in_one_line(made, tmp_path, capsys):
+    odd = Path(shutil.copytree(made / "tiny", tmp_path / "odd"))
+    os.mkfifo(odd / "pipe")
+    assert command(["reference", "add", str(odd), "--to", str(tmp_path / "more")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    (odd / "pipe").unlink()
+    (odd / "notes.txt").write_text("mine")
+    with pytest.raises(storage.DamagedRun, match=f"{odd}/notes.txt: does not belong.*`metaloom verify {odd}`"):
+        add(odd, tmp_path / "more")
+
+
+def test_damage_is_told_of_the_run_and_not_of_the_copy_that_goes_away(made, tmp_path):
+    spoilt = Path(shutil.copytree(made / "tiny", tmp_path / "spoilt"))
+    file = spoilt / "tables" / "metrics" / "00000002.parquet"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(storage.DamagedRun, match=f"^{file}.*`metaloom verify {spoilt}`"):
+        add(spoilt, tmp_path / "more")
+    assert not (tmp_path / "more").exists()
+
+
+def test_a_run_that_has_met_its_end_is_complete(tiny_config, tmp_path):
+    stop = {"metric": "average_return", "at_least": -1e9}
+    train(tiny_config(stop=stop), tmp_path / "done", backend=SERIAL)
+    with opened(tmp_path / "references", add(tmp_path / "done", tmp_path / "references")) as path:
+        assert len(storage.open_run(path).iterations) == 1
+        assert verify(path, None).identical
+
+
+def test_learners_that_a_run_lacks_are_not_promised(extracted, tmp_path):
+    with pytest.raises(UsageError, match="found learner 2 thinned; required those of every 2 iterations"):
+        add(extracted, tmp_path / "more", learners=2)
+    assert verify(extracted, ITERATIONS - 1).start == EVERY
+    add(extracted, tmp_path / "more", learners=2 * EVERY)
+
+
+def test_a_file_that_the_index_does_not_know_is_not_written_over(made, tmp_path):
+    (tmp_path / "tiny.zip").write_bytes(b"mine")
+    with pytest.raises(UsageError, match=r"tiny\.zip: found a file that the index does not know"):
+        add(made / "tiny", tmp_path)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("tiny.zip", b"mine")]
+
+
+def test_references_that_are_added_at_once_are_all_in_the_index(made, tmp_path):
+    with ThreadPoolExecutor(3) as threads:
+        added = [*threads.map(lambda name: add(made / "tiny", tmp_path, name), "abc")]
+    assert read_index(tmp_path) == added
+
+
+def test_what_the_system_refuses_is_told_in_one_line(made, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    assert command(["reference", "add", str(made / "tiny"), "--to", str(tmp_path / "file")]) == 1
+    assert "File exists" in capsys.readouterr().err
+
+    def full(archive, folder):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ZipFile, "extractall", full)
+    with pytest.raises(storage.StorageFailed, match="No space left on device"):
+        extract(made / "references", find(made / "references", "tiny"), tmp_path / "run")
+
+
+def test_without_a_checkout_a_folder_is_asked_for(made, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("metaloom.flows.references.index.shipped", lambda: tmp_path / "site-packages")
+    assert command(["reference", "add", str(made / "tiny")]) == 2
+    assert "required a folder: --to FOLDER" in capsys.readouterr().err
 
 
 def test_runs_under_a_url_are_refused(made, capsys):
@@ -384,7 +525,7 @@ HOSTILE = {
 @pytest.mark.parametrize("raw", HOSTILE.values(), ids=HOSTILE)
 def test_an_archive_that_no_reference_can_be_is_refused_and_writes_nothing(references, tmp_path, raw):
     (references / "tiny.zip").write_bytes(raw)
-    reference = dataclasses.replace(find(references, "tiny"), sha256=hashlib.sha256(raw).hexdigest())
+    reference = dataclasses.replace(find(references, "tiny"), size=len(raw), sha256=hashlib.sha256(raw).hexdigest())
     inside = tmp_path / "deep" / "run"
     inside.parent.mkdir()
     with pytest.raises(storage.DamagedRun, match=r"tiny\.zip"):
@@ -421,23 +562,26 @@ def test_two_that_extract_to_one_place_at_once_leave_one_whole_run(references, t
     "change",
     [
         {"env": "half-cheetah-dir"}, {"algorithm": "sac"}, {"seed": 8}, {"iterations": 0}, {"code": "0"},
-        {"config_digest": "0"}, {"versions": {}}, {"metrics": {"step_1.average_return": 1.0}},
+        {"config_digest": "0"}, {"versions": {}}, {"metrics": {"step_1.average_return": 1.0}}, {"wall_seconds": 0.0},
+        {"learners": 1}, {"learners": 2}, {"size": 1},
     ],
 )  # fmt: skip
 def test_a_run_that_is_not_the_one_of_the_index_is_refused(references, tmp_path, change):
     write_index(references, [dataclasses.replace(find(references, "tiny"), **change)])
-    with pytest.raises(storage.DamagedRun, match=f"says something else: {next(iter(change))}"):
+    with pytest.raises(
+        storage.DamagedRun, match=f"says something else.*{'' if 'size' in change else next(iter(change))}"
+    ):
         extract(references, find(references, "tiny"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_an_archive_that_is_none_or_too_large_is_refused(references, tmp_path, monkeypatch):
     reference = repack(references, {"run.json": "{}" * 1000})
-    monkeypatch.setattr("metaloom.flows.references.archive._LARGEST_RUN", 1999)
+    monkeypatch.setattr("metaloom.flows.references.zips._LARGEST_RUN", 1999)
     with pytest.raises(storage.DamagedRun, match="more than any reference"):
         extract(references, reference, tmp_path / "run")
     (references / "tiny.zip").write_bytes(b"no zip")
-    none = dataclasses.replace(reference, sha256=hashlib.sha256(b"no zip").hexdigest())
+    none = dataclasses.replace(reference, size=6, sha256=hashlib.sha256(b"no zip").hexdigest())
     with pytest.raises(storage.DamagedRun, match="cannot be unpacked"):
         extract(references, none, tmp_path / "run")
     assert [*tmp_path.iterdir()] == [references]

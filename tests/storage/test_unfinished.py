@@ -1,9 +1,11 @@
 """Work that is killed leaves folders that the next work beside it removes; work that lives keeps its own."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -69,3 +71,18 @@ def test_folders_of_somebody_else_and_of_other_machines_stay(tmp_path):
     with unfinished_folder(tmp_path, "next"):
         pass
     assert len([*tmp_path.glob(".*/kept")]) == 2
+
+
+def test_a_new_folder_that_another_process_takes_for_a_dead_one_is_made_again(tmp_path, monkeypatch):
+    made, make = [], tempfile.mkdtemp
+
+    def taken_once(**how):
+        made.append(make(**how))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken_once)
+    with unfinished_folder(tmp_path, "new") as folder:
+        assert folder.is_dir()
+    assert len(made) == 2

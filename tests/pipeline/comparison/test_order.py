@@ -1,9 +1,10 @@
 import math
+from fractions import Fraction
 from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaloom.pipeline.comparison.groups import Resampled
@@ -61,6 +62,57 @@ def test_if_groups_are_alike_p_is_below_a_twentieth_one_time_in_twenty():
     ]
     # Of 126 divisions, 6 make at most 0.05: 0.0476 of the time, with a standard error of 0.007.
     assert np.mean(np.array(found) <= 0.05) == pytest.approx(6 / 126, abs=0.021)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.integers(-8, 8), min_size=6, max_size=8),
+    st.sampled_from([1e-9, 1.0, 0.3]),
+    st.sampled_from([0, 1e4, 1e6]),
+)
+def test_p_is_that_of_exact_arithmetic_wherever_scores_are_and_however_small(values, unit, offset):
+    offset *= unit
+    runs = [Fraction(value) for value in values]
+    found = permutation_test(
+        Scores.of([[value * unit + offset] for value in values[:3]]),
+        Scores.of([[value * unit + offset] for value in values[3:]]),
+        np.random.default_rng(0),
+    )
+    assert found.p == pytest.approx(exact_p(runs[:3], runs[3:]))
+
+
+def exact_p(x, y):
+    """The p of runs with one score each, in fractions."""
+    apart = {}
+    for side in combinations(range(len(x + y)), len(x)):
+        chosen = [(x + y)[i] for i in side]
+        others = [(x + y)[i] for i in range(len(x + y)) if i not in side]
+        apart[side] = tuple(abs(measure(chosen) - measure(others)) for measure in (exact_iqm, exact_mean))
+    return sum(found >= apart[tuple(range(len(x)))] for found in apart.values()) / len(apart)
+
+
+def exact_mean(scores):
+    return sum(scores, Fraction()) / len(scores)
+
+
+def exact_iqm(scores):
+    quarter, total = Fraction(1, 4), Fraction()
+    for i, score in enumerate(sorted(scores)):
+        inside = min(Fraction(i + 1, len(scores)), 3 * quarter) - max(Fraction(i, len(scores)), quarter)
+        total += max(inside, Fraction()) * score
+    return 2 * total
+
+
+def test_three_runs_and_three_show_nothing_where_returns_are_large():
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        low, high = 1e6 + rng.normal(size=(3, 7)), 1e6 + 5 + rng.normal(size=(3, 7))
+        assert permutation_test(Scores.of(high), Scores.of(low), rng).p == 0.1
+
+
+def test_scores_that_differ_in_their_last_bits_are_equal():
+    x, y = np.full((4, 1), 500.0), np.full((4, 1), np.nextafter(500.0, 0))
+    assert permutation_test(Scores.of(x), Scores.of(y), np.random.default_rng(0)).p == 1
 
 
 def test_holm_by_hand():
