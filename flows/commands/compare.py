@@ -12,10 +12,10 @@ from metaloom.flows.commands.run_scores import History, described, read_historie
 from metaloom.flows.errors import UsageError
 from metaloom.flows.run_groups import check_comparable, difference_notes, fork_notes, grouped, kin_notes
 from metaloom.flows.runs import check_seed
-from metaloom.flows.views.formatting import count, finite, number, plural
+from metaloom.flows.views.formatting import count, finite
+from metaloom.flows.views.verdicts import verdicts
 from metaloom.pipeline.comparison.groups import Band, Estimate, Pair, Resampled
 from metaloom.pipeline.comparison.intervals import CONFIDENCE, RESAMPLES
-from metaloom.pipeline.comparison.order import runs_needed
 from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run
@@ -113,15 +113,7 @@ class Comparison:
     @cached_property
     def verdicts(self) -> tuple[str, ...]:
         """What can be said of the order of every pair, a sentence each; or why nothing can."""
-        if not self.pairs:
-            return ("one group: nothing to order",)
-        if len(self.pairs) > 1 and not any(pair.attainable for pair in self.pairs):
-            least = min(pair.smallest_p for pair in self.pairs)
-            return (
-                f"too few seeds to order any two of {plural(len(self.groups), 'group')}: with {len(self.pairs)} pairs "
-                f"the smallest p there can be is {_p(least)}; {runs_needed(len(self.pairs))} runs of each could tell",
-            )
-        return tuple(_verdict(pair, self._runs(pair), len(self.pairs)) for pair in self.pairs)
+        return verdicts(self.pairs, {group.name: len(group.scores) for group in self.groups})
 
     def as_dict(self) -> dict[str, Any]:
         """The comparison as plain data."""
@@ -148,10 +140,6 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return self.table().to_pandas().to_html()
-
-    def _runs(self, pair: Pair) -> tuple[int, int]:
-        by_name = {group.name: len(group.scores) for group in self.groups}
-        return by_name[pair.a], by_name[pair.b]
 
     def _bands(self, axis: str, places: Array, bands: Sequence[Band], name: str) -> pa.Table:
         parts = [
@@ -253,32 +241,6 @@ def _curve_steps(histories: Sequence[History], common: float) -> Array:
             f"scores at {count(float(first))}; required steps that all have. `metaloom resume` continues a run"
         )
     return points[np.unique(np.linspace(0, len(points) - 1, CURVE_POINTS).round().astype(int))]
-
-
-def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
-    exact = "exact" if pair.test.exact else "drawn"
-    tested = f"p = {_p(pair.adjusted_p)}, {exact} permutation test" + (
-        f", Holm over {num_pairs} pairs" if num_pairs > 1 else ""
-    )
-    if pair.shown:
-        return f"{pair.a} is higher than {pair.b}: {_by(pair.difference)} ({tested})"
-    if not pair.attainable:
-        return (
-            f"too few seeds to order {pair.a} and {pair.b}: with {runs[0]} and {runs[1]} runs"
-            f"{f' and {num_pairs} pairs' if num_pairs > 1 else ''} the smallest p there can be is "
-            f"{_p(pair.smallest_p)}; {runs_needed(num_pairs)} runs of each could tell"
-        )
-    return f"no order of {pair.a} and {pair.b} is shown: the difference is {_by(pair.difference)} ({tested})"
-
-
-def _by(difference: Estimate) -> str:
-    if np.isnan(difference.low):
-        return f"by {number(difference.value)}".removeprefix("by ")
-    return f"{number(difference.value)}, 95 % interval {number(difference.low)} to {number(difference.high)}"
-
-
-def _p(p: float) -> str:
-    return f"{p:.2g}" if p >= 0.0001 else "< 0.0001"
 
 
 def _group_row(group: Group) -> dict[str, Any]:
