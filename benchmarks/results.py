@@ -68,8 +68,12 @@ def generated(runs: Sequence[Run], out: Path, *, shipped_too: bool) -> Iterator[
         environments[_environment(run)][group_of(run.name)].append(run)
     for name, groups in environments.items():
         slug = re.sub(r"\W+", "_", name).lower()
-        yield from section(name, groups, out / "images" / f"results_{'' if shipped_too else 'large_'}{slug}.png")
-        if not shipped_too:
+        if shipped_too:
+            yield f"## {name}"
+            yield from section(name, groups, out / "images" / f"results_{slug}.png")
+        else:
+            yield f"### {name}, runs that do not ship"
+            yield from section(name, groups, out / "images" / f"results_large_{slug}.png")
             yield from digests(groups)
 
 
@@ -89,13 +93,13 @@ def group_of(name: str) -> str:
 
 
 def section(environment: str, groups: Groups, picture: Path) -> Iterator[str]:
-    """The lines of an environment, and its picture."""
+    """The lines of an environment below its heading, and its picture."""
     found = compare([run for runs in groups.values() for run in runs], last=LAST)
     names = {run.name: name for name, runs in groups.items() for run in runs}
     labels = {group.name: names[group.histories[0].name] for group in found.groups}
     groups = {labels[group.name]: groups[labels[group.name]] for group in found.groups}
     picture.write_bytes(charts.png_bytes(curves(environment, found, labels)))
-    yield from (f"## {environment}", "", f"![{environment}](images/{picture.name})", "")
+    yield from ("", f"![{environment}](images/{picture.name})", "")
     steps = count(float(found.env_steps))
     yield f"After {steps} environment steps, interquartile mean and its 95 % interval over seeds: {found.about}."
     yield ""
@@ -207,7 +211,7 @@ def digests(groups: Groups) -> Iterator[str]:
     yield ""
     yield "| group | iteration | digests |"
     yield "| --- | --- | --- |"
-    for name, runs in groups.items():
+    for name, runs in sorted(groups.items()):
         last = min(run.iterations[-1] for run in runs)
         learned = [f"{run.config['seed']}: `{_learner(run, last).digest[:12]}`" for run in runs]
         yield f"| `{name}` | {last} | {', '.join(learned)} |"
