@@ -240,8 +240,9 @@ def test_a_shard_that_takes_too_long_is_done_by_another_worker_as_well(
         found = workers.collect(params, tasks, AT)
         assert time.monotonic() - began < 15.0
         traffic = workers.rounds.traffic
-        assert (traffic.submitted, traffic.repeated) == (5, 1)
-        assert len(workers.rounds.losers) == 1, "its worker is not free, and the scheduler is to know"
+        assert traffic.repeated >= 1  # more where the machine halts another one for as long
+        assert traffic.submitted == 4 + traffic.repeated
+        assert workers.rounds.losers, "its worker is not free, and the scheduler is to know"
         assert _digest(found) == _digest(LocalWorkers(spec).collect(params, tasks, AT))
         assert "takes longer than the others" in caplog.text
         # The next round does not wait for it either.
