@@ -29,7 +29,7 @@ from metaloom.flows.views.formatting import by_inner_step, count, number
 from metaloom.flows.views.run_info import planned_iterations
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
 from metaloom.pipeline.comparison.groups import Estimate
-from metaloom.storage import Run, StageRecord, StageRef
+from metaloom.storage import Run
 
 DOCS = Path(__file__).parents[1] / "docs"
 LAST, SMOOTH = 10, 5
@@ -57,18 +57,18 @@ def main() -> None:
         else:
             references = read_index(args.folder)
             found = [storage.open_run(stack.enter_context(opened(args.folder, known))) for known in references]
-        sections = list(generated(found, args.to, shipped_too=not args.runs))
+        sections = list(generated(found, args.to, ship=not args.runs))
     page.write_text(_replaced(page.read_text(encoding="utf-8"), marks, "\n".join(sections)), encoding="utf-8")
 
 
-def generated(runs: Sequence[Run], out: Path, *, shipped_too: bool) -> Iterator[str]:
-    """The sections of all environments; of runs that do not ship with the digests of what they learned."""
+def generated(runs: Sequence[Run], out: Path, *, ship: bool) -> Iterator[str]:
+    """The sections of all environments; of runs that do not ship, with the digests of what they learned."""
     environments: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         environments[_environment(run)][group_of(run.name)].append(run)
     for name, groups in environments.items():
         slug = re.sub(r"\W+", "_", name).lower()
-        if shipped_too:
+        if ship:
             yield f"## {name}"
             yield from section(name, groups, out / "images" / f"results_{slug}.png")
         else:
@@ -213,13 +213,9 @@ def digests(groups: Groups) -> Iterator[str]:
     yield "| --- | --- | --- |"
     for name, runs in sorted(groups.items()):
         last = min(run.iterations[-1] for run in runs)
-        learned = [f"{run.config['seed']}: `{_learner(run, last).digest[:12]}`" for run in runs]
+        learned = [f"{run.config['seed']}: `{run.record(run.last_ref(last)).digest[:12]}`" for run in runs]
         yield f"| `{name}` | {last} | {', '.join(learned)} |"
     yield ""
-
-
-def _learner(run: Run, iteration: int) -> StageRecord:
-    return run.record(StageRef(iteration, run.stages.last))
 
 
 def _seconds(run: Run) -> float:

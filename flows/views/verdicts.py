@@ -45,7 +45,7 @@ def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
 
 def _by(difference: Estimate) -> str:
     if np.isnan(difference.low):
-        return f"by {number(difference.value)}".removeprefix("by ")
+        return number(difference.value)
     return f"{number(difference.value)}, 95 % interval {number(difference.low)} to {number(difference.high)}"
 
 
