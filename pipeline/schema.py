@@ -1,6 +1,7 @@
 """The pydantic bases of everything a user can configure, and the error that refuses what they wrote."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +29,16 @@ def suggestion(found: str, names: Iterable[str]) -> str:
     by_small_letters = {name.lower(): name for name in names}
     close = difflib.get_close_matches(found.lower(), by_small_letters, n=1)
     return f"; did you mean {by_small_letters[close[0]]}?" if close else ""
+
+
+def told(problem: ErrorDetails) -> str:
+    """What pydantic requires of a value, what it found, and the allowed value that resembles it."""
+    found, context = problem["input"], problem.get("ctx", {})
+    if problem["type"] == REFUSAL:
+        return problem["msg"]
+    shown = "" if isinstance(found, dict) else f"; found {found!r}"
+    hint = suggestion(str(found), re.findall("'([^']*)'", context["expected"])) if "expected" in context else ""
+    return f"{problem['msg']}{shown}{hint}"
 
 
 def later(default: Any, *, before: Any = None, **about: Any) -> Any:

@@ -1,7 +1,6 @@
 """Settings as users write them, in files and by `--set`, and the messages when they are refused."""
 
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, cast
 from pydantic_core import ErrorDetails
 
 from metaloom.pipeline.config.yaml import parse
-from metaloom.pipeline.schema import REFUSAL, ConfigError, suggestion
+from metaloom.pipeline.schema import ConfigError, told
 
 _NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy")
 """Sections for which a bare name stands for the section with that name and defaults."""
@@ -72,14 +71,9 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
 def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
     """A problem that pydantic found in some settings, as the user knows the field."""
     path = ".".join(_path(problem["loc"], settings)) or "config"
-    found, context = problem["input"], problem.get("ctx", {})
-    shown = "" if isinstance(found, dict) else f"; found {found!r}"
-    if problem["type"] == REFUSAL:
-        return f"{path}: {problem['msg']}"
     if problem["type"] == "value_error":
-        return "\n".join(f"{path}: {line}" for line in str(context["error"]).splitlines())
-    hint = suggestion(str(found), re.findall("'([^']*)'", context["expected"])) if "expected" in context else ""
-    return f"{path}: {problem['msg']}{shown}{hint}"
+        return "\n".join(f"{path}: {line}" for line in str(problem.get("ctx", {})["error"]).splitlines())
+    return f"{path}: {told(problem)}"
 
 
 def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:

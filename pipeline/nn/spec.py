@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from metaloom.pipeline.nn.cells import GRU, LINEAR_ATTENTION, LSTM, RECURRENT_NETWORKS, AttentionOptions
 from metaloom.pipeline.plugins import Plugins
-from metaloom.pipeline.schema import ConfigError, Settings
+from metaloom.pipeline.schema import ConfigError, Settings, told
 from metaloom.pipeline.types import Shapes
 
 MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"
@@ -156,7 +156,7 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
             found = problem.errors()[0]
             where = ".".join(map(str, found["loc"])) or dict(options)
             raise ValueError(
-                f"network_options: {where}: {found['msg']}; the options of {name} are {_names(_OPTIONS[name])}"
+                f"network_options: {where}: {told(found)}; the options of {name} are {_names(_OPTIONS[name])}"
             ) from None
     elif name in SIZED_NETWORKS and options:
         others = "; ".join(f"those of {other} are {_names(of)}" for other, of in _OPTIONS.items())

@@ -53,8 +53,8 @@ class PolicyConfig(Settings):
     critics have the same kind of network. Of algorithms that adapt by memory: gru, lstm, linear-attention, or
     module:Class likewise."""
     network_options: dict[str, JsonValue] = later({})
-    """Of cnn: channels, kernel_sizes, strides, channels_first. Of linear-attention: key_size, value_size. Of
-    module:Class: keyword arguments of the class."""
+    """Of cnn: channels, kernel_sizes, strides, channels_first. Of linear-attention: key_size, value_size, reading
+    (linear or asinh). Of module:Class: keyword arguments of the class."""
     activation: str | None = later(None)
     """Behind hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null for tanh, or relu under an
     off-policy algorithm."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from cell_steps import attention_step, gru_step
+from cell_steps import asinh_step, attention_step, gru_step
 from memory_runs import SERIAL, recipe_config, require_replayed
 
 import metaloom
@@ -41,7 +41,7 @@ class Ends(MetaEnv):
 '''
 SMALL = ("env=short_ends:Ends", "env.action_scale=null", "iterations=2", "num_tasks=3", "max_episode_steps=7",
          "algorithm.episodes_per_trial=3", "episodes_per_task=6", "evaluation.num_tasks=2")  # fmt: skip
-STEPS = {"gru": gru_step, "linear-attention": attention_step}
+STEPS = {"gru": gru_step, "linear-attention": attention_step, "linear-attention asinh": asinh_step}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,7 +73,9 @@ def sequences(batch, task, trial):
 
 @pytest.mark.parametrize("network", STEPS)
 def test_states_are_those_of_the_real_steps_alone_in_acting_and_in_learning(network, tmp_path):
-    run = made("rl2-tabular-mdp", tmp_path / "run", f"policy.network={network}", "policy.hidden_sizes=[6]")
+    name, _, reading = network.partition(" ")
+    options = [f"policy.network_options.reading={reading}"] if reading else []
+    run = made("rl2-tabular-mdp", tmp_path / "run", f"policy.network={name}", "policy.hidden_sizes=[6]", *options)
     require_replayed(tmp_path / "run")
     batch, state = run[1].rollouts(0), run[1].learner()
     assert len({*batch.lengths.ravel().tolist()}) > 3

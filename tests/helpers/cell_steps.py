@@ -1,5 +1,7 @@
 """Recurrent cells one step at a time, written out from their equations: features and the next state."""
 
+from functools import partial
+
 import torch
 
 
@@ -23,7 +25,7 @@ def lstm_step(params, x, state):
     return h, torch.cat([h, c])
 
 
-def attention_step(params, x, state):
+def attention_step(params, x, state, reading=lambda y: y):
     """One input [in], and what is written [K V] with the last input behind it."""
 
     def layer(name, inputs):
@@ -34,6 +36,10 @@ def attention_step(params, x, state):
     event = torch.cat([x, last])
     memory = written.reshape(places, numbers)
     memory = memory + torch.outer(layer("key", event).softmax(0), layer("value", layer("event", event).relu()))
-    read = layer("query", x).softmax(0) @ memory
+    read = reading(layer("query", x).softmax(0) @ memory)
     features = layer("features", layer("reading", torch.cat([read, x])).relu()).relu()
     return features, torch.cat([memory.flatten(), x])
+
+
+asinh_step = partial(attention_step, reading=lambda y: y.sign() * (y.abs() + (y * y + 1).sqrt()).log())
+"""The same where the input reads the inverse of the hyperbolic sine, by its definition."""

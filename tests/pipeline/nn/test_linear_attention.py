@@ -10,6 +10,7 @@ from metaloom.pipeline.nn import linear_attention
 from metaloom.pipeline.nn.cells import CellSpec
 from metaloom.pipeline.nn.recurrent import build_cell
 from metaloom.pipeline.nn.spec import check_network_settings
+from metaloom.pipeline.policies.attention_inference import AttentionInference
 from metaloom.pipeline.schema import ConfigError
 
 L, N, INPUTS, HIDDEN, K, V = 7, 3, 4, 5, 3, 2
@@ -57,6 +58,22 @@ def test_a_memory_that_no_machine_has_is_refused_before_it_is_made():
         build_cell(spec).initialize(np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("size", [1, 1e3, 1e6])
+def test_asinh_of_a_memory_of_any_size_is_the_same_in_acting_and_learning(size):
+    """In float32, whose rounding of a memory of a million is 0.06: that of asinh y is the relative one of y."""
+    cell = build_cell(replace(SPEC, options={**SPEC.options, "reading": "asinh"}))
+    params, rng = cell.initialize(np.random.default_rng(0)), np.random.default_rng(1)
+    inputs, state = rng.normal(size=(L, N, INPUTS)).astype(np.float32), np.zeros((N, cell.state_size), np.float32)
+    state[:, : K * V] = rng.uniform(0.5, 1, (N, K * V)) * size
+    learned, _ = cell(
+        {name: torch.tensor(value) for name, value in params.items()}, *map(torch.tensor, (inputs, state))
+    )
+    acting, memory = AttentionInference(cell.spec, {name: value[None] for name, value in params.items()}), state[None]
+    for t in range(L):
+        features, memory = acting.step(inputs[None, t], memory)
+        np.testing.assert_allclose(features[0], learned[t], rtol=1e-5, atol=1e-5)
+
+
 def test_no_feature_sees_a_later_input():
     cell = build_cell(SPEC)
     params, inputs = drawn(cell), torch.randn(L, N, INPUTS, dtype=torch.float64)
@@ -87,9 +104,11 @@ def test_options_of_another_name_or_kind_are_refused():
         ValueError, match=r"network_options: heads: .*; the options of linear-attention are key_size, v"
     ):
         check_network_settings("linear-attention", (8,), {"heads": 2})
-    with pytest.raises(ValueError, match="key_size"):
+    with pytest.raises(ValueError, match=r"key_size: .* greater than or equal to 1; found 0; the options"):
         check_network_settings("linear-attention", (8,), {"key_size": 0})
-    with pytest.raises(ValueError, match=r"reading: .*'linear' or 'asinh'"):
-        check_network_settings("linear-attention", (8,), {"reading": "loud"})
+    for found, hint in (("loud", ""), ("Asinh", r"; did you mean asinh\?"), (None, "")):
+        required = rf"reading: .*'linear' or 'asinh'; found {found!r}{hint}; the options"
+        with pytest.raises(ValueError, match=required):
+            check_network_settings("linear-attention", (8,), {"reading": found})
     with pytest.raises(ValueError, match="one layer"):
         check_network_settings("linear-attention", (8, 8), {})

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cell_steps import attention_step, gru_step, lstm_step
+from cell_steps import asinh_step, attention_step, gru_step, lstm_step
 from small_setups import A, O, small_setup
 
 from metaloom.pipeline.algorithms.rl2.learner import MemoryPolicy
@@ -17,15 +17,17 @@ from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import Step
 
 LENGTHS, HIDDEN, NUM_ACTIONS = (5, 2, 4), 3, 4
-STEPS = {"gru": gru_step, "lstm": lstm_step, "linear-attention": attention_step}
-OPTIONS = {"linear-attention": {"key_size": 3, "value_size": 2}}
+STEPS = {"gru": gru_step, "lstm": lstm_step, "linear-attention": attention_step, "linear-attention asinh": asinh_step}
+TABLE = {"key_size": 3, "value_size": 2}
+OPTIONS = {"linear-attention": TABLE, "linear-attention asinh": {**TABLE, "reading": "asinh"}}
 KINDS = [(network, kind) for network in STEPS for kind in ("gaussian", "categorical")]
 
 
 def toy(network, kind):
     """A policy in float64 and trials of several lengths, in two chunks, in which it acted."""
     discrete = kind == "categorical"
-    setup = small_setup(PolicyConfig(network=network, hidden_sizes=(HIDDEN,), network_options=OPTIONS.get(network, {})))
+    name, options = network.split()[0], OPTIONS.get(network, {})
+    setup = small_setup(PolicyConfig(network=name, hidden_sizes=(HIDDEN,), network_options=options))
     if discrete:
         setup = replace(setup, action_size=0, num_actions=NUM_ACTIONS)
     policy, rng = MemoryPolicy(setup, setup.policy), np.random.default_rng(0)
@@ -53,8 +55,8 @@ def outputs(params, chunk, network):
     head = "logits_network" if "logits_network.output.kernel" in params else "mean_network"
     places, found = chunk.of.real.tolist(), {}
     for trial in range(chunk.of.inputs.shape[1]):
-        sizes = {"gru": HIDDEN, "lstm": 2 * HIDDEN, "linear-attention": 3 * 2 + chunk.of.inputs.shape[-1]}
-        state = torch.zeros(sizes[network], dtype=torch.float64)
+        sizes = {"gru": HIDDEN, "lstm": 2 * HIDDEN}
+        state = torch.zeros(sizes.get(network, 3 * 2 + chunk.of.inputs.shape[-1]), dtype=torch.float64)
         for t in range(chunk.of.inputs.shape[0]):
             place = t * chunk.of.inputs.shape[1] + trial
             if place in places:
