@@ -216,9 +216,9 @@ def together(parts: Sequence[Any]) -> Any:
 
 
 def arithmetic() -> str:
-    """Tell which machine code adds and multiplies in this process. Runs on workers too."""
+    """Tell which machine code computes in this process. Runs on workers too."""
     facts = arithmetic_facts()
-    return f"{facts['blas']} and torch's {facts['torch']}"
+    return f"{facts['blas']}, torch's {facts['torch']} and NumPy's {facts['numpy']}"
 
 
 class _Kept:

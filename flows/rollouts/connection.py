@@ -19,7 +19,7 @@ from metaloom.flows.rollouts.local_cluster import local_client
 from metaloom.flows.rollouts.versions import check_worker, fingerprint, require_versions
 from metaloom.flows.rollouts.waiting import LONGER, NoWorkerError, PausedWorkers, no_worker_seconds, wait_for
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, usable_cores
-from metaloom.pipeline.arithmetic import blas_facts
+from metaloom.pipeline.arithmetic import acting_facts
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ def _require_same_code(client: Client, spec: SamplerSpec) -> None:
     here = fingerprint(spec)
     for worker, (versions, _) in found.items():
         require_versions(here, versions, f"at {worker}")
-    _tell_other_arithmetic({worker: blas for worker, (_, blas) in found.items()})
+    _tell_other_arithmetic({worker: code for worker, (_, code) in found.items()})
 
 
 def _wait_for_a_worker(client: Client, address: str) -> None:
@@ -246,19 +246,19 @@ def _cannot_import(error: ImportError) -> WorkersError:
 
 
 def _tell_other_arithmetic(found: Mapping[str, tuple[str, ...]]) -> None:
-    """Warn once of workers whose matrix products round in another way than this process's."""
-    here = set(blas_facts())
-    others = {worker: blas for worker, blas in found.items() if not set(blas) <= here}
+    """Warn once of workers whose matrix products and functions round in another way than this process's."""
+    here = set(acting_facts())
+    others = {worker: code for worker, code in found.items() if not set(code) <= here}
     if others:
-        worker, blas = next(iter(others.items()))
+        worker, code = next(iter(others.items()))
         log.warning(
-            "%d of %d Dask workers multiply matrices by other machine code than this process, and digests may differ "
-            "from those of other workers and of `metaloom replay`: %s at %s, %s here. OPENBLAS_CORETYPE=Haswell and "
-            "ATEN_CPU_CAPABILITY=avx2 for the trainer and every worker have all x86-64 processors with AVX2 run the "
-            "same code",
+            "%d of %d Dask workers compute by other machine code than this process, and digests may differ from those "
+            "of other workers and of `metaloom replay`: %s at %s, %s here. OPENBLAS_CORETYPE=Haswell, "
+            'ATEN_CPU_CAPABILITY=avx2 and NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR" for the trainer and '
+            "every worker have all x86-64 processors with AVX2 run the same code",
             len(others),
             len(found),
-            ", ".join(blas),
+            ", ".join(code),
             worker,
             ", ".join(sorted(here)),
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.workers import SamplerSpec, code_digest
-from metaloom.pipeline.arithmetic import blas_facts
+from metaloom.pipeline.arithmetic import acting_facts
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.plugin_files import acting_paths, digest_of, files_of, sources_of
 
@@ -33,7 +33,7 @@ def computing_fingerprint(paths: Iterable[str]) -> dict[str, str]:
 def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
     """Report versions and machine code of a worker, after it has built the environment once. Runs on the worker."""
     make_env(spec.env)
-    return _fingerprint_here(spec), blas_facts()
+    return _fingerprint_here(spec), acting_facts()
 
 
 def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None:

@@ -1,7 +1,11 @@
 """Runs that adapt by memory: stored, resumed, forked and computed again as all others, and trials on any worker."""
 
 import copy
+import json
+import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -22,6 +26,7 @@ from metaloom.flows.views.history import load_history
 from metaloom.flows.views.progress import returns_text
 from metaloom.flows.views.run_charts import run_charts
 from metaloom.flows.views.tables import recipe_rows
+from metaloom.pipeline.arithmetic import numpy_facts
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
@@ -36,6 +41,7 @@ RUNS = {
     "robot": ("rl2-navigation-2d",),
     "lstm": ("rl2-navigation-2d", "policy.network=lstm"),
     "attention": ("rl2-tabular-mdp", "algorithm.episodes_per_trial=2"),
+    "asinh": ("rl2-navigation-2d", "policy.network=linear-attention", "policy.network_options.reading=asinh"),
     "trust region": ("rl2-trpo", "env=navigation-2d"),
 }
 
@@ -60,10 +66,21 @@ def test_a_run_learns_and_replays_bit_for_bit(made, name):
     require_replayed(made(name))
 
 
-@pytest.mark.parametrize("name", ["bandit", "robot", "attention", "trust region"])
+@pytest.mark.parametrize("name", ["bandit", "robot", "attention", "asinh", "trust region"])
 def test_one_and_two_workers_give_the_digests_of_this_process(made, name, tmp_path, digests):
     train(config_of(name, *EVALUATED), tmp_path / "run", backend=Backend(workers=2))
     assert digests(tmp_path / "run") == digests(made(name))
+
+
+@pytest.mark.skipif("X86_V4" not in numpy_facts().split(), reason="this processor has no AVX-512")
+def test_numpy_s_code_for_other_processors_is_named_where_asinh_rounds_otherwise(made):
+    command = [sys.executable, "-m", "metaloom.flows.cli", "replay", "--json", f"{made('asinh')}@0"]
+    told = {**os.environ, "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"}
+    done = subprocess.run([*command, "--workers", "0"], env=told, capture_output=True, text=True, check=False)
+    different = [outcome for outcome in json.loads(done.stdout) if not outcome["identical"]]
+    assert different[0]["stage"] == "collect_rollouts", done.stderr
+    changed = f"arithmetic of numpy: {numpy_facts()} then, X86_V3 now"
+    assert all(outcome["changed"] == [changed] for outcome in different)
 
 
 def test_one_worker_gives_the_digests_of_this_process(made, tmp_path, digests):

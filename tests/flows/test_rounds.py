@@ -170,26 +170,32 @@ def test_an_attempt_that_fails_while_answers_are_fetched_does_not_end_a_round_th
 
 
 def test_workers_with_other_machine_code_are_told_once_with_the_remedy(caplog, monkeypatch):
-    monkeypatch.setattr(metaloom.flows.rollouts.connection, "blas_facts", lambda: ("openblas 1 Haswell", "mkl 2"))
+    monkeypatch.setattr(
+        metaloom.flows.rollouts.connection, "acting_facts", lambda: ("mkl 2", "numpy V3", "openblas Haswell")
+    )
     tell = metaloom.flows.rollouts.connection._tell_other_arithmetic
-    tell({"a": ("openblas 1 Haswell",), "b": ("mkl 2",)})
+    tell({"a": ("numpy V3", "openblas Haswell"), "b": ("mkl 2", "numpy V3")})
     assert not caplog.records
-    tell({"a": ("openblas 1 SkylakeX",), "b": ("openblas 1 Haswell",), "c": ("openblas 1 SkylakeX",)})
+    tell({"a": ("numpy V3", "openblas SkylakeX"), "b": ("openblas Haswell",), "c": ("numpy V4", "openblas Haswell")})
     (record,) = caplog.records
     told = record.getMessage()
-    assert told.startswith("2 of 3 Dask workers multiply matrices by other machine code")
-    assert "openblas 1 SkylakeX at a" in told
-    assert "OPENBLAS_CORETYPE=Haswell" in told
+    assert told.startswith("2 of 3 Dask workers compute by other machine code")
+    assert "numpy V3, openblas SkylakeX at a" in told
+    assert 'OPENBLAS_CORETYPE=Haswell, ATEN_CPU_CAPABILITY=avx2 and NPY_DISABLE_CPU_FEATURES="X86_V4' in told
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the remedy is for x86-64")
 def test_the_remedy_chooses_the_machine_code_that_it_names():
-    code = "from metaloom.pipeline.nn.device import arithmetic_facts as a; print(a()['blas'].split()[-1], a()['torch'])"
-    remedy = {"OPENBLAS_CORETYPE": "Haswell", "ATEN_CPU_CAPABILITY": "avx2"}
+    code = "from metaloom.pipeline.nn.device import arithmetic_facts as facts; print(*facts().values(), sep='; ')"
+    remedy = {
+        "OPENBLAS_CORETYPE": "Haswell",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+    }
     command = [sys.executable, "-c", code]
     told = subprocess.run(command, env={**os.environ, **remedy}, check=True, capture_output=True, text=True).stdout
-    assert told.split() == ["Haswell", "AVX2"]
+    assert told.split("; ") == ["openblas Haswell", "AVX2", "X86_V3\n"]
 
 
 @pytest.mark.dask
