@@ -26,8 +26,8 @@ def numpy_facts() -> str:
     With AVX-512 some of them, such as arcsinh and the float64 exp, are other functions that round otherwise. It is
     chosen by the processor, but also by NPY_DISABLE_CPU_FEATURES.
     """
-    known = cast(dict[str, Any], np.show_config(mode="dicts"))["SIMD Extensions"]
-    return " ".join(known.get("found") or known["baseline"])
+    known = cast(dict[str, Any], np.show_config(mode="dicts")).get("SIMD Extensions", {})
+    return " ".join(known.get("found") or known.get("baseline", ())) or "scalar"
 
 
 def acting_facts() -> tuple[str, ...]:
