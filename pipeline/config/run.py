@@ -18,7 +18,7 @@ from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, SIZED_NETWORKS
+from metaloom.pipeline.nn.spec import SIZED_NETWORKS, WITHOUT_MEMORY
 from metaloom.pipeline.plugins import ByName
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.schema import Settings, later
@@ -110,7 +110,7 @@ class RunConfig(Settings):
         if self.policy.network in RECURRENT_NETWORKS and self.algorithm.trial is None:
             yield (
                 f"policy.network is {self.policy.network}, which has a memory, but {self.algorithm.name} keeps none; "
-                f"required one of {', '.join(BUILT_IN_NETWORKS)}, or an algorithm that keeps one: recurrent-ppo, rl2"
+                f"required {WITHOUT_MEMORY}"
             )
         yield from self._idle_sizes()
         if self.min_rollouts is not None and self.min_rollouts > self.episodes_per_task:

@@ -16,6 +16,11 @@ from metaloom.pipeline.types import Shapes
 MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"
 BUILT_IN_NETWORKS = (MLP, CNN, RESIDUAL)
 SIZED_NETWORKS = (*BUILT_IN_NETWORKS, *RECURRENT_NETWORKS)
+WITHOUT_MEMORY = (
+    f"one of {', '.join(BUILT_IN_NETWORKS)}, or an algorithm that keeps a memory: recurrent-a2c, recurrent-ppo, rl2, "
+    "rl2-trpo"
+)
+"""What is required where a network has a memory that its algorithm does not keep."""
 """Networks whose layers hidden_sizes describes."""
 
 NETWORKS = Plugins(
@@ -178,8 +183,8 @@ def check_fits(spec: NetworkSpec) -> None:
     shape = spec.input_shape
     if spec.name in RECURRENT_NETWORKS:
         raise ConfigError(
-            f"policy.network is {spec.name}, which has a memory, but the algorithm's actor has none; required one of "
-            f"{', '.join(BUILT_IN_NETWORKS)}, or an algorithm that keeps one: recurrent-ppo, rl2"
+            f"policy.network is {spec.name}, which has a memory, but the algorithm's actor has none; required "
+            f"{WITHOUT_MEMORY}"
         )
     if spec.name == CNN:
         convolutions(spec)
