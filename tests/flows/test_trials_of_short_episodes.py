@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from cell_steps import asinh_step, attention_step, gru_step
+from cell_steps import STEPS, gru_step
 from memory_runs import SERIAL, recipe_config, require_replayed
 
 import metaloom
@@ -41,7 +41,7 @@ class Ends(MetaEnv):
 '''
 SMALL = ("env=short_ends:Ends", "env.action_scale=null", "iterations=2", "num_tasks=3", "max_episode_steps=7",
          "algorithm.episodes_per_trial=3", "episodes_per_task=6", "evaluation.num_tasks=2")  # fmt: skip
-STEPS = {"gru": gru_step, "linear-attention": attention_step, "linear-attention asinh": asinh_step}
+NETWORKS = ("gru", "linear-attention", "linear-attention asinh")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,7 +71,7 @@ def sequences(batch, task, trial):
     return torch.tensor(np.array(inputs)), tuple(np.array(places).T)
 
 
-@pytest.mark.parametrize("network", STEPS)
+@pytest.mark.parametrize("network", NETWORKS)
 def test_states_are_those_of_the_real_steps_alone_in_acting_and_in_learning(network, tmp_path):
     name, _, reading = network.partition(" ")
     options = [f"policy.network_options.reading={reading}"] if reading else []

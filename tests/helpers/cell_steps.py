@@ -43,3 +43,13 @@ def attention_step(params, x, state, reading=lambda y: y):
 
 asinh_step = partial(attention_step, reading=lambda y: y.sign() * (y.abs() + (y * y + 1).sqrt()).log())
 """The same where the input reads the inverse of the hyperbolic sine, by its definition."""
+
+TABLE = {"key_size": 3, "value_size": 2}
+STEPS = {"gru": gru_step, "lstm": lstm_step, "linear-attention": attention_step, "linear-attention asinh": asinh_step}
+"""By the network and, behind it, how it reads its memory."""
+OPTIONS = {
+    "gru": {},
+    "lstm": {},
+    "linear-attention": TABLE,
+    "linear-attention asinh": {**TABLE, "reading": "asinh"},
+}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cell_steps import asinh_step, attention_step, gru_step, lstm_step
+from cell_steps import OPTIONS, STEPS
 from small_setups import A, O, small_setup
 
 from metaloom.pipeline.algorithms.rl2.learner import MemoryPolicy
@@ -17,16 +17,13 @@ from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import Step
 
 LENGTHS, HIDDEN, NUM_ACTIONS = (5, 2, 4), 3, 4
-STEPS = {"gru": gru_step, "lstm": lstm_step, "linear-attention": attention_step, "linear-attention asinh": asinh_step}
-TABLE = {"key_size": 3, "value_size": 2}
-OPTIONS = {"linear-attention": TABLE, "linear-attention asinh": {**TABLE, "reading": "asinh"}}
 KINDS = [(network, kind) for network in STEPS for kind in ("gaussian", "categorical")]
 
 
 def toy(network, kind):
     """A policy in float64 and trials of several lengths, in two chunks, in which it acted."""
     discrete = kind == "categorical"
-    name, options = network.split()[0], OPTIONS.get(network, {})
+    name, options = network.split()[0], OPTIONS[network]
     setup = small_setup(PolicyConfig(network=name, hidden_sizes=(HIDDEN,), network_options=options))
     if discrete:
         setup = replace(setup, action_size=0, num_actions=NUM_ACTIONS)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from cell_steps import asinh_step, attention_step, gru_step, lstm_step
+from cell_steps import OPTIONS, STEPS
 from small_setups import A, O
 
 from metaloom.pipeline.algorithms.trials.losses import Sequences, Weights, clip_fraction, sequence_loss
@@ -14,16 +14,13 @@ from metaloom.pipeline.policies.recurrent import RecurrentPolicy
 CONTINUOUS = Spaces((O,), 1.0, A, 0)
 DISCRETE = Spaces((O,), 1.0, 0, 4)
 LENGTHS = (5, 2, 4)
-STEPS = {"gru": gru_step, "lstm": lstm_step, "linear-attention": attention_step, "linear-attention asinh": asinh_step}
-TABLE = {"key_size": 3, "value_size": 2}
-OPTIONS = {"linear-attention": TABLE, "linear-attention asinh": {**TABLE, "reading": "asinh"}}
 WEIGHTS = Weights(clip_eps=0.2, value=0.7, entropy=0.3)
 
 
 def toy(network, spaces):
     """A policy in float64 with values, and trials of several lengths."""
     torch.manual_seed(0)
-    name, options = network.split()[0], OPTIONS.get(network, {})
+    name, options = network.split()[0], OPTIONS[network]
     policy = RecurrentPolicy(spaces, PolicyConfig(network=name, hidden_sizes=(6,), network_options=options))
     initial = policy.initialize(np.random.default_rng(1), 1.0)
     params = {name: torch.tensor(value).double().requires_grad_() for name, value in initial.items()}
