@@ -1,14 +1,15 @@
 """SAC beside Stable-Baselines3's SAC on the same environment with the same settings: returns and gradient steps.
 
     pip install -e .[bench]
-    python benchmarks/sac.py --env HalfCheetah-v5 --steps 50000 --seeds 1 2 3 --plot sac.png
+    python benchmarks/sac.py --env HalfCheetah-v5 --steps 50000 --seeds 1 2 3 4 5 --plot sac.png
     python benchmarks/sac.py --only sb3 --seeds 1
 
 Both act at random for 10,000 steps; then each whole episode is followed by as many gradient steps as it had
 environment steps: minibatches of 256 of the last million steps, Adam at 3e-4, γ 0.99, targets that keep 0.995 of their
 old value, two layers of 256 for policy and Q-functions, gradients of any length, a temperature that starts at 0.2 and
 is learned for an entropy of minus the number of actions. Weights start from Glorot's distribution and Adam's ε is 1e-5
-here, PyTorch's and 1e-8 there. After every fifth update (`--every`) five deterministic episodes test the policy.
+here, PyTorch's and 1e-8 there. After every fifth update (`--every`) five deterministic episodes (`--test-episodes`)
+test the policy, each seed's from initial states of its own.
 
 Each seed runs the two one after the other in this process, on `--threads` each. A JSON file per program and seed is
 written to `--out` as training goes on, and read instead of training where it is complete. Metaloom's updates include
@@ -29,12 +30,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from sac_metaloom import train_metaloom
-from sac_reference import Progress, Row, train_reference
+from sac_reference import Progress, Row, Tests, train_reference
+from side_by_side import Curve, compared_returns, complete_row, draw
 
-from metaloom.flows.views import charts
-from metaloom.flows.views.series import AFTER, BEFORE, Series
-
-PROGRAMS = {"metaloom": AFTER, "sb3": BEFORE}
+PROGRAMS = ("metaloom", "sb3")
 
 
 def main() -> None:
@@ -44,24 +43,26 @@ def main() -> None:
     # Metaloom computes on all cores that its process may use, and gives the same numbers on any.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     args.out.mkdir(parents=True, exist_ok=True)
+    trained = (args.only,) if args.only else PROGRAMS
     rows: list[Row] = []
     for seed in args.seeds:
-        for program in [args.only] if args.only else PROGRAMS:
+        for program in trained:
             rows.append(_trained(program, seed, args))
             print(json.dumps(_summary(rows[-1])), flush=True)
-    for line in _table(rows):
+    last = {program: [_last_test_return(row) for row in rows if row["program"] == program] for program in trained}
+    for line in [*_table(rows), "", *compared_returns(last)]:
         print(line)
     if args.plot:
-        _plot(rows, args)
+        curves = {program: [_curve(row) for row in rows if row["program"] == program] for program in last}
+        draw(args.plot, f"SAC on {args.env}", "return of deterministic test episodes", curves)
 
 
 def _trained(program: str, seed: int, args: argparse.Namespace) -> Row:
     """Contents of a run's file, once it is complete."""
     path = args.out / f"{program}_seed{seed}.json"
     about = {"program": program, "env": args.env, "seed": seed, "steps": args.steps, "threads": args.threads}
-    if path.exists() and (row := json.loads(path.read_text()))["complete"]:
-        if (found := {name: row[name] for name in about}) != about:
-            raise SystemExit(f"{path} holds {found}; required {about}. Choose another folder with --out")
+    about |= {"every": args.every, "test_episodes": args.test_episodes}
+    if row := complete_row(path, about):
         return row
     began = time.perf_counter()
 
@@ -70,7 +71,7 @@ def _trained(program: str, seed: int, args: argparse.Namespace) -> Row:
         path.write_text(json.dumps(row))
 
     train = train_reference if program == "sb3" else train_metaloom
-    write(train(args.env, args.steps, seed, args.every, write), complete=True)
+    write(train(args.env, args.steps, seed, Tests(args.every, args.test_episodes), write), complete=True)
     return json.loads(path.read_text())
 
 
@@ -82,18 +83,27 @@ def _summary(row: Row) -> Row:
         "program": row["program"],
         "seed": row["seed"],
         "last_return": round(float(late.mean()), 1),
-        "last_test_return": round(float(np.mean(row["evaluations"][-1]["returns"])), 1),
+        "last_test_return": round(_last_test_return(row), 1),
         "gradient_steps_per_second": round(row["gradient_steps"] / row["update_seconds"], 1),
         "cpu_ms_per_gradient_step": round(1e3 * row["update_cpu_seconds"] / row["gradient_steps"], 2),
         "seconds": round(row["seconds"]),
     }
 
 
+def _last_test_return(row: Row) -> float:
+    return float(np.mean(row["evaluations"][-1]["returns"]))
+
+
 def _table(rows: list[Row]) -> list[str]:
-    """Markdown: the mean test return over seeds, in brackets its smallest and largest, by environment steps."""
+    """Markdown: the mean test return over seeds, in brackets its smallest and largest, by environment steps.
+
+    Where episodes end early, seeds are tested after other steps each, and there are no rows.
+    """
     curves = {program: _test_returns(rows, program) for program in PROGRAMS}
     lines = [f"| steps | {' | '.join(PROGRAMS)} |", "| --- |" + " --- |" * len(PROGRAMS)]
-    for steps in sorted({steps for curve in curves.values() for steps in curve}):
+    seeds = len({row["seed"] for row in rows})
+    tested = [at for curve in curves.values() for at, found in curve.items() if len(found) == seeds]
+    for steps in sorted(set(tested)):
         cells = (_cell(curve.get(steps, [])) for curve in curves.values())
         lines.append(f"| {steps:,} | {' | '.join(cells)} |")
     return lines
@@ -112,25 +122,9 @@ def _test_returns(rows: list[Row], program: str) -> dict[int, list[float]]:
     return curve
 
 
-def _plot(rows: list[Row], args: argparse.Namespace) -> None:
-    """A line per program: the mean over seeds of the test return; its band: smallest to largest."""
-    curves = {program: _test_returns(rows, program) for program in PROGRAMS}
-    steps = sorted({steps for curve in curves.values() for steps in curve})
-    series: list[Series] = []
-    for program, curve in ((program, curve) for program, curve in curves.items() if curve):
-        lines = [[edge(curve.get(at, [np.nan])) for at in steps] for edge in (np.mean, min, max)]
-        mean, low, high = (np.array(line) for line in lines)
-        series.append(Series(program, PROGRAMS[program], mean, (low, high)))
-    figure = charts.line_chart(
-        f"SAC on {args.env}",
-        np.array(steps, np.float64),
-        "environment steps",
-        "return of deterministic test episodes",
-        series,
-        note=f"line: mean of {len(args.seeds)} seeds; band: smallest to largest",
-        size=(8.6, 4.8),
-    )
-    args.plot.write_bytes(charts.png_bytes(figure))
+def _curve(row: Row) -> Curve:
+    found = row["evaluations"]
+    return np.array([test["steps"] for test in found]), np.array([np.mean(test["returns"]) for test in found])
 
 
 def _arguments() -> argparse.Namespace:
@@ -138,8 +132,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--env", default="HalfCheetah-v5")
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--only", choices=[*PROGRAMS], help="only one of the two")
+    parser.add_argument("--only", choices=PROGRAMS, help="only one of the two")
     parser.add_argument("--every", type=int, default=5, help="updates between evaluations")
+    parser.add_argument("--test-episodes", type=int, default=5, help="episodes of an evaluation")
     parser.add_argument("--threads", type=int, default=1, help="cores for the process, and threads of torch")
     parser.add_argument("--out", type=Path, default=Path("build/sac"), help="folder of the results")
     parser.add_argument("--plot", type=Path, help="draw the test returns into this PNG")

@@ -18,7 +18,7 @@ from metaloom.storage import StageRef
 UPDATE_STAGES = ("sample_transitions", "update")
 
 
-def config(env: str, steps: int, seed: int, every: int) -> RunConfig:
+def config(env: str, steps: int, seed: int, tests: reference.Tests) -> RunConfig:
     """A run that ends after so many environment steps, the random ones included."""
     algorithm = {
         "name": "sac",
@@ -38,7 +38,7 @@ def config(env: str, steps: int, seed: int, every: int) -> RunConfig:
             "policy": {"hidden_sizes": same.HIDDEN_SIZES},
             "processing": {"discount": same.DISCOUNT},
             "episodes_per_task": 1,
-            "evaluation": {"every": every, "test_episodes": reference.EVALUATION_EPISODES, "deterministic": True},
+            "evaluation": {"every": tests.every, "test_episodes": tests.episodes, "deterministic": True},
             "iterations": steps,
             "stop": {"samples": steps},
             "seed": seed,
@@ -63,9 +63,9 @@ class Clock:
 
 
 def train_metaloom(
-    env: str, steps: int, seed: int, every: int, report: Callable[[reference.Progress], None]
+    env: str, steps: int, seed: int, tests: reference.Tests, report: Callable[[reference.Progress], None]
 ) -> reference.Progress:
-    """Train for so many environment steps; `report` is told what there is after every `every`-th update."""
+    """Train for so many environment steps; `report` is told what there is after every test."""
     progress = reference.Progress()
 
     def iteration_done(done: IterationReport) -> None:
@@ -78,7 +78,7 @@ def train_metaloom(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         backend, observer = Backend(workers=0), Observer(iteration_done=iteration_done)
-        train(config(env, steps, seed, every), path, backend=backend, call=Clock(progress), observer=observer)
+        train(config(env, steps, seed, tests), path, backend=backend, call=Clock(progress), observer=observer)
         _add_episodes(progress, storage.open_run(path))
     return progress
 

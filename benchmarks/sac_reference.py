@@ -21,10 +21,18 @@ from sac_settings import (
 from stable_baselines3 import SAC  # pyright: ignore[reportMissingImports]
 from stable_baselines3.common.monitor import Monitor  # pyright: ignore[reportMissingImports]
 
-EVALUATION_EPISODES = 5
-EVALUATION_SEED = 1_000
+EVALUATION_SEEDS = 1_000
+"""Between the first test episodes of two seeds: like Metaloom's, each seed's start in states of their own."""
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tests:
+    """So many deterministic episodes after every `every`-th update."""
+
+    every: int
+    episodes: int
 
 
 @dataclass
@@ -88,8 +96,8 @@ def reference_model(env: gymnasium.Env[Any, Any], seed: int) -> TimedSAC:
     return model
 
 
-def train_reference(env: str, steps: int, seed: int, every: int, report: Callable[[Progress], None]) -> Progress:
-    """Train for so many environment steps; `report` is told what there is after every `every`-th update."""
+def train_reference(env: str, steps: int, seed: int, tests: Tests, report: Callable[[Progress], None]) -> Progress:
+    """Train for so many environment steps; `report` is told what there is after every test."""
     monitor = Monitor(gymnasium.make(env))
     model = reference_model(monitor, seed)
     updates = 0
@@ -99,8 +107,8 @@ def train_reference(env: str, steps: int, seed: int, every: int, report: Callabl
         updates += 1
         progress = trained.progress
         progress.lengths, progress.returns = monitor.get_episode_lengths(), monitor.get_episode_rewards()
-        if updates % every == 0:
-            returns = _evaluate(trained, env)
+        if updates % tests.every == 0:
+            returns = _evaluate(trained, env, seed, tests.episodes)
             progress.evaluations.append(
                 {"steps": sum(progress.lengths), "gradient_steps": progress.gradient_steps, "returns": returns}
             )
@@ -111,12 +119,12 @@ def train_reference(env: str, steps: int, seed: int, every: int, report: Callabl
     return model.progress
 
 
-def _evaluate(model: SAC, env: str) -> list[float]:
+def _evaluate(model: SAC, env: str, seed: int, episodes: int) -> list[float]:
     """Returns of deterministic episodes, every time from the same initial states."""
     test_env = gymnasium.make(env)
     returns = []
-    for episode in range(EVALUATION_EPISODES):
-        observation, _ = test_env.reset(seed=EVALUATION_SEED + episode)
+    for episode in range(episodes):
+        observation, _ = test_env.reset(seed=EVALUATION_SEEDS * seed + episode)
         rewards, ended = [], False
         while not ended:
             action, _ = model.predict(observation, deterministic=True)

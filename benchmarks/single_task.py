@@ -1,142 +1,186 @@
-"""PPO beside Stable-Baselines3's PPO on the same environment with the same settings: returns and steps per second.
+"""PPO and A2C beside those of Stable-Baselines3, on the same environment with the same settings: returns and time.
 
     pip install -e .[bench]
-    python benchmarks/single_task.py --env HalfCheetah-v5 --steps 200000 --seeds 1 2 3
-    python benchmarks/single_task.py --env CartPole-v1 --steps 50000
+    python benchmarks/single_task.py ppo --env HalfCheetah-v5 --steps 200000 --seeds 1 2 3 4 5
+    python benchmarks/single_task.py a2c --env CartPole-v1 --steps 100000 --steps-per-update 200
 
-Both collect about 2,048 steps per update (here whole episodes, there a fixed number) and learn in 10 epochs of
-minibatches of 64 with Adam at 3e-4, γ 0.99, λ 0.95, clipping at 0.2, gradients of norm 0.5 at most, two layers of 64.
+Both collect about as many steps per update, here whole episodes and there a fixed number, with γ 0.99, λ 0.95, two
+layers of 64 and gradients of norm 0.5 at most. PPO learns in 10 epochs of minibatches of 64 by Adam at 3e-4 and clips
+at 0.2; A2C makes one gradient step from all steps by RMSprop at 7e-4, from standardized advantages.
+
 Each seed runs the two one after the other in this process, on one thread each; Metaloom keeps every batch on disk,
-Stable-Baselines3 nothing. Steps per second are environment steps over the time from the first reset to the last update.
+Stable-Baselines3 nothing. A JSON file per program and seed is written to `--out`, and read instead of training where
+there is one. Steps per second are environment steps over the time from the first reset to the last update.
 """
 
 import argparse
 import json
+import math
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from side_by_side import Curve, Row, compared_returns, complete_row, draw
 
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.recipes.actor_critic import CUSTOMARY_PPO
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.algorithms.actor_critic.a2c import A2C
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.estimation.config import ProcessingConfig
 
-STEPS_PER_UPDATE = 2048
+MOST_EPISODES = 128
+"""Per iteration: enough for its steps. Places for more, though empty, would take time."""
+SMOOTHED = 10
+"""Episodes whose mean is a point of a curve."""
+LEARNING_RATE_A2C = 7e-4
+ALGORITHMS = {
+    "ppo": CUSTOMARY_PPO,
+    "a2c": A2C(
+        learning_rate=LEARNING_RATE_A2C,
+        batch_size=10**6,  # all steps of an iteration
+        value_target="td_lambda",
+        value_coeff=1.0,  # of half the mean square, there half of the mean square
+        entropy_coeff=0.0,
+        max_grad_norm=0.5,
+    ),
+}
 
-Row = dict[str, float]
-Curve = tuple[Array, Array]
-"""Environment steps at the end of every episode, and the episode's return."""
 
-
-def run_metaloom(env: str, steps: int, seed: int, threads: int, folder: Path) -> tuple[Row, Curve]:
-    """Train through the store; the return is the mean over the episodes of the last tenth of the steps."""
-    limit = gymnasium_limit(env)
-    assert limit is not None
+def run_metaloom(args: argparse.Namespace, seed: int) -> Row:
+    """Train through the store."""
     config = RunConfig(
-        env=EnvConfig(name=env),
-        algorithm=CUSTOMARY_PPO,
-        iterations=10**4,
-        # Whole episodes: as many as come nearest, or short ones until there are enough.
-        episodes_per_task=max(1, STEPS_PER_UPDATE // limit) if limit >= 1000 else 128,
-        min_steps=None if limit >= 1000 else STEPS_PER_UPDATE,
-        stop={"samples": steps},  # pyright: ignore[reportArgumentType]
+        env=EnvConfig(name=args.env),
+        algorithm=ALGORITHMS[args.algorithm],
+        processing=ProcessingConfig(discount=0.99, gae_lambda=0.95),
+        iterations=args.steps,
+        episodes_per_task=MOST_EPISODES,
+        min_steps=args.steps_per_update,
+        stop={"samples": args.steps},  # pyright: ignore[reportArgumentType]
         seed=seed,
     )
-    began, cpu = time.perf_counter(), time.process_time()
-    train(config, folder, backend=Backend(workers=0, threads=threads))
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
-    episodes = storage.open_run(folder).episodes().to_pandas()
-    made = int(episodes["length"].sum())
-    curve = episodes["length"].cumsum().to_numpy(), episodes["return"].to_numpy()
-    return _row(made, seconds, cpu_seconds, curve), curve
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        spent = _timed(lambda: train(config, path, backend=Backend(workers=0, threads=args.threads)))
+        episodes = storage.open_run(path).episodes().to_pandas()
+    return {"lengths": episodes["length"].tolist(), "returns": episodes["return"].tolist(), **spent}
 
 
-def run_stable_baselines3(env: str, steps: int, seed: int) -> tuple[Row, Curve]:
+def run_stable_baselines3(args: argparse.Namespace, seed: int) -> Row:
     """The same with Stable-Baselines3."""
     import gymnasium
-    from stable_baselines3 import PPO as Reference  # pyright: ignore[reportMissingImports]
+    from stable_baselines3 import A2C as ReferenceA2C  # pyright: ignore[reportMissingImports]
+    from stable_baselines3 import PPO as ReferencePPO  # pyright: ignore[reportMissingImports]
     from stable_baselines3.common.monitor import Monitor  # pyright: ignore[reportMissingImports]
 
-    monitor = Monitor(gymnasium.make(env))
-    model = Reference(
-        "MlpPolicy",
-        monitor,
-        learning_rate=3e-4,
-        n_steps=STEPS_PER_UPDATE,
-        batch_size=64,
-        n_epochs=10,
-        clip_range=0.2,
-        max_grad_norm=0.5,
-        seed=seed,
-        device="cpu",
-        policy_kwargs={"net_arch": [64, 64]},
-    )
-    began, cpu = time.perf_counter(), time.process_time()
-    model.learn(steps)
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
-    lengths, returns = np.array(monitor.get_episode_lengths()), np.array(monitor.get_episode_rewards())
-    curve = lengths.cumsum(), returns
-    return _row(int(model.num_timesteps), seconds, cpu_seconds, curve), curve
-
-
-def _row(steps: int, seconds: float, cpu_seconds: float, curve: Curve) -> Row:
-    ends, returns = curve
-    last = ends > 0.9 * steps
-    return {
-        "steps": steps,
-        "steps_per_second": steps / seconds,
-        "cpu_microseconds_per_step": 1e6 * cpu_seconds / steps,
-        "last_return": float(returns[last].mean()) if last.any() else np.nan,
+    monitor = Monitor(gymnasium.make(args.env))
+    same: dict[str, Any] = {
+        "max_grad_norm": 0.5,
+        "gae_lambda": 0.95,
+        "seed": seed,
+        "device": "cpu",
+        "policy_kwargs": {"net_arch": [64, 64]},
     }
+    if args.algorithm == "ppo":
+        steps, minibatch = 64 * math.ceil(args.steps_per_update / 64), {"batch_size": 64, "n_epochs": 10}
+        model = ReferencePPO(
+            "MlpPolicy", monitor, n_steps=steps, learning_rate=3e-4, clip_range=0.2, **minibatch, **same
+        )
+    else:
+        same |= {"n_steps": args.steps_per_update, "learning_rate": LEARNING_RATE_A2C, "normalize_advantage": True}
+        model = ReferenceA2C("MlpPolicy", monitor, **same)
+    spent = _timed(lambda: model.learn(args.steps))
+    return {"lengths": monitor.get_episode_lengths(), "returns": monitor.get_episode_rewards(), **spent}
+
+
+PROGRAMS = {"metaloom": run_metaloom, "stable-baselines3": run_stable_baselines3}
 
 
 def main() -> None:
-    """Print a JSON line per seed and program, then the ratio of their speeds."""
+    """Print a JSON line per seed and program, then both beside each other."""
+    args = _arguments()
+    torch.set_num_threads(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, list[Row]] = {program: [] for program in PROGRAMS}
+    for seed in args.seeds:
+        for program in PROGRAMS:
+            rows[program].append(_trained(program, seed, args))
+            print(json.dumps({"program": program, "seed": seed, **_summary(rows[program][-1])}), flush=True)
+    for what in ("steps_per_second", "cpu_microseconds_per_step"):
+        means = {program: float(np.mean([_summary(row)[what] for row in found])) for program, found in rows.items()}
+        print(json.dumps({"mean": what, **means}))
+    for line in compared_returns({program: [_last_return(row) for row in found] for program, found in rows.items()}):
+        print(line)
+    if args.plot:
+        curves = {program: [_smooth(row) for row in found] for program, found in rows.items()}
+        title = f"{args.algorithm.upper()} on {args.env}"
+        draw(args.plot, title, f"return, mean of {SMOOTHED} episodes", curves)
+
+
+def _trained(program: str, seed: int, args: argparse.Namespace) -> Row:
+    """Contents of a run's file, which is written now if there is none."""
+    path = args.out / f"{args.algorithm}_{args.env}_{program}_seed{seed}.json"
+    same = ("algorithm", "env", "steps", "steps_per_update", "threads")
+    about = {"program": program, "seed": seed, **{name: getattr(args, name) for name in same}}
+    if not (row := complete_row(path, about)):
+        row = {**about, **PROGRAMS[program](args, seed), "complete": True}
+        path.write_text(json.dumps(row))
+    return row
+
+
+def _timed(work: Callable[[], object]) -> Row:
+    began, cpu = time.perf_counter(), time.process_time()
+    work()
+    return {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
+
+
+def _summary(row: Row) -> dict[str, float]:
+    steps = sum(row["lengths"])
+    return {
+        "steps": steps,
+        "steps_per_second": steps / row["seconds"],
+        "cpu_microseconds_per_step": 1e6 * row["cpu_seconds"] / steps,
+        "last_return": _last_return(row),
+    }
+
+
+def _last_return(row: Row) -> float:
+    """Mean return of the episodes of the last tenth of the steps."""
+    ends, returns = _curve(row)
+    return float(returns[ends > 0.9 * row["steps"]].mean())
+
+
+def _curve(row: Row) -> Curve:
+    """Environment steps at the end of every episode, and the episode's return."""
+    return np.cumsum(row["lengths"]), np.array(row["returns"])
+
+
+def _smooth(row: Row) -> Curve:
+    """The mean return of the last ten episodes, or of all while there are fewer."""
+    ends, returns = _curve(row)
+    sums = np.concatenate([[0.0], returns.cumsum()])
+    last = np.arange(1, len(sums))
+    first = np.maximum(last - SMOOTHED, 0)
+    return ends, (sums[last] - sums[first]) / (last - first)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("algorithm", choices=ALGORITHMS)
     parser.add_argument("--env", default="HalfCheetah-v5")
     parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--steps-per-update", type=int, default=2000, help="at least; there rounded up to minibatches")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, default=1, help="physics threads of Metaloom, where an env can use them")
+    parser.add_argument("--out", type=Path, default=Path("build/single-task"), help="folder of the results")
     parser.add_argument("--plot", type=Path, help="draw the learning curves into this PNG")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    rows: dict[str, list[Row]] = {"metaloom": [], "stable-baselines3": []}
-    curves: dict[str, list[Curve]] = {program: [] for program in rows}
-    for seed in arguments.seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            found = {
-                "metaloom": run_metaloom(arguments.env, arguments.steps, seed, arguments.threads, Path(folder) / "run"),
-                "stable-baselines3": run_stable_baselines3(arguments.env, arguments.steps, seed),
-            }
-        for program, (row, curve) in found.items():
-            rows[program].append(row)
-            curves[program].append(curve)
-            print(json.dumps({"program": program, "seed": seed, **row}), flush=True)
-    for what in ("steps_per_second", "cpu_microseconds_per_step", "last_return"):
-        means = {program: float(np.mean([row[what] for row in found])) for program, found in rows.items()}
-        print(json.dumps({"mean": what, **means}))
-    if arguments.plot:
-        _plot(curves, arguments.env, arguments.plot)
-
-
-def _plot(curves: dict[str, list[Curve]], env: str, path: Path) -> None:
-    """A line per seed: the mean return of the last ten episodes against environment steps."""
-    import matplotlib.pyplot as plt
-
-    fig, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-    for color, (program, found) in zip(("C0", "C1"), curves.items(), strict=True):
-        for seed, (ends, returns) in enumerate(found):
-            smooth = np.convolve(returns, np.full(10, 0.1), mode="valid")
-            ax.plot(ends[9:], smooth, color=color, label=program if seed == 0 else None)
-    ax.set(title=f"PPO on {env}", xlabel="environment steps", ylabel="return, mean of ten episodes")
-    ax.legend()
-    fig.savefig(path, dpi=100)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
