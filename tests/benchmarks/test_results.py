@@ -36,18 +36,24 @@ after
 
 
 @pytest.fixture
-def results():
-    path = Path(__file__).parents[2] / "benchmarks" / "results.py"
-    spec = importlib.util.spec_from_file_location("results", path)
+def results(monkeypatch):
+    folder = Path(__file__).parents[2] / "benchmarks"
+    monkeypatch.syspath_prepend(folder)  # its scripts import each other
+    spec = importlib.util.spec_from_file_location("results", folder / "results.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_a_page_is_written_from_references_and_from_runs(results, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def stability(results):
+    return importlib.import_module("results_stability")
+
+
+def test_a_page_is_written_from_references_and_from_runs(results, stability, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(results, "EARLY", slice(1, 3))
-    monkeypatch.setattr(results, "LATE", slice(4, 6))
+    monkeypatch.setattr(stability, "EARLY", slice(1, 3))
+    monkeypatch.setattr(stability, "LATE", slice(4, 6))
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "results.md").write_text(PAGE)
     after = {}
@@ -70,9 +76,9 @@ def test_a_page_is_written_from_references_and_from_runs(results, tmp_path, monk
     assert rows.keys() == {"small-promp", "small-maml-vpg"}
     for algorithm in ("promp", "maml-vpg"):
         lowest, highest = sorted(after[algorithm, seed].mean() for seed in (1, 2))
-        ends = re.search(r"(\S+) to (\S+)", rows[f"small-{algorithm}"].split(" | ")[2])
-        assert [float(end.replace("\N{MINUS SIGN}", "-")) for end in ends.groups()] == pytest.approx(
-            [lowest, highest], abs=0.01
+        told = re.fullmatch(r"(\S+), (\S+) to (\S+)", rows[f"small-{algorithm}"].split(" | ")[1])
+        assert [float(value.replace("\N{MINUS SIGN}", "-")) for value in told.groups()] == pytest.approx(
+            [(lowest + highest) / 2, lowest, highest], abs=0.01
         )
     (span,) = re.findall(r"^\| `small-promp` \| 2 \| (\S+) \| (\S+) \|$", page, flags=re.MULTILINE)
     spans = [after["promp", 2][s].mean() for s in (slice(1, 3), slice(4, 6))]
@@ -119,7 +125,19 @@ def test_a_level_is_reached_when_five_iterations_on_average_reach_it(results, mo
 
             return pa.table({"env_steps": np.arange(1, len(self.returns) + 1) * 10.0})
 
-    monkeypatch.setattr(results, "_after", lambda run: run.returns)
+    monkeypatch.setattr(results, "returns_after", lambda run: run.returns)
     rising, flat = Run([0, 0, 0, 0, 0, 5, 5, 5, 5, 5, 5]), Run([0] * 11)
     assert results._steps_to([rising], 3.0) == "80"  # (0 + 0 + 5 + 5 + 5) / 5, at the eighth iteration
     assert results._steps_to([rising, flat], 3.0) == "1 of 2 seeds do"
+
+
+def test_a_run_that_falls_is_told_from_one_that_stays(stability, monkeypatch):
+    returns = {1: [0, 10, 10, -4, -4], 2: [1, 2, 3, 4, 5], 3: [7]}
+
+    class Run:
+        def __init__(self, seed):
+            self.config = {"seed": seed}
+
+    monkeypatch.setattr(stability, "returns_after", lambda run: np.array(returns[run.config["seed"]]))
+    *_, row, _ = stability.falls({"mine": [Run(1), Run(2), Run(3)]}, 2)
+    assert row == "| `mine` | 1: 10, 2: 4, 3: 7 | 1: \N{MINUS SIGN}4, 2: 4, 3: 7 |"  # 4.5 is rounded to even

@@ -1,0 +1,65 @@
+"""Tables of the page of results on whether what was learned stays."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from metaloom.flows.views.formatting import by_inner_step, number
+from metaloom.storage import Run
+
+EARLY, LATE = slice(50, 100), slice(150, 200)
+
+Groups = Mapping[str, Sequence[Run]]
+
+
+def stability(groups: Groups) -> Iterator[str]:
+    """Whether what was learned stays, for groups that are long enough to say."""
+    long = {name: runs for name, runs in groups.items() if min(len(run.iterations) for run in runs) >= LATE.stop}
+    if not long:
+        return
+    yield "Whether it stays, mean return after adaptation of two spans of iterations, by seed:"
+    yield ""
+    yield f"| group | seed | {EARLY.start} to {EARLY.stop - 1} | {LATE.start} to {LATE.stop - 1} |"
+    yield "| --- | --- | --- | --- |"
+    for name, runs in long.items():
+        spans = np.array([[returns_after(run)[span].mean() for span in (EARLY, LATE)] for run in runs])
+        for run, row in zip(runs, spans, strict=True):
+            yield f"| `{name}` | {run.config['seed']} | {number(row[0])} | {number(row[1])} |"
+        early, late = (number(mean) for mean in spans.mean(axis=0))
+        yield f"| | all: rises by {with_error(spans[:, 1] - spans[:, 0])} | {early} | {late} |"
+    yield ""
+
+
+def falls(groups: Groups, last: int) -> Iterator[str]:
+    """How far every seed ends below the best that it had."""
+    yield f"How far the end is below the best, highest mean of {last} successive iterations and that of the last:"
+    yield ""
+    yield "| group | highest, by seed | last, by seed |"
+    yield "| --- | --- | --- |"
+    for name, runs in groups.items():
+        means = {run.config["seed"]: running_mean(returns_after(run), last) for run in runs}
+        highest = ", ".join(f"{seed}: {_whole(values.max())}" for seed, values in means.items())
+        ends = ", ".join(f"{seed}: {_whole(values[-1])}" for seed, values in means.items())
+        yield f"| `{name}` | {highest} | {ends} |"
+    yield ""
+
+
+def running_mean(values: np.ndarray, width: int) -> np.ndarray:
+    """Means of so many successive values, or the one of all where there are fewer."""
+    width = min(width, len(values))
+    return np.convolve(values, np.full(width, 1 / width), "valid")
+
+
+def returns_after(run: Run) -> np.ndarray:
+    """[iterations] average return after adaptation, or of the only round."""
+    return np.array([by_inner_step(row, "average_return")[-1] for row in run.metrics().to_pylist()])
+
+
+def with_error(values: np.ndarray) -> str:
+    """Mean and its standard error over seeds, where there are several."""
+    error = f" ± {number(values.std(ddof=1) / np.sqrt(len(values)))}" if len(values) > 1 else ""
+    return f"{number(values.mean())}{error}"
+
+
+def _whole(value: float) -> str:
+    return number(float(round(value)))
