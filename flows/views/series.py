@@ -157,7 +157,11 @@ def shown_steps(last: int) -> dict[int, str]:
 def steps_note(last: int) -> str:
     """What a note says of inner steps that have no line; empty where each has one."""
     between = MOST_STEPS - 2
-    return f"; of {last + 1} lines the first, the last and {between} between are shown" if last >= MOST_STEPS else ""
+    return (
+        f"; of inner steps 0 to {last} the first, the last and {between} between are shown"
+        if last >= MOST_STEPS
+        else ""
+    )
 
 
 def class_color(c: int) -> str:
