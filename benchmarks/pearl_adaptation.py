@@ -4,8 +4,8 @@
 
 A row for each number of context episodes, from none to N: means over test tasks, with their standard errors, of the
 return and of every reward term summed over an episode; then what inference gained, task by task. RUN is a name under
-the runs folder or a path. `--at` adds an earlier learner, and what the later one gained on it. The picture, for points in
-the plane, has the test episodes by the prior and those after N context episodes: dots are starts, stars are goals.
+the runs folder or a path. `--at` adds an earlier learner, and what the later one gained on it. The picture, for points
+in the plane, has the test episodes by the prior and those after N context episodes: dots are starts, stars are goals.
 """
 
 import argparse
@@ -187,8 +187,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("run", metavar="RUN", help="a name under the runs folder, or a path")
     parser.add_argument("--at", type=int, help="also the learner that the run had after so many updates")
     parser.add_argument("--out", type=Path, help="picture of the paths, .png or .svg")
-    parser.add_argument("--context-episodes", type=int, help="N; as in the run's evaluations when left out: 2 in most recipes")
-    parser.add_argument("--tasks", type=int, help="test tasks to draw; when left out as in the run's evaluations: every test task, in order")
+    parser.add_argument(
+        "--context-episodes", type=int, help="N; as in the run's evaluations when left out: 2 in most recipes"
+    )
+    parser.add_argument(
+        "--tasks",
+        type=int,
+        help="test tasks to draw; when left out as in the run's evaluations: every test task, in order",
+    )
     return parser.parse_args()
 
 
