@@ -223,9 +223,6 @@ def test_an_evaluation_of_some_of_a_set_of_tasks_says_of_how_many(complete):
     for more in (4, 5):
         outcome = evaluate(complete.path, tasks="train", num_tasks=more, adaptation_steps=0, test_episodes=1)
         assert title(outcome) == f"learner after 2 updates, {more} tasks"
-    drawn = evaluate(complete.path, adaptation_steps=0, test_episodes=1)
-    assert title(drawn) == "learner after 2 updates, 4 tasks that training never drew"
-    assert tables.evaluation_info(drawn)["drawn_from"] is None
 
 
 def test_evaluation_by_a_single_episode_has_no_interval(complete):

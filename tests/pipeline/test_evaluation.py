@@ -61,8 +61,7 @@ def test_the_number_of_tasks_to_choose_from_is_that_of_the_set():
     assert of({}) == of({"num_tasks": 1}) == 2
     assert of({"tasks": "train"}) == 3
     assert of({"tasks": [[0.5], [0.25], [1.0], [2.0]]}) == 4
-    drawn = config(env="point-corner")
-    assert tasks_drawn_from(drawn, make_env(drawn.env), 3) is None
+    assert tasks_drawn_from(config(), make_env(config().env), 3) is None
 
 
 def test_a_wrapped_environment_keeps_its_held_out_tasks():
