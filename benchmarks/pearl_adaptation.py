@@ -3,9 +3,9 @@
     python benchmarks/pearl_adaptation.py RUN [--at UPDATES] [--out PNG] [--context-episodes N] [--tasks N]
 
 A row for each number of context episodes, from none to N: means over test tasks, with their standard errors, of the
-return and of every reward term summed over an episode; then what inference gained, task by task. `--at` adds an earlier
-learner, and what the later one gained on it. The picture, for points in the plane, has the test episodes by the prior
-and those after N context episodes.
+return and of every reward term summed over an episode; then what inference gained, task by task. RUN is a name under
+the runs folder or a path. `--at` adds an earlier learner, and what the later one gained on it. The picture, for points
+in the plane, has the test episodes by the prior and those after N context episodes: dots are starts, stars are goals.
 """
 
 import argparse
@@ -20,7 +20,9 @@ from matplotlib.figure import Figure
 
 from metaloom import storage
 from metaloom.flows.commands.evaluate import EvaluationOutcome, evaluate
+from metaloom.flows.errors import exit_code
 from metaloom.flows.graph.run_stages import config_of
+from metaloom.flows.runs import run_folder
 from metaloom.flows.views import charts
 from metaloom.flows.views.charts import INK
 from metaloom.flows.views.evaluation_plots import check_plot_file, write_plot
@@ -28,6 +30,7 @@ from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Array, EpisodeBatch
 
 GOAL = ("goal_x", "goal_y")
@@ -60,15 +63,23 @@ class Measured:
 
 def main() -> None:
     args = _arguments()
-    config = config_of(storage.open_run(args.run))
-    _check(config, args)
-    latest = measure(args.run, None, args.context_episodes, args.tasks)
-    earlier = [] if args.at is None else [measure(args.run, args.at, args.context_episodes, args.tasks)]
+    try:
+        _tell(run_folder(args.run), args)
+    except Exception as error:
+        if exit_code(error) is None:
+            raise
+        raise SystemExit(f"{Path(__file__).name}: {printable(error)}") from None
+
+
+def _tell(run: Path, args: argparse.Namespace) -> None:
+    _check(config_of(storage.open_run(run)), args)
+    latest = measure(run, None, args.context_episodes, args.tasks)
+    earlier = [] if args.at is None else [measure(run, args.at, args.context_episodes, args.tasks)]
     learners = [*earlier, latest]
     for line in (*table(learners), *gains(learners)):
         print(line)
     if args.out is not None:
-        write_plot(args.out, picture(f"{args.run.name} after {latest.outcome.updates} updates", latest))
+        write_plot(args.out, picture(f"{run.name} after {latest.outcome.updates} updates", latest))
 
 
 def measure(run: Path, updates: int | None, context_episodes: int | None, tasks: int | None) -> Measured:
@@ -173,11 +184,17 @@ def _check(config: RunConfig, args: argparse.Namespace) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", metavar="RUN", help="a name under the runs folder, or a path")
     parser.add_argument("--at", type=int, help="also the learner that the run had after so many updates")
     parser.add_argument("--out", type=Path, help="picture of the paths, .png or .svg")
-    parser.add_argument("--context-episodes", type=int, help="N; as in the run's evaluations when left out")
-    parser.add_argument("--tasks", type=int, help="test tasks; as in the run's evaluations when left out")
+    parser.add_argument(
+        "--context-episodes", type=int, help="N; as in the run's evaluations when left out: 2 in most recipes"
+    )
+    parser.add_argument(
+        "--tasks",
+        type=int,
+        help="test tasks to draw; when left out as in the run's evaluations: every test task, in order",
+    )
     return parser.parse_args()
 
 

@@ -40,7 +40,8 @@ def evaluate(
     Args:
         tasks: `held-out`: tasks that training never drew; `train`: from its fixed set, or those of the last
             iteration; or a JSON, YAML or Parquet file of tasks.
-        num_tasks: Tasks to draw; by default every test task or task of the file once, otherwise as many as in training.
+        num_tasks: Tasks to draw; by default every test task or task of the file once, otherwise, also from a fixed
+            training set, as many as an iteration of training has.
         evenly_by: Draw evenly from the classes of a fixed set: the task field that tells them apart.
         task_sampling: `balanced`: equally many tasks of every class that the environment declares, such as directions.
         adaptation_steps: Largest number of inner steps; returns are reported after each, from 0 on.

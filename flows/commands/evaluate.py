@@ -29,7 +29,7 @@ from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.shown import Row, Shown
-from metaloom.pipeline.tasks.evaluation import tasks_are_new
+from metaloom.pipeline.tasks.evaluation import tasks_are_new, tasks_drawn_from
 from metaloom.pipeline.types import Evaluation, LearnerState, TaskBatch, Update
 from metaloom.stages.evaluate import Tested, unseen
 
@@ -43,6 +43,7 @@ class EvaluationOutcome(Shown):
         config: the run's configuration, with the evaluation that was asked for.
         evaluation: the returns.
         tasks_are_new: whether no task of it occurs in training.
+        drawn_from: how many tasks its tasks were chosen from; None where they come from a distribution.
         classes: that the environment declares.
     """
 
@@ -50,18 +51,19 @@ class EvaluationOutcome(Shown):
     config: RunConfig
     evaluation: Evaluation
     tasks_are_new: bool
+    drawn_from: int | None
     classes: Classes | None = None
 
     def shown(self) -> tuple[str, list[Row]]:
         """Return over tasks after every number of adaptation steps, with its interval; see pipeline.shown."""
-        tasks, (_, _, tests) = plural(len(self.tasks), "task"), self.evaluation.test_returns.shape
         updates = plural(self.updates, "update")
         rows = [
             (str(s.adaptation_steps), number(s.average_return), f"{number(s.average_low)} to {number(s.average_high)}")
             for s in self.summary()
         ]
+        tests = f"{plural(self.evaluation.test_returns.shape[2], 'test episode')} each"
         return (
-            f"EvaluationOutcome of the learner after {updates}: {tasks}, {plural(tests, 'test episode')} each",
+            f"EvaluationOutcome of the learner after {updates}: {self.counted_tasks}, {tests}",
             [("adaptation steps", "average return", "95 % interval"), *rows],
         )
 
@@ -69,6 +71,12 @@ class EvaluationOutcome(Shown):
     def tasks(self) -> TaskBatch:
         """The tasks."""
         return self.evaluation.tasks
+
+    @property
+    def counted_tasks(self) -> str:
+        """The number of tasks, and of those that they are some of: "10 tasks (of 80)"."""
+        count = len(self.tasks)
+        return plural(count, "task") + (f" (of {self.drawn_from:,})" if count < (self.drawn_from or 0) else "")
 
     @property
     def env_steps(self) -> int:
@@ -150,7 +158,8 @@ def evaluate(
     with stages_of(config, backend, partial(check_evaluation, config)) as stages:
         outcome = stages.evaluate(learner, updates, tested)
         env = stages.context.env
-        return EvaluationOutcome(updates, config, outcome, tasks_are_new(config, env), env.task_classes)
+        new, drawn_from = tasks_are_new(config, env), tasks_drawn_from(config, env, updates)
+        return EvaluationOutcome(updates, config, outcome, new, drawn_from, env.task_classes)
 
 
 def learner_after(run: storage.Run, updates: int) -> LearnerState:

@@ -1,5 +1,6 @@
 """Worker processes on this machine, which nobody else can use and which leave nothing behind."""
 
+import logging
 import os
 import signal
 import threading
@@ -9,7 +10,8 @@ from multiprocessing import resource_tracker
 from typing import Any, ClassVar
 
 import dask.config
-from distributed import Client, LocalCluster, Nanny, Security
+from distributed import Client, LocalCluster, Nanny, Security, Worker
+from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
 from metaloom.flows.rollouts.guard import MARK, end_marked
@@ -28,13 +30,27 @@ _endings: dict[int, int] = {}
 _ended = threading.Condition()
 
 
+class LocalWorker(Worker):
+    """A worker that says nothing of a heartbeat that its scheduler no longer takes: it ends with the trainer alone."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        logging.getLogger("distributed.worker").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    # On a busy machine one is often under way while all is closed, and Dask logs its traceback (distributed #7105).
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, CommClosedError) and "heartbeat" in record.getMessage())
+
+
 class MarkedNanny(Nanny):
     """A nanny, in this process, whose workers carry a mark from their first instruction on; it keeps how they ended."""
 
     _starting: ClassVar[int] = 0
 
     def __init__(self, *args: Any, mark: str, **options: Any) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, worker_class=LocalWorker, **options)
         self.pre_spawn_env[MARK] = mark
         self._worker = 0
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from metaloom.flows.views.formatting import adaptation_label, trial_length
-from metaloom.flows.views.series import numbers
+from metaloom.flows.views.series import numbers, shown_steps, steps_note
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Array, TaskParams
 from metaloom.storage import Run, StageMissing, StageRef, StoreError
@@ -28,6 +28,13 @@ def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
         except StoreError as problem:
             parts[name] = {"problem": printable(problem)}
     return {"iteration": iteration, **parts}
+
+
+def compared_steps(steps: Sequence[int]) -> dict[str, Any]:
+    """Inner steps to compare, of those that are stored: `shown` with labels and colours, `unshown` a note of others."""
+    last = max(steps, default=0)
+    shown = [{"step": k, "label": adaptation_label(k, last), "color": color} for k, color in shown_steps(last).items()]
+    return {"shown": [step for step in shown if step["step"] in steps], "unshown": steps_note(last)}
 
 
 def _ways(run: Run, iteration: int) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from metaloom.flows.views.evaluation_lines import training_lines, training_lines
 from metaloom.flows.views.formatting import by_inner_step
 from metaloom.flows.views.history import History, class_lines, learning_lines, load_history, metric_columns
 from metaloom.flows.views.metric_curves import optimization_lines, success_lines, trial_lines
-from metaloom.flows.views.series import Lines, numbers, series_data
+from metaloom.flows.views.series import Lines, evenly_spaced, numbers, series_data
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Array, Evaluation
 from metaloom.storage import Run, StoreError
@@ -119,7 +119,7 @@ def spark(run: Run) -> list[float | None]:
     done = len(run.iterations)
     if not done:
         return []
-    chosen = sorted({round(i) for i in np.linspace(0, done - 1, SPARK_POINTS)})
+    chosen = evenly_spaced(done, SPARK_POINTS).tolist()
     metrics = metric_columns(run.metrics(chosen))
     by_step = by_inner_step({name: 0.0 for name in metrics}, "average_return")
     return numbers(metrics[f"step_{len(by_step) - 1}.average_return"]) if by_step else []

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from metaloom import storage
 from metaloom.flows.runs import require_iteration
+from metaloom.flows.viewer.adaptation import compared_steps
 from metaloom.flows.views.boxes import Arrow, Box, draw
 from metaloom.flows.views.class_returns import classes_of
 from metaloom.flows.views.formatting import dotted, plural, program, short_time, size, stage_name, trial_length
@@ -114,7 +115,8 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
 
     Returns:
         `tasks`: parameters by name; `classes`: of every task, null without classes, and their `colors`; `steps`: inner
-        step -> returns and lengths, a list of episodes for every task; `trial`: episodes of a trial.
+        step -> returns and lengths, a list of episodes for every task; `shown`: the steps to compare, with their
+        labels and colours; `unshown`: a note of the others; `trial`: episodes of a trial.
     """
     table = run.episodes(iteration) if iteration in run.iterations else _episodes_under_way(run, iteration)
     columns: dict[str, Array] = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
@@ -143,6 +145,7 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
         if named is None or classes is None
         else {classes.names[c]: class_color(n) for n, c in enumerate(classes.among(named))},
         "steps": steps,
+        **compared_steps([*steps]),
         "trial": trial_length(run.config),
     }
 

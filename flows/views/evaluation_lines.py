@@ -12,7 +12,8 @@ from metaloom.flows.views.series import (
     class_color,
     estimates_series,
     explain_gaps,
-    step_color,
+    shown_steps,
+    steps_note,
 )
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array, Evaluation
@@ -33,13 +34,14 @@ def training_lines(name: str, evaluations: list[Evaluation]) -> Lines:
     last = evaluations[0].adaptation_steps
     summaries = [summarize_steps(evaluation) for evaluation in evaluations]
     series: list[Series] = []
-    for k in range(last + 1):
+    for k, color in shown_steps(last).items():
         line, band = interquartile_means([steps[k] for steps in summaries])
         # Between the first and the last a band would only cover the others.
         label = adaptation_label(k, last) if last else "test return"
-        series.append(Series(label, step_color(k, last), line, band if k in (0, last) else None))
+        series.append(Series(label, color, line, band if k in (0, last) else None))
     y_label = "return of test episodes (interquartile mean)"
-    return Lines("evaluation", f"Evaluation of {name}", y_label, INTERVAL_NOTE, INTERVAL, tuple(series))
+    note = INTERVAL_NOTE + steps_note(last)
+    return Lines("evaluation", f"Evaluation of {name}", y_label, note, INTERVAL, tuple(series))
 
 
 def training_lines_by_class(name: str, evaluations: list[Evaluation], classes: Classes) -> Lines:

@@ -17,7 +17,8 @@ from metaloom.flows.views.series import (
     class_color,
     estimates_series,
     explain_gaps,
-    step_color,
+    shown_steps,
+    steps_note,
 )
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array
@@ -107,14 +108,14 @@ def learning_lines(name: str, history: History) -> Lines:
     Where every iteration has tasks of every class, all classes count alike: which ones an iteration drew more of does
     not show then.
     """
-    title = f"Learning curve of {name}"
+    title, unshown = f"Learning curve of {name}", steps_note(history.last_step)
     if history.every_class_drawn:
         series = tuple(_balanced_series(history))
         return explain_gaps(
-            Lines("learning_curve", title, "class-balanced episode return", BALANCED_NOTE, ERROR_BAND, series)
+            Lines("learning_curve", title, "class-balanced episode return", BALANCED_NOTE + unshown, ERROR_BAND, series)
         )
     series = tuple(_return_series(history))
-    return Lines("learning_curve", title, "average episode return", BAND_NOTE, BAND, series)
+    return Lines("learning_curve", title, "average episode return", BAND_NOTE + unshown, BAND, series)
 
 
 def class_lines(history: History) -> Iterator[Lines]:
@@ -141,22 +142,20 @@ def metric_columns(table: pa.Table) -> dict[str, Array]:
 
 def _balanced_series(history: History) -> Iterator[Series]:
     last = history.last_step
-    for k in range(last + 1):
-        series = estimates_series(
-            adaptation_label(k, last), step_color(k, last), [steps[k].balanced for steps in history.by_class]
-        )
+    for k, color in shown_steps(last).items():
+        series = estimates_series(adaptation_label(k, last), color, [steps[k].balanced for steps in history.by_class])
         # As without classes: between the first and the last a band would only cover the others.
         yield series if k in (0, last) else replace(series, band=None)
 
 
 def _return_series(history: History) -> Iterator[Series]:
     last = history.last_step
-    for k in range(last + 1):
+    for k, color in shown_steps(last).items():
         by_task = history.task_returns[:, k]
         # Between the first and the last a band would only cover the others.
         edges = np.quantile(by_task, [0.25, 0.75], axis=1) if k in (0, last) else None
         band = None if edges is None or by_task.shape[1] == 1 else (edges[0], edges[1])
-        yield Series(adaptation_label(k, last), step_color(k, last), by_task.mean(axis=1), band)
+        yield Series(adaptation_label(k, last), color, by_task.mean(axis=1), band)
 
 
 def _task_returns(episodes: pa.Table, num_iterations: int) -> Array:

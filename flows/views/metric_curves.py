@@ -6,7 +6,7 @@ import numpy as np
 
 from metaloom.flows.views.formatting import TRIAL_RETURNS, adaptation_label
 from metaloom.flows.views.history import History
-from metaloom.flows.views.series import AFTER, BEFORE, Lines, Series, step_color
+from metaloom.flows.views.series import AFTER, BEFORE, Lines, Series, shown_steps, steps_note
 
 
 def success_lines(history: History) -> Iterator[Lines]:
@@ -16,8 +16,8 @@ def success_lines(history: History) -> Iterator[Lines]:
         "success_rate",
         "Success rate",
         "share of episodes",
-        _of_every_step(history, "success_rate"),
-        "Episodes in any step of which the environment told of success.",
+        _of_steps(history, "success_rate"),
+        f"Episodes in any step of which the environment told of success{steps_note(history.last_step)}.",
     )
 
 
@@ -51,8 +51,8 @@ def optimization_lines(history: History) -> Iterator[Lines]:
         "entropy",
         "Policy entropy",
         "entropy (nats)",
-        _of_every_step(history, "entropy"),
-        "Falls as the policy grows certain of its actions.",
+        _of_steps(history, "entropy"),
+        f"Falls as the policy grows certain of its actions{steps_note(history.last_step)}.",
     )
     gained = "; the gap is what the update gained on them" if "loss_before" in history.metrics else ""
     yield from _lines(
@@ -103,14 +103,14 @@ def optimization_lines(history: History) -> Iterator[Lines]:
         "explained_variance",
         "Explained variance of the baseline",
         "share of variance",
-        _of_every_step(history, "explained_variance"),
-        "1: the baseline predicts the returns exactly; 0: no better than their mean.",
+        _of_steps(history, "explained_variance"),
+        f"1: the baseline predicts the returns exactly; 0: no better than their mean{steps_note(history.last_step)}.",
     )
 
 
-def _of_every_step(history: History, metric: str) -> dict[str, tuple[str, str]]:
+def _of_steps(history: History, metric: str) -> dict[str, tuple[str, str]]:
     last = history.last_step
-    return {f"step_{k}.{metric}": (adaptation_label(k, last), step_color(k, last)) for k in range(last + 1)}
+    return {f"step_{k}.{metric}": (adaptation_label(k, last), color) for k, color in shown_steps(last).items()}
 
 
 def _lines(

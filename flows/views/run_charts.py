@@ -1,6 +1,6 @@
 """All charts of a run as data: each is defined here once, for the page, for files and for notebooks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from metaloom.flows.views.series import (
     AFTER,
     CLASS_NOTE,
     ERROR_BAND,
+    MOST_STEPS,
     Chart,
     Lines,
     Panel,
@@ -23,8 +24,9 @@ from metaloom.flows.views.series import (
     chart_of,
     class_color,
     estimates_series,
+    evenly_spaced,
     explain_gaps,
-    step_color,
+    shown_steps,
 )
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef
@@ -85,9 +87,10 @@ def _class_charts(history: History) -> Iterator[Chart]:
 
 def _series_of_class(history: History, c: int) -> Iterator[Series]:
     last = history.last_step
+    colors = shown_steps(last)
     for k in dict.fromkeys((0, last)):
         estimates = [steps[k].estimates[c] for steps in history.by_class]
-        yield estimates_series(adaptation_label(k, last), step_color(k, last), estimates)
+        yield estimates_series(adaptation_label(k, last), colors[k], estimates)
 
 
 def _task_charts(run: Run, history: History) -> Iterator[Chart]:
@@ -107,7 +110,7 @@ def _task_charts(run: Run, history: History) -> Iterator[Chart]:
             "return after adaptation", note, "", before, _by_kind(names, kinds[-1], after), diagonal=True,
         )  # fmt: skip
     most = min(MOST_ITERATIONS, max(MOST_POINTS // num_tasks, 2))
-    rows = np.unique(np.linspace(0, len(history.iterations) - 1, most).round().astype(int))
+    rows = evenly_spaced(len(history.iterations), most)
     shown = "" if len(rows) == len(history.iterations) else f", of {len(rows)} iterations evenly spaced"
     when = f" {adaptation_label(last, last)}" if last else ""
     yield Chart(
@@ -155,10 +158,7 @@ def _time_charts(run: Run, history: History) -> Iterator[Chart]:
     seconds = stage_seconds(run.lineage(), len(history.iterations), run.stages.first)
     if not seconds:
         return
-    layers = [
-        Series(stage_name(ref), stage_color(run.stages[ref.stage].group, ref.step), values)
-        for ref, values in seconds.items()
-    ]
+    layers = [*_layers(seconds, run)]
     typical = np.array([_typical_seconds(layer.values) for layer in layers])
     shares = typical / max(float(typical.sum()), 1e-12)
     bars = tuple(
@@ -175,6 +175,21 @@ def _time_charts(run: Run, history: History) -> Iterator[Chart]:
         "A bulge is a busy machine or a worker that was lost; the results do not depend on it.", "",
         history.iterations, (Panel("", tuple(layers)),), iterations=history.iterations,
     )  # fmt: skip
+
+
+def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
+    """A series for every stage, and one in all for a stage of more inner steps than charts tell apart."""
+    by_stage: dict[str, list[StageRef]] = {}
+    for ref in seconds:
+        by_stage.setdefault(ref.stage, []).append(ref)
+    for ref, values in seconds.items():
+        refs = by_stage[ref.stage]
+        color = stage_color(run.stages[ref.stage].group, ref.step)
+        if len(refs) <= MOST_STEPS:
+            yield Series(stage_name(ref), color, values)
+        elif ref == refs[0]:
+            name = f"{stage_name(ref)} to {refs[-1].step}"
+            yield Series(name, color, np.sum([seconds[each] for each in refs], axis=0))
 
 
 def _typical_seconds(seconds: Array) -> float:

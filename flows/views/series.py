@@ -13,6 +13,8 @@ from metaloom.pipeline.types import Array
 # Okabe and Ito's palette, which colour-blind readers can tell apart. Before adaptation orange, after it blue.
 BEFORE, AFTER = "#d55e00", "#0072b2"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
+MOST_STEPS = 2 + len(BETWEEN)
+"""Inner steps that a chart tells apart: PEARL has one for each episode of context."""
 CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
 CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
 ERROR_BAND = "± 1 standard error"
@@ -138,11 +140,28 @@ def numbers(values: Array) -> list[float | None]:
     return [finite(float(f"{value:.7g}")) for value in np.asarray(values, np.float64).tolist()]
 
 
-def step_color(k: int, last: int) -> str:
-    """Colour of inner step k of last, the same in all charts."""
-    if k == last:
-        return AFTER
-    return BEFORE if k == 0 else BETWEEN[(k - 1) % len(BETWEEN)]
+def evenly_spaced(count: int, most: int) -> Array:
+    """Places in a sequence of `count`, [n]: all, or `most` of them evenly spaced, the first and the last included."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(int)
+
+
+def shown_steps(last: int) -> dict[int, str]:
+    """Inner steps, of 0 to last, that charts have lines for, each with its colour.
+
+    Of many steps these are the first, the last and as many evenly between as there are colours.
+    """
+    first, *between, end = evenly_spaced(last + 1, MOST_STEPS).tolist() if last else (0, 0)
+    return {first: BEFORE, **dict(zip(between, BETWEEN, strict=False)), end: AFTER}
+
+
+def steps_note(last: int) -> str:
+    """What a note says of inner steps that have no line; empty where each has one."""
+    between = MOST_STEPS - 2
+    return (
+        f"; of inner steps 0 to {last} the first, the last and {between} between are shown"
+        if last >= MOST_STEPS
+        else ""
+    )
 
 
 def class_color(c: int) -> str:

@@ -266,6 +266,7 @@ def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
     return {
         "updates": outcome.updates,
         "tasks_are_new": outcome.tasks_are_new,
+        "drawn_from": outcome.drawn_from,
         "env_steps": outcome.env_steps,
         "evaluation": outcome.config.evaluation.model_dump(mode="json", exclude={"every"}),
         "adaptation": [_finite(step.columns) for step in outcome.summary()],
@@ -282,7 +283,7 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
         *(">interquartile mean", "95 % interval", "middle half of tasks"),
     )
     new = " that training never drew" if outcome.tasks_are_new else ""
-    table.title = f"learner after {plural(outcome.updates, 'update')}, {plural(len(outcome.tasks), 'task')}{new}"
+    table.title = f"learner after {plural(outcome.updates, 'update')}, {outcome.counted_tasks}{new}"
     for row in outcome.summary():
         table.add_row(
             str(row.adaptation_steps),

@@ -89,6 +89,12 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
     return source.sample(asked.num_tasks or config.num_tasks, rng)
 
 
+def tasks_drawn_from(config: RunConfig, env: MetaEnv, updates: int) -> int | None:
+    """How many tasks those of the evaluation are chosen from; None where they come from a distribution."""
+    source = _source(config, env, updates)
+    return None if isinstance(source, TaskDistribution) else len(source.tasks)
+
+
 def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
     """Tell if no task of the evaluation occurs in training, as far as the environment and the settings say."""
     return config.evaluation.tasks == "held-out" and (env.test_task_set is not None or env.task_set is None)

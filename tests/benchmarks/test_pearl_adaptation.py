@@ -108,6 +108,30 @@ def test_what_cannot_be_measured_or_drawn_is_refused(benchmark, run, tiny_run, m
         printed(benchmark, monkeypatch, capsys, run, "--out", tmp_path / "paths.png")
 
 
+def test_a_run_is_named_as_commands_name_it(benchmark, run, monkeypatch, capsys):
+    by_path = printed(benchmark, monkeypatch, capsys, run, "--tasks", 2)
+    monkeypatch.setenv("METALOOM_RUNS", str(run.parent))
+    assert printed(benchmark, monkeypatch, capsys, run.name, "--tasks", 2) == by_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cv"], "cv: no such folder"),
+        (["run", "--at", 9], "found 9 updates asked for, but the run has 2"),
+        (["run", "--tasks", 0], "evaluation.num_tasks"),
+        (["run", "--out", "paths.gif"], "required a .png, .svg or .pdf file"),
+    ],
+)
+def test_what_no_command_could_do_is_one_line(benchmark, run, monkeypatch, capsys, arguments, said):
+    monkeypatch.setenv("METALOOM_RUNS", str(run.parent))
+    with pytest.raises(SystemExit) as stopped:
+        printed(benchmark, monkeypatch, capsys, *arguments)
+    (line,) = str(stopped.value).splitlines()
+    assert line.startswith("pearl_adaptation.py: ")
+    assert said in line
+
+
 @pytest.fixture
 def tiny_run(tmp_path):
     settings = {"env": "point-corner", "iterations": 1, "num_tasks": 2, "episodes_per_task": 2, "max_episode_steps": 4}

@@ -16,6 +16,7 @@ from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.context import build_learner
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.tables import evaluation_table
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.envs.contract import EnvError
@@ -68,6 +69,8 @@ def starts(episodes) -> np.ndarray:
 def test_tasks_and_starts_are_none_of_those_of_training(plain, collected):
     outcome = evaluate(plain)
     assert outcome.tasks_are_new
+    assert outcome.drawn_from is None
+    assert "4 tasks that training never drew" in str(evaluation_table(outcome).title)
     for iteration in storage.open_run(plain):
         assert not np.isin(outcome.tasks.params, iteration.tasks().params).any()
         for k in range(2):

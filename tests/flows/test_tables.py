@@ -214,6 +214,17 @@ def test_evaluation_shows_every_number_of_adaptation_steps(complete):
         assert row.split()[:3] == [str(k), str(3 * k), number(step.average_return)]
 
 
+def test_an_evaluation_of_some_of_a_set_of_tasks_says_of_how_many(complete):
+    title = lambda outcome: tables.evaluation_table(outcome).title  # noqa: E731
+    some = evaluate(complete.path, tasks="train", num_tasks=3, adaptation_steps=0, test_episodes=1)
+    assert title(some) == "learner after 2 updates, 3 tasks (of 4)"
+    assert "3 tasks (of 4), 1 test episode each" in repr(some)
+    assert tables.evaluation_info(some)["drawn_from"] == 4
+    for more in (4, 5):
+        outcome = evaluate(complete.path, tasks="train", num_tasks=more, adaptation_steps=0, test_episodes=1)
+        assert title(outcome) == f"learner after 2 updates, {more} tasks"
+
+
 def test_evaluation_by_a_single_episode_has_no_interval(complete):
     outcome = evaluate(complete.path, num_tasks=1, adaptation_steps=0, test_episodes=1)
     row = row_with(tables.evaluation_table(outcome), number(outcome.summary()[0].average_return))

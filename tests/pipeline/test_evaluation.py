@@ -6,7 +6,7 @@ from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks, tasks_are_new
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks, tasks_are_new, tasks_drawn_from
 from metaloom.stages.sample_tasks import sample_tasks
 
 BASE = {"env": "half-cheetah-vel", "algorithm": "promp", "num_tasks": 4, "iterations": 3}
@@ -54,6 +54,14 @@ def test_held_out_tasks_are_the_environments_own_where_it_has_them():
     assert len(evaluation_tasks(train, Fixed(), 3)) == 4  # as many as in training
     assert not tasks_are_new(train, Fixed())
     assert len(evaluation_tasks(config(evaluation={"num_tasks": 5}), Fixed(), 3)) == 5
+
+
+def test_the_number_of_tasks_to_choose_from_is_that_of_the_set():
+    of = lambda asked: tasks_drawn_from(config(evaluation=asked), Fixed(), 3)  # noqa: E731
+    assert of({}) == of({"num_tasks": 1}) == 2
+    assert of({"tasks": "train"}) == 3
+    assert of({"tasks": [[0.5], [0.25], [1.0], [2.0]]}) == 4
+    assert tasks_drawn_from(config(), make_env(config().env), 3) is None
 
 
 def test_a_wrapped_environment_keeps_its_held_out_tasks():

@@ -88,10 +88,10 @@ async function byTask(here, run, page, into) {
   const trials = returns.trial > 1 ? returns.steps[chosen].returns[0].length / returns.trial : 0;
   into.replaceChildren(h("h2", {}, several ? "Returns by task" : "Returns"), h("div", { class: several ? "grid" : "" },
     several && card(h("h3", {}, trials ? "First and last episodes of trials" : steps.length > 1 ? "Before and after adaptation" : "Mean return of each task"),
-      h("p", { class: "note" }, `dot: mean over ${trials ? "these" : "the"} episodes of a task; sorted by ${trials || steps.length > 1 ? "the last" : "it"}`), means),
+      h("p", { class: "note" }, `dot: mean over ${trials ? "these" : "the"} episodes of a task; sorted by ${trials || steps.length > 1 ? "the last" : "it"}${trials ? "" : returns.unshown}`), means),
     card(h("div", { class: "row" }, h("h3", {}, "Every episode"), h("span", { class: "push" }, pick)),
       h("p", { class: "note" }, `a click opens the episode, with its film${trials === 1 ? "; columns are the episodes of a trial" : trials ? `; the first ${trials} columns are the first episodes of ${trials} trials, the next ${trials} their second ones` : ""}`), episodes)));
-  if (several) await dumbbells(means, returns, trials ? endsOfTrials(returns, steps[0]) : afterSteps(returns, steps));
+  if (several) await dumbbells(means, returns, trials ? endsOfTrials(returns, steps[0]) : afterSteps(returns));
   await fill();
   episodes.on("plotly_click", (event) => {
     const { x, y } = event.points[0];
@@ -115,14 +115,12 @@ const about = (returns, b) => [
   ...Object.entries(returns.tasks).slice(0, 4).map(([name, values]) => `${name} ${number(values[b])}`),
 ].join(", ");
 
-const afterSteps = (returns, steps) => steps.map((k, n) => ({
-  name: steps.length === 1 ? "return" : n === steps.length - 1 ? "after adaptation" : n === 0 ? "before adaptation" : `after ${k} inner step${k > 1 ? "s" : ""}`,
-  means: returns.steps[k].returns.map(mean),
-}));
+const afterSteps = (returns) => returns.shown.map(({ step, label, color }) => (
+  { name: label, color, means: returns.steps[step].returns.map(mean) }));
 
 // The episodes of a task lie as its trials' first ones, their second ones, and so on.
-const endsOfTrials = (returns, k) => [["first episodes", 0], ["last episodes", returns.trial - 1]].map(([name, place]) => ({
-  name, means: returns.steps[k].returns.map((row) => {
+const endsOfTrials = (returns, k) => [["first episodes", BEFORE, 0], ["last episodes", AFTER, returns.trial - 1]].map(([name, color, place]) => ({
+  name, color, means: returns.steps[k].returns.map((row) => {
     const trials = row.length / returns.trial;
     return mean(row.slice(place * trials, (place + 1) * trials));
   }),
@@ -135,11 +133,8 @@ async function dumbbells(element, returns, groups) {
   const lines = order.map((b, n) => [[n, n, null], [means[0][b], means.at(-1)[b], null]]);
   const traces = groups.length > 1 ? [{ x: lines.flatMap((l) => l[0]), y: lines.flatMap((l) => l[1]), mode: "lines",
     line: { color: "#c4c9ce", width: 1.5 }, hoverinfo: "skip", showlegend: false }] : [];
-  groups.forEach(({ name }, n) => {
-    const last = n === groups.length - 1;
-    traces.push({ x: places, y: order.map((b) => means[n][b]), mode: "markers", marker: { size: 7,
-      color: last ? AFTER : n === 0 ? BEFORE : COLORS[(n + 1) % COLORS.length] },
-      name,
+  groups.forEach(({ name, color }, n) => {
+    traces.push({ x: places, y: order.map((b) => means[n][b]), mode: "markers", marker: { size: 7, color }, name,
       text: order.map((b) => `task ${b}${about(returns, b) ? `: ${about(returns, b)}` : ""}`), hovertemplate: "%{text}<br>%{y:.4g}<extra></extra>" });
   });
   await draw(element, traces, "task, by return", "mean return",

@@ -1,0 +1,33 @@
+"""Workers of this machine end without a word."""
+
+import pytest
+
+from metaloom.flows.rollouts.local_cluster import local_client
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_worker_says_nothing_of_a_heartbeat_that_finds_its_scheduler_closed_and_all_else():
+    async def heartbeats(dask_worker):
+        import logging
+
+        from distributed.comm.core import CommClosedError
+
+        said, keep = [], logging.Handler()
+        keep.emit = lambda record: said.append(f"{record.getMessage()} {record.exc_info[1]}")
+        logger, measure = logging.getLogger("distributed.worker"), dask_worker.get_metrics
+        logger.addHandler(keep)
+        for error in (CommClosedError("Stream is closed"), OSError("no route to host")):
+
+            async def fail(error=error):
+                raise error
+
+            dask_worker.get_metrics = fail
+            await dask_worker.heartbeat()
+        dask_worker.get_metrics = measure
+        logger.removeHandler(keep)
+        return said
+
+    with local_client(1, 0, "heartbeats") as client:
+        (said,) = client.run(heartbeats).values()
+    assert said == ["Failed to communicate with scheduler during heartbeat. no route to host"]
