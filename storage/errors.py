@@ -1,5 +1,6 @@
 """Errors of stored runs. Every message says where, what was found, what is required and what helps."""
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,7 +99,8 @@ def damaged(where: Path, found: str) -> DamagedRun:
     # The innermost, because the folder of all runs may have such a name too; but a segment has folders of all kinds.
     inner = {"_segments"} & {*parts} or _TOP
     top = max((i for i, part in enumerate(parts) if part in inner), default=len(parts))
-    run = parts[top - 1]
+    up = len(parts) - top
+    run = _as_argument(where.parents[up - 1] if 0 < up <= len(where.parents) else where)
     # All files come back from the rest of the run; a folder of it, or the place of one, does not.
     lost = top >= len(parts) - 1 and where.name != "run.json"
     return DamagedRun(
@@ -122,6 +124,12 @@ def system_errors(run: Path, *, required: str, action: str) -> Generator[None, N
         if error.filename is not None:
             found = f"{found}: {error.filename}"
         raise StorageFailed(run, found=found, required=required, action=action) from error
+
+
+def _as_argument(run: Path) -> str:
+    """The path of a run as commands take it: without a separator they would look under the runs folder."""
+    text = str(run)
+    return text if os.sep in text else os.path.join(os.curdir, text)
 
 
 def _rebuild(kind: type[StoreError], where: str, found: str, required: str, action: str) -> StoreError:

@@ -1,14 +1,13 @@
 """Picture of RL2 and ProMP on the half-cheetah that runs in either direction, by environment steps, from stored runs.
 
-    python docs/images/draw_half_cheetah.py FOLDER RUNS
+    python docs/images/draw_half_cheetah.py FOLDER --promp RUN ... --gru RUN ... --attention RUN ...
 
-RUNS holds half-promp-1 ... -5, half-rl2-1 ... and half-attention-1 ... -3: the recipes with 32 and 30 million steps,
-the last with another memory (docs/algorithms/rl2.md), and their seeds. FOLDER gets half_cheetah_memory.png, moving
-means over a million steps, a line for each seed: the return of an episode in training, and what the second episode of a
-trial earns more than the first.
+FOLDER gets half_cheetah_memory.png, moving means over a million steps, a line for each run: the return of an episode in
+training, and what the last episode of a trial earns more than the first. docs/algorithms/rl2.md and docs/references.md
+have the commands that train the runs; forks are runs of their own.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -17,22 +16,49 @@ import pandas as pd
 import metaloom
 from metaloom.flows.views.charts import INK
 from metaloom.flows.views.series import CLASS_COLORS
+from metaloom.storage import StoreError
 
+LAST, FIRST = "last_episode_return", "first_episode_return"
 CURVES = {
-    "ProMP, after adaptation": ("half-promp", "step_1.average_return"),
-    "RL², GRU, second episode of a trial": ("half-rl2", "last_episode_return"),
-    "RL², linear attention, second episode": ("half-attention", "last_episode_return"),
+    "promp": ("ProMP, after adaptation", "step_1.average_return"),
+    "gru": ("RL², GRU, second episode of a trial", LAST),
+    "attention": ("RL², linear attention, second episode", LAST),
 }
-FIRST = "first_episode_return"
 SMOOTHED_STEPS = 1_000_000
 
 
 def main() -> None:
-    folder, runs = map(Path, sys.argv[1:])
+    parser = _parser()
+    args = parser.parse_args()
+    if not args.folder.is_dir():
+        parser.error(f"{args.folder}: found no such folder; required one to put the picture in")
+    try:
+        curves = {kind: [read(run, metric) for run in getattr(args, kind)] for kind, (_, metric) in CURVES.items()}
+    except (StoreError, ValueError) as error:
+        parser.error(str(error))
+    if not any(curves.values()):
+        parser.error(f"found no runs; required one or more behind {', '.join(f'--{kind}' for kind in CURVES)}")
+    draw(curves, args.folder / "half_cheetah_memory.png")
+
+
+def read(run: str, metric: str) -> pd.DataFrame:
+    """Read the metrics of a run, by name or path.
+
+    Raises:
+        StoreError: there is no such run, or nothing in it.
+        ValueError: it is of another algorithm.
+    """
+    metrics = metaloom.open_run(run).metrics().to_pandas()
+    if metric not in metrics:
+        raise ValueError(f"{run}: found no metric {metric!r}; required a run of the algorithm that the option names")
+    return metrics
+
+
+def draw(curves: dict[str, list[pd.DataFrame]], picture: Path) -> None:
+    """Draw the metrics of all runs by kind."""
     figure, (returns, gains) = plt.subplots(1, 2, figsize=(10, 3.9), layout="constrained")
-    for (label, (name, metric)), color in zip(CURVES.items(), CLASS_COLORS, strict=False):
-        for n, path in enumerate(sorted(runs.glob(f"{name}-*"))):
-            metrics = metaloom.open_run(path).metrics().to_pandas()
+    for (kind, (label, metric)), color in zip(CURVES.items(), CLASS_COLORS, strict=False):
+        for n, metrics in enumerate(curves[kind]):
             millions = metrics["env_steps"] / 1e6
             returns.plot(millions, smooth(metrics, metrics[metric]), color=color, lw=1, label=None if n else label)
             if FIRST in metrics:
@@ -47,13 +73,21 @@ def main() -> None:
         panel.set_xlabel("million environment steps", color=INK)
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(folder / "half_cheetah_memory.png", dpi=110)
+    figure.savefig(picture, dpi=110)
 
 
 def smooth(metrics: pd.DataFrame, values: pd.Series) -> pd.Series:
     """Moving mean over a million steps, of fewer at first."""
-    window = max(1, round(SMOOTHED_STEPS / metrics["env_steps"].diff().mean()))
+    window = max(1, round(SMOOTHED_STEPS * len(metrics) / metrics["env_steps"].iloc[-1]))
     return values.rolling(window, min_periods=1).mean()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="a folder that is there")
+    for kind, (label, _) in CURVES.items():
+        parser.add_argument(f"--{kind}", metavar="RUN", nargs="+", default=[], help=f"names or paths of runs: {label}")
+    return parser
 
 
 if __name__ == "__main__":

@@ -124,12 +124,12 @@ class RemoteLog:
 
     def damaged_object(self, file: LoggedFile, found: str) -> DamagedRun:
         """The error for an object that is not what was committed."""
-        name = self.root.name
+        url = self.objects.url
         return DamagedRun(
-            f"{self.objects.url}/{file.key}",
+            f"{url}/{file.key}",
             found=found,
             required="the bytes that were committed",
-            action=f"`metaloom verify {name}` lists all damage; `metaloom resume {name} --repair` computes it again",
+            action=f"`metaloom verify {url}` lists all damage; `metaloom resume {url} --repair` computes it again",
         )
 
     def is_own(self, session: str) -> bool:

@@ -34,3 +34,30 @@ def test_beliefs_are_drawn_of_a_short_run_without_evaluations(tmp_path, monkeypa
     monkeypatch.setattr(sys, "argv", ["draw_varibad.py", ".", "search"])
     runpy.run_path(str(next(path for path in PROGRAMS if path.stem == "draw_varibad")), run_name="__main__")
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["varibad_belief.png"]
+
+
+def test_the_half_cheetahs_picture_takes_runs_by_any_name_and_refuses_all_else(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = ("iterations=1", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=4", "policy.hidden_sizes=[4]")
+    sizes = [part for setting in small for part in ("--set", setting)]
+    for recipe, name in (("rl2-navigation-2d", "remembers"), ("promp-point-corner", "adapts")):
+        assert cli.run(["train", recipe, "--run", name, "--workers", "0", *sizes]) == 0
+
+    def draw(*arguments):
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["draw_half_cheetah.py", *arguments])
+        runpy.run_path(str(next(path for path in PROGRAMS if path.stem == "draw_half_cheetah")), run_name="__main__")
+
+    for arguments, told in (
+        (("nowhere", "--gru", "remembers"), "nowhere: found no such folder"),
+        ((".",), "found no runs"),
+        ((".", "--gru", "remembers", "nothing"), "no such folder; required: the folder of a run"),
+        ((".", "--promp", "remembers"), "remembers: found no metric 'step_1.average_return'"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            draw(*arguments)
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err
+        assert [*tmp_path.glob("*.png")] == []
+    draw(".", "--promp", "adapts", "--gru", "remembers")
+    assert [path.name for path in tmp_path.glob("*.png")] == ["half_cheetah_memory.png"]

@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_a_runs_folder_that_we_may_not_enter_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["first", "tables"])
-def test_damage_of_what_one_stage_wrote_advises_to_repair_the_run_by_its_name(make_run, name):
+def test_damage_of_what_one_stage_wrote_advises_to_repair_the_run_by_its_path(make_run, name):
     path = make_run(1, name=f"tables/{name}")
     run = storage.open_run(path)
     for file, read in {
@@ -121,7 +122,7 @@ def test_damage_of_what_one_stage_wrote_advises_to_repair_the_run_by_its_name(ma
         "tables/episodes/00000000.parquet": run.episodes,
     }.items():
         os.truncate(path / file, 9)
-        with pytest.raises(storage.DamagedRun, match=f"verify {name}`.*`metaloom resume {name} --repair`"):
+        with pytest.raises(storage.DamagedRun, match=f"verify {path}`.*`metaloom resume {path} --repair`"):
             read()
 
 
@@ -129,7 +130,7 @@ def test_damage_of_what_one_stage_wrote_advises_to_repair_the_run_by_its_name(ma
 def test_damage_of_what_all_iterations_share_advises_repair_too(make_run, file):
     path = make_run(1, name="first")
     os.truncate(path / file, 9)
-    with pytest.raises(storage.DamagedRun, match="`metaloom resume first --repair` mends it"):
+    with pytest.raises(storage.DamagedRun, match=f"`metaloom resume {path} --repair` mends it"):
         storage.open_run(path)[0].rollouts(0)
 
 
@@ -139,3 +140,10 @@ def test_a_locked_run_is_named_in_the_advice(tmp_path, creation):
         pytest.raises(storage.RunLocked, match="metaloom resume run --take-over"),
     ):
         storage.open_writer(tmp_path / "run")
+
+
+def test_damage_of_a_run_in_the_working_folder_names_a_path_and_no_name(make_run, monkeypatch):
+    monkeypatch.chdir(make_run(1, name="first").parent)
+    os.truncate("first/run.json", 9)
+    with pytest.raises(storage.DamagedRun, match=r"`metaloom verify \./first`"):
+        storage.open_run(Path("first"))
