@@ -14,10 +14,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from results_stability import Groups, falls, returns_after, stability, with_error
 
 from metaloom import storage
@@ -96,7 +98,7 @@ def section(environment: str, groups: Groups, picture: Path) -> Iterator[str]:
     names = {run.name: name for name, runs in groups.items() for run in runs}
     labels = {group.name: names[group.histories[0].name] for group in found.groups}
     groups = {labels[group.name]: groups[labels[group.name]] for group in found.groups}
-    picture.write_bytes(charts.png_bytes(curves(environment, found, labels)))
+    picture.write_bytes(_few_colours(charts.png_bytes(curves(environment, found, labels))))
     yield from ("", f"![{environment}](images/{picture.name})", "")
     steps = count(float(found.env_steps))
     yield f"After {steps} environment steps, interquartile mean and its 95 % interval over seeds: {found.about}."
@@ -208,6 +210,13 @@ def digests(groups: Groups) -> Iterator[str]:
 
 def _seconds(run: Run) -> float:
     return sum(run.record(ref).seconds for ref in run.refs()) / len(run.iterations)
+
+
+def _few_colours(png: bytes) -> bytes:
+    """The same picture in a third of the bytes, as a repository keeps every version."""
+    out = BytesIO()
+    Image.open(BytesIO(png)).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(out, "png", optimize=True)
+    return out.getvalue()
 
 
 def _environment(run: Run) -> str:
