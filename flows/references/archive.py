@@ -40,8 +40,8 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
         learners: iterations from one stored learner to the next; so many are computed, at most, to check one.
 
     Raises:
-        UsageError: the run is not complete, lacks learners, has links, starts from another run, names modules or paths of
-            its user or is under a URL, or there is a reference or a file of this name.
+        UsageError: the run is not complete, lacks learners, has links, starts from another run, names modules or paths
+            of its user or is under a URL, or there is a reference or a file of this name.
         storage.DamagedRun: what is kept of the run is damaged, or there is something beside it.
         storage.StorageFailed: the system does not let it be written.
     """
