@@ -14,10 +14,10 @@ from typing import Any
 from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.references.index import INDEX, Reference, read_index, write_index
+from metaloom.flows.references.remedies import broken, told_of_archive
+from metaloom.flows.references.repeatable import require_repeatable
 from metaloom.flows.references.zips import LARGEST_ARCHIVE, pack, unpack
-from metaloom.flows.trust import names_of_run
 from metaloom.flows.views.formatting import plural
-from metaloom.flows.views.run_info import planned_iterations, state_of
 from metaloom.storage import Run
 from metaloom.storage.errors import damaged, system_errors
 from metaloom.storage.format.files import read_file
@@ -40,8 +40,8 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
         learners: iterations from one stored learner to the next; so many are computed, at most, to check one.
 
     Raises:
-        UsageError: the run is not complete, lacks learners, has links, names modules of its user or is under a URL, or
-            there is a reference or a file of this name.
+        UsageError: the run is not complete, lacks learners, has links, starts from another run, names modules or paths
+            of its user or is under a URL, or there is a reference or a file of this name.
         storage.DamagedRun: what is kept of the run is damaged, or there is something beside it.
         storage.StorageFailed: the system does not let it be written.
     """
@@ -51,7 +51,7 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
     _known_without(name, folder)  # before anything is copied
     if learners < 1:
         raise UsageError(f"found --learners {learners}; required 1 or more")
-    _require_repeatable(run)
+    require_repeatable(run)
     _require_learners(run, learners)
     with _writing(folder), _scratch() as place:
         copied = place / name
@@ -70,9 +70,14 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
 
 @contextmanager
 def opened(folder: Path, reference: Reference) -> Iterator[Path]:
-    """The folder of a reference as a run, for as long as the context lasts; raises as `extract`."""
+    """The folder of a reference as a run, for as long as the context lasts; raises as `extract`.
+
+    Damage that is found in the run within the context is told of the archive.
+    """
     with _scratch() as place:
-        yield extract(folder, reference, place / reference.name)
+        path = extract(folder, reference, place / reference.name)
+        with told_of_archive(folder / reference.archive, path):
+            yield path
 
 
 def extract(folder: Path, reference: Reference, path: Path) -> Path:
@@ -91,16 +96,17 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
     try:
         raw = read_file(archive, limit=LARGEST_ARCHIVE)
     except FileNotFoundError:
-        raise damaged(archive, "is missing") from None
+        raise broken(archive, "is missing") from None
     if hashlib.sha256(raw).hexdigest() != reference.sha256:
-        raise damaged(archive, "is not the archive that the index names: its SHA-256 is another")
+        raise broken(archive, "is not the archive that the index names: its SHA-256 is another")
     if len(raw) != reference.size:
-        raise damaged(archive, f"has {len(raw)} bytes, of which the index says something else")
+        raise broken(archive, f"has {len(raw)} bytes, of which the index says something else")
     # A folder of its own, so that two at once do not meet, beside the place, to be renamed to it.
     with _writing(path), unfinished_folder(path.absolute().parent, reference.name) as scratch:
         part = scratch / reference.name
         unpack(raw, archive, part)
-        _require_described(storage.open_run(part), reference, archive)
+        with told_of_archive(archive, part):
+            _require_described(storage.open_run(part), reference, archive)
         try:
             part.rename(path)
         except OSError:
@@ -158,12 +164,12 @@ def _require_described(run: Run, reference: Reference, archive: Path) -> None:
     try:
         found = _told(run)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise damaged(archive, f"holds no complete run ({type(error).__name__}: {error})") from None
+        raise broken(archive, f"holds no complete run ({type(error).__name__}: {error})") from None
     differing = [name for name, value in found.items() if value != getattr(reference, name)]
     if _thinned_learners(run, reference.learners):
         differing.append("learners")
     if differing:
-        raise damaged(archive, f"holds a run of which the index says something else: {', '.join(differing)}")
+        raise broken(archive, f"holds a run of which the index says something else: {', '.join(differing)}")
 
 
 def _known_without(name: str, folder: Path) -> list[Reference]:
@@ -227,20 +233,6 @@ def _held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _require_repeatable(run: Run) -> None:
-    done = len(run.iterations)
-    if not done or state_of(run, None) != "complete":
-        raise UsageError(
-            f"{run.location}: found {done} of {plural(planned_iterations(run), 'iteration')}; required a complete run: "
-            f"metaloom resume {run.location}"
-        )
-    if names := names_of_run(run):
-        raise UsageError(
-            f"{run.location}: found settings that name {', '.join(names)}; required a run of nothing but what Metaloom "
-            "brings, since others could not compute it again"
-        )
 
 
 def _require_learners(run: Run, every: int) -> None:

@@ -36,6 +36,17 @@ def false_facts(run: Run) -> Iterator[str]:
         recorded["env"] = {name: fact for name, fact in recorded["env"].items() if name != _MAY_MOVE}
     recorded["task_classes"] = {} if classes is None else classes.facts()
     yield from _differing(recorded, json.loads(json.dumps(declared)))
+    yield from (name for name in _emptied(run) if declared[name])
+
+
+def _emptied(run: Run) -> list[str]:
+    """Names under which nothing is recorded: every version leaves out such names themselves."""
+    environments = [run.info["environment"], *(session.environment for session in run.sessions())]
+    return [
+        name
+        for name in ("components", "facts", "task_classes")
+        if any(name in environment and not environment[name] for environment in environments)
+    ]
 
 
 def _differing(recorded: Mapping[str, Any], declared: Mapping[str, Any], inside: str = "") -> Iterator[str]:

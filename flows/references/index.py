@@ -10,8 +10,9 @@ from typing import Any
 
 import metaloom
 from metaloom.flows.errors import UsageError
+from metaloom.flows.references.remedies import broken
 from metaloom.pipeline.schema import suggestion
-from metaloom.storage.errors import damaged
+from metaloom.storage import DamagedRun
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.paths import check_run_name
 
@@ -97,6 +98,8 @@ def read_index(folder: Path) -> list[Reference]:
             f"{folder}: found no references here (no {INDEX}); they are in the folder references/ of the repository "
             "and beside its releases. Name the folder that you have them in: --from FOLDER"
         ) from None
+    except DamagedRun as error:
+        raise broken(folder / INDEX, error.found) from None
     try:
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']!r}")
@@ -105,7 +108,7 @@ def read_index(folder: Path) -> list[Reference]:
             raise ValueError("several references of the same name")
         return references
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise damaged(folder / INDEX, f"is no index of references ({type(error).__name__}: {error})") from None
+        raise broken(folder / INDEX, f"is no index of references ({type(error).__name__}: {error})") from None
 
 
 def write_index(folder: Path, references: Sequence[Reference]) -> None:

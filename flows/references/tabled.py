@@ -47,14 +47,25 @@ class TableCheck:
 
 
 def _agree(stored: pa.Table, computed: pa.Table) -> bool:
-    """Tell whether a table says nothing but what was computed; earlier versions may not have had all columns."""
-    known = {*computed.column_names}
-    return stored.num_rows == computed.num_rows and all(
-        _values(stored[name]) == _values(computed[name])
-        if name in known
-        else stored[name].null_count == stored.num_rows
-        for name in stored.column_names
+    """Tell whether a table says what was computed, all of it and no more, in the same units.
+
+    Packed tables have the columns of other iterations too, without values.
+    """
+    more = {*stored.column_names} - {*computed.column_names}
+    return (
+        stored.num_rows == computed.num_rows
+        and all(stored[name].null_count == stored.num_rows for name in more)
+        and all(
+            name in stored.column_names
+            and _values(stored[name]) == _values(computed[name])
+            and _unit(stored, name) == _unit(computed, name)
+            for name in computed.column_names
+        )
     )
+
+
+def _unit(table: pa.Table, name: str) -> bytes | None:
+    return (table.schema.field(name).metadata or {}).get(b"unit")
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:

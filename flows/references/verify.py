@@ -1,6 +1,6 @@
 """Compute an iteration of a reference again and compare everything on the way with its records."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,14 @@ from metaloom import storage
 from metaloom.flows.commands.replay import StageReplay, replay_from_learner
 from metaloom.flows.errors import UsageError
 from metaloom.flows.references.environment import false_facts
+from metaloom.flows.references.stored_stages import false_records
 from metaloom.flows.references.tabled import TableCheck
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
 from metaloom.flows.views.formatting import adaptation_returns, number, plural, stage_name
 from metaloom.pipeline.types import Update
 from metaloom.storage import Run, StageRef
+from metaloom.storage.errors import damaged
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,10 @@ class Verified:
         first_difference: the first stage that came out with other bits.
         differs: versions and facts of the processor that are others than then, a few words each.
         returns: average return of the iteration, after adaptation where there is any: recorded, and computed now.
-        false_tables: tables that say something else than what was computed, where all outputs are those of the records.
+        false_tables: tables that say something else than what was computed, or less, where all outputs are those of the
+            records.
+        false_records: what records say otherwise than the stages that compute their outputs, a few words each: inputs,
+            positions in the random streams, outputs that are not stored although the settings ask for them.
         false_facts: what the run records of its environment and this declares otherwise: `task_classes`, by which
             returns are told, names and units of `components`, `facts`, `env.options.radius` and the like.
     """
@@ -45,11 +50,12 @@ class Verified:
     returns: tuple[float, float] | None = None
     false_tables: tuple[str, ...] = ()
     false_facts: tuple[str, ...] = ()
+    false_records: tuple[str, ...] = ()
 
     @property
     def identical(self) -> bool:
         """True if every output had the recorded bits, and what the run tells of them is so."""
-        return self.first_difference is None and not self.false_tables and not self.false_facts
+        return self.first_difference is None and not (self.false_tables or self.false_facts or self.false_records)
 
     def as_dict(self) -> dict[str, Any]:
         """The outcome as JSON can hold it."""
@@ -63,6 +69,7 @@ class Verified:
             for where, names in (
                 ("its tables of", self.false_tables),
                 ("what it records of its environment:", self.false_facts),
+                ("its records:", _some(self.false_records)),
             )
             if names
         ]
@@ -121,9 +128,12 @@ def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(work
 
     Raises:
         storage.StageMissing: nothing of the iteration is stored.
+        storage.DamagedRun: a file that is read is damaged; any file, when all iterations are asked for.
         UsageError: the iteration is not complete.
     """
     run, seen = storage.open_run(path), _Watched()
+    if iteration is None:
+        _require_undamaged(path)
     first, iteration = (0, max(len(run.iterations) - 1, 0)) if iteration is None else (None, iteration)
     _require_complete(run, iteration)
     tables = TableCheck(run)
@@ -136,7 +146,12 @@ def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(work
         *(run.name, iteration, seen.start, seen.stages, seen.proved), returns=_returns(run, iteration, seen.metrics)
     )
     if seen.first is None:
-        return replace(outcome, false_tables=tuple(seen.false_tables), false_facts=tuple(false_facts(run)))
+        return replace(
+            outcome,
+            false_tables=tuple(seen.false_tables),
+            false_facts=tuple(false_facts(run)),
+            false_records=tuple(false_records(run, range(seen.start, iteration + 1))),
+        )
     return replace(outcome, first_difference=seen.first.ref, differs=seen.first.changed)
 
 
@@ -147,6 +162,17 @@ def _require_complete(run: Run, iteration: int) -> None:
             f"{run.location}: found iteration {iteration} under way; required one that is complete, of which there are "
             f"{len(run.iterations)}: what was not computed cannot be compared"
         )
+
+
+def _require_undamaged(path: Path) -> None:
+    """Refuse a run with damage anywhere: files that computing it again does not read count too."""
+    for damage in storage.verify_run(path):
+        raise damaged(path / damage.file, damage.problem)
+
+
+def _some(told: Sequence[str], most: int = 3) -> list[str]:
+    """The first few of what there may be hundreds of."""
+    return [*told[:most], *([f"and {len(told) - most} more"] if len(told) > most else [])]
 
 
 def _returns(run: Run, iteration: int, computed: Mapping[str, float]) -> tuple[float, float] | None:

@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
-from metaloom.storage.errors import damaged
+from metaloom.flows.references.remedies import broken
 
 LARGEST_ARCHIVE = 2**28
 _LARGEST_RUN = 2**30
@@ -38,7 +38,7 @@ def unpack(raw: bytes, archive: Path, folder: Path) -> None:
         OSError: the disk does not take it.
     """
     if raw.count(_ENTRY) > _MOST_FILES:
-        raise damaged(archive, f"holds more than {_MOST_FILES} files, more than any reference does")
+        raise broken(archive, f"holds more than {_MOST_FILES} files, more than any reference does")
     try:
         with ZipFile(io.BytesIO(raw)) as opened_archive:
             _require_plain(archive, opened_archive)
@@ -46,7 +46,7 @@ def unpack(raw: bytes, archive: Path, folder: Path) -> None:
     except _NO_ARCHIVE as error:
         if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
             raise
-        raise damaged(archive, f"cannot be unpacked ({type(error).__name__}: {error})") from None
+        raise broken(archive, f"cannot be unpacked ({type(error).__name__}: {error})") from None
 
 
 def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
@@ -58,8 +58,8 @@ def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
         # Others may give gigabytes for each kilobyte, all at once.
         is_known = entry.compress_type in (ZIP_STORED, ZIP_DEFLATED)
         if not (is_within and is_known and len(name.parts) <= _DEEPEST):
-            raise damaged(archive, f"holds {entry.filename[:80]!r}, which no reference does")
+            raise broken(archive, f"holds {entry.filename[:80]!r}, which no reference does")
     if len({*names}) < len(names):
-        raise damaged(archive, "holds several files of the same name")
+        raise broken(archive, "holds several files of the same name")
     if (size := sum(entry.file_size for entry in entries)) > _LARGEST_RUN:
-        raise damaged(archive, f"holds {size} bytes, more than any reference does")
+        raise broken(archive, f"holds {size} bytes, more than any reference does")

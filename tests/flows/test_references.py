@@ -374,7 +374,7 @@ def test_a_run_that_is_not_complete_or_others_could_not_compute_is_refused(made,
     fork(made / "tiny", 1, tmp_path / "half")
     with pytest.raises(UsageError, match="1 of 6 iterations; required a complete run"):
         add(tmp_path / "half", folder)
-    monkeypatch.setattr("metaloom.flows.references.archive.names_of_run", lambda run: ["my_envs:Reach"])
+    monkeypatch.setattr("metaloom.flows.references.repeatable.names_of_run", lambda run: ["my_envs:Reach"])
     with pytest.raises(UsageError, match="settings that name my_envs:Reach"):
         add(made / "tiny", folder, "own")
 

@@ -1,0 +1,77 @@
+"""What a run must be for others to compute it again: complete, and made of nothing but what Metaloom brings."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.trust import names_of_run
+from metaloom.flows.views.formatting import plural
+from metaloom.flows.views.run_info import planned_iterations, state_of
+from metaloom.storage import Run
+from metaloom.storage.read.sessions import mapping
+
+_PATH = re.compile(r"/|~|\.\.?/")
+"""Beginning of a path, which is one of this machine; names of environments have a slash only within."""
+
+
+def require_repeatable(run: Run) -> None:
+    """Refuse a run that others could not compute again.
+
+    Raises:
+        UsageError: it is not complete, starts from another run, or names modules or paths.
+    """
+    done = len(run.iterations)
+    if not done or state_of(run, None) != "complete":
+        raise UsageError(
+            f"{run.location}: found {done} of {plural(planned_iterations(run), 'iteration')}; required a complete run: "
+            f"metaloom resume {run.location}"
+        )
+    infos: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]
+    for info in infos:
+        if start := mapping(info.get("config")).get("init_from"):
+            raise UsageError(
+                f"{run.location}: found init_from={mapping(start).get('run')}, a run that others do not have; required "
+                "a run whose first learner comes of its seed: train one without init_from"
+            )
+    if names := [*names_of_run(run), *_plugins(run)]:
+        raise UsageError(
+            f"{run.location}: found settings that name {', '.join(names)}; required a run of nothing but what Metaloom "
+            "brings, since others could not compute it again"
+        )
+    if paths := sorted({path for info in infos for path in _paths_in(info.get("config"))}):
+        raise UsageError(
+            f"{run.location}: found settings that name {', '.join(paths)}, a path of this machine; required a run of "
+            "nothing but what Metaloom brings, since others could not compute it again"
+        )
+    _require_all_stages(run)
+
+
+def _require_all_stages(run: Run) -> None:
+    """Refuse a run that lacks an output in a complete iteration, such as an evaluation before which it was killed."""
+    with stages_of_run(run, Backend(workers=0)) as stages:
+        for ref in (ref for i in run.iterations for ref in stages.order(i)):
+            if not run.contains(ref):
+                raise UsageError(
+                    f"{run.location}: found no {ref.stage} of iteration {ref.iteration}, which the settings ask for; "
+                    f"required a complete run: metaloom resume {run.location}"
+                )
+
+
+def _plugins(run: Run) -> list[str]:
+    """What installed packages brought to a run under names without a module."""
+    environments = [run.info["environment"], *(session.environment for session in run.sessions())]
+    return sorted({str(name) for environment in environments for name in mapping(environment.get("plugins"))})
+
+
+def _paths_in(settings: object) -> Iterator[str]:
+    if isinstance(settings, str) and _PATH.match(settings):
+        yield settings
+    elif isinstance(settings, Mapping):
+        for value in cast(Mapping[object, object], settings).values():
+            yield from _paths_in(value)
+    elif isinstance(settings, list | tuple):
+        for value in cast(list[object], settings):
+            yield from _paths_in(value)
