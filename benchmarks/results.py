@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from results_stability import Groups, falls, returns_after, stability, with_error
+from results_stability import Groups, falls, returns_after, running_mean, stability, with_error
 
 from metaloom import storage
 from metaloom.flows.commands.compare import Comparison, compare
@@ -256,7 +256,7 @@ def _steps_to(runs: Sequence[Run], level: float) -> str:
     """After how many steps the mean of five iterations reaches a level, median over seeds."""
     steps: list[float] = []
     for run in runs:
-        smooth = np.convolve(returns_after(run), np.full(SMOOTH, 1 / SMOOTH), "valid")
+        smooth = running_mean(returns_after(run), SMOOTH)
         reached = np.flatnonzero(smooth >= level)
         if len(reached):
             steps.append(float(run.metrics()["env_steps"][int(reached[0]) + SMOOTH - 1].as_py()))

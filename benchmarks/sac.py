@@ -24,6 +24,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,7 +32,7 @@ import numpy as np
 import torch
 from sac_metaloom import train_metaloom
 from sac_reference import Progress, Row, Tests, train_reference
-from side_by_side import Curve, compared_returns, complete_row, draw
+from side_by_side import Curve, compared_returns, complete_row, draw, last_return
 
 PROGRAMS = ("metaloom", "sb3")
 
@@ -44,16 +45,16 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     args.out.mkdir(parents=True, exist_ok=True)
     trained = (args.only,) if args.only else PROGRAMS
-    rows: list[Row] = []
+    rows: dict[str, list[Row]] = {program: [] for program in trained}
     for seed in args.seeds:
-        for program in trained:
-            rows.append(_trained(program, seed, args))
-            print(json.dumps(_summary(rows[-1])), flush=True)
-    last = {program: [_last_test_return(row) for row in rows if row["program"] == program] for program in trained}
+        for program, found in rows.items():
+            found.append(_trained(program, seed, args))
+            print(json.dumps(_summary(found[-1])), flush=True)
+    last = {program: [_last_test_return(row) for row in found] for program, found in rows.items()}
     for line in [*_table(rows), "", *compared_returns(last)]:
         print(line)
     if args.plot:
-        curves = {program: [_curve(row) for row in rows if row["program"] == program] for program in last}
+        curves = {program: [_curve(row) for row in found] for program, found in rows.items()}
         draw(args.plot, f"SAC on {args.env}", "return of deterministic test episodes", curves)
 
 
@@ -77,12 +78,10 @@ def _trained(program: str, seed: int, args: argparse.Namespace) -> Row:
 
 def _summary(row: Row) -> Row:
     """The return of the last tenth of the steps, and the speed of updates."""
-    ends = np.cumsum(row["lengths"])
-    late = np.array(row["returns"])[ends > 0.9 * row["steps"]]
     return {
         "program": row["program"],
         "seed": row["seed"],
-        "last_return": round(float(late.mean()), 1),
+        "last_return": round(last_return(row), 1),
         "last_test_return": round(_last_test_return(row), 1),
         "gradient_steps_per_second": round(row["gradient_steps"] / row["update_seconds"], 1),
         "cpu_ms_per_gradient_step": round(1e3 * row["update_cpu_seconds"] / row["gradient_steps"], 2),
@@ -94,14 +93,14 @@ def _last_test_return(row: Row) -> float:
     return float(np.mean(row["evaluations"][-1]["returns"]))
 
 
-def _table(rows: list[Row]) -> list[str]:
+def _table(rows: Mapping[str, Sequence[Row]]) -> list[str]:
     """Markdown: the mean test return over seeds, in brackets its smallest and largest, by environment steps.
 
     Where episodes end early, seeds are tested after other steps each, and there are no rows.
     """
-    curves = {program: _test_returns(rows, program) for program in PROGRAMS}
+    curves = {program: _test_returns(rows.get(program, [])) for program in PROGRAMS}
     lines = [f"| steps | {' | '.join(PROGRAMS)} |", "| --- |" + " --- |" * len(PROGRAMS)]
-    seeds = len({row["seed"] for row in rows})
+    seeds = max(map(len, rows.values()))
     tested = [at for curve in curves.values() for at, found in curve.items() if len(found) == seeds]
     for steps in sorted(set(tested)):
         cells = (_cell(curve.get(steps, [])) for curve in curves.values())
@@ -113,11 +112,11 @@ def _cell(returns: list[float]) -> str:
     return f"{np.mean(returns):.0f} ({min(returns):.0f} to {max(returns):.0f})" if returns else "–"
 
 
-def _test_returns(rows: list[Row], program: str) -> dict[int, list[float]]:
+def _test_returns(rows: Sequence[Row]) -> dict[int, list[float]]:
     """Mean test return of every seed, by environment steps."""
     curve: dict[int, list[float]] = {}
     for row in rows:
-        for evaluation in row["evaluations"] if row["program"] == program else []:
+        for evaluation in row["evaluations"]:
             curve.setdefault(evaluation["steps"], []).append(float(np.mean(evaluation["returns"])))
     return curve
 

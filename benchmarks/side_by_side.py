@@ -35,6 +35,12 @@ def complete_row(path: Path, about: Row) -> Row | None:
     return row
 
 
+def last_return(row: Row) -> float:
+    """Mean return of the episodes of training that end in the last tenth of the steps."""
+    ends = np.cumsum(row["lengths"])
+    return float(np.array(row["returns"])[ends > 0.9 * row["steps"]].mean())
+
+
 def compared_returns(returns: Mapping[str, Sequence[float]]) -> list[str]:
     """Markdown: of both programs the mean over seeds with its interval, and the seeds; then the p of their order.
 

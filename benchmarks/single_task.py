@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from side_by_side import Curve, Row, compared_returns, complete_row, draw
+from side_by_side import Curve, Row, compared_returns, complete_row, draw, last_return
 
 from metaloom import storage
 from metaloom.flows.commands.train import train
@@ -115,7 +115,7 @@ def main() -> None:
     for what in ("steps_per_second", "cpu_microseconds_per_step"):
         means = {program: float(np.mean([_summary(row)[what] for row in found])) for program, found in rows.items()}
         print(json.dumps({"mean": what, **means}))
-    for line in compared_returns({program: [_last_return(row) for row in found] for program, found in rows.items()}):
+    for line in compared_returns({program: [last_return(row) for row in found] for program, found in rows.items()}):
         print(line)
     if args.plot:
         curves = {program: [_smooth(row) for row in found] for program, found in rows.items()}
@@ -146,28 +146,16 @@ def _summary(row: Row) -> dict[str, float]:
         "steps": steps,
         "steps_per_second": steps / row["seconds"],
         "cpu_microseconds_per_step": 1e6 * row["cpu_seconds"] / steps,
-        "last_return": _last_return(row),
+        "last_return": last_return(row),
     }
 
 
-def _last_return(row: Row) -> float:
-    """Mean return of the episodes of the last tenth of the steps."""
-    ends, returns = _curve(row)
-    return float(returns[ends > 0.9 * row["steps"]].mean())
-
-
-def _curve(row: Row) -> Curve:
-    """Environment steps at the end of every episode, and the episode's return."""
-    return np.cumsum(row["lengths"]), np.array(row["returns"])
-
-
 def _smooth(row: Row) -> Curve:
-    """The mean return of the last ten episodes, or of all while there are fewer."""
-    ends, returns = _curve(row)
-    sums = np.concatenate([[0.0], returns.cumsum()])
+    """Environment steps at the end of every episode, and the mean return of the ten up to it, or of all so far."""
+    sums = np.concatenate([[0.0], np.cumsum(row["returns"])])
     last = np.arange(1, len(sums))
     first = np.maximum(last - SMOOTHED, 0)
-    return ends, (sums[last] - sums[first]) / (last - first)
+    return np.cumsum(row["lengths"]), (sums[last] - sums[first]) / (last - first)
 
 
 def _arguments() -> argparse.Namespace:
