@@ -30,7 +30,7 @@ TEMPORARY = $(shell test "$$(df --output=avail $(MEMORY) 2>/dev/null | tail -n 1
 # It asks for MuJoCo 3.3.0, which has no batches, and works with ours all the same; so without its dependencies.
 METAWORLD = metaworld==3.1.1
 
-.PHONY: help setup metaworld train test coverage lint types layers serve learning sweep fuzz bench docs dist lock
+.PHONY: help setup metaworld train test coverage lint types layers serve learning sweep digests fuzz bench docs dist lock
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
@@ -68,6 +68,9 @@ learning: $(READY)  ## the tests that train for minutes
 
 sweep: $(READY)  ## the faults of which the tests try a sample, all of them: about an hour
 	$(BIN)/pytest -m sweep $(ARGS)
+
+digests: $(READY)  ## check that no number has moved: a small run of each algorithm, and every reference run; minutes
+	$(BIN)/python -W ignore tests/digests.py $(ARGS)
 
 # Beside .venv, because it has wheels for Linux alone.
 fuzz: $(READY)  ## fuzz every reader for SECONDS each, guided by what of its code an input reaches
