@@ -82,6 +82,13 @@ def require_settings(run: storage.Run) -> None:
                 required="the settings of a training run",
                 action="`metaloom verify` and the Python API read what is stored",
             )
+    if not isinstance(run.config.get("seed"), int):
+        raise storage.IncompatibleFormat(
+            run.path / "run.json",
+            found=f"the seed {run.config.get('seed')!r}",
+            required="a whole number",
+            action="Restore run.json from a copy of the run",
+        )
 
 
 def updates_at(run: storage.Run, iteration: int | None) -> int:
