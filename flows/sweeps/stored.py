@@ -4,7 +4,6 @@ A sweep is what its runs are: the file `sweeps/NAME.json` in the runs folder onl
 is read from the runs themselves.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,7 +24,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.yaml import parse
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import DamagedRun, check_run_name, url_of
-from metaloom.storage.format.files import read_file
+from metaloom.storage.format.files import lock, read_file
 
 FORMAT = "metaloom-sweep/1"
 _LARGEST = 2**26
@@ -213,9 +212,9 @@ def held(sweep: Sweep) -> Iterator[None]:
         UsageError: another one does.
     """
     sweep.file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(sweep.file.with_name(f".{sweep.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(sweep.file.with_name(f".{sweep.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor, sweep.file, wait=False)
         yield
     except BlockingIOError:
         raise UsageError(

@@ -333,7 +333,7 @@ def _claim(sessions: Path) -> int:
     while True:
         try:
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-            os.close(os.open(sessions / f"{number:06d}.claim", flags, 0o644))
+            os.close(os.open(sessions / f"{number:06d}.claim", flags, 0o666))
         except FileExistsError:
             number += 1
         else:
