@@ -28,10 +28,20 @@ def report_folder(run: Path) -> Path:
     """Return the folder for a run's report: beside the run, whose own folder holds only what its records vouch for.
 
     That of a run under object storage goes to the working folder.
+
+    Raises:
+        UsageError: it is a symbolic link, or holds one.
     """
     if storage.url_of(run):
         return Path("reports") / run.name
-    return run.parent / "reports" / run.name
+    folder = run.parent / "reports" / run.name
+    for path in (folder.parent, folder, *(folder.iterdir() if folder.is_dir() else ())):
+        if path.is_symlink():  # what is there would be written over
+            raise UsageError(
+                f"{path}: found a symbolic link; required a folder of reports and its files. Remove the link, or "
+                f"choose another folder: `metaloom report {run} --out FOLDER`"
+            )
+    return folder
 
 
 def new_run_name(recipe: str) -> str:
@@ -72,6 +82,13 @@ def require_settings(run: storage.Run) -> None:
                 required="the settings of a training run",
                 action="`metaloom verify` and the Python API read what is stored",
             )
+    if not isinstance(run.config.get("seed"), int):
+        raise storage.IncompatibleFormat(
+            run.path / "run.json",
+            found=f"the seed {run.config.get('seed')!r}",
+            required="a whole number",
+            action="Restore run.json from a copy of the run",
+        )
 
 
 def updates_at(run: storage.Run, iteration: int | None) -> int:

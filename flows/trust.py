@@ -25,6 +25,7 @@ from metaloom.flows.runs import run_folder
 from metaloom.pipeline.plugins import INSTALLED, place_of
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run
+from metaloom.storage.read.sessions import mapping
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +49,14 @@ class Settings:
         sha256: of all that is stored with them.
         names: that they may name.
         remedy: how the user says that they are trusted.
+        starts: Runs that training starts from (`init_from.run`) and that are not in the run's own runs folder.
     """
 
     where: str
     sha256: str
     names: list[str]
     remedy: str
+    starts: tuple[str, ...] = ()
 
     @classmethod
     def of_run(cls, run: Run) -> "Settings":
@@ -62,7 +65,7 @@ class Settings:
             f"add --trust (in Python: metaloom.trust_run({run.location!r})). `metaloom show {run.location}` shows the "
             "settings and runs nothing"
         )
-        return cls(run.location, str(run.info["sha256"]), names_of_run(run), remedy)
+        return cls(run.location, str(run.info["sha256"]), names_of_run(run), remedy, tuple(_starts_elsewhere(run)))
 
     @classmethod
     def of_policy(cls, path: str | Path, described: str) -> "Settings":
@@ -72,8 +75,8 @@ class Settings:
         return cls(str(path), sha256, names, f"metaloom.load_policy({str(path)!r}, trust=True)")
 
     def trust(self) -> None:
-        """Agree to import the modules that are named, now and later."""
-        if not self.names:
+        """Agree to import the modules and to open the runs that are named, now and later."""
+        if not (self.names or self.starts):
             return
         # What is not found here may be anything once it is found.
         places: Places = {name: place for name, place in _places(self.names).items() if place is not None}
@@ -84,18 +87,23 @@ class Settings:
             log.warning("%s: cannot remember that its modules are trusted: %s; say --trust again", self.where, error)
 
     def require_trust(self) -> None:
-        """Refuse settings that name modules, unless the user trusts them.
+        """Refuse settings that name modules or runs elsewhere, unless the user trusts them.
 
         Raises:
             UntrustedRun: saying which modules, and where they are.
         """
-        if not self.names:
+        if not (self.names or self.starts):
             return
         places, trusted = _places(self.names), _trusted_here.get(self.sha256)
         trusted = _remembered(self.sha256) if trusted is None else trusted
         refused = [name for name, place in places.items() if place not in (None, INSTALLED, (trusted or {}).get(name))]
         if trusted is not None and not refused:
             return
+        if not self.names:
+            raise UntrustedRun(
+                f"{self.where}: its init_from names {', '.join(self.starts)}, which is not in its runs folder and "
+                f"which you have not trusted to be opened for it; required your word: {self.remedy}"
+            )
         shown = places if trusted is None else refused
         found = ", ".join(f"{name} ({_told(places[name])})" for name in shown)
         moved = trusted is not None and all(trusted.get(name) for name in refused)
@@ -131,6 +139,15 @@ def names_of_run(run: Run) -> list[str]:
     """All module:Class that the settings of a run and of its ancestors may name."""
     runs: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]
     return sorted({name for info in runs for name in names_in(info.get("config"))})
+
+
+def _starts_elsewhere(run: Run) -> Iterator[str]:
+    for info in (run.info, *run.info.get("ancestors", [])):
+        start = mapping(mapping(info.get("config")).get("init_from")).get("run")
+        if not isinstance(start, str) or ":" in start:  # a URL, which is among the names
+            continue
+        if run_folder(start).resolve().parent != run.path.resolve().parent:
+            yield start
 
 
 def names_in(settings: object) -> Iterator[str]:

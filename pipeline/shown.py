@@ -7,12 +7,22 @@ from html import escape
 import numpy as np
 
 MOST_ROWS = 40
+_MOST_CHARACTERS, _LAST_CHARACTERS = 2000, 500
 Row = tuple[str, ...]
 
 
 def printable(text: object) -> str:
     """Text from a stored file or a user's code, without control characters that would reach the terminal."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
+
+
+def error_text(error: BaseException) -> str:
+    """The printable message of an error, at most a screenful: the middle of a longer one is omitted."""
+    text = printable(error)
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    first = text[: _MOST_CHARACTERS - _LAST_CHARACTERS]  # the remedy is at the end
+    return f"{first} ... ({len(text) - _MOST_CHARACTERS:,} more characters) ... {text[-_LAST_CHARACTERS:]}"
 
 
 class Shown:

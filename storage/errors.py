@@ -1,6 +1,7 @@
 """Errors of stored runs. Every message says where, what was found, what is required and what helps."""
 
 import os
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +122,9 @@ def system_errors(run: Path, *, required: str, action: str) -> Generator[None, N
         raise
     except OSError as error:
         found = error.strerror or str(error)
+        if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of every file of a copied folder
+            files: list[tuple[str, str, str]] = error.args[0]
+            found = f"{len(files)} files could not be copied, the first because of {files[0][2]}"
         if error.filename is not None:
             found = f"{found}: {error.filename}"
         raise StorageFailed(run, found=found, required=required, action=action) from error

@@ -77,6 +77,5 @@ def export_folder(out: Path) -> Generator[Path, None, None]:
             )
         out.parent.mkdir(parents=True, exist_ok=True)
         with unfinished_folder(out.parent, out.name) as part:
-            part.chmod(0o755)  # else it is for its owner alone
             yield part
             part.rename(out)

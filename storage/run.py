@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -151,7 +151,8 @@ class Run:
     def components(self, axis: str) -> Mapping[str, str]:
         """Name the entries of an `observation` or `action`, each with its unit; nothing where none were declared."""
         declared = mapping(mapping(self.info["environment"].get("components")).get(axis))
-        return dict(zip(declared.get("names", ()), declared.get("units", ()), strict=True))
+        names, units = (_texts(declared.get(member)) for member in ("names", "units"))
+        return dict(zip(names, units, strict=False))
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -506,6 +507,11 @@ def _lost_newest(run: Run) -> str:
     if known is None or known.head is None or known.head.sequence in known.lost or run.contains(known.head.ref):
         return ""
     return f"its newest record, of {known.head.ref} at position {known.head.sequence} of the history, is missing"
+
+
+def _texts(value: object) -> list[str]:
+    """The entries of a list as text; a run from elsewhere may have anything in its place."""
+    return [str(entry) for entry in cast(list[object], value)] if isinstance(value, list) else []
 
 
 def _incompatible(where: Path, found: str, required: str) -> IncompatibleFormat:

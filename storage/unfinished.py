@@ -1,15 +1,16 @@
 """Folders of work that is not finished, which go with the process that works in them, even if it is killed."""
 
-import fcntl
 import logging
 import os
 import re
+import secrets
 import shutil
 import socket
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from metaloom.storage.format.files import lock
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ def _mark() -> str:
 
 
 @contextmanager
-def unfinished_folder(parent: Path, name: str) -> Generator[Path, None, None]:
+def unfinished_folder(parent: Path, name: str, mode: int = 0o777) -> Generator[Path, None, None]:
     """Make a hidden folder for as long as the block lasts, and remove those in `parent` whose process was killed.
 
     What is to be kept is renamed away; the folder itself may be.
@@ -30,9 +31,10 @@ def unfinished_folder(parent: Path, name: str) -> Generator[Path, None, None]:
     Args:
         parent: where the folder is made.
         name: what it is for; part of its name.
+        mode: Permissions, less those that the umask takes away.
     """
     _remove_dead(parent)
-    folder, descriptor = _lock_new(parent, name)
+    folder, descriptor = _lock_new(parent, name, mode)
     try:
         yield folder
     finally:
@@ -40,16 +42,17 @@ def unfinished_folder(parent: Path, name: str) -> Generator[Path, None, None]:
         os.close(descriptor)
 
 
-def _lock_new(parent: Path, name: str) -> tuple[Path, int]:
+def _lock_new(parent: Path, name: str, mode: int) -> tuple[Path, int]:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=_mark(), dir=parent))
+        folder = parent / f".{name}.{secrets.token_hex(4)}{_mark()}"
+        folder.mkdir(mode)
         # Another process may have taken the new folder for that of a dead one before it was locked.
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue
         with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor, folder, wait=False)
             if folder.is_dir():
                 return folder, descriptor
         os.close(descriptor)
@@ -62,7 +65,7 @@ def _remove_dead(parent: Path) -> None:
         with suppress(OSError):  # it lives, it is another user's, or somebody else is removing it
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(descriptor, folder, wait=False)
                 shutil.rmtree(folder)
                 log.warning("removed %s, which a process that was killed had left", folder)
             finally:

@@ -16,7 +16,7 @@ from rich.panel import Panel
 import metaloom
 from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED, OutputClosed, PipeConsole, PrintableLines, discard_output
 from metaloom.flows.errors import USAGE, exit_code
-from metaloom.pipeline.shown import printable
+from metaloom.pipeline.shown import error_text, printable
 
 COMMANDS = {
     "train": "train:train",
@@ -109,5 +109,5 @@ def run(tokens: Sequence[str]) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        print(f"metaloom: {printable(error)}", file=sys.stderr)
+        print(f"metaloom: {error_text(error)}", file=sys.stderr)
         return code

@@ -11,7 +11,7 @@ import pyarrow as pa
 from metaloom.flows.commands.run_scores import History, described, read_histories, scored
 from metaloom.flows.errors import UsageError
 from metaloom.flows.run_groups import check_comparable, difference_notes, fork_notes, grouped, kin_notes
-from metaloom.flows.runs import check_seed
+from metaloom.flows.runs import check_seed, require_settings
 from metaloom.flows.views.formatting import count, finite
 from metaloom.flows.views.verdicts import verdicts
 from metaloom.pipeline.comparison.groups import Band, Estimate, Pair, Resampled
@@ -180,6 +180,8 @@ def compare(
     check_seed(seed)
     if last < 1 or resamples < 100:
         raise UsageError(f"found last={last} and resamples={resamples}; required last >= 1 and resamples >= 100")
+    for run in runs:
+        require_settings(run)
     check_comparable(runs, mixed=mixed)
     chosen, notes = read_histories(runs, metric, mixed=mixed)
     notes = (*notes, *fork_notes(runs))

@@ -103,7 +103,7 @@ def _probe(config: RunConfig, backend: Backend) -> float | None:
     observer = Observer(iteration_done=reports.append, should_stop=lambda: time.monotonic() - began > _PROBE_SECONDS)
     evaluation = config.evaluation.model_copy(update={"every": None})
     short = config.model_copy(update={"iterations": min(_PROBED, config.iterations), "evaluation": evaluation})
-    with unfinished_folder(Path(tempfile.gettempdir()), "metaloom-probe") as folder:
+    with unfinished_folder(Path(tempfile.gettempdir()), "metaloom-probe", 0o700) as folder:
         train(short, folder / "run", backend=backend, observer=observer)
     ends = [0.0, *(report.elapsed_seconds for report in reports)]
     return ends[-1] - ends[-2] if len(reports) == short.iterations else None

@@ -10,6 +10,7 @@ import numpy as np
 
 from metaloom.flows.errors import ExtraMissing
 from metaloom.flows.exports import ExportFormat
+from metaloom.flows.runs import require_settings
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch
 from metaloom.storage import Run
 from metaloom.storage.export import Export
@@ -38,6 +39,7 @@ def export_minari(
         from minari.dataset.minari_storage import MinariStorage
     except ImportError:
         raise ExtraMissing("minari") from None
+    require_settings(run)
     # Minari joins the folder of a relative path to itself.
     data = folder.resolve() / dataset_id(run) / "data"
     data.mkdir(parents=True)

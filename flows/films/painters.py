@@ -14,7 +14,7 @@ from metaloom.flows.films.opengl import RendererName, choose_renderer
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.shown import printable
+from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array
 
 
@@ -145,7 +145,7 @@ class _Own:
         try:
             picture: Any = self._env.render()
         except Exception as error:  # the environment's own, or a package that it misses
-            raise UsageError(f"{type(self._env.unwrapped).__name__}.render raised {printable(error)}") from error
+            raise UsageError(f"{type(self._env.unwrapped).__name__}.render raised {error_text(error)}") from error
         found = np.asarray(picture)
         if found.ndim != 3 or found.shape[-1] != 3 or found.dtype != np.uint8:
             raise UsageError(

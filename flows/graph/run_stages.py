@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +18,11 @@ from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.workers import Backend, usable_cores
 from metaloom.flows.trust import require_trust
 from metaloom.flows.views.run_info import planned_iterations
+from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.config.sources import plugin_sources
-from metaloom.storage import Run, StageRef
+from metaloom.storage import IncompatibleFormat, Run, StageRef
+from metaloom.storage.read.sessions import mapping
 
 
 def no_check() -> None:
@@ -102,6 +105,7 @@ class RunStages:
                 stages_of(config, self._backend, self._check if config is self._own else no_check)
             )
             self._sources[key] = plugin_sources(config)
+            require_stored_sizes(self._run, self._known[key].context.learner)
         if self._run.contains(ref):
             self._told |= tell_changed_sources(self._run, ref, self._sources[key], self._told)
         return self._known[key]
@@ -153,6 +157,27 @@ def config_at(run: Run, iteration: int) -> RunConfig:
     return config_of(run, run.last_ref(iteration))
 
 
+def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
+    """Refuse settings whose learner has parameters of other sizes than those that are stored.
+
+    Raises:
+        storage.IncompatibleFormat: naming the first parameter that differs.
+    """
+    ref = run.learner_ref(0)
+    if not run.contains(ref):
+        return
+    arrays = run.record(ref).arrays
+    for name, value in learner.initialize(run_seed=0).params.items():
+        stored = arrays.get(f"learner.params.{name}")
+        if stored is None or stored.shape != value.shape:
+            raise IncompatibleFormat(
+                run.path / "run.json",
+                found=f"settings by which the parameter {name} has the shape {list(value.shape)}",
+                required=f"{list(stored.shape) if stored else 'no such parameter'}, as stored with {ref}",
+                action="Restore run.json from a copy of the run",
+            )
+
+
 def changed_since(run: Run, refs: Iterable[StageRef]) -> dict[str, set[int]]:
     """Iterations whose outputs would come of other sources today, by what has changed, half a sentence each.
 
@@ -167,7 +192,10 @@ def changed_since(run: Run, refs: Iterable[StageRef]) -> dict[str, set[int]]:
         ConfigError: one cannot be imported any more, or is not what the settings need.
     """
     first = [run.info, *run.info.get("ancestors", [])]
-    environments = [*(info["environment"] for info in first), *(session.environment for session in run.sessions())]
+    environments = [
+        *(mapping(info.get("environment")) for info in first),
+        *(session.environment for session in run.sessions()),
+    ]
     changed = defaultdict[str, set[int]](set)
     if any(environment.get("plugins") for environment in environments):
         with stages_of_run(run, Backend(workers=0)) as stages:

@@ -1,6 +1,5 @@
 """Archives of reference runs: how one is made of a run, and how it becomes a run again."""
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -20,7 +19,7 @@ from metaloom.flows.references.zips import LARGEST_ARCHIVE, pack, unpack
 from metaloom.flows.views.formatting import plural
 from metaloom.storage import Run
 from metaloom.storage.errors import damaged, system_errors
-from metaloom.storage.format.files import read_file
+from metaloom.storage.format.files import lock, read_file
 from metaloom.storage.format.paths import check_run_name
 from metaloom.storage.unfinished import unfinished_folder
 
@@ -117,7 +116,7 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
 
 def _scratch() -> AbstractContextManager[Path]:
     """A folder for as long as the context lasts."""
-    return unfinished_folder(Path(gettempdir()), "metaloom-reference")
+    return unfinished_folder(Path(gettempdir()), "metaloom-reference", 0o700)
 
 
 def _writing(place: Path) -> AbstractContextManager[None]:
@@ -229,7 +228,7 @@ def _held(folder: Path) -> Iterator[None]:
     """Have a folder of references alone, so that no index is written over another one's; lasts for moments."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor, folder, wait=True)
         yield
     finally:
         os.close(descriptor)

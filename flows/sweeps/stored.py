@@ -4,7 +4,6 @@ A sweep is what its runs are: the file `sweeps/NAME.json` in the runs folder onl
 is read from the runs themselves.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -24,9 +23,11 @@ from metaloom.flows.trust import Settings, names_in
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.yaml import parse
 from metaloom.pipeline.schema import ConfigError
-from metaloom.storage import check_run_name, url_of
+from metaloom.storage import DamagedRun, check_run_name, url_of
+from metaloom.storage.format.files import lock, read_file
 
 FORMAT = "metaloom-sweep/1"
+_LARGEST = 2**26
 _FIELDS = ("recipe", "settings", "grid", "seeds", "runs", "search")
 
 
@@ -149,6 +150,8 @@ class Sweep:
         given += [f"{key}={value}" for run in self.runs for key, value in run.settings.items()]
         names = {*names_in([self.recipe, *map(_meant, given)])}
         if recipes.is_settings_file(self.recipe):
+            if Path(self.recipe).exists() and not Path(self.recipe).is_file():  # reading a pipe would never end
+                raise UsageError(f"{self.file}: found {self.recipe}, a pipe or a device; required a file of settings")
             names |= {*names_in(recipes.load_settings(self.recipe))}
             text += Path(self.recipe).read_text("utf-8", errors="replace")
         remedy = f"give the command that began the sweep {self.name}, whose words are yours"
@@ -177,13 +180,14 @@ def find_sweep(name: str) -> Sweep | None:
         return None
     file = _file(root, name)
     try:
-        return _parsed(file.read_bytes(), root, name)
+        return _parsed(read_file(file, limit=_LARGEST), root, name)
     except FileNotFoundError:
         return None
-    except ValueError:
+    except (ValueError, DamagedRun) as error:
+        why = f": it {error.found}" if isinstance(error, DamagedRun) else ""
         raise UsageError(
-            f"{file}: found no sweep of the format {FORMAT}; required one that `metaloom sweep` wrote. Its runs are "
-            "beside it, and do not need it"
+            f"{file}: found no sweep of the format {FORMAT}{why}; required one that `metaloom sweep` wrote. Its runs "
+            "are beside it, and do not need it"
         ) from None
 
 
@@ -208,9 +212,9 @@ def held(sweep: Sweep) -> Iterator[None]:
         UsageError: another one does.
     """
     sweep.file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(sweep.file.with_name(f".{sweep.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(sweep.file.with_name(f".{sweep.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor, sweep.file, wait=False)
         yield
     except BlockingIOError:
         raise UsageError(

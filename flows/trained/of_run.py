@@ -1,7 +1,7 @@
 """The policies of a stored run."""
 
 from metaloom.flows.commands.evaluate import learner_after
-from metaloom.flows.graph.run_stages import config_of
+from metaloom.flows.graph.run_stages import config_of, require_stored_sizes
 from metaloom.flows.runs import updates_at
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.policy import TrainedPolicy
@@ -13,4 +13,6 @@ def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
     updates = updates_at(run, iteration)
     state, config = learner_after(run, updates), config_of(run, run.learner_ref(updates))
     blueprint = Blueprint.of(config)
-    return TrainedPolicy(blueprint, blueprint.learner().at_start(state, run_seed=config.seed), seed=seed)
+    learner = blueprint.learner()
+    require_stored_sizes(run, learner)
+    return TrainedPolicy(blueprint, learner.at_start(state, run_seed=config.seed), seed=seed)

@@ -7,7 +7,7 @@ import numpy as np
 
 from metaloom.flows.views.formatting import adaptation_label, trial_length
 from metaloom.flows.views.series import numbers, shown_steps, steps_note
-from metaloom.pipeline.shown import printable
+from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array, TaskParams
 from metaloom.storage import Run, StageMissing, StageRef, StoreError
 
@@ -26,7 +26,7 @@ def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
         try:
             parts[name] = read(run, iteration)
         except StoreError as problem:
-            parts[name] = {"problem": printable(problem)}
+            parts[name] = {"problem": error_text(problem)}
     return {"iteration": iteration, **parts}
 
 

@@ -11,7 +11,7 @@ from metaloom.flows.views.formatting import by_inner_step
 from metaloom.flows.views.history import History, class_lines, learning_lines, load_history, metric_columns
 from metaloom.flows.views.metric_curves import optimization_lines, success_lines, trial_lines
 from metaloom.flows.views.series import Lines, evenly_spaced, numbers, series_data
-from metaloom.pipeline.shown import printable
+from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array, Evaluation
 from metaloom.storage import Run, StoreError
 
@@ -84,7 +84,7 @@ class Curves:
                 self._add(load_history(run, [i]))
             except StoreError as problem:
                 if len(self._problems) < MOST_PROBLEMS:
-                    self._problems[i] = printable(problem)
+                    self._problems[i] = error_text(problem)
 
     def _read_evaluations(self, run: Run, iterations: Iterable[int]) -> None:
         for i in iterations:
@@ -94,7 +94,7 @@ class Curves:
                     steps = run[i].metrics().get("env_steps", float("nan"))
                     self._evaluations[i] = steps, run[i].evaluation()
                 except StoreError as problem:
-                    self._problems[i] = printable(problem)
+                    self._problems[i] = error_text(problem)
 
     def _is_mended(self, run: Run) -> bool:
         """Tell whether the first iteration that was left out can be read by now."""

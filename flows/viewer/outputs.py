@@ -23,7 +23,7 @@ from metaloom.flows.views.run_info import (
     state_of,
 )
 from metaloom.flows.views.series import class_color, numbers
-from metaloom.pipeline.shown import printable
+from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRecord, StageRef, StoreError
 from metaloom.storage.read.sessions import mapping
@@ -104,7 +104,7 @@ def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
         try:
             found.append(run.record(ref))
         except StoreError as problem:
-            problems.append(printable(problem))
+            problems.append(error_text(problem))
     return sorted(found, key=lambda record: record.sequence), problems
 
 
@@ -218,7 +218,7 @@ def arrays_of(run: Run, record: StageRecord) -> list[dict[str, Any]]:
         try:
             spec = run.files.spec(chunk.array)
         except StoreError as problem:
-            found.append({"group": group, "name": name, "problem": printable(problem)})
+            found.append({"group": group, "name": name, "problem": error_text(problem)})
             continue
         about = {"unit": spec.attributes.get("unit", ""), "description": spec.attributes.get("description", "")}
         axes = {"dims": [*spec.dims[1:]], "shape": [*spec.shape], "dtype": spec.dtype, "bytes": chunk.size}
@@ -305,4 +305,4 @@ def either(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     try:
         return dict(read())
     except StoreError as problem:
-        return {"problem": printable(problem)}
+        return {"problem": error_text(problem)}

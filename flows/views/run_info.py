@@ -11,7 +11,7 @@ from metaloom import storage
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views.class_returns import class_rows, classes_of, returns_by_class
 from metaloom.flows.views.formatting import adaptation_returns, by_inner_step, finite
-from metaloom.pipeline.shown import printable
+from metaloom.pipeline.shown import error_text
 from metaloom.storage import Run
 from metaloom.storage.format.settings import changed
 from metaloom.storage.read.committed import bytes_in
@@ -170,7 +170,7 @@ def list_run_row(folder: Path) -> dict[str, Any]:
             **({"last_success_rate": success[-1]} if success else {}),
         }
     except (storage.StoreError, OSError, ValueError, KeyError, TypeError) as error:
-        return row | {"state": "damaged", "problem": printable(error)}
+        return row | {"state": "damaged", "problem": error_text(error)}
 
 
 def state_of(run: Run, writer: storage.Writer | None) -> State:

@@ -178,7 +178,9 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
 
 def build_stored(settings: Mapping[str, Any]) -> RunConfig:
     """The RunConfig of a stored run, in which what its version did not have is as it was then; see build_config."""
-    section = settings["algorithm"]
+    section = settings.get("algorithm")
+    if not isinstance(section, dict) or "name" not in section:
+        raise ConfigError(f"algorithm: found {section!r}; required the settings of an algorithm with its name")
     if section["name"] in ALGORITHMS.builtin:
         section = {**ALGORITHMS.find(section["name"], AlgorithmSettings).before(), **section}
     config = build_config({**settings, "algorithm": section})

@@ -12,6 +12,14 @@ Content = tuple[bytes, ...]
 """Content of a file, in pieces."""
 
 
+def flags(*names: str) -> int:
+    """Join flags of `os.open`, without those that this system lacks."""
+    return sum(getattr(os, name, 0) for name in names)
+
+
+_READ = flags("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
+
+
 def read_file(path: Path, *, limit: int) -> bytes:
     """Read a regular file.
 
@@ -39,7 +47,9 @@ def open_file(path: Path) -> FileIO:
         StorageFailed: the system does not let us read it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
+            raise OSError(errno.ELOOP, "is a symbolic link")
+        descriptor = os.open(path, _READ)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -57,6 +67,38 @@ def open_file(path: Path) -> FileIO:
         os.close(descriptor)
         raise damaged(path, f"is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or a device'}, not a file")
     return FileIO(descriptor, "rb")
+
+
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """Read bytes of an open file at an offset."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    return os.read(descriptor, size)
+
+
+def lock(descriptor: int, where: Path, *, wait: bool) -> None:
+    """Lock an open file or folder for this process alone.
+
+    Args:
+        descriptor: of the file or folder.
+        where: its path, for the error.
+        wait: wait for another process that holds it.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        StorageFailed: the system has no such locks.
+    """
+    try:
+        import fcntl  # which only systems have that runs can be written on
+    except ImportError:
+        raise StorageFailed(
+            where,
+            found="a system without flock",
+            required="Linux or macOS, to write runs and to read those under a URL",
+            action="Reading runs in folders works here",
+        ) from None
+    fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def make_folder(path: Path) -> None:

@@ -16,7 +16,7 @@ SCHEMA = "metaloom/1"
 FORMATS = ("metaloom/1", "metaloom/2")
 """Formats of runs, as run.json names them; new runs have the last one. The second one has shards and segments."""
 
-
+MOST_SESSIONS = 10**9
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
@@ -235,7 +235,7 @@ def parse_session(number: Any, token: Any) -> tuple[int, str]:
     Raises:
         ValueError: no session has them.
     """
-    if not 0 <= int(number) < 10**6 or not _TOKEN.fullmatch(str(token)):
+    if not 0 <= int(number) < MOST_SESSIONS or not _TOKEN.fullmatch(str(token)):
         raise ValueError(f"session {number} with the token {token!r}")
     return int(number), str(token)
 

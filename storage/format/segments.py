@@ -23,7 +23,7 @@ FOLDER = "_segments"
 SEAL = "seal.json"
 RECORDS = "records.parquet"
 
-_NAME = re.compile(r"(\d{8})-(\d{8})")
+_NAME = re.compile(r"([0-9]{8})-([0-9]{8})")
 _FILE = re.compile(
     rf"{re.escape(RECORDS)}|tables/[a-z_]+\.parquet|data\.zarr/(([a-z0-9_]+|{ARRAY_PATH.pattern})/)?zarr\.json"
     rf"|data\.zarr/{ARRAY_PATH.pattern}/c(\.\d+)+"

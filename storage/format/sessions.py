@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +18,10 @@ INFO_COPY = "run.json"
 """Name of the copy of run.json that the session keeps which wrote it."""
 CLOSED = ".closed"
 
-PART_NAME = re.compile(r"\d{8}\.part")
-CLAIM_NAME = re.compile(r"(\d{6})\.claim")
-_SESSION_NAME = re.compile(r"(\d{6})-([0-9a-f]{16})(\.closed)?")
+PART_NAME = re.compile(r"[0-9]{8,}\.part")
+_NUMBER = "([0-9]{6}|[1-9][0-9]{6,})"
+CLAIM_NAME = re.compile(rf"{_NUMBER}\.claim")
+_SESSION_NAME = re.compile(rf"{_NUMBER}-([0-9a-f]{{16}})(\.closed)?")
 
 
 class SessionName(NamedTuple):
@@ -43,6 +44,32 @@ class SessionName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.number:06d}-{self.token}{CLOSED if self.closed else ''}"
+
+
+def session_number(name: str) -> int:
+    """The number of the session that a name in the folder of sessions is about, -1 for any other name."""
+    if (session := SessionName.parse(name)) is not None:
+        return session.number
+    claim = CLAIM_NAME.fullmatch(name)
+    return int(claim[1]) if claim else -1
+
+
+def stray_sessions(folder: Path, names: Iterable[str], most: int) -> Iterator[tuple[str, int]]:
+    """Find claims and undescribed session folders whose numbers do not continue the ones before them.
+
+    Args:
+        folder: the folder of sessions.
+        names: what is in it.
+        most: largest difference between one number and the next.
+
+    Yields:
+        Each name, and the largest number below its own; -1 where there is none.
+    """
+    previous = -1
+    for number, name in sorted((session_number(name), name) for name in names):
+        if number - previous > most and not (folder / name / ABOUT).exists():
+            yield name, previous
+        previous = max(previous, number)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from metaloom.pipeline.types import Array
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.chunks import CRC_BYTES, check_chunk, crc32c, decode_chunk, encode_chunk
-from metaloom.storage.format.files import Content
+from metaloom.storage.format.files import Content, read_at
 
 _TABLE_BYTES = 4
 _INDEX_BYTES = 16
@@ -107,7 +107,7 @@ def _pread(descriptor: int, size: int, offset: int, where: Path) -> bytes:
     if offset < 0:
         raise damaged(where, "is too short for a shard of its array")
     try:
-        return os.pread(descriptor, size, offset)
+        return read_at(descriptor, size, offset)
     except OSError as error:
         raise damaged(where, error.strerror or "cannot be read") from error
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from metaloom.storage.errors import IncompatibleFormat
 from metaloom.storage.format.refs import StageRef
 
 LEARNER = "learner"
@@ -75,6 +76,13 @@ class StageTable:
         return name in self._by_name
 
     def __getitem__(self, name: str) -> StoredStage:
+        if name not in self._by_name:  # not damage, which a repair would compute again
+            raise IncompatibleFormat(
+                "run.json",
+                found=f"no stage {name!r} among those of the run: {', '.join(self._by_name)}",
+                required="the stages whose outputs the run stores",
+                action="Restore run.json from a copy of the run",
+            )
         return self._by_name[name]
 
     def position(self, ref: StageRef) -> tuple[int, int, int, int]:

@@ -6,8 +6,8 @@ what the run's records vouch for: `verify` leaves it alone, and it may be delete
 
 import io
 import math
+import secrets
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +84,8 @@ def put_in_quarantine(
         if root.is_symlink():
             raise _foreign(root, "is a symbolic link")
         root.mkdir(exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=".", suffix=".part", dir=root))
+        part = root / f".{secrets.token_hex(4)}.part"
+        part.mkdir()
         try:
             for n, array in enumerate(arrays.values()):
                 with (part / _file_name(n)).open("wb") as file:

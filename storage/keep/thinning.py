@@ -22,8 +22,8 @@ from metaloom.storage.format.stages import StageTable
 
 FOLDER = "_thinned"
 
-_MARKER_NAME = re.compile(r"(\d{8})\.json")
-_PACKED_NAME = re.compile(r"\d{8}-\d{8}\.json")
+_MARKER_NAME = re.compile(r"([0-9]{8})\.json")
+_PACKED_NAME = re.compile(r"[0-9]{8}-[0-9]{8}\.json")
 
 
 @dataclass(frozen=True)

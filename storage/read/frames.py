@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from metaloom.pipeline.types import EACH_EPISODE, Array
-from metaloom.storage.errors import DamagedRun, StageMissing, damaged
+from metaloom.storage.errors import DamagedRun, IncompatibleFormat, StageMissing, damaged
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.format.records import StageRecord, StoredFile
@@ -131,7 +131,13 @@ def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None
 def read_episodes(files: CommittedFiles, chosen: StepFilter) -> pa.Table:
     """Rows of the table of episodes; raises as `read_tables`, and ValueError where there is no such task or episode."""
     table = read_tables(files, "episodes", chosen.iterations)
-    batches = _batches(files, None)
+    if not (batches := _batches(files, None)):
+        raise IncompatibleFormat(
+            files.root / "run.json",
+            found="no stage that stores rollouts, though the run has a table of episodes",
+            required="the stages whose outputs the run stores",
+            action="Restore run.json from a copy of the run",
+        )
     B, E, _ = shape_of_rounds(files, files.stages.group_of(batches[0]))
     of_columns = {
         "step": _known_steps(chosen.steps, batches),

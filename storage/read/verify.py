@@ -33,6 +33,7 @@ from metaloom.storage.format.sessions import (
     SessionName,
     newest_session,
     session_facts,
+    stray_sessions,
 )
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.keep.thinning import FOLDER as THINNED
@@ -54,8 +55,8 @@ from metaloom.storage.remote.places import folder_of
 from metaloom.storage.run import read_info
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
-_CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
-_TABLE_NAME = re.compile(r"\d{8}\.parquet")
+_CHUNK_NAME = re.compile(r"c\.([0-9]+)(\.0)*")
+_TABLE_NAME = re.compile(r"[0-9]{8}\.parquet")
 _FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consists of files"
 
 
@@ -248,7 +249,10 @@ class _Verification:
         lost: set[int] = set()
         needed = {(record.session, record.token) for record in self.records.values()}
         needed.update(*(segment.seal.sessions for segment in self.segments.values()))
-        for name in (yield from self._names("_sessions")):
+        names = yield from self._names("_sessions")
+        for name, _ in stray_sessions(self.root / "_sessions", names, 1):
+            yield self._damage(self.root / "_sessions" / name, _FOREIGN)
+        for name in names:
             parsed = SessionName.parse(name)
             file = self.root / "_sessions" / name / "session.json"
             if parsed is None:

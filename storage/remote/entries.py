@@ -18,7 +18,7 @@ Kind = Literal["begin", "commit", "end"]
 
 _ARRAYS = r"data\.zarr(/\w[\w.\-]*){0,2}/zarr\.json|data\.zarr/\w+/\w[\w.\-]*/c[0-9.]*"
 _SINGLE = (
-    r"run\.json|_commits/[A-Za-z0-9_.]+\.json|_thinned/\d{8}\.json|_sessions/\d{6}-[0-9a-f]{16}\.closed/(session|run)\.json"
+    r"run\.json|_commits/[A-Za-z0-9_.]+\.json|_thinned/\d{8}\.json|_sessions/\d{6,9}-[0-9a-f]{16}\.closed/(session|run)\.json"
     rf"|{_ARRAYS}|tables/\w+/\d{{8}}\.parquet"
 )
 _PACKED = (
@@ -27,7 +27,7 @@ _PACKED = (
 )
 _PATHS = (re.compile(_SINGLE, re.ASCII), re.compile(f"{_SINGLE}|{_PACKED}", re.ASCII))
 _TOKEN = re.compile("[0-9a-f]{16}")
-_KEY = re.compile(r"_objects/[0-9a-f]{16}/\d{8}/(.*)", re.ASCII)
+_KEY = re.compile(r"_objects/[0-9a-f]{16}/\d{8,}/(.*)", re.ASCII)
 
 
 @dataclass(frozen=True)

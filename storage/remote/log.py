@@ -1,6 +1,5 @@
 """A run's log as this machine knows it, and the cache folder that follows it."""
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -9,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun, StoreError, system_errors
-from metaloom.storage.format.files import read_file
+from metaloom.storage.format.files import lock, read_file
 from metaloom.storage.format.sessions import CLAIM_NAME
 from metaloom.storage.remote.cached_segments import (
     drop_segment,
@@ -381,7 +380,7 @@ class RemoteLog:
         """Processes of this machine take turns."""
         self._beside.mkdir(parents=True, exist_ok=True)
         with open(self._beside / "lock", "ab") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+            lock(file.fileno(), self._beside, wait=True)
             yield
 
 

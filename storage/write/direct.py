@@ -5,18 +5,17 @@ read again soon: the next stage gets it from memory.
 """
 
 import errno
-import fcntl
 import mmap
 import os
 from pathlib import Path
 
-from metaloom.storage.format.files import Content
+from metaloom.storage.format.files import Content, flags
 
 _BLOCK = 4096
 _BUFFER = 4 * 2**20
 _WORTHWHILE = 256 * 2**10
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_CREATE = flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC")
 
 
 class FileCreator:
@@ -44,15 +43,17 @@ class FileCreator:
 
     def _open(self, path: Path, direct: int) -> int:
         try:
-            return os.open(path, _CREATE | direct, 0o644)
+            return os.open(path, _CREATE | direct, 0o666)
         except OSError as error:
             if not direct or error.errno not in _UNSUPPORTED:
                 raise
         self._direct = 0
         path.unlink(missing_ok=True)  # some systems create the file before they refuse the flag
-        return os.open(path, _CREATE, 0o644)
+        return os.open(path, _CREATE, 0o666)
 
     def _write(self, descriptor: int, content: Content) -> None:
+        import fcntl  # which a system need not have that runs are only read on
+
         if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & getattr(os, "O_DIRECT", 0):
             _write_all(descriptor, content)
             return

@@ -4,7 +4,6 @@ The lock keeps honest writers apart. What makes a writer harmless that lost its 
 process, a host that came back) is the session it publishes from; see `metaloom.storage.write.sessions`.
 """
 
-import fcntl
 import json
 import os
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from metaloom.storage.errors import RunLocked
 from metaloom.storage.format.canonical import render
+from metaloom.storage.format.files import flags, lock
 from metaloom.storage.write.holder import owner_document
 
 _LARGEST = 4096
@@ -53,12 +53,12 @@ def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
         return _replace_lock(path, token, owner)
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, flags("O_RDWR", "O_CREAT", "O_NOFOLLOW", "O_CLOEXEC"), 0o666)
         except IsADirectoryError:  # no lock was ever one; goes only if it is empty
             os.rmdir(path)
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor, path, wait=False)
         except BlockingIOError:
             holder = os.pread(descriptor, _LARGEST, 0)
             os.close(descriptor)
@@ -72,8 +72,8 @@ def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
 
 def _replace_lock(path: Path, token: str, owner: bytes) -> WriterLock:
     new = path.with_name(f"{path.name}.{token}")
-    descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    descriptor = os.open(new, flags("O_RDWR", "O_CREAT", "O_EXCL", "O_CLOEXEC"), 0o666)
+    lock(descriptor, new, wait=False)
     _write_owner(descriptor, owner)
     os.replace(new, path)
     return WriterLock(path, descriptor)

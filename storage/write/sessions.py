@@ -18,15 +18,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from metaloom.storage.errors import FencedOut
+from metaloom.storage.errors import DamagedRun, FencedOut
 from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.files import Content, make_folder, sync_folder
 from metaloom.storage.format.provenance import utc, versions
-from metaloom.storage.format.sessions import ABOUT, CLAIM_NAME, CLOSED, FOLDER, PART_NAME, Head, SessionName
+from metaloom.storage.format.records import MOST_SESSIONS
+from metaloom.storage.format.sessions import (
+    ABOUT,
+    CLOSED,
+    FOLDER,
+    PART_NAME,
+    Head,
+    SessionName,
+    session_number,
+    stray_sessions,
+)
 from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.remote.session import RemoteSession
 from metaloom.storage.write.direct import FileCreator
 from metaloom.storage.write.locks import WriterLock, acquire_lock
+
+_LARGEST_LEAP = 1000
+"""Session numbers that may be missing before one that still counts as the run's."""
+_MOST_ATTEMPTS = 100
 
 
 @dataclass
@@ -288,13 +302,14 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
 def _begin(root: Path, token: str, lock: WriterLock) -> int:
     """Make the folder of a session that is later than all others, and close theirs; returns its number."""
     make_folder(root / FOLDER)
-    while True:
+    number = -1
+    for _ in range(_MOST_ATTEMPTS):
         number = _claim(root / FOLDER)
         own = root / FOLDER / str(SessionName(number, token))
         make_folder(own)
         # Only those that are there by now may be closed: one that begins after this look is later than this session.
         names = os.listdir(root / FOLDER)
-        latest = max(map(_number, names))
+        latest = max(map(session_number, names))
         if latest == number and lock.is_held():
             for name in names:
                 if (other := SessionName.parse(name)) and other.token != token and not other.closed:
@@ -303,28 +318,35 @@ def _begin(root: Path, token: str, lock: WriterLock) -> int:
         _close_folder(own)
         # Whoever holds the lock tries again: the later session may be one that was about to begin and gives up now.
         if not lock.is_held():
-            raise _fenced_out(root, number)
+            break
+    raise _fenced_out(root, number)
 
 
 def _claim(sessions: Path) -> int:
     """Take a number that no session has, nor ever will have again."""
-    number = max(map(_number, os.listdir(sessions)), default=-1) + 1
+    names = os.listdir(sessions)
+    for name, previous in stray_sessions(sessions, names, _LARGEST_LEAP):
+        raise _too_far(sessions / name, f"session {session_number(name)}, while the last one before it is {previous}")
+    number = max(map(session_number, names), default=-1) + 1
+    if number >= MOST_SESSIONS:
+        raise _too_far(sessions, f"session {number - 1}")
     while True:
         try:
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-            os.close(os.open(sessions / f"{number:06d}.claim", flags, 0o644))
+            os.close(os.open(sessions / f"{number:06d}.claim", flags, 0o666))
         except FileExistsError:
             number += 1
         else:
             return number
 
 
-def _number(name: str) -> int:
-    """The number of the session that a name in the folder of sessions is about, -1 for any other name."""
-    if (session := SessionName.parse(name)) is not None:
-        return session.number
-    claim = CLAIM_NAME.fullmatch(name)
-    return int(claim[1]) if claim else -1
+def _too_far(where: Path, found: str) -> DamagedRun:
+    return DamagedRun(
+        where,
+        found=f"names {found}",
+        required=f"a number below {MOST_SESSIONS} that continues those of earlier sessions",
+        action="Nothing of the run is in it if `metaloom verify` says that it does not belong to the run: remove it",
+    )
 
 
 def _fenced_out(root: Path, number: int) -> FencedOut:

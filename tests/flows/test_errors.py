@@ -88,6 +88,19 @@ def test_usage_ends_with_2_what_a_message_explains_with_1_and_the_rest_with_a_tr
     assert errors.exit_code(error) == code
 
 
+def test_a_message_beyond_a_screenful_is_cut_in_the_middle(monkeypatch, capsys):
+    def fail(folder):
+        raise errors.UsageError(f"found {'x' * 100_000}; remedy: none")
+
+    monkeypatch.setattr("metaloom.flows.cli.verify.verify_run", fail)
+    assert run(["verify", "any"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("metaloom: found xxx")
+    assert said.endswith("x; remedy: none\n")
+    assert "(98,020 more characters)" in said
+    assert len(said) < 2100
+
+
 @pytest.mark.parametrize("name", errors.EXIT_CODES)
 def test_every_error_with_an_exit_code_exists(name):
     kind = pkgutil.resolve_name(name)

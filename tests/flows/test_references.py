@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -448,6 +449,16 @@ def test_what_the_system_refuses_is_told_in_one_line(made, tmp_path, monkeypatch
     monkeypatch.setattr(ZipFile, "extractall", full)
     with pytest.raises(storage.StorageFailed, match="No space left on device"):
         extract(made / "references", find(made / "references", "tiny"), tmp_path / "run")
+
+    def refused(source, target, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    monkeypatch.setattr("shutil.copyfile", refused)
+    capsys.readouterr()
+    assert command(["reference", "add", str(made / "tiny"), "--to", str(tmp_path / "new")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r": \d+ files could not be copied, the first because of .*No space left on device", line)
+    assert len(line) < 1000
 
 
 def test_without_a_checkout_a_folder_is_asked_for(made, tmp_path, monkeypatch, capsys):

@@ -288,6 +288,19 @@ def test_an_unfinished_iteration_is_left_out(tmp_path, tiny_config):
     assert write_report(run, tmp_path / "report").html.exists()
 
 
+@pytest.mark.parametrize("link", ["reports", "reports/run", "reports/run/report.html"])
+def test_a_link_in_place_of_a_report_is_refused_and_not_followed(link, copy_tiny_run, tmp_path, capsys):
+    path, outside = copy_tiny_run(tmp_path / "runs" / "run"), tmp_path / "outside"
+    outside.mkdir()
+    (outside / "report.html").write_text("mine")
+    (tmp_path / "runs" / link).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "runs" / link).symlink_to(outside / "report.html" if link.endswith(".html") else outside)
+    assert cli.run(["report", str(path), "--static"]) == 2
+    assert f"{link}: found a symbolic link" in capsys.readouterr().err
+    assert [file.name for file in outside.iterdir()] == ["report.html"]
+    assert (outside / "report.html").read_text() == "mine"
+
+
 def test_a_run_without_adaptation_has_one_curve(tmp_path, tiny_config):
     algorithm = {"name": "promp", "inner_steps": 0, "num_epochs": 1}
     train(tiny_config(iterations=1, algorithm=algorithm), tmp_path / "run", backend=SERIAL)

@@ -317,6 +317,33 @@ def test_a_file_that_is_no_sweep_is_refused_and_leads_nowhere(runs_folder):
             find_sweep("lr")
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "file elsewhere", "folder", "huge", "recipe"])
+def test_what_is_no_regular_file_in_place_of_a_sweep_is_refused_and_not_read(kind, runs_folder, tmp_path, capsys):
+    sweep, _ = planned(seeds=1)
+    sweep.write()
+    file = sweep.file
+    if kind == "recipe":
+        os.mkfifo(tmp_path / "pipe.yaml")
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"recipe": str(tmp_path / "pipe.yaml")}))
+        assert cli.run(["sweep", "lr"]) == 2
+        assert "pipe.yaml, a pipe or a device" in capsys.readouterr().err
+        return
+    os.rename(file, tmp_path / "moved.json")
+    match kind:
+        case "pipe":
+            os.mkfifo(file)
+        case "folder":
+            file.mkdir()
+        case "huge":
+            with file.open("wb") as sparse:
+                sparse.truncate(2**40)
+        case _:
+            file.symlink_to("/dev/zero" if kind == "device" else tmp_path / "moved.json")
+    for words in (["sweep", "lr", "--status"], ["compare", "lr"], ["sweep", "lr"]):
+        assert cli.run(words) == 2
+        assert "sweeps/lr.json: found no sweep of the format metaloom-sweep/1: it " in capsys.readouterr().err
+
+
 def test_a_recipe_that_changed_since_is_told(runs_folder, tmp_path, capsys):
     file = tmp_path / "mine.yaml"
     file.write_text("env: point-corner\nalgorithm: promp\n")

@@ -289,6 +289,24 @@ def test_what_is_changed_after_trust_was_given_is_not_trusted(capsys):
     assert "which you have not trusted" in says("replay own@0", capsys, 2)
 
 
+def test_a_run_elsewhere_that_a_foreign_run_starts_from_is_opened_only_if_that_is_trusted(runs, user, capsys):
+    shutil.copytree(runs / "trained", "runs/forged")
+    shutil.copytree(runs / "trained", user / "private" / "trained")
+    shutil.copytree(runs / "trained", "runs/beside")
+    elsewhere, digest = user / "private" / "trained", "0" * 64
+
+    def start(path):
+        warm = {"run": str(path), "updates": 1, "digest": digest}
+        forge(Path("runs/forged"), lambda document: document["config"].update(init_from=warm))
+
+    start(elsewhere)
+    for words in ("replay forged", "resume forged --iterations 3 --workers 0", "fork forged@1 --run mine"):
+        assert f"forged: its init_from names {elsewhere}, which is not in its runs folder" in says(words, capsys, 2)
+    assert "has the digest" in says("replay forged --trust", capsys, 2)  # the run was opened
+    start(Path("runs/beside").resolve())  # as a run of earlier versions has it, which needs no word
+    assert "has the digest" in says("replay forged", capsys, 2)
+
+
 def test_the_page_says_of_every_command_how_it_uses_stored_runs():
     rows = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith(("| import", "| compute"))]
     inert, refused = ({*re.findall(r"`([a-z]+)", row.split("|")[2])} for row in rows)

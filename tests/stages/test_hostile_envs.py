@@ -10,7 +10,7 @@ import pytest
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
-from metaloom.pipeline.envs.point import Point2DGoal
+from metaloom.pipeline.envs.point import Point2DGoal, PointBatch
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NetworkSpec
@@ -215,11 +215,23 @@ class Torn(Point2DGoal):
 
 def test_a_batched_environment_that_raises_is_told_for_the_whole_shard_and_reproduced_as_one(monkeypatch):
     monkeypatch.setitem(sys.modules, "torn_envs", type("m", (), {"Torn": Torn}))
+    resets, reset = [], PointBatch.reset
+
+    def watched(batch, tasks, seeds):
+        resets.append((tasks.tolist(), [int(seed) for seed in seeds]))
+        return reset(batch, tasks, seeds)
+
+    monkeypatch.setattr(PointBatch, "reset", watched)
     error = fault(EnvConfig(name="torn_envs:Torn"))
     assert "torn_envs:Torn, one of tasks 7 to 9, step 0: step raised ArithmeticError: all at once" in str(error)
+    seeds = [seed_for(1, "resets", 4, 1, FIRST_TASK + b, e) for b in range(3) for e in range(E)]
+    assert error.about["seeds"] == seeds
     assert error.arrays["actions"].shape == (1, 3 * E, 2)
     with pytest.raises(RolloutError, match="one of tasks 7 to 9, step 0: step raised ArithmeticError"):
         reproduce(EnvConfig(name="torn_envs:Torn"), error.about, error.arrays)
+    as_trained, again = resets  # every row with its own task and its own seed
+    assert again == as_trained
+    assert again[1] == seeds
 
 
 def test_numbers_of_a_batched_robot_that_are_not_finite_name_the_episode_and_are_reproduced(monkeypatch):

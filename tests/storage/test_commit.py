@@ -82,6 +82,49 @@ def test_after_an_error_nothing_that_was_queued_behind_it_is_stored(tmp_path, cr
     assert (calls, storage.open_run(tmp_path / "run").refs()) == ([TASKS], [])
 
 
+@pytest.mark.parametrize("act", ["restore", "describe", "thin", "thin_learners", "pack"])
+def test_everything_put_is_committed_before_anything_else_touches_the_run(
+    tmp_path, creation, put, batches, monkeypatch, act
+):
+    newest, awaited, touched = StageRef(2, "sample_tasks"), threading.Event(), []
+    outputs = [batches.iteration(i) for i in range(3)]
+    with storage.create_run(tmp_path / "run", capacity=3, **creation) as writer:
+        put(writer, [*outputs[0], *outputs[1]])
+        writer.flush()
+        writer.thin([0])
+        part, method, arguments = {
+            "restore": (writer._thinner, "restore", ({ref: value for ref, value, _ in outputs[0] if ref.step == 1},)),
+            "describe": (writer._session, "describe", ({"facts": "some"},)),
+            "thin": (writer._thinner, "thin", ([1],)),
+            "thin_learners": (writer._thinner, "thin", (2,)),
+            "pack": (writer._packer, "pack", ()),
+        }[act]
+        publish, wait, inner = Publisher.publish, writer._queue.wait, getattr(type(part), method)
+
+        def publish_when_awaited(publisher, output):
+            awaited.wait()
+            return publish(publisher, output)
+
+        def wait_for_all():
+            awaited.set()
+            wait()
+
+        def look_first(self, *given, **options):
+            touched.append(storage.open_run(tmp_path / "run").contains(newest))
+            awaited.set()
+            return inner(self, *given, **options)
+
+        monkeypatch.setattr(Publisher, "publish", publish_when_awaited)
+        monkeypatch.setattr(writer._queue, "wait", wait_for_all)
+        monkeypatch.setattr(type(part), method, look_first)
+        put(writer, outputs[2][:1])
+        try:
+            getattr(writer, act)(*arguments)
+        finally:
+            awaited.set()
+        assert touched[0], f"{act} came before what was put"
+
+
 def test_an_output_can_be_put_only_once(writer, put, batches):
     put(writer, [(TASKS, batches.tasks(), [])])
     with pytest.raises(storage.StageExists, match="sample_tasks"):

@@ -254,3 +254,31 @@ def test_the_store_contains_nothing_that_could_run_what_it_reads(pytestconfig):
     assert len(sources) > 15
     unsafe = re.compile(r"\b(import|from) (pickle|marshal|shelve|torch|yaml)|allow_pickle(?!=False)|\beval\(|\bexec\(")
     assert [file.name for file in sources if unsafe.search(file.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("name", ["999999.claim", "1000000.claim", f"{10**200}.claim", "999999-0123456789abcdef"])
+def test_a_session_number_that_leaps_is_named_by_verify_and_refused_by_the_writer(make_run, name):
+    path = make_run(1)
+    entry = path / "_sessions" / name
+    entry.touch() if name.endswith(".claim") else entry.mkdir()
+    before = sorted(os.listdir(path / "_sessions"))
+    assert [damage.file for damage in storage.verify_run(path)] == [f"_sessions/{name}"]
+    with pytest.raises(storage.DamagedRun, match=rf"{name}: names session {re.split('[.-]', name)[0]}, .* remove it"):
+        storage.open_writer(path, repair=True)
+    assert sorted(os.listdir(path / "_sessions")) == before
+    entry.unlink() if entry.is_file() else entry.rmdir()
+    storage.open_writer(path).close()
+    assert storage.verify_run(path) == []
+
+
+def test_a_claim_that_skips_numbers_is_named_and_sessions_of_seven_digits_are_written_and_read(make_run, put, batches):
+    path = make_run(1, capacity=2)
+    for number in range(999, 1_000_000, 999):  # none leaps far
+        (path / "_sessions" / f"{number:06d}.claim").touch()
+    with storage.open_writer(path) as writer:
+        assert writer.session == 1_000_000
+        put(writer, batches.iteration(1))
+    assert storage.open_run(path).record(StageRef(1, "sample_tasks")).session == 1_000_000
+    damages = storage.verify_run(path)
+    assert len(damages) == 1001
+    assert all(damage.is_foreign and damage.file.endswith(".claim") for damage in damages)

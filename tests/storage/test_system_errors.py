@@ -3,9 +3,13 @@
 import errno
 import os
 import resource
+import stat
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from metaloom import storage
@@ -147,3 +151,53 @@ def test_damage_of_a_run_in_the_working_folder_names_a_path_and_no_name(make_run
     os.truncate("first/run.json", 9)
     with pytest.raises(storage.DamagedRun, match=r"`metaloom verify \./first`"):
         storage.open_run(Path("first"))
+
+
+READ_ANYWHERE = """
+import os, sys
+sys.modules["fcntl"] = None
+for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_DIRECTORY", "pread", "geteuid"):
+    delattr(os, name)
+import metaloom
+run = metaloom.open_run(sys.argv[1])
+print(run.episodes().num_rows, run.metrics().num_rows, len(run[0].rollouts(0).rewards), run.steps().num_rows)
+print(metaloom.storage.verify_run(run.path))
+try:
+    metaloom.storage.open_writer(run.path)
+except metaloom.storage.StorageFailed as error:
+    print(error.found)
+"""
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_system_without_locks_reads_runs_and_refuses_to_write_them(make_run, packed):
+    path = make_run(3, B=2)
+    if packed:
+        with storage.open_writer(path) as writer:
+            writer.pack()
+    run = storage.open_run(path)
+    done = subprocess.run([sys.executable, "-c", READ_ANYWHERE, path], capture_output=True, text=True, check=True)
+    rows = (run.episodes().num_rows, run.metrics().num_rows, len(run[0].rollouts(0).rewards), run.steps().num_rows)
+    assert done.stdout.splitlines() == [" ".join(map(str, rows)), "[]", "a system without flock"]
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o027, 0o077])
+def test_files_and_folders_have_the_modes_that_the_umask_leaves(tmp_path, creation, put, batches, umask):
+    before = os.umask(umask)
+    try:
+        with storage.create_run(tmp_path / "run", capacity=3, **creation) as writer:
+            for i in range(3):
+                put(writer, batches.iteration(i))
+            writer.thin([0])
+            writer.pack()
+        storage.fork_run(storage.open_run(tmp_path / "run"), 2, tmp_path / "fork", capacity=3, **creation)
+        storage.put_in_quarantine(
+            tmp_path / "run", StageRef(0, "adapt"), message="", about={}, arrays={"x": np.ones(3)}
+        )
+        with storage.open_writer(tmp_path / "fork"):
+            pass
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "run", *tmp_path.glob("run/**/*"), tmp_path / "fork", *tmp_path.glob("fork/**/*")):
+        wanted = (0o777 if path.is_dir() else 0o666) & ~umask
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -74,15 +74,15 @@ def test_folders_of_somebody_else_and_of_other_machines_stay(tmp_path):
 
 
 def test_a_new_folder_that_another_process_takes_for_a_dead_one_is_made_again(tmp_path, monkeypatch):
-    made, make = [], tempfile.mkdtemp
+    made, make = [], Path.mkdir
 
-    def taken_once(**how):
-        made.append(make(**how))
+    def taken_once(path, *how):
+        make(path, *how)
+        made.append(path)
         if len(made) == 1:
-            os.rmdir(made[0])
-        return made[-1]
+            os.rmdir(path)
 
-    monkeypatch.setattr(tempfile, "mkdtemp", taken_once)
+    monkeypatch.setattr(Path, "mkdir", taken_once)
     with unfinished_folder(tmp_path, "new") as folder:
         assert folder.is_dir()
     assert len(made) == 2
