@@ -98,6 +98,11 @@ class RunDataset(Dataset[Item]):
                 stacked[name][chosen] = values
         return {name: torch.from_numpy(values) for name, values in stacked.items()}
 
+    def __getitems__(self, indices: list[int]) -> list[Item]:
+        """Return several items, read together: `DataLoader` asks for a batch by this method."""
+        stacked = self[indices]
+        return [{name: values[i] for name, values in stacked.items()} for i in range(len(indices))]
+
     def sampler(self, seed: int = 0, *, pool: int = _POOL) -> PartSampler:
         """Shuffle so that what is read is used up first: parts are shuffled, and the items of every `pool` of them."""
         return PartSampler(self._ends, seed, pool)

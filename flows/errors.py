@@ -16,6 +16,18 @@ class WorkersError(ConnectionError):
     """Worker processes or their scheduler cannot be reached, or cannot be used; the message says what helps."""
 
 
+class StartAgain(Exception):
+    """A command has to start again in another environment, because libraries choose their code when imported.
+
+    Attributes:
+        environment: Environment variables to start with.
+    """
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        super().__init__("required another process, which `metaloom` starts")
+        self.environment = environment
+
+
 USAGE, FAILURE = 2, 1
 
 # By name, because importing them takes seconds and a command that fails has often needed few of them.

@@ -1,5 +1,6 @@
 """Which machine code computes in this process. No torch: workers that do not need it ask, too."""
 
+from collections.abc import Set
 from functools import cache
 from typing import Any, cast
 
@@ -33,3 +34,80 @@ def numpy_facts() -> str:
 def acting_facts() -> tuple[str, ...]:
     """Name all machine code that acts without torch, sorted."""
     return tuple(sorted((*blas_facts(), f"numpy {numpy_facts()}")))
+
+
+def code_facts() -> dict[str, str]:
+    """Return the machine code of BLAS and NumPy that acts in this process, by library."""
+    return {"blas": ", ".join(blas_facts()), "numpy": numpy_facts()}
+
+
+_AVX2 = frozenset({"avx2", "fma"})
+_AVX512 = frozenset({"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"})
+_ICE_LAKE = frozenset({"avx512ifma", "avx512vbmi", "avx512_vbmi2", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq"})
+_NEEDED: dict[str, dict[str, frozenset[str]]] = {
+    "blas": {
+        "openblas Nehalem": frozenset({"sse4_2"}),
+        "openblas Sandybridge": frozenset({"avx"}),
+        "openblas Haswell": _AVX2,
+        "openblas Zen": _AVX2,
+        "openblas SkylakeX": _AVX512,
+        "openblas Cooperlake": _AVX512 | {"avx512_bf16"},
+        "openblas SapphireRapids": _AVX512 | {"avx512_bf16", "avx512_fp16", "amx_tile"},
+    },
+    "torch": {"DEFAULT": frozenset({"sse2"}), "AVX2": _AVX2, "AVX512": _AVX2 | _AVX512},
+    "numpy": {
+        "X86_V2": frozenset({"sse4_2"}),
+        "X86_V3": _AVX2 | {"bmi1", "bmi2", "f16c", "movbe"},
+        "X86_V4": _AVX512,
+        "AVX512_ICL": _ICE_LAKE,
+        "AVX512_SPR": frozenset({"avx512_fp16"}),
+    },
+}
+"""Flags of an x86-64 processor, as Linux names them, that machine code needs, by library and name of the code."""
+
+
+def code_for(flags: Set[str]) -> dict[str, str]:
+    """Return the machine code, by library, that acts by default on an x86-64 processor with AVX2; {} for another one.
+
+    OpenBLAS's is that for Haswell, which OpenBLAS also takes for processors it does not know.
+
+    Args:
+        flags: Flags of the processor.
+    """
+    if not flags >= _AVX2:
+        return {}
+    numpy = [name for name in _numpy_extensions() if flags >= _NEEDED["numpy"].get(name, {"unknown"})]
+    torch = "AVX512" if flags >= _NEEDED["torch"]["AVX512"] else "AVX2"
+    return {"blas": "openblas Haswell", "torch": torch, "numpy": " ".join(numpy)}
+
+
+def lacking(library: str, code: str, flags: Set[str]) -> str:
+    """Return why a processor cannot run a library's machine code, or "" if it can.
+
+    Args:
+        library: `blas`, `torch` or `numpy`.
+        code: Name of the machine code, as a run records it.
+        flags: Flags of the processor.
+    """
+    names = code.split() if library == "numpy" else [code]
+    known = _NEEDED[library]
+    if unknown := [name for name in names if name not in known]:
+        return f"{' '.join(unknown)} is no code that can be asked for on an x86-64 processor"
+    lacks = sorted(frozenset[str]().union(*(known[name] for name in names)).difference(flags))
+    return f"the processor lacks {' '.join(lacks)}" if lacks else ""
+
+
+def variables_for(library: str, code: str) -> dict[str, str | None]:
+    """Return the environment variable by which a new process takes a library's machine code; None unsets it."""
+    if library == "blas":
+        return {"OPENBLAS_CORETYPE": code.removeprefix("openblas ")}
+    if library == "torch":
+        return {"ATEN_CPU_CAPABILITY": code.lower()}
+    without = " ".join(name for name in _numpy_extensions() if name not in code.split())
+    return {"NPY_DISABLE_CPU_FEATURES": without or None}
+
+
+def _numpy_extensions() -> list[str]:
+    """Name every extension that this build of NumPy has code for, whether or not the processor has it."""
+    known = cast(dict[str, Any], np.show_config(mode="dicts")).get("SIMD Extensions", {})
+    return [name for name in _NEEDED["numpy"] if name in (*known.get("found", ()), *known.get("not found", ()))]

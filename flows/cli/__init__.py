@@ -7,6 +7,7 @@ tests/flows/test_startup.py holds them to it.
 
 import faulthandler
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from rich.panel import Panel
 
 import metaloom
 from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED, OutputClosed, PipeConsole, PrintableLines, discard_output
-from metaloom.flows.errors import USAGE, exit_code
+from metaloom.flows.errors import USAGE, StartAgain, exit_code
 from metaloom.pipeline.shown import error_text, printable
 
 COMMANDS = {
@@ -90,7 +91,11 @@ def main() -> None:
     faulthandler.enable()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PrintableLines())
-    sys.exit(run(sys.argv[1:]))
+    try:
+        sys.exit(run(sys.argv[1:]))
+    except StartAgain as again:
+        # The same process under another environment: Ctrl-C, signals and the exit code need no passing on.
+        os.execve(sys.executable, sys.orig_argv, again.environment)
 
 
 def run(tokens: Sequence[str]) -> int:

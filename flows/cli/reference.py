@@ -72,8 +72,9 @@ def show(name: NameAt, /, *, folder: From = None, as_json: AsJson = False) -> in
 def verify(name: NameAt, /, *, folder: From = None, where: BackendOptions = ANYWHERE, as_json: AsJson = False) -> int:
     """Recompute an iteration of a reference, or all, and compare every output on the way with its record.
 
-    It begins with the nearest learner that is stored. Exit code 0 when all outputs have the recorded bits, 1 when one
-    has not; then you are told what else differs (versions, processor) and both average returns.
+    It begins with the nearest learner that is stored, and computes by the machine code of BLAS, torch and NumPy that
+    the run records, if the processor can. Exit code 0 when all outputs have the recorded bits, 1 when one has not; then
+    it prints what else differs (versions, processor) and both average returns.
 
     Example: `metaloom reference verify dense-maml-ppo-seed-1@37`
     """
@@ -81,11 +82,15 @@ def verify(name: NameAt, /, *, folder: From = None, where: BackendOptions = ANYW
     if where.workers is None and where.scheduler is None:
         where = replace(where, workers=0)
     backend = where.backend()
+    from metaloom.flows.as_recorded import start_as_recorded
     from metaloom.flows.references.archive import opened
-    from metaloom.flows.references.verify import verify as verify_reference
-    from metaloom.flows.views.parts import as_text
+    from metaloom.storage import open_run
 
     with opened(place, found) as path:
+        start_as_recorded(open_run(path), range(found.iterations) if iteration is None else [iteration])
+        from metaloom.flows.references.verify import verify as verify_reference
+        from metaloom.flows.views.parts import as_text
+
         outcome = verify_reference(path, iteration, backend=backend)
     answer(as_json, outcome.as_dict, lambda: as_text(outcome))
     return 0 if outcome.identical else 1

@@ -22,6 +22,7 @@ def replay(
     pdb: Flag = False,
     materialise: Flag = False,
     quarantine: Flag = False,
+    as_recorded: Flag = False,
     trust: Trust = False,
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
@@ -39,6 +40,8 @@ def replay(
         pdb: Run one stage, stored or not, in this process, and enter Python's debugger where it fails.
         materialise: Recompute what was thinned and store it again, provided that it has its old digest.
         quarantine: Rerun, in this process, the episode that was kept because an environment failed in it.
+        as_recorded: Compute by the machine code of BLAS, torch and NumPy that the run records, as far as the processor
+            can. Without this it is the processor's own.
     """
     if quarantine or pdb:
         usual = asdict(ANYWHERE) | {"threads": where.threads}
@@ -46,6 +49,8 @@ def replay(
         option = "--quarantine" if quarantine else "--pdb"
         refuse_with(option, until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
     agree(RunAt.parse(run).path, trust)
+    if as_recorded:
+        _start_as_recorded(RunAt.parse(run), say=not as_json)
     if quarantine:
         return _reproduce(run, stage, step, debug=pdb)
     if pdb:
@@ -55,11 +60,30 @@ def replay(
         where = replace(where, workers=0)
     if materialise:
         return _materialise(at, where, whole=stage is None and step is None and not until_diff, as_json=as_json)
-    return _replay(at, stage, step, where, until_diff=until_diff, as_json=as_json)
+    return _replay(at, stage, step, where, until_diff=until_diff, as_recorded=as_recorded, as_json=as_json)
+
+
+def _start_as_recorded(at: RunAt, *, say: bool) -> None:
+    from metaloom.flows.as_recorded import arithmetic_of, start_as_recorded
+    from metaloom.flows.views.parts import as_text
+    from metaloom.storage import open_run
+
+    run = open_run(at.path)
+    iterations = [at.iteration] if at.iteration is not None and at.iteration >= 0 else run.select(at.iteration)
+    start_as_recorded(run, iterations)
+    if say:
+        console().print(as_text(arithmetic_of(run, iterations)))
 
 
 def _replay(
-    at: RunAt, stage: str | None, step: int | None, where: BackendOptions, *, until_diff: bool, as_json: bool
+    at: RunAt,
+    stage: str | None,
+    step: int | None,
+    where: BackendOptions,
+    *,
+    until_diff: bool,
+    as_recorded: bool,
+    as_json: bool,
 ) -> int:
     backend = where.backend()
     from metaloom.flows.commands.replay import StageReplay
@@ -80,6 +104,8 @@ def _replay(
         changed = dict.fromkeys(change for outcome in different for change in outcome.changed)
         told = "; ".join(changed) or "nothing that is recorded"
         console().print(as_text(f"Other than when it was computed: {told}"))
+        if not as_recorded and any(change.startswith("arithmetic of ") for change in changed):
+            console().print("`--as-recorded` computes by the recorded machine code, where the processor can")
     else:
         console().print(_verdict(outcomes))
     return 1 if different else 0

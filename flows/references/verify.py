@@ -1,11 +1,12 @@
 """Compute an iteration of a reference again and compare everything on the way with its records."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from metaloom import storage
+from metaloom.flows.as_recorded import Arithmetic, arithmetic_of
 from metaloom.flows.commands.replay import StageReplay, replay_from_learner
 from metaloom.flows.errors import UsageError
 from metaloom.flows.references.environment import false_facts
@@ -32,12 +33,13 @@ class Verified:
         first_difference: the first stage that came out with other bits.
         differs: versions and facts of the processor that are others than then, a few words each.
         returns: average return of the iteration, after adaptation where there is any: recorded, and computed now.
-        false_tables: tables that say something else than what was computed, or less, where all outputs are those of the
-            records.
+        false_tables: Tables that say something else than what was computed, or less. A table of an output with other
+            bits is false only where its columns or units are.
         false_records: what records say otherwise than the stages that compute their outputs, a few words each: inputs,
             positions in the random streams, outputs that are not stored although the settings ask for them.
         false_facts: what the run records of its environment and this declares otherwise: `task_classes`, by which
             returns are told, names and units of `components`, `facts`, `env.options.radius` and the like.
+        arithmetic: Machine code that computed, and why it is not the recorded code, if so.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Verified:
     false_tables: tuple[str, ...] = ()
     false_facts: tuple[str, ...] = ()
     false_records: tuple[str, ...] = ()
+    arithmetic: Arithmetic | None = None
 
     @property
     def identical(self) -> bool:
@@ -62,7 +65,10 @@ class Verified:
         return {**asdict(self), "identical": self.identical}
 
     def __str__(self) -> str:
-        """The outcome in a sentence or two, with the class of equality that it shows."""
+        """The outcome in a sentence or two, with the class of equality that it shows, and the machine code that did."""
+        return f"{self._outcome()}\n{self.arithmetic}" if self.arithmetic else self._outcome()
+
+    def _outcome(self) -> str:
         about = f"{self.name}@{self.iteration}: {plural(self.stages, 'stage')} recomputed from learner {self.start}"
         places = [
             f"in {where} {', '.join(names)}"
@@ -86,14 +92,15 @@ class Verified:
         if self.returns is not None:
             then, now = self.returns
             far = f"; the average return of iteration {self.iteration} is {now:.8g}, recorded {then:.8g}"
+        false = f". Whatever the bits, the run is wrong {' and '.join(places)}" if places else ""
         if not self.differs:
             return (
                 f"{about}: NOT identical from {where} on{far}. Versions and processor are those of the record, so this "
-                "is an error: of this machine, of the reference, or of Metaloom"
+                f"is an error: of this machine, of the reference, or of Metaloom{false}"
             )
         return (
             f"{about}: not the same bits from {where} on, which are promised for the same versions and kind of "
-            f"processor only{far}. Other than then: {'; '.join(self.differs)}"
+            f"processor only{far}. Other than then: {'; '.join(self.differs)}{false}"
         )
 
 
@@ -139,20 +146,18 @@ def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(work
     tables = TableCheck(run)
     for outcome, value in replay_from_learner(path, iteration, first=first, backend=backend):
         seen.see(outcome, value)
-        if seen.first is None:  # of other outputs there are other tables
-            seen.false_tables |= dict.fromkeys(tables.see(outcome.ref, value))
+        seen.false_tables |= dict.fromkeys(tables.see(outcome.ref, value, identical=outcome.identical))
     assert seen.start is not None, f"iteration {iteration} has no stage"
-    outcome = Verified(
-        *(run.name, iteration, seen.start, seen.stages, seen.proved), returns=_returns(run, iteration, seen.metrics)
+    return Verified(
+        *(run.name, iteration, seen.start, seen.stages, seen.proved),
+        first_difference=seen.first.ref if seen.first else None,
+        differs=seen.first.changed if seen.first else (),
+        returns=_returns(run, iteration, seen.metrics),
+        false_tables=tuple(seen.false_tables),
+        false_facts=tuple(false_facts(run)),
+        false_records=tuple(false_records(run, range(seen.start, iteration + 1))),
+        arithmetic=arithmetic_of(run, range(seen.start, iteration + 1)),
     )
-    if seen.first is None:
-        return replace(
-            outcome,
-            false_tables=tuple(seen.false_tables),
-            false_facts=tuple(false_facts(run)),
-            false_records=tuple(false_records(run, range(seen.start, iteration + 1))),
-        )
-    return replace(outcome, first_difference=seen.first.ref, differs=seen.first.changed)
 
 
 def _require_complete(run: Run, iteration: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import gymnasium
@@ -29,11 +30,13 @@ class Blueprint:
         config: of the run.
         spaces: sizes of what the policy sees and gives.
         actions: what the environment takes, which the policy's actions are mapped to.
+        origin: Run, iteration and digest of the learner, and names and units of components, as `policy_of` finds them.
     """
 
     config: RunConfig
     spaces: Spaces
     actions: ActionSpace
+    origin: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def of(cls, config: RunConfig) -> Blueprint:

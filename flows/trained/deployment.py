@@ -110,8 +110,14 @@ def save_program(policy: DeployedPolicy, path: Path) -> None:
     torch.export.save(program, path)
 
 
-def save_onnx(policy: DeployedPolicy, path: Path) -> None:
-    """Write an ONNX model, `observations` [N, ...] float32 to `actions`; see TrainedPolicy.save."""
+def save_onnx(policy: DeployedPolicy, path: Path, about: Mapping[str, str]) -> None:
+    """Write an ONNX model, `observations` [N, ...] float32 to `actions`; see TrainedPolicy.save.
+
+    Args:
+        policy: The policy.
+        path: Path of the file.
+        about: Metadata of the model, stored with the prefix `metaloom.`.
+    """
     if importlib.util.find_spec("onnxscript") is None:
         raise ExtraMissing("onnx", "onnxscript")
     with _quiet():
@@ -119,6 +125,7 @@ def save_onnx(policy: DeployedPolicy, path: Path) -> None:
             _program(policy), input_names=["observations"], output_names=["actions"], dynamo=True, verbose=False
         )
     assert model is not None
+    model.model.metadata_props.update({f"metaloom.{name}": value for name, value in about.items()})
     model.save(path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,8 @@ class PolicyFile:
         numbers = {"adapted": self.adapted, "seed": self.seed, "particle": self.particle}
         described = json.dumps({**numbers, **self.blueprint.to_json()})
         metadata = {"format": FORMAT, "version": metaloom.__version__, "policy": described}
+        # Apart from the settings, which are searched for names of modules.
+        metadata["origin"] = json.dumps(dict(self.blueprint.origin))
         metadata["sha256"] = digest_of(metadata, arrays)
         # Who could make the policy has imported what it names.
         Settings.of_policy(path, described).trust()
@@ -76,6 +78,7 @@ class PolicyFile:
                 settings.trust()
             settings.require_trust()
             blueprint, seed, adapted = Blueprint.from_json(described), int(described["seed"]), described["adapted"]
+            origin = {str(name): str(value) for name, value in dict(json.loads(metadata.get("origin", "{}"))).items()}
             particle = range(blueprint.config.algorithm.num_policies).index(int(described.get("particle", 0)))
         except ConfigError:
             raise
@@ -88,7 +91,7 @@ class PolicyFile:
             params = TaskParams(_named(arrays, "task"))
         except ValueError as problem:
             raise UsageError(f"{path}: {problem}; save the policy again") from None
-        return cls(blueprint, state, params, adapted, seed, particle)
+        return cls(replace(blueprint, origin=origin), state, params, adapted, seed, particle)
 
 
 def digest_of(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:

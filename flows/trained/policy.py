@@ -245,6 +245,7 @@ class TrainedPolicy:
 
         .safetensors: everything but the episodes that it has adapted to; `metaloom.load_policy` reads it without the
         run. .onnx and .pt2 (torch.export): the most likely actions of one task, as `policy(observations)` gives them.
+        The metadata of .onnx name the run, the iteration, the digest of the learner, and the components with units.
 
         Raises:
             UsageError: there is a file already, none can be written there, the suffix is another one, or the network is
@@ -354,7 +355,9 @@ def _save_numbers(policy: TrainedPolicy, path: Path) -> None:
 
 _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
     ".safetensors": _save_numbers,
-    ".onnx": lambda policy, path: save_onnx(policy.deployed(), path),
+    ".onnx": lambda policy, path: save_onnx(
+        policy.deployed(), path, {**policy.blueprint.origin, "adapted": str(policy.adapted).lower()}
+    ),
     ".pt2": lambda policy, path: save_program(policy.deployed(), path),
 }
 """By the suffix of the file."""

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from metaloom.pipeline.arithmetic import blas_facts, numpy_facts
+from metaloom.pipeline.arithmetic import code_facts
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.schema import ConfigError
 
@@ -54,10 +54,7 @@ def device_facts(name: DeviceName) -> dict[str, str]:
 def arithmetic_facts() -> dict[str, str]:
     """Return which machine code computes in this process: another one rounds otherwise.
 
-    It is chosen by processor, but also by OPENBLAS_CORETYPE, ATEN_CPU_CAPABILITY and NPY_DISABLE_CPU_FEATURES.
+    It is chosen by processor, but also by OPENBLAS_CORETYPE, ATEN_CPU_CAPABILITY and NPY_DISABLE_CPU_FEATURES; see
+    `metaloom.pipeline.arithmetic.variables_for`.
     """
-    return {
-        "blas": ", ".join(blas_facts()),
-        "torch": torch.backends.cpu.get_cpu_capability(),
-        "numpy": numpy_facts(),
-    }
+    return {**code_facts(), "torch": torch.backends.cpu.get_cpu_capability()}

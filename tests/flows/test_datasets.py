@@ -84,10 +84,19 @@ def test_workers_that_are_spawned_open_the_run_themselves(run):
     assert torch.equal(torch.cat([batch["reward"] for batch in loader]), whole["reward"])
 
 
-def test_the_default_loader_stacks_items_as_a_list_of_indices_does(run):
-    dataset = run.dataset("episodes")
-    loaded = next(iter(DataLoader(dataset, batch_size=4)))
-    assert all(torch.equal(loaded[name], values) for name, values in dataset[[0, 1, 2, 3]].items())
+@pytest.mark.parametrize("unit", ["transitions", "episodes", "trials"])
+def test_the_default_loader_reads_a_batch_at_once_and_stacks_it_as_a_list_of_indices_does(run, unit, monkeypatch):
+    dataset = run.dataset(unit)
+    asked, get = [], type(dataset).__getitem__
+    monkeypatch.setattr(type(dataset), "__getitem__", lambda self, index: asked.append(index) or get(self, index))
+    order = [5, 0, 3, 3]
+    (loaded,) = DataLoader(dataset, batch_size=4, sampler=order)
+    assert asked == [order]
+    expected = dataset[order]
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], values) for name, values in expected.items())
+    with pytest.raises(IndexError, match="required 0 to"):
+        dataset.__getitems__([0, len(dataset)])
 
 
 def test_the_order_depends_on_seed_and_epoch_and_reads_every_part_once(run, monkeypatch):

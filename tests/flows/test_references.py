@@ -38,6 +38,7 @@ from metaloom.flows.references.zips import pack
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.nn.device import arithmetic_facts
 from metaloom.storage import StageRef
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.chunks import crc32c
@@ -47,6 +48,7 @@ from metaloom.storage.read.parquet import parse_table
 
 SERIAL = Backend(workers=0)
 ITERATIONS, EVERY = 6, 3
+CHOOSE_CODE = ("OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY", "NPY_DISABLE_CPU_FEATURES")
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,13 @@ def references(made, tmp_path):
 @pytest.fixture
 def extracted(made, tmp_path):
     return extract(made / "references", find(made / "references", "tiny"), tmp_path / "tiny")
+
+
+def machine_code():
+    """This process's machine code as `verify` shows it when a run records the same."""
+    acting = arithmetic_facts()
+    named = {"blas": "BLAS", "torch": "torch", "numpy": "NumPy"}
+    return ", ".join(f"{name} {acting[library]} (as recorded)" for library, name in named.items())
 
 
 def contents(folder):
@@ -107,8 +116,9 @@ def test_every_iteration_can_be_recomputed_from_the_nearest_learner(extracted, i
     assert (outcome.start, outcome.stages) == (start, 7 * (iteration - start + 1) + (start == 0))
     earned = storage.open_run(extracted)[iteration].metrics()["step_1.average_return"]
     assert outcome.returns == (earned, earned)
-    said = str(outcome).replace("\N{MINUS SIGN}", "-")
+    said, code = str(outcome).replace("\N{MINUS SIGN}", "-").splitlines()
     assert said.endswith(f": all identical; the average return of iteration {iteration} is {earned:.2f}")
+    assert code == f"Computed by the machine code {machine_code()}"
 
 
 def test_a_whole_reference_can_be_recomputed(extracted):
@@ -658,24 +668,73 @@ def test_the_references_of_the_project_are_those_of_their_index_and_small():
     assert sum(reference.size for reference in references) <= 25_000_000
 
 
-@pytest.mark.parametrize("torch_code", ["avx2", "default"])
-def test_the_project_s_references_have_their_bits_with_the_code_for_haswell_or_what_differs_is_told(torch_code):
-    processor = system()["cpu_flags"].split()
-    if "avx2" not in processor:
-        pytest.skip("this processor has no AVX2")
-    command = [sys.executable, "-m", "metaloom.flows.cli", "reference", "verify", "dense-maml-ppo-seed-1@20", "--json"]
-    told = {"OPENBLAS_CORETYPE": "Haswell", "ATEN_CPU_CAPABILITY": torch_code}
-    done = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True, check=False)
-    outcome = json.loads(done.stdout)
-    assert outcome["identical"] or any(word in " ".join(outcome["differs"]) for word in ("a processor", "DEFAULT"))
-    if outcome["returns"] is not None:
-        assert outcome["returns"][1] == pytest.approx(outcome["returns"][0], rel=0.01)
+def verified_in_a_process(name, **variables):
+    """Verify a shipped reference as a user does, with these variables and no others that choose machine code."""
+    ours = {name: value for name, value in os.environ.items() if name not in CHOOSE_CODE}
+    command = [sys.executable, "-m", "metaloom.flows.cli", "reference", "verify", name, "--json"]
+    done = subprocess.run(command, env=ours | variables, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
 
 
-def test_an_iteration_of_a_reference_of_the_project_has_its_bits_or_another_processor_is_told():
-    reference = find(shipped(), "dense-maml-ppo-seed-1")
-    with opened(shipped(), reference) as path:
-        outcome = verify(path, 20)
-    assert outcome.identical or outcome.differs
-    recorded, computed = outcome.returns or (0.0, 0.0)
+@pytest.mark.skipif("avx2" not in system()["cpu_flags"].split(), reason="this processor has no AVX2")
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"OPENBLAS_CORETYPE": "Nehalem", "ATEN_CPU_CAPABILITY": "default", "NPY_DISABLE_CPU_FEATURES": "X86_V4"}],
+    ids=["this processor's code", "other code"],
+)
+def test_the_project_s_references_are_verified_by_the_code_that_computed_them_whatever_is_set(variables):
+    code, outcome = verified_in_a_process("dense-maml-ppo-seed-1@20", **variables)
+    used, missed = outcome["arithmetic"]["used"], outcome["arithmetic"]["missed"]
+    assert used["blas"] == "openblas Haswell"
+    # Torch's and NumPy's code is that for AVX-512, which not every processor can run.
+    assert all("the processor lacks" in reason for reason in missed.values())
+    assert missed or used == {"blas": "openblas Haswell", "torch": "AVX512", "numpy": "X86_V3 X86_V4 AVX512_ICL"}
+    assert outcome["identical"] is (code == 0)
+    assert outcome["identical"] or missed
+    recorded, computed = outcome["returns"]
     assert computed == pytest.approx(recorded, rel=0.01)
+
+
+def test_a_reference_of_the_project_has_its_bits_or_was_not_computed_as_recorded_and_its_tables_are_checked():
+    with opened(shipped(), find(shipped(), "dense-maml-ppo-seed-1")) as path:
+        outcome = verify(path, 20)
+    assert outcome.identical or outcome.arithmetic.missed
+    assert (outcome.false_tables, outcome.false_facts, outcome.false_records) == ((), (), ())
+    recorded, computed = outcome.returns
+    assert computed == pytest.approx(recorded, rel=0.01)
+
+
+def test_tables_and_facts_are_checked_where_bits_differ(made, tmp_path, monkeypatch):
+    forged = Path(shutil.copytree(made / "tiny", tmp_path / "forged"))
+    type_of_returns(forged, "int64")
+    forge(forged, lambda document: exchange_classes(document["environment"]))
+    computes_otherwise(monkeypatch)  # the samples of iteration 4, not its episodes
+    outcome = verify(forged, 4)
+    assert outcome.first_difference == StageRef(4, "process_samples", 1)
+    assert (outcome.false_tables, outcome.false_facts) == (("episodes",), ("task_classes",))
+    assert "Whatever the bits, the run is wrong in its tables of episodes and in what it records" in str(outcome)
+
+
+def test_a_table_of_other_bits_needs_the_same_columns_and_units(made, tmp_path, monkeypatch):
+    right = Runner.run
+
+    def otherwise(stages, ref, inputs):
+        value = right(stages, ref, inputs)
+        return dataclasses.replace(value, rewards=value.rewards * 2) if ref.stage == "collect_rollouts" else value
+
+    monkeypatch.setattr(Runner, "run", otherwise)
+    assert verify(made / "tiny", 4).false_tables == ()
+    forged = Path(shutil.copytree(made / "tiny", tmp_path / "forged"))
+    file = forged / "tables" / "episodes" / "00000004.parquet"
+    table = parse_table(file.read_bytes(), file).drop_columns(["length"])
+    file.unlink()
+    pq.write_table(table, file)
+    raw = file.read_bytes()
+    about = {"path": f"tables/episodes/{file.name}", "size": len(raw), "crc32c": crc32c(raw)}
+
+    def amend(record):
+        return {"tables": [entry | about if entry["path"] == about["path"] else entry for entry in record["tables"]]}
+
+    forge(forged, lambda document: None, amend)
+    assert verify(forged, 4).false_tables == ("episodes",)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from metaloom import storage
-from metaloom.flows import cli
+from metaloom.flows import as_recorded, cli
 from metaloom.flows.commands.replay import compare, replay, ulp_distance
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import train
@@ -120,16 +120,43 @@ def test_what_was_thinned_is_compared_with_its_record_and_says_so(stored):
 def test_other_arithmetic_than_the_runs_is_named_where_bits_differ(stored):
     blas = arithmetic_facts()["blas"]
     other = "Nehalem" if "Nehalem" not in blas else "Haswell"
-    command = [sys.executable, "-m", "metaloom.flows.cli", "replay", "--json", f"{stored}@0"]
-    done = subprocess.run(
-        command, env={**os.environ, "OPENBLAS_CORETYPE": other}, capture_output=True, text=True, check=False
-    )
+
+    def replayed(*options):
+        command = [sys.executable, "-m", "metaloom.flows.cli", "replay", f"{stored}@0", *options]
+        environment = {**os.environ, "OPENBLAS_CORETYPE": other}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    done = replayed("--json")
     outcomes = json.loads(done.stdout)
     different = [outcome for outcome in outcomes if not outcome["identical"]]
     assert different, done.stderr
     told = f"arithmetic of blas: {blas} then, openblas {other} now"
     assert all(outcome["changed"] == [told] for outcome in different)
     assert not any(outcome["changed"] for outcome in outcomes if outcome["identical"])
+    again = replayed("--as-recorded")
+    assert again.returncode == 0, again.stdout
+    assert f"Computed by the machine code BLAS {blas} (as recorded)" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("openblas SapphireRapids", "the processor lacks amx_tile avx512_bf16"),
+        ("openblas neoversev1", "openblas neoversev1 is no code that can be asked for on an x86-64 processor"),
+        ("[bold]x\x1b[2J", "is no code that can be asked for"),
+    ],
+)
+def test_recorded_arithmetic_that_the_processor_cannot_run_is_not_asked_for_and_the_reason_shown(
+    stored, monkeypatch, capsys, code, reason
+):
+    monkeypatch.setattr(as_recorded, "system", lambda: {"cpu_flags": "sse2 sse4_2 avx avx2 fma"})
+    monkeypatch.setattr(Run, "environment_of", lambda run, ref: {"arithmetic": arithmetic_facts() | {"blas": code}})
+    assert as_recorded.arithmetic_of(storage.open_run(stored), [0]).missed.keys() == {"blas"}
+    assert cli.run(["replay", f"{stored}@0", "--as-recorded", "--stage", "sample_tasks"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert reason in out
+    assert "another processor may give other bits" in out
+    assert "\x1b[2J" not in out
 
 
 @pytest.mark.parametrize("recorded", ["[bold]x\x1b[2J", ["x"], {"blas": "[bold]x\x1b[2J"}])

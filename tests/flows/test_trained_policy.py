@@ -191,6 +191,26 @@ def test_an_onnx_model_acts_alike_under_another_runtime(trained, tmp_path):
         assert actions.dtype == policy(seen).dtype
 
 
+@pytest.mark.parametrize("trained", ["promp"], indirect=True)
+def test_an_onnx_model_says_where_it_is_from_and_what_its_numbers_are(trained, tmp_path):
+    trained.policy(1).save(tmp_path / "policy.safetensors")
+    metaloom.load_policy(tmp_path / "policy.safetensors").save(tmp_path / "policy.onnx")
+    found = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx")).get_modelmeta().custom_metadata_map
+    about = {name.removeprefix("metaloom."): value for name, value in found.items() if name.startswith("metaloom.")}
+    components = {axis: trained.components(axis) for axis in ("observation", "action")}
+    assert all(components.values())
+    for axis, units in components.items():
+        assert json.loads(about.pop(f"{axis}_names")) == [*units]
+        assert json.loads(about.pop(f"{axis}_units")) == [*units.values()]
+    assert about == {
+        "run": trained.name,
+        "run_id": trained.info["id"],
+        "iteration": "1",
+        "learner_sha256": trained.record(trained.learner_ref(1)).digest,
+        "adapted": "false",
+    }
+
+
 def test_a_network_of_the_users_own_is_saved_and_exported_too(tmp_path, monkeypatch):
     examples = Path(__file__).parents[2] / "examples"
     monkeypatch.chdir(examples)

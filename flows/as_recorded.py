@@ -1,0 +1,113 @@
+"""Compute by the machine code that stored outputs were computed with, as far as this processor can.
+
+BLAS, torch and NumPy choose their code when they are imported. So a command that needs another one has to start again,
+with the variables set by which they choose.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from metaloom.flows.errors import StartAgain
+from metaloom.pipeline.arithmetic import code_facts, code_for, lacking, variables_for
+from metaloom.storage import Run
+from metaloom.storage.format.provenance import system
+from metaloom.storage.read.sessions import mapping
+
+_NAMES = {"blas": "BLAS", "torch": "torch", "numpy": "NumPy"}
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Machine code that computed here, held against the code that a run was computed by.
+
+    Attributes:
+        used: Machine code that computed, by library.
+        wanted: Machine code that the run was computed by.
+        unrecorded: Libraries whose code the run does not record. The default of its processor is wanted then.
+        missed: Why the wanted code was not used, and what to do about it, by library.
+        mixed: True if iterations were computed by different code. One process can have the last one's only.
+    """
+
+    used: Mapping[str, str]
+    wanted: Mapping[str, str]
+    unrecorded: tuple[str, ...]
+    missed: Mapping[str, str]
+    mixed: bool
+
+    def __str__(self) -> str:
+        """Describe the code that computed, library by library, and why it is not the recorded code."""
+        used = ", ".join(f"{name} {self.used[library]} ({self._origin(library)})" for library, name in _NAMES.items())
+        mixed = ". Other iterations record other code, and one process can have one only" if self.mixed else ""
+        return f"Computed by the machine code {used}{mixed}"
+
+    def _origin(self, library: str) -> str:
+        if library not in self.wanted:
+            return "not recorded"
+        known = "not recorded, assumed" if library in self.unrecorded else "as recorded"
+        if library not in self.missed:
+            return known
+        return f"not {self.wanted[library]} {known}: {self.missed[library]}"
+
+
+def start_as_recorded(run: Run, iterations: Collection[int]) -> None:
+    """Require that this process computes by the recorded machine code, as far as the processor can.
+
+    Raises:
+        StartAgain: It does not, and would in the environment that the error has.
+    """
+    wanted, _, _ = _recorded(run, iterations)
+    flags = _flags(system())
+    able = {library: code for library, code in wanted.items() if not lacking(library, code, flags)}
+    variables = {name: value for library, code in able.items() for name, value in variables_for(library, code).items()}
+    if any(os.environ.get(name) != value for name, value in variables.items()) and not _acts(able):
+        raise StartAgain({name: value for name, value in (os.environ | variables).items() if value is not None})
+
+
+def arithmetic_of(run: Run, iterations: Collection[int]) -> Arithmetic:
+    """Hold the machine code that acts in this process against the code that iterations were computed by."""
+    wanted, unrecorded, mixed = _recorded(run, iterations)
+    used, flags = _acting(), _flags(system())
+    missed: dict[str, str] = {}
+    for library, code in wanted.items():
+        variables = variables_for(library, code)
+        if used[library] == code:
+            continue
+        if reason := lacking(library, code, flags):
+            missed[library] = f"{reason}; another processor may give other bits"
+        elif any(os.environ.get(name) != value for name, value in variables.items()):
+            given = " ".join(f'{name}="{value or ""}"' for name, value in variables.items())
+            missed[library] = f"Python was started without {given}"
+        else:
+            missed[library] = "the installed version has no such code; install the version that the run records"
+    return Arithmetic(used, wanted, unrecorded, missed, mixed)
+
+
+def _acts(wanted: Mapping[str, str]) -> bool:
+    """Return True if this process computes by some machine code; imports torch only if its code decides."""
+    without_torch = code_facts()
+    if any(without_torch.get(library, code) != code for library, code in wanted.items()):
+        return False
+    return wanted.items() <= _acting().items()
+
+
+def _acting() -> dict[str, str]:
+    from metaloom.pipeline.nn.device import arithmetic_facts
+
+    return arithmetic_facts()
+
+
+def _flags(about: Mapping[str, object]) -> frozenset[str]:
+    return frozenset(str(about.get("cpu_flags", "")).split())
+
+
+def _recorded(run: Run, iterations: Collection[int]) -> tuple[dict[str, str], tuple[str, ...], bool]:
+    """Return the code that computed the last of some iterations, what of it is not recorded, and if others differ.
+
+    Earlier versions recorded no code, or not NumPy's: then it is the code that the recorded processor takes by default.
+    """
+    told = [mapping(run.environment_of(ref).get("arithmetic")) for ref in run.refs_of(iterations)]
+    default = code_for(_flags(mapping(run.info.get("system"))))
+    known = {library: str(told[-1][library]) for library in _NAMES if told and library in told[-1]}
+    unrecorded = tuple(library for library in default if library not in known)
+    return {**default, **known}, unrecorded, any(one != told[-1] for one in told)
