@@ -140,7 +140,9 @@ def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
         try:
             _wait_for_a_worker(client, address)
             _require_same_code(client, spec)
-            client.forward_logging()  # what environments log, to this process's loggers
+            # A worker that leaves meanwhile fails it for the others too, which have it all the same.
+            with suppress(CommClosedError):
+                client.forward_logging()  # what environments log, to this process's loggers
         except Exception as error:
             if _is_lost(client, error):
                 raise NobodyThere(f"the Dask scheduler at {address} has gone away ({error})") from error
@@ -210,14 +212,18 @@ def _is_lost(client: Client, error: Exception) -> bool:
 def _require_same_code(client: Client, spec: SamplerSpec) -> None:
     # The records of a run vouch for one set of versions, the trainer's. Workers that come later tell theirs when they
     # are first given work.
-    try:
-        found = cast(dict[str, tuple[dict[str, str], tuple[str, ...]]], client.run(check_worker, spec))
-    except ImportError as error:
-        raise _cannot_import(error) from None
-    here = fingerprint(spec)
-    for worker, (versions, _) in found.items():
+    answers = cast(dict[str, Any], client.run(check_worker, spec, on_error="return"))
+    here, machine_code = fingerprint(spec), dict[str, tuple[str, ...]]()
+    for worker, answer in answers.items():
+        if isinstance(answer, OSError):  # it left while it was asked
+            continue
+        if isinstance(answer, ImportError):
+            raise _cannot_import(answer) from None
+        if isinstance(answer, Exception):
+            raise answer
+        versions, machine_code[worker] = answer
         require_versions(here, versions, f"at {worker}")
-    _tell_other_arithmetic({worker: code for worker, (_, code) in found.items()})
+    _tell_other_arithmetic(machine_code)
 
 
 def _wait_for_a_worker(client: Client, address: str) -> None:

@@ -224,6 +224,20 @@ def test_shards_do_not_depend_on_the_workers_that_are_there_and_two_runs_do_not_
 
 
 @pytest.mark.dask
+@pytest.mark.slow
+def test_a_worker_that_leaves_while_all_are_asked_for_their_versions_is_no_lost_scheduler(
+    tiny_config, round_of, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "hostile"))
+    options = {"fault": "die_once_in_constructor", "mark": str(tmp_path / "died")}
+    config = tiny_config(env={"name": "hostile_envs:Hostile", "options": options}, num_tasks=2)
+    with cluster(2) as there, _workers(config, there) as workers:
+        assert (tmp_path / "died").exists()
+        spec, params, tasks = round_of(config)
+        assert _digest(workers.collect(params, tasks, AT)) == _digest(LocalWorkers(spec).collect(params, tasks, AT))
+
+
+@pytest.mark.dask
 @pytest.mark.sweep
 def test_a_scheduler_of_our_own_that_ends_is_followed_by_another_with_its_workers(tiny_config, round_of, caplog):
     config = tiny_config()

@@ -43,6 +43,9 @@ class Hostile(MetaEnv):
             raise ValueError("the licence server is away")
         if fault == "hang_in_constructor":
             time.sleep(3600)
+        if fault == "die_once_in_constructor" and not Path(mark).exists():
+            Path(mark).touch()
+            os._exit(3)
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> np.ndarray:
         if self.fault == "raise_in_sample_tasks":
