@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -140,6 +140,7 @@ def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
         try:
             _wait_for_a_worker(client, address)
             _require_same_code(client, spec)
+            client.sync(_fetch_from_workers, client, [*cast(Any, client.nthreads())])
             # A worker that leaves meanwhile fails it for the others too, which have it all the same.
             with suppress(CommClosedError):
                 client.forward_logging()  # what environments log, to this process's loggers
@@ -160,6 +161,18 @@ async def _require_answer(address: str) -> None:
             raise OSError("what listens there says nothing: it is stopped, or something else") from None
         except MemoryError:  # its first bytes are taken for a size
             raise OSError("what listens there is something else, as a dashboard is") from None
+
+
+async def _fetch_from_workers(client: Client, workers: Sequence[str]) -> None:
+    """Have episodes come from the workers themselves, unless only the scheduler can be reached, as behind a gateway."""
+    dask = cast(Any, client)
+    asked = [dask.rpc(worker).identity() for worker in workers]
+    try:
+        await asyncio.wait_for(asyncio.gather(*asked), _ANSWER_SECONDS)
+    except OSError as error:
+        log.info("episodes come by way of the Dask scheduler, because a worker cannot be reached: %s", error)
+    else:
+        dask.direct_to_workers = True
 
 
 @contextmanager

@@ -103,7 +103,7 @@ class DaskWorkers(RolloutWorkers):
             RolloutError: the environment failed, hung, or killed its workers.
             WorkersError: workers died in different places, or are gone; or the scheduler has gone for good.
         """
-        bounds = self.costs.bounds(self.spec, len(tasks))
+        bounds = self.costs.bounds(self.spec, len(tasks), self.connection.num_threads)
         pieces: list[RolloutPiece] = []
 
         def collect() -> list[Collected]:

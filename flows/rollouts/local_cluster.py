@@ -94,7 +94,7 @@ def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
         with (
             dask.config.set(_SETTINGS),
             _cluster(workers, retries, mark, security) as cluster,
-            Client(cluster, security=security) as client,
+            Client(cluster, security=security, direct_to_workers=True) as client,
         ):
             client.forward_logging()  # what environments log, to this process's loggers
             yield client

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from dask.sizeof import sizeof
 
 from metaloom.flows.rollouts.flight_recorder import (
     NOT_YET,
@@ -18,6 +19,7 @@ from metaloom.flows.rollouts.flight_recorder import (
     recorded,
     recordings_folder,
 )
+from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.versions import require_own_versions
 from metaloom.flows.rollouts.workers import SamplerSpec, collect_shard
 from metaloom.pipeline.envs import ENVS
@@ -117,6 +119,9 @@ class Collected:
         """Seconds that they would take on a machine that nobody else uses."""
         # A simulator that is another process, or on another machine, takes hardly any of this thread's.
         return self.processor_seconds if self.processor_seconds > self.seconds / 10 else self.seconds
+
+
+sizeof.register(Collected, num_bytes)
 
 
 def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> Collected:
