@@ -120,7 +120,7 @@ class Dispatch:
         """
         waiting = [self._send(asked, items, *of_slot) for of_slot in self._by_slot(items)]
         done: list[Answered] = []
-        patience = Patience(self.connection.client)
+        patience = Patience(self.connection.client, 0.0)
         try:
             while waiting:
                 patience.any_done([answered.future for answered in waiting])
@@ -139,7 +139,7 @@ class Dispatch:
         Raises:
             WorkersError: there has been no worker for long.
         """
-        patience = Patience(self.connection.client)
+        patience = Patience(self.connection.client, 0.0)
         while waiting := [future for future in futures if not future.done()]:
             patience.any_done(waiting)
 

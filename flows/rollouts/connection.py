@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -140,7 +140,10 @@ def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
         try:
             _wait_for_a_worker(client, address)
             _require_same_code(client, spec)
-            client.forward_logging()  # what environments log, to this process's loggers
+            client.sync(_fetch_from_workers, client, [*cast(Any, client.nthreads())])
+            # A worker that leaves meanwhile fails it for the others too, which have it all the same.
+            with suppress(CommClosedError):
+                client.forward_logging()  # what environments log, to this process's loggers
         except Exception as error:
             if _is_lost(client, error):
                 raise NobodyThere(f"the Dask scheduler at {address} has gone away ({error})") from error
@@ -158,6 +161,18 @@ async def _require_answer(address: str) -> None:
             raise OSError("what listens there says nothing: it is stopped, or something else") from None
         except MemoryError:  # its first bytes are taken for a size
             raise OSError("what listens there is something else, as a dashboard is") from None
+
+
+async def _fetch_from_workers(client: Client, workers: Sequence[str]) -> None:
+    """Have episodes come from the workers themselves, unless only the scheduler can be reached, as behind a gateway."""
+    dask = cast(Any, client)
+    asked = [dask.rpc(worker).identity() for worker in workers]
+    try:
+        await asyncio.wait_for(asyncio.gather(*asked), _ANSWER_SECONDS)
+    except OSError as error:
+        log.info("episodes come by way of the Dask scheduler, because a worker cannot be reached: %s", error)
+    else:
+        dask.direct_to_workers = True
 
 
 @contextmanager
@@ -210,14 +225,18 @@ def _is_lost(client: Client, error: Exception) -> bool:
 def _require_same_code(client: Client, spec: SamplerSpec) -> None:
     # The records of a run vouch for one set of versions, the trainer's. Workers that come later tell theirs when they
     # are first given work.
-    try:
-        found = cast(dict[str, tuple[dict[str, str], tuple[str, ...]]], client.run(check_worker, spec))
-    except ImportError as error:
-        raise _cannot_import(error) from None
-    here = fingerprint(spec)
-    for worker, (versions, _) in found.items():
+    answers = cast(dict[str, Any], client.run(check_worker, spec, on_error="return"))
+    here, machine_code = fingerprint(spec), dict[str, tuple[str, ...]]()
+    for worker, answer in answers.items():
+        if isinstance(answer, OSError):  # it left while it was asked
+            continue
+        if isinstance(answer, ImportError):
+            raise _cannot_import(answer) from None
+        if isinstance(answer, Exception):
+            raise answer
+        versions, machine_code[worker] = answer
         require_versions(here, versions, f"at {worker}")
-    _tell_other_arithmetic({worker: code for worker, (_, code) in found.items()})
+    _tell_other_arithmetic(machine_code)
 
 
 def _wait_for_a_worker(client: Client, address: str) -> None:

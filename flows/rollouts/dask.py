@@ -103,7 +103,7 @@ class DaskWorkers(RolloutWorkers):
             RolloutError: the environment failed, hung, or killed its workers.
             WorkersError: workers died in different places, or are gone; or the scheduler has gone for good.
         """
-        bounds = self.costs.bounds(self.spec, len(tasks))
+        bounds = self.costs.bounds(self.spec, len(tasks), self.connection.num_threads)
         pieces: list[RolloutPiece] = []
 
         def collect() -> list[Collected]:
@@ -177,7 +177,7 @@ class DaskWorkers(RolloutWorkers):
         future = self.client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
         name = self.spec.env.name
         try:
-            wait_for(self.client, [future])
+            wait_for(self.client, [future], watch.step_timeout_seconds)
             unusable = future.result()
         except TimeoutError as error:
             raise EnvError(
@@ -202,10 +202,12 @@ class DaskWorkers(RolloutWorkers):
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
         """Make the error for a shard that killed every worker that tried it."""
         recordings = self.rounds.recordings(watch)
+        ending = ending_of(recordings[-1].pid) if recordings and not self.elsewhere else None
+        recordings = self.rounds.recordings(watch)  # again: it may have been cut off before it said why it ended
         # An attempt may be cut short before it gets there, by what the one before has left of its worker's connections.
         recordings = [recording for recording in recordings if recording.env_step != NOT_YET] or recordings
         if recordings and len({recording.place for recording in recordings}) == 1:
-            return shard.death(recordings, watch, None if self.elsewhere else ending_of(recordings[-1].pid))
+            return shard.death(recordings, watch, ending)
         places = [recording.place for recording in recordings]
         at, stop = shard.position, shard.position.first_task + len(shard.tasks)
         return WorkersError(

@@ -12,18 +12,21 @@ import mmap
 import os
 import re
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import psutil
+from distributed import get_worker
 
 from metaloom.flows.rollouts.guard import NOT_YET, RESET, STOPPED, start_guard
-from metaloom.flows.rollouts.watchdog import EndOfCopy, Watchdog
+from metaloom.flows.rollouts.watchdog import EndOfCopy, Watchdog, identity
 from metaloom.pipeline.types import Array
 from metaloom.stages.rollouts.faults import RolloutPosition
 from metaloom.stages.rollouts.watch import RolloutWatch
@@ -36,6 +39,7 @@ _HEADER = np.dtype(
     ]
 )
 _BORN = psutil.Process().create_time()
+_NO_FILE = (0, 0)
 _POSITION = 16  # where env_step and row are, behind pid and recorder
 
 
@@ -52,6 +56,7 @@ class Recording:
         actions: [T, N, A] float32, zero behind `env_step`; without rows when simulators were being made.
         timed_out: a watchdog ended the process, its own or the one outside.
         stopped: the process was stopped then, as by SIGSTOP.
+        closed: descriptors that are not the environment's own were closed, so the process ended itself.
         traceback: what Python could still write about it; empty when the process ended without a word.
     """
 
@@ -63,7 +68,13 @@ class Recording:
     actions: Array
     timed_out: bool
     stopped: bool
+    closed: bool
     traceback: str
+
+    @property
+    def would_repeat(self) -> bool:
+        """Nobody outside ended the process, so there is no use in another attempt."""
+        return self.timed_out or self.closed
 
     @property
     def place(self) -> tuple[int, int, int, int]:
@@ -101,6 +112,8 @@ class FlightRecorder(RolloutWatch):
         self._header["episodes_per_task"] = episodes_per_task
         self._header["env_step"], self._header["row"] = NOT_YET, -1
         self._header["shape"], self._header["first"] = 0, 0
+        self._line = _scheduler_socket()
+        self._line_identity = (self._line and identity(self._line)) or _NO_FILE
         self._move(self._folder / f"{key}.{len(_attempts(self._folder, key))}{_SUFFIX}")
         self._watchdog.alive()
 
@@ -129,8 +142,6 @@ class FlightRecorder(RolloutWatch):
 
     def finish(self) -> None:
         """The rollout came to an end that its process can tell itself: nothing is kept of it."""
-        if not self._watchdog.holds_its_file():
-            self._end("File descriptors were closed that are not the environment's own, so its process was ended")
         self._watchdog.rest()
         self._move(self._idle)
 
@@ -145,11 +156,16 @@ class FlightRecorder(RolloutWatch):
         self._watchdog = EndOfCopy(self._folder)
 
     def _tell(self, deadline: float) -> None:
+        line = self._line
+        if not self._watchdog.holds_its_file() or (line is not None and identity(line) != self._line_identity):
+            # What Dask closes it marks as closed. What somebody else closes it never notices.
+            self._end(_ALONE if line is not None and line.fileno() < 0 else _CLOSED)
         self._header["deadline"] = deadline
 
     def _end(self, why: str) -> None:
-        # Written by name: which descriptors are still those that they were, nobody knows.
-        _crash_file(self._folder, os.getpid()).write_text(f"{why}\n", encoding="utf-8")
+        # Written by name: which descriptors are still those that they were, nobody knows. Gone if the run has ended.
+        with suppress(OSError):
+            _crash_file(self._folder, os.getpid()).write_text(f"{why}\n", encoding="utf-8")
         os._exit(1)
 
     def _map(self, count: int, header: Array) -> None:
@@ -221,8 +237,19 @@ def remove_recordings(session: str) -> None:
 
 
 _SUFFIX = ".recording"
+_CLOSED = "File descriptors were closed that are not the environment's own, so its process was ended"
+_ALONE = "The worker lost its connection to the scheduler in this call, so its process was ended"
 _crash_lock = threading.Lock()
 _crash_report: tuple[Path, io.FileIO] | None = None
+
+
+def _scheduler_socket() -> socket.socket | None:
+    """Return the socket by which the worker of this thread hears from its scheduler, if it is one and has one."""
+    try:
+        comm = get_worker().batched_stream.comm
+    except ValueError:
+        return None
+    return cast(socket.socket | None, getattr(getattr(comm, "stream", None), "socket", None))
 
 
 def _attempts(folder: Path, key: str) -> list[Path]:
@@ -254,6 +281,7 @@ def _read(file: Path) -> Recording:
         actions=actions,
         timed_out=bool(timeout),
         stopped=timeout.startswith(STOPPED),
+        closed=words.startswith(_CLOSED),
         traceback=_rollout_thread(words),
     )
 

@@ -92,9 +92,11 @@ def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
     security = Security.temporary()
     try:
         with (
+            # Files and variables of the user's configure other clusters: an idle-timeout would close this one.
+            dask.config.set(distributed=dask.config.merge(*dask.config.defaults)["distributed"]),
             dask.config.set(_SETTINGS),
             _cluster(workers, retries, mark, security) as cluster,
-            Client(cluster, security=security) as client,
+            Client(cluster, security=security, direct_to_workers=True) as client,
         ):
             client.forward_logging()  # what environments log, to this process's loggers
             yield client

@@ -124,7 +124,7 @@ class Rounds:
     def _gather_all(self, pieces: Sequence[Piece]) -> None:
         """Fetch answers as they come, until there are all of them."""
         straggling = _Stragglers(self)
-        patience = Patience(self.client)
+        patience = Patience(self.client, pieces[0].attempts[0].watch.step_timeout_seconds)
         while waiting := [piece for piece in pieces if piece.answer is None]:
             futures = [attempt.future for piece in waiting for attempt in piece.attempts]
             if not patience.any_done(futures):

@@ -1,7 +1,7 @@
-"""Division of a round's tasks into shards. Neither workers nor their number have a part in it.
+"""Division of a round's tasks into shards, at least two for each thread of the workers that are there.
 
-So a scheduler that starts workers as there is work sees all of a round at once, and a worker that leaves takes little
-with it.
+A scheduler that starts workers as there is work sees all of a round at once, and a worker that leaves takes little
+with it. No bit of an episode depends on the division.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ SECONDS_PER_SHARD = 1.0
 LEAST_SECONDS_PER_SHARD = 0.1
 FEWEST_SHARDS = 4
 _ENOUGH_SHARDS = 8
+_SHARDS_PER_THREAD = 2
 _STEPS_PER_SECOND = 16_000
 
 
@@ -28,9 +29,10 @@ class ShardCosts:
         """Remember what the tasks of a round took on average."""
         self._by_kind[spec.model_dump_json()] = seconds_per_task
 
-    def bounds(self, spec: SamplerSpec, num_tasks: int) -> Sequence[tuple[int, int]]:
-        """First and last + 1 task of every shard, in order."""
-        size = tasks_per_shard(num_tasks, self._by_kind.get(spec.model_dump_json()) or first_estimate(spec))
+    def bounds(self, spec: SamplerSpec, num_tasks: int, threads: int = 0) -> Sequence[tuple[int, int]]:
+        """First and last + 1 task of every shard, in order, for workers with this number of threads."""
+        seconds = self._by_kind.get(spec.model_dump_json()) or first_estimate(spec)
+        size = tasks_per_shard(num_tasks, seconds, threads)
         return list(pairwise([*range(0, num_tasks, size), num_tasks]))
 
 
@@ -44,13 +46,13 @@ def most_steps(spec: SamplerSpec) -> int:
     return spec.episodes_at_once * spec.episodes_per_trial * spec.max_episode_steps
 
 
-def tasks_per_shard(num_tasks: int, seconds_per_task: float) -> int:
+def tasks_per_shard(num_tasks: int, seconds_per_task: float, threads: int = 0) -> int:
     """Tasks of every shard but the last: a power of two, since workers keep simulators for few sizes.
 
     So many that a shard takes an eighth of the round's work, between LEAST_SECONDS_PER_SHARD, below which handing it
-    out costs more than it gains, and SECONDS_PER_SHARD; but so few that there are FEWEST_SHARDS where there are the
-    tasks.
+    out costs more than it gains, and SECONDS_PER_SHARD; but so few that there are FEWEST_SHARDS, and two for each
+    thread, where there are the tasks.
     """
     seconds = min(SECONDS_PER_SHARD, max(LEAST_SECONDS_PER_SHARD, num_tasks * seconds_per_task / _ENOUGH_SHARDS))
-    most = min(seconds / seconds_per_task, num_tasks / FEWEST_SHARDS)
+    most = min(seconds / seconds_per_task, num_tasks / max(FEWEST_SHARDS, _SHARDS_PER_THREAD * threads))
     return 1 << max(0, int(most).bit_length() - 1)

@@ -1,4 +1,7 @@
-"""Sizes of batches for Dask, which takes what it does not know for 56 bytes. To import this registers them."""
+"""Sizes of batches for Dask, which takes what it does not know for 56 bytes. Importing this registers them.
+
+Workers decide by these sizes when to spill and when to pause, so what they run imports this too.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -6,10 +9,9 @@ from dataclasses import fields, is_dataclass
 import numpy as np
 from dask.sizeof import sizeof
 
-from metaloom.flows.rollouts.supervised import Collected
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskBatch, TaskParams, Update
 
-_SENT = (TaskBatch, TaskParams, EpisodeBatch, Samples, Step, Update, Collected)
+_SENT = (TaskBatch, TaskParams, EpisodeBatch, Samples, Step, Update)
 
 
 def num_bytes(value: object) -> int:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from dask.sizeof import sizeof
 
 from metaloom.flows.rollouts.flight_recorder import (
     NOT_YET,
@@ -18,6 +19,7 @@ from metaloom.flows.rollouts.flight_recorder import (
     recorded,
     recordings_folder,
 )
+from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.versions import require_own_versions
 from metaloom.flows.rollouts.workers import SamplerSpec, collect_shard
 from metaloom.pipeline.envs import ENVS
@@ -119,18 +121,21 @@ class Collected:
         return self.processor_seconds if self.processor_seconds > self.seconds / 10 else self.seconds
 
 
+sizeof.register(Collected, num_bytes)
+
+
 def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> Collected:
-    """Episodes of a shard, unless an earlier attempt at it was ended by the watchdog. Runs on a worker.
+    """Episodes of a shard, unless it would end the process as an earlier attempt did. Runs on a worker.
 
     Raises:
-        RolloutError: as `collect_rollouts`; or an earlier attempt took too long, and this one would as well.
+        RolloutError: as `collect_rollouts`; or an earlier attempt ended itself, and this one would as well.
         WorkersError: this worker computes with other versions than the trainer.
     """
     _keep_standard_output_clean()
     require_own_versions(supervision.versions, shard.spec)
     earlier = supervision.recordings()
-    if any(recording.timed_out for recording in earlier):
-        raise shard.death([recording for recording in earlier if recording.timed_out], supervision)
+    if final := [recording for recording in earlier if recording.would_repeat]:
+        raise shard.death(final, supervision)
     try:
         with supervision.recorded(shard.spec.episodes_at_once) as recorder:
             began, worked = time.perf_counter(), time.thread_time()

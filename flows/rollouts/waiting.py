@@ -25,8 +25,9 @@ class PausedWorkers(WorkersError):
 class Patience:
     """Waits as long as there are workers, and for a while without any that does its work or begins it."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, step_timeout_seconds: float) -> None:
+        # A worker that a call of an environment has cut off is ended, and says why, after the step timeout.
+        self._client, self._most = client, max(no_worker_seconds(), 2 * step_timeout_seconds)
         self._alone_since: float | None = None
 
     def any_done(self, futures: Sequence[Future[Any]]) -> bool:
@@ -35,7 +36,7 @@ class Patience:
         For all: to fetch every answer by itself takes longer than the work of a short round.
 
         Raises:
-            WorkersError: there has been no worker for as long as `no_worker_seconds` says.
+            WorkersError: there has been no worker for as long as `no_worker_seconds` says, or for two step timeouts.
             PausedWorkers: those that there are have been paused for as long.
         """
         with suppress(TimeoutError):
@@ -54,14 +55,14 @@ class Patience:
             return
         now = time.monotonic()
         self._alone_since = self._alone_since or now
-        if now - self._alone_since < (most := no_worker_seconds()):
+        if now - self._alone_since < self._most:
             return
         if not workers:
-            raise no_worker_for(most)
+            raise no_worker_for(self._most)
         raise PausedWorkers(
-            f"Dask has paused {len(paused)} of {len(workers)} workers for want of memory, and for {most:g} s they have "
-            "not begun what they were given; required more memory for each, by `dask worker --memory-limit` or fewer "
-            "--workers. What is stored is safe; go on with `metaloom resume`"
+            f"Dask has paused {len(paused)} of {len(workers)} workers for want of memory, and for {self._most:g} s "
+            "they have not begun what they were given; required more memory for each, by `dask worker --memory-limit` "
+            "or fewer --workers. What is stored is safe; go on with `metaloom resume`"
         )
 
     def _wait_for(self, futures: Sequence[Future[Any]], paused: set[str], num_workers: int) -> bool:
@@ -79,14 +80,14 @@ def _is_paused(worker: Mapping[str, Any]) -> bool:
     return worker["status"] == "paused" and not begun
 
 
-def wait_for(client: Client, futures: Sequence[Future[Any]]) -> None:
+def wait_for(client: Client, futures: Sequence[Future[Any]], step_timeout_seconds: float = 0.0) -> None:
     """Wait until one is done or has failed.
 
     Raises:
         WorkersError: there has been no worker for long.
         PausedWorkers: it has been paused for long.
     """
-    patience = Patience(client)
+    patience = Patience(client, step_timeout_seconds)
     while not patience.any_done(futures):
         pass
 

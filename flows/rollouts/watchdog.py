@@ -7,6 +7,7 @@ process, so the rollouts of a process share it: it is set to the first of their 
 import faulthandler
 import io
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ class Watchdog:
         self._slack = min(1.0, timeout_seconds / 10)
         self._patience = timeout_seconds + self._slack
         self._report = report.open("wb", buffering=0)
-        self._identity = _identity(self._report)
+        self._identity = identity(self._report)
         self._tell = tell
         self._set_again = 0.0
 
@@ -49,8 +50,8 @@ class Watchdog:
         _set_deadline(self, None, self._report)
 
     def holds_its_file(self) -> bool:
-        """Tell if nobody has closed the report behind our back."""
-        return _identity(self._report) == self._identity
+        """Return True unless somebody else has closed the report."""
+        return identity(self._report) == self._identity
 
     def close(self) -> None:
         """Watch no longer, for good."""
@@ -73,9 +74,6 @@ class EndOfCopy(Watchdog):
 
     rest = alive
 
-    def holds_its_file(self) -> bool:
-        return True
-
 
 _FORKED = (
     b"metaloom: the environment forked its process (os.fork) and the copy came back from the call as well; the copy is "
@@ -83,7 +81,8 @@ _FORKED = (
 )
 
 
-def _identity(file: io.FileIO) -> tuple[int, int] | None:
+def identity(file: io.FileIO | socket.socket) -> tuple[int, int] | None:
+    """Return device and inode of an open file; None if its descriptor is closed."""
     try:
         about = os.fstat(file.fileno())
     except OSError:

@@ -79,7 +79,6 @@ DEATHS = {
     "exit": (1, "its process died N times in the same place without a word, with exit status 3"),
     "alarm": (0, "its process died without a word, by SIGALRM"),
     "become_a_daemon": (0, "its process died without a word, with exit status 0"),
-    "close_descriptors": (0, "its process died: File descriptors were closed"),
     "stop_itself": (3, "its process was stopped (SIGSTOP"),
     "raise_keyboard_interrupt": (3, "step raised KeyboardInterrupt"),
     "fork_and_hang": (3, "did not return within 1 s"),
@@ -131,6 +130,28 @@ def test_an_environment_that_ends_or_hangs_its_process_stops_the_run_with_its_pl
     resume(tmp_path / "run", iterations=4, backend=HERE)
     actions = storage.open_run(tmp_path / "run")[3].rollouts(0).actions
     assert np.array_equal(error.arrays["actions"], actions[error.about["task"], 0, :3])
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("close_sockets", "its process died: File descriptors were closed"),
+        pytest.param("close_descriptors", "its process died: File descriptors were closed", marks=pytest.mark.sweep),
+        pytest.param("close_sockets_and_hang", "did not return within 1 s", marks=pytest.mark.sweep),
+        pytest.param("shut_sockets_down", "its process died: The worker lost its connection", marks=pytest.mark.sweep),
+    ],
+)
+def test_an_environment_that_closes_what_its_worker_hears_by_is_named_though_the_worker_has_left(
+    fault, words, hostile, tmp_path
+):
+    (tmp_path / "now").touch()
+    # A closed descriptor and a call that hangs are found out by one attempt; a lost connection may have other causes.
+    retries = 0 if fault == "shut_sockets_down" else 3
+    backend = Backend(workers=1, step_timeout_seconds=STEP_TIMEOUT if "hang" in fault else 30.0, retries=retries)
+    with pytest.raises(RolloutError, match=rf"hostile_envs:Hostile, task [01] .*, step \d: {words}"):
+        train(hostile(fault), tmp_path / "run", backend=backend)
 
 
 @pytest.mark.dask
@@ -332,7 +353,7 @@ def test_a_cluster_whose_last_worker_is_gone_is_not_waited_for_for_ever(hostile,
     monkeypatch.setattr(metaloom.flows.rollouts.waiting, "_NO_WORKER_SECONDS", 1.0)
     (tmp_path / "now").touch()
     with cluster("--no-nanny") as address, pytest.raises(WorkersError, match="has had no worker for 1 s"):
-        train(hostile("exit"), tmp_path / "run", backend=Backend(scheduler=address))
+        train(hostile("exit"), tmp_path / "run", backend=Backend(scheduler=address, step_timeout_seconds=0.5))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Workers of this machine end without a word."""
 
+import dask.config
 import pytest
 
 from metaloom.flows.rollouts.local_cluster import local_client
@@ -31,3 +32,19 @@ def test_a_worker_says_nothing_of_a_heartbeat_that_finds_its_scheduler_closed_an
     with local_client(1, 0, "heartbeats") as client:
         (said,) = client.run(heartbeats).values()
     assert said == ["Failed to communicate with scheduler during heartbeat. no route to host"]
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_settings_of_other_clusters_do_not_reach_our_own_and_are_back_afterwards():
+    others = {"distributed.scheduler.idle-timeout": "1s", "distributed.worker.memory.pause": 1e-6}
+
+    def read():
+        return [dask.config.get(name) for name in others]
+
+    with dask.config.set(others):
+        with local_client(1, 0, "own settings") as client:
+            assert client.cluster.scheduler.idle_timeout is None
+            (of_worker,) = client.run(read).values()
+            assert of_worker == read() != [*others.values()]
+        assert read() == [*others.values()]

@@ -83,6 +83,11 @@ def test_tasks_per_shard(num_tasks, seconds_per_task, size):
     assert tasks_per_shard(num_tasks, seconds_per_task) == size
 
 
+@pytest.mark.parametrize(("threads", "size"), [(0, 8), (2, 8), (4, 4), (16, 1), (1000, 1)])
+def test_every_thread_has_two_shards_where_there_are_the_tasks(threads, size):
+    assert tasks_per_shard(40, 0.01, threads) == size
+
+
 def test_the_first_round_is_cut_by_its_steps_and_the_next_by_what_it_took(tiny_config):
     spec, costs = SamplerSpec.of(tiny_config(episodes_per_task=20, max_episode_steps=100), 1), ShardCosts()
     assert costs.bounds(spec, 40) == [(n, n + 4) for n in range(0, 40, 4)]
@@ -103,6 +108,23 @@ def test_dask_knows_the_sizes_of_batches(tiny_config, round_of):
     episodes = LocalWorkers(spec).collect(params, tasks, AT)
     expected = sum(array.nbytes for array in flatten(episodes).values())
     assert sizeof(episodes) == sizeof(Collected(episodes, 1.0, 1.0)) == expected > 1000
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_workers_know_the_sizes_of_what_they_hold_and_give_it_to_the_trainer_themselves(tiny_config, round_of):
+    config = tiny_config(num_tasks=8)
+    _, params, tasks = round_of(config)
+    with cluster(1) as there, _workers(config, there) as workers, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(there.scheduler.handlers, "gather", None)
+        held = list[int]()
+        patch.setattr(ShardCosts, "tell", lambda *cost: held.extend(_sizes_at(there)))
+        found = workers.collect(params, tasks, AT)
+        assert sum(held) == sum(array.nbytes for array in flatten(found).values())
+
+
+def _sizes_at(there: LocalCluster) -> list[int]:
+    return [task.nbytes for key, task in there.scheduler.tasks.items() if key.startswith("collect_rollouts")]
 
 
 def test_a_worker_with_other_versions_refuses_its_first_shard(tiny_config, round_of):
@@ -217,10 +239,28 @@ def test_shards_do_not_depend_on_the_workers_that_are_there_and_two_runs_do_not_
         with _keys(one) as submitted:
             assert _digest(one.collect(params, tasks, AT)) == here
         keys.append(submitted)
+        with pytest.MonkeyPatch.context() as patch:
+            for threads in (2, 8, 16):
+                patch.setattr(metaloom.flows.rollouts.connection.Connection, "num_threads", threads)
+                assert _digest(one.collect(params, tasks, AT)) == here
     names = [[re.match(r"(.*)-[0-9a-f]{16}-\d+$", key)[1] for key in each] for each in keys]
     expected = [f"collect_rollouts-i12-k1-tasks{n}:{n + 1}" for n in range(6)]
     assert names == [expected * 2, expected * 2, expected]
     assert len({key for each in keys for key in each}) == 30
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_worker_that_leaves_while_all_are_asked_for_their_versions_is_no_lost_scheduler(
+    tiny_config, round_of, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "hostile"))
+    options = {"fault": "die_once_in_constructor", "mark": str(tmp_path / "died")}
+    config = tiny_config(env={"name": "hostile_envs:Hostile", "options": options}, num_tasks=2)
+    with cluster(2) as there, _workers(config, there) as workers:
+        assert (tmp_path / "died").exists()
+        spec, params, tasks = round_of(config)
+        assert _digest(workers.collect(params, tasks, AT)) == _digest(LocalWorkers(spec).collect(params, tasks, AT))
 
 
 @pytest.mark.dask

@@ -42,7 +42,7 @@ def look(monkeypatch, workers, given) -> bool:
 
     monkeypatch.setattr(metaloom.flows.rollouts.waiting, "wait", nothing_is_done)
     futures = [SimpleNamespace(key=key, done=lambda: False) for key in ("x", "y")]
-    return Patience(Workers(workers, given)).any_done(futures)
+    return Patience(Workers(workers, given), 0.0).any_done(futures)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 import ctypes
 import os
 import signal
+import socket
+import stat
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,9 @@ class Hostile(MetaEnv):
             raise ValueError("the licence server is away")
         if fault == "hang_in_constructor":
             time.sleep(3600)
+        if fault == "die_once_in_constructor" and not Path(mark).exists():
+            Path(mark).touch()
+            os._exit(3)
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> np.ndarray:
         if self.fault == "raise_in_sample_tasks":
@@ -153,6 +159,23 @@ class Hostile(MetaEnv):
 
     def do_close_descriptors(self, action: Any, *answer: Any):
         os.closerange(3, 4096)
+        return answer
+
+    def do_close_sockets(self, action: Any, *answer: Any):
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(number).st_mode):
+                    os.close(number)
+        return answer
+
+    def do_close_sockets_and_hang(self, action: Any, *answer: Any):
+        self.do_close_sockets(action)
+        time.sleep(3600)
+
+    def do_shut_sockets_down(self, action: Any, *answer: Any):
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as found:
+                found.shutdown(socket.SHUT_RDWR)
         return answer
 
     def do_close_descriptors_and_hang(self, action: Any, *answer: Any):

@@ -4,14 +4,13 @@ import re
 import signal
 import threading
 
-import dask
-import distributed  # noqa: F401  # has to have set its defaults before a test changes one
 import psutil
 import pytest
 from kept_cluster import kept_cluster
 from prefect_server import wait_for
 
 import metaloom.flows.rollouts.connection
+import metaloom.flows.rollouts.local_cluster
 from metaloom import storage
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import WorkersError
@@ -59,7 +58,9 @@ def worker_processes():
 
 @pytest.mark.dask
 @pytest.mark.slow
-def test_a_worker_that_stops_for_ever_is_replaced_and_changes_no_digest(tmp_path, config, digests, expected):
+def test_a_worker_that_stops_for_ever_is_replaced_and_changes_no_digest(
+    tmp_path, config, digests, expected, monkeypatch
+):
     stopped = []
 
     def stop_a_worker():
@@ -68,9 +69,9 @@ def test_a_worker_that_stops_for_ever_is_replaced_and_changes_no_digest(tmp_path
         stopped.append(busiest)
 
     try:
-        with dask.config.set({"distributed.scheduler.worker-ttl": "2s"}):
-            observer = during(StageRef(1, "collect_rollouts"), stop_a_worker)
-            train(config, tmp_path / "run", backend=Backend(workers=2), observer=observer)
+        monkeypatch.setitem(metaloom.flows.rollouts.local_cluster._SETTINGS, "distributed.scheduler.worker-ttl", "2s")
+        observer = during(StageRef(1, "collect_rollouts"), stop_a_worker)
+        train(config, tmp_path / "run", backend=Backend(workers=2), observer=observer)
         assert stopped
         assert digests(tmp_path / "run") == expected
     finally:
