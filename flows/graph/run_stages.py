@@ -11,6 +11,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from metaloom.flows.graph.changed_sources import changes_of, tell_changed_sources
+from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.backends import rollout_workers
@@ -33,7 +34,11 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
     `check` may refuse the settings once workers, which can survive an environment that hangs, have tried it.
 
     One BLAS and one torch thread per Python thread: more would make bits depend on the number of cores.
+
+    Raises:
+        ConfigError: the graph of the run is none that could be computed.
     """
+    check_graph(config)
     torch.set_num_threads(1)
     with (
         threadpool_limits(1),

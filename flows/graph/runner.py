@@ -7,14 +7,15 @@ where inputs come from and what is done with the output.
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from metaloom.flows.graph.check import require_one_adaptation
 from metaloom.flows.graph.context import Context
 from metaloom.flows.graph.outputs import Outputs, SpanOutputs, read_only
 from metaloom.flows.graph.stage import Graph, Input, StageOutput
-from metaloom.flows.graph.tables import graph_of
+from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.tasks.evaluation import evaluation_tasks
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.tasks.samplers import require_classes
 from metaloom.pipeline.types import Evaluation, LearnerState, ParallelMap, Samples
 from metaloom.stages.evaluate import Tested, unseen
@@ -50,6 +51,12 @@ class Runner:
         if config.task_sampling == "balanced":
             require_classes(context.env, "task_sampling")
         if config.evaluation.every is not None:
+            if all(stage.output is not Evaluation for stage in graph.stages):
+                raise ConfigError(
+                    f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} has no "
+                    "stage that evaluates; leave it out, or add metaloom.flows.graph.common.evaluation to the graph"
+                )
+            _require_one_adaptation(graph, context)
             # What is wrong with the tasks of the last evaluation is known before the first iteration.
             evaluation_tasks(config, context.env, config.iterations)
         return cls(graph, context)
@@ -99,7 +106,12 @@ class Runner:
         )
 
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
-        """Evaluate a learner that has had so many updates, as the configuration's evaluation section says."""
+        """Evaluate a learner that has had so many updates, as the configuration's evaluation section says.
+
+        Raises:
+            ConfigError: it would adapt in another way than the run does.
+        """
+        _require_one_adaptation(self.graph, self.context)
         return self.context.rollouts.uninterrupted(
             lambda: self.graph.evaluate(self.context, learner, updates, tested), f"evaluation after {updates} updates"
         )
@@ -112,3 +124,9 @@ class Runner:
                 return SpanOutputs(wanted, self.graph, self.config, outputs)
             case _:
                 return tuple(read_only(outputs.load(ref)) for ref in wanted)
+
+
+def _require_one_adaptation(graph: Graph, context: Context) -> None:
+    builtin = any(graph.evaluate is known.evaluate for known in GRAPHS.values())
+    if builtin and EvaluationPlan.of(context.config).adaptation_steps:
+        require_one_adaptation(context.config, context.learner)

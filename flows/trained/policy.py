@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.check import require_one_adaptation
 from metaloom.flows.trained.acting import Acting
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
@@ -204,6 +205,7 @@ class TrainedPolicy:
 
         Raises:
             UsageError: the algorithm does not adapt, or the arguments do not fit.
+            ConfigError: runs of the algorithm adapt by stages of their own as well.
             TypeError: it is neither an environment nor episodes.
             ValueError: the environment or the episodes are not like those of the run.
             RolloutError: the environment failed.
@@ -290,6 +292,7 @@ class TrainedPolicy:
             raise UsageError(f"found episodes of {B} tasks for a policy of {self.num_tasks}; required as many")
         self._check_like_ours(batch)
         learner, params = self.blueprint.learner(), self._params
+        require_one_adaptation(self.blueprint.config, learner)
         if B > 1 and self.num_tasks == 1:
             if self._adapted:
                 raise UsageError(f"found episodes of {B} tasks for a policy that has adapted to one; required 1 task")
