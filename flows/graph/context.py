@@ -61,6 +61,12 @@ class Context:
             self, config=config, setup=setup, learner=learner, parallel=parallel, measures=measures, _kept={}
         )
 
+    def with_new_learner(self) -> Self:
+        """The same with a learner that has computed nothing yet, as a fresh process would have it."""
+        learner = self.config.algorithm.build(self.setup)
+        parallel = self.rollouts.mathematics(self.config, learner, self.parallel)
+        return replace(self, learner=learner, parallel=parallel)
+
     def start(self, update: Update) -> LearnerState:
         """A stored learner as the iteration behind it acts and learns with it."""
         return self.learner.at_start(update.learner, run_seed=self.config.seed)

@@ -2,9 +2,10 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -111,12 +112,22 @@ class RunStages:
             self._told |= tell_changed_sources(self._run, ref, self._sources[key], self._told)
         return self._known[key]
 
+    def renew_learners(self) -> None:
+        """Compute what follows by learners that have computed nothing yet."""
+        self._known = {
+            key: replace(stages, context=stages.context.with_new_learner()) for key, stages in self._known.items()
+        }
+
     def changes(self, ref: StageRef) -> Sequence[str]:
         """Sources that are not those of a stored output any more, half a sentence each."""
+        return changes_of(self._run, ref, self.plugins(ref))
+
+    def plugins(self, ref: StageRef) -> Mapping[str, str]:
+        """Digests of the sources of the plug-ins that compute an output, by name."""
         key, config = self._configured(ref)
         if key not in self._sources:
             self._sources[key] = plugin_sources(config)
-        return changes_of(self._run, ref, self._sources[key])
+        return self._sources[key]
 
     def own(self) -> Runner:
         """The stages that compute what is not shared with another run."""

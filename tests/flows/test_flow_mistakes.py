@@ -86,6 +86,14 @@ def own(name, **body):
 def moved(learner, way, state, experience, **options):
     updated, metrics = super(type(learner), learner).update(state, experience, **options)
     return replace(updated, params={name: value + np.float32(way) for name, value in updated.params.items()}), metrics
+
+
+def count(learner, *state, **options):
+    learner.n = getattr(learner, "n", 0) + 1
+    return moved(learner, learner.n, *state, **options)
+
+
+own("Counting", update=count)
 '''
 
 
@@ -180,3 +188,18 @@ def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(fl
     config = tiny_config(iterations=1, algorithm="own_flow:Beside", evaluation={"every": 1, "num_tasks": 2})
     train(config, Path("run"), backend=SERIAL)
     assert len(evaluate(Path("run"), backend=SERIAL).summary()) == 2
+
+
+def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_are_replayed_in_order(
+    flow, tiny_config, capsys
+):
+    flow()
+    train(tiny_config(algorithm="own_flow:Counting"), Path("run"), backend=SERIAL)
+    different = [outcome for outcome in replay(Path("run")) if not outcome.identical]
+    assert [(outcome.ref.iteration, outcome.ref.stage) for outcome in different] == [
+        (1, "meta_optimize"),
+        (2, "meta_optimize"),
+    ]
+    assert cli.run(["replay", "run"]) == 1
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "nothing that is recorded; own_flow:Counting, own_flow:CountingLearner may keep numbers outside" in told
