@@ -3,15 +3,18 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import metaloom
+from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.schema import ConfigError
+from metaloom.stages.faults import StageFault
 
 SERIAL = Backend(workers=0)
 FLOW = '''
@@ -78,7 +81,7 @@ for _name, _graph in GRAPHS.items():
 
 def own(name, **body):
     """Settings of ProMP with a learner that does otherwise."""
-    globals()[f"{name}Learner"] = type(f"{name}Learner", (ProMPLearner,), body)
+    globals()[f"{name}Learner"] = type(f"{name}Learner", (ProMPLearner,), {"__module__": __name__, **body})
     settings = {"__module__": __name__, "__annotations__": {"learner": ClassVar[str]}}
     globals()[name] = type(name, (ProMP,), {**settings, "learner": f"own_flow:{name}Learner"})
 
@@ -93,7 +96,24 @@ def count(learner, *state, **options):
     return moved(learner, learner.n, *state, **options)
 
 
+def measured(value):
+    def update(learner, state, experience, **options):
+        after, metrics = super(type(learner), learner).update(state, experience, **options)
+        return after, {**metrics, "own": value}
+
+    return update
+
+
 own("Counting", update=count)
+own("Float32", update=measured(np.array(0.1, np.float32)))
+own("Whole", update=measured(3))
+own("String", update=measured("0.1"))
+own("Missing", update=measured(None))
+own("Many", update=measured(np.zeros(2)))
+own("NotTwo", update=lambda learner, state, experience, **options: state)
+own("NoAdapt", adapt=lambda learner, *args, **options: None)
+own("FewTasks", adapt=lambda learner, state, params, evidence, **options: params.slice(0, 3))
+own("NoAdaptTo", adapt_to_episodes=lambda learner, *args, **options: None)
 '''
 
 
@@ -203,3 +223,34 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     assert cli.run(["replay", "run"]) == 1
     told = capsys.readouterr().out.replace("\n", " ")
     assert "nothing that is recorded; own_flow:Counting, own_flow:CountingLearner may keep numbers outside" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("String", "the update gave the metric 'own' as '0.1'; required one number"),
+        ("Missing", "the update gave the metric 'own' as None; required one number"),
+        ("Many", "the update gave the metric 'own' as array([0., 0.]); required one number"),
+        ("NotTwo", "the update of own_flow:NotTwoLearner gave LearnerState; required (LearnerState, metrics)"),
+        ("NoAdapt", "adaptation by own_flow:NoAdaptLearner gave NoneType; required TaskParams of 4 tasks"),
+        (
+            "FewTasks",
+            "by own_flow:FewTasksLearner gave params['log_std'] of 3 tasks; required TaskParams of 4 tasks",
+        ),
+        ("NoAdaptTo", "adaptation by own_flow:NoAdaptToLearner gave NoneType; required TaskParams of 2 tasks"),
+    ],
+)
+def test_what_a_learner_must_not_return_is_refused_by_a_sentence(flow, tiny_config, name, sentence):
+    flow()
+    config = tiny_config(iterations=1, algorithm=f"own_flow:{name}", evaluation={"every": 1, "num_tasks": 2})
+    with pytest.raises(StageFault) as caught:
+        train(config, Path("run"), backend=SERIAL)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "stored"), [("Float32", float(np.float32(0.1))), ("Whole", 3.0)])
+def test_a_metric_that_is_a_number_of_another_type_replays_identical(flow, tiny_config, name, stored):
+    flow()
+    train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
+    assert storage.open_run("run")[0].update().metrics["own"] == stored
+    assert all(outcome.identical for outcome in replay(Path("run")))
