@@ -22,7 +22,7 @@ def no_steps() -> Params:
     return {name: np.zeros((), np.int64) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
 
 
-def adapted(found: object, num_tasks: int, learner: Learner[Any, Any]) -> TaskParams:
+def require_adapted(found: object, num_tasks: int, learner: Learner[Any, Any]) -> TaskParams:
     """Return what a learner's adaptation gave for so many tasks.
 
     Raises:

@@ -18,7 +18,7 @@ from metaloom.pipeline.types import (
     TaskParams,
 )
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.counters import adapted
+from metaloom.stages.counters import require_adapted
 from metaloom.stages.rollouts.faults import RolloutError, describe
 
 Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
@@ -87,7 +87,7 @@ def evaluate(
             with _told_as(f"episodes of adaptation step {k + 1}"):
                 rounds.append(adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k)))
             found = learner.adapt_to_episodes(state, params, rounds, run_seed=run_seed, parallel=parallel)
-            params = adapted(found, len(tasks), learner)
+            params = require_adapted(found, len(tasks), learner)
             adaptations.append(_outcome(rounds[-1], returns))
             rounds[-1] = replace(rounds[-1], behavior={}, reward_terms={}, facts={})
     return Evaluation(

@@ -12,7 +12,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.parallel import join_tasks
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Samples, Step, TaskBatch, TaskParams, Update
-from metaloom.stages.counters import adapted
+from metaloom.stages.counters import require_adapted
 from metaloom.stages.meta_optimize import meta_optimize
 
 
@@ -82,7 +82,7 @@ def _adapt(
         episodes=[episodes],
         samples=[samples],
     )
-    return adapted(found, len(episodes.lengths), learner)
+    return require_adapted(found, len(episodes.lengths), learner)
 
 
 def _meta_optimize(

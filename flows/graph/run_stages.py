@@ -21,6 +21,7 @@ from metaloom.flows.trust import require_trust
 from metaloom.flows.views.run_info import planned_iterations
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.config.sources import plugin_sources
+from metaloom.pipeline.numerics import normal_numerics
 from metaloom.storage import Run, StageRef
 
 
@@ -40,18 +41,20 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
         ConfigError: the graph of the run is none that could be computed.
     """
     check_graph(config)
-    torch.set_num_threads(1)
     with (
         threadpool_limits(1),
-        ThreadPoolExecutor(usable_cores(), "metaloom-math", _overflow_quietly) as pool,
+        ThreadPoolExecutor(usable_cores(), "metaloom-math", _prepare_thread) as pool,
         rollout_workers(config, backend) as workers,
     ):
-        check()
-        yield Runner.build(config, workers, pool.map)
+        with normal_numerics(config.device):
+            check()
+            stages = Runner.build(config, workers, pool.map)
+        yield stages
 
 
-def _overflow_quietly() -> None:
-    """Have NumPy not warn in a thread: what is not finite at the end of a stage is found, and told better."""
+def _prepare_thread() -> None:
+    """Have torch compute on this thread alone, and NumPy not warn: what is not finite is found, and told better."""
+    torch.set_num_threads(1)
     np.seterr(over="ignore", invalid="ignore", divide="ignore")
 
 

@@ -14,6 +14,7 @@ from metaloom.flows.graph.stage import Graph, Input, StageOutput
 from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.tasks.samplers import require_classes
@@ -100,10 +101,11 @@ class Runner:
 
     def run(self, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
         """A stage's output, from its inputs by name."""
-        return self.context.rollouts.uninterrupted(
-            lambda: self.graph[ref.stage].run(self.context, ref.iteration, ref.step, **inputs),
-            f"iteration {ref.iteration}, {ref.stage} k={ref.step}",
-        )
+        with normal_numerics(self.config.device):
+            return self.context.rollouts.uninterrupted(
+                lambda: self.graph[ref.stage].run(self.context, ref.iteration, ref.step, **inputs),
+                f"iteration {ref.iteration}, {ref.stage} k={ref.step}",
+            )
 
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
         """Evaluate a learner that has had so many updates, as the configuration's evaluation section says.
@@ -112,9 +114,11 @@ class Runner:
             ConfigError: it would adapt in another way than the run does.
         """
         _require_one_adaptation(self.graph, self.context)
-        return self.context.rollouts.uninterrupted(
-            lambda: self.graph.evaluate(self.context, learner, updates, tested), f"evaluation after {updates} updates"
-        )
+        with normal_numerics(self.config.device):
+            return self.context.rollouts.uninterrupted(
+                lambda: self.graph.evaluate(self.context, learner, updates, tested),
+                f"evaluation after {updates} updates",
+            )
 
     def _bring(self, wanted: Input, outputs: Outputs) -> Any:
         match wanted:

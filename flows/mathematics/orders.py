@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import torch
 from dask.sizeof import sizeof
 from threadpoolctl import threadpool_limits
 
@@ -25,6 +24,7 @@ from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.versions import require_own_to_compute
 from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.nn.device import arithmetic_facts
+from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.parallel import OfTasks, tasks_of
 from metaloom.pipeline.types import Array
 
@@ -144,7 +144,7 @@ def compute(order: Order, values: Sequence[Any]) -> Answer:
     results, fault = list[Any](), None
     items = _Items(order.session, settings, values)
     # As in the trainer's threads: what is not finite is found, and told better.
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with normal_numerics(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         work: Callable[[Any], Any] = loads(values[order.work], items.settings)
         try:
             results += (work(items.item(chunk, chunk.makers)) for chunk in order.chunks)
@@ -157,9 +157,8 @@ def compute(order: Order, values: Sequence[Any]) -> Answer:
 
 @cache
 def _prepare_process() -> None:
-    # More than one BLAS or torch thread would make bits depend on the machine and take the neighbours' cores.
+    # More than one BLAS thread would make bits depend on the machine and take the neighbours' cores.
     threadpool_limits(1)
-    torch.set_num_threads(1)
     _keep_freed_memory()
 
 

@@ -22,6 +22,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import Settings
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskBatch, TaskParams
@@ -251,7 +252,8 @@ def collect_shard(
     watch: RolloutWatch = UNWATCHED,
 ) -> EpisodeBatch:
     """Episodes of some of the tasks, with the sampler that this thread keeps warm."""
-    return collect_rollouts(_warm.sampler(spec), params, tasks, position=position, watch=watch)
+    with normal_numerics():
+        return collect_rollouts(_warm.sampler(spec), params, tasks, position=position, watch=watch)
 
 
 def code_digest() -> str:

@@ -17,12 +17,14 @@ from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_pr
 from metaloom.flows.trained.files import PolicyFile
 from metaloom.flows.trained.own_env import collect_in
 from metaloom.flows.views.formatting import plural
+from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.policies.remembering import TRIAL_LAST, TRIAL_STATE
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.shown import arrays_in, as_html
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.counters import require_adapted
 
 
 class TrainedPolicy:
@@ -298,7 +300,9 @@ class TrainedPolicy:
                 raise UsageError(f"found episodes of {B} tasks for a policy that has adapted to one; required 1 task")
             params = learner.acting_params(self.state, B)
         rounds = [*self._rounds, batch]
-        adapted = learner.adapt_to_episodes(self.state, params, rounds, run_seed=self.seed)
+        with normal_numerics(self.blueprint.config.device):
+            found = learner.adapt_to_episodes(self.state, params, rounds, run_seed=self.seed)
+        adapted = require_adapted(found, B, learner)
         return TrainedPolicy(self.blueprint, self.state, adapted, rounds, self.seed)
 
     def _check_like_ours(self, batch: EpisodeBatch) -> None:

@@ -235,7 +235,7 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
         ("NoAdapt", "adaptation by own_flow:NoAdaptLearner gave NoneType; required TaskParams of 4 tasks"),
         (
             "FewTasks",
-            "by own_flow:FewTasksLearner gave params['log_std'] of 3 tasks; required TaskParams of 4 tasks",
+            "of 3 tasks; required TaskParams of 4 tasks, what each of them acts with",
         ),
         ("NoAdaptTo", "adaptation by own_flow:NoAdaptToLearner gave NoneType; required TaskParams of 2 tasks"),
     ],
