@@ -4,8 +4,9 @@ Training, resuming, replaying and all that asks a stored run again go through `R
 where inputs come from and what is done with the output.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from metaloom.flows.graph.check import require_one_adaptation
 from metaloom.flows.graph.context import Context
@@ -14,13 +15,19 @@ from metaloom.flows.graph.stage import Graph, Input, StageOutput
 from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.numerics import normal_numerics
+from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.tasks.samplers import require_classes
 from metaloom.pipeline.types import Evaluation, LearnerState, ParallelMap, Samples
 from metaloom.stages.evaluate import Tested, unseen
+from metaloom.stages.faults import StageFault
 from metaloom.storage import Span, StageRef
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,12 @@ class Runner:
     Attributes:
         graph: the stages.
         context: what they share.
+        watches: find draws from global generators in stages that run environments, and in others.
     """
 
     graph: Graph
     context: Context
+    watches: Mapping[bool, GlobalRandomWatch]
 
     @classmethod
     def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
@@ -60,7 +69,8 @@ class Runner:
             _require_one_adaptation(graph, context)
             # What is wrong with the tasks of the last evaluation is known before the first iteration.
             evaluation_tasks(config, context.env, config.iterations)
-        return cls(graph, context)
+        own = bool(own_paths(plugin_paths(config)))
+        return cls(graph, context, {samples: GlobalRandomWatch(on=own) for samples in (False, True)})
 
     @property
     def config(self) -> RunConfig:
@@ -101,11 +111,10 @@ class Runner:
 
     def run(self, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
         """A stage's output, from its inputs by name."""
-        with normal_numerics(self.config.device):
-            return self.context.rollouts.uninterrupted(
-                lambda: self.graph[ref.stage].run(self.context, ref.iteration, ref.step, **inputs),
-                f"iteration {ref.iteration}, {ref.stage} k={ref.step}",
-            )
+        stage, where = self.graph[ref.stage], f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
+        return self._compute(
+            lambda context: stage.run(context, ref.iteration, ref.step, **inputs), where, samples=stage.samples
+        )
 
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
         """Evaluate a learner that has had so many updates, as the configuration's evaluation section says.
@@ -114,11 +123,28 @@ class Runner:
             ConfigError: it would adapt in another way than the run does.
         """
         _require_one_adaptation(self.graph, self.context)
+        return self._compute(
+            lambda context: self.graph.evaluate(context, learner, updates, tested),
+            f"evaluation after {updates} updates",
+            samples=True,
+        )
+
+    def _compute(self, work: Callable[[Context], T], where: str, *, samples: bool) -> T:
+        """Return what work gives, computed under the settings of runs and without global random numbers.
+
+        Raises:
+            StageFault: a plug-in draws from a global generator.
+        """
+        watch, alone = self.watches[samples], replace(self.context, parallel=map)
         with normal_numerics(self.config.device):
-            return self.context.rollouts.uninterrupted(
-                lambda: self.graph.evaluate(self.context, learner, updates, tested),
-                f"evaluation after {updates} updates",
+            found, draw = watch.draw_of(
+                lambda: self.context.rollouts.uninterrupted(lambda: work(self.context), where), lambda: work(alone)
             )
+        if draw is not None and draw.in_env:  # which collects episodes watches itself, and allows it to some
+            watch.stop()
+        elif draw is not None:
+            raise StageFault(f"{where}: {draw}")
+        return found
 
     def _bring(self, wanted: Input, outputs: Outputs) -> Any:
         match wanted:

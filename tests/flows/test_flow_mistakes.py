@@ -1,6 +1,9 @@
 """Mistakes in a user's stages, graphs, learners and policies: each is refused by a sentence that says what to do."""
 
+import random
+import re
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,27 +16,38 @@ from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline import global_random
+from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.schema import ConfigError
 from metaloom.stages.faults import StageFault
 
 SERIAL = Backend(workers=0)
 FLOW = '''
+import random
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import gymnasium
 import numpy as np
+import torch
+from gymnasium.spaces import Box
 
 from metaloom.flows.graph.common import evaluated, evaluation
 from metaloom.flows.graph.on_policy import ADAPT, COLLECT_ROLLOUTS, META_OPTIMIZE, ON_POLICY, PROCESS_SAMPLES
 from metaloom.flows.graph.stage import INNER_STEP, ITERATION, Stage
 from metaloom.pipeline.algorithms.maml.promp import ProMPLearner
 from metaloom.pipeline.algorithms.maml.settings import ProMP
-from metaloom.pipeline.types import Samples
+from metaloom.pipeline.baselines.config import BaselineSettings
+from metaloom.pipeline.types import EpisodeBatch, Samples
 from metaloom.storage import Span, StageRef
 
 
 def halve(context, i, k, *, samples):
     return replace(samples, advantages=(samples.advantages / 2).astype(np.float32))
+
+
+def drawing(context, i, k, *, samples):
+    return replace(samples, advantages=samples.advantages + np.float32(random.random()))
 
 
 def at(stage):
@@ -71,6 +85,7 @@ GRAPHS = {
     "Argument": graph(replace(HALVE, inputs=lambda c, i, k: {"sample": PROCESS_SAMPLES.at(i, k)})),
     "Output": graph(replace(HALVE, output=Noise)),
     "Inputs": graph(replace(HALVE, inputs=lambda c, i: {})),
+    "Drawing": graph(replace(HALVE, run=drawing)),
     "NoEvaluation": replace(ON_POLICY, name="own", stages=ON_POLICY.stages[:-1]),
 }
 for _name, _graph in GRAPHS.items():
@@ -105,6 +120,35 @@ def measured(value):
 
 
 own("Counting", update=count)
+own("Noisy", update=lambda learner, *state, **options: moved(learner, np.random.normal(), *state, **options))
+own("Shuffling", process=lambda learner, *state, **options: moved_away(learner, *state, **options))
+
+
+def moved_away(learner, state, episodes, **options):
+    samples = super(type(learner), learner).process(state, episodes, **options)
+    return replace(samples, advantages=samples.advantages + np.float32(random.random()))
+
+
+class RandomBaseline(BaselineSettings):
+    def fit_predict(self, observations, targets, mask, *, seed=0, parallel=map):
+        return torch.rand(targets.shape).double().numpy() * mask
+
+
+def measure(episodes: EpisodeBatch) -> dict[str, float]:
+    return {"drawn": random.gauss(0, 1)}
+
+
+class Drift(gymnasium.Env):
+    observation_space, action_space = Box(-9, 9, (2,), np.float32), Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.random.normal(size=2).astype(np.float32).clip(-9, 9), 0.0, False, False, {}
+
+
 own("Float32", update=measured(np.array(0.1, np.float32)))
 own("Whole", update=measured(3))
 own("String", update=measured("0.1"))
@@ -254,3 +298,50 @@ def test_a_metric_that_is_a_number_of_another_type_replays_identical(flow, tiny_
     train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
     assert storage.open_run("run")[0].update().metrics["own"] == stored
     assert all(outcome.identical for outcome in replay(Path("run")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "who", "generator"),
+    [
+        ({"algorithm": "own_flow:Noisy"}, "meta_optimize k=0: own_flow:<lambda>", "numpy.random"),
+        ({"algorithm": "own_flow:Shuffling"}, "process_samples k=0: own_flow:moved_away", "random"),
+        ({"algorithm": "own_flow:Drawing"}, "halve k=0: own_flow:drawing", "random"),
+        ({"baseline": "own_flow:RandomBaseline"}, "process_samples k=0: own_flow:RandomBaseline.fit_predict", "torch"),
+        ({"metrics": ["own_flow:measure"]}, "meta_optimize k=0: own_flow:measure", "random"),
+        ({"env": "own_flow:Drift"}, "inner step 0: own_flow:Drift.step", "numpy.random"),
+    ],
+)
+def test_whoever_draws_from_a_global_generator_is_refused_by_name(flow, tiny_config, settings, who, generator):
+    flow()
+    with pytest.raises(StageFault, match="could compute it again; required draws from") as caught:
+        train(tiny_config(iterations=1, **settings), Path("run"), backend=SERIAL)
+    assert re.search(
+        rf"iteration 0, {re.escape(who)}, line \d+ drew from the global gen.* of {generator},", str(caught.value)
+    )
+
+
+def test_an_installed_environment_that_draws_from_a_global_generator_is_named_once(
+    flow, tiny_config, monkeypatch, caplog
+):
+    flow()
+    monkeypatch.setattr(global_random, "is_installed", lambda file: Path(file).name == "own_flow.py")
+    train(tiny_config(iterations=1, env="own_flow:Drift"), Path("run"), backend=SERIAL)
+    told = [record.getMessage() for record in caplog.records if "global generator" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("env.name is own_flow:Drift: own_flow:Drift.step, line ")
+
+
+def test_what_another_thread_draws_is_no_fault_of_the_work():
+    watch, calls = GlobalRandomWatch(), []
+
+    def work():
+        calls.append(1)
+        thread = threading.Thread(target=random.random)
+        thread.start()
+        thread.join()
+
+    assert [watch.draw_of(work)[1] for _ in range(6)] == [None] * 6
+    assert len(calls) == 9  # it is done again three times, and then this generator is watched no more
+    _, draw = watch.draw_of(lambda: np.random.normal(size=2))
+    assert draw is not None
+    assert draw.generator == "numpy.random"
