@@ -32,6 +32,11 @@ def digest_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+def own_paths(paths: Iterable[str]) -> set[str]:
+    """Return what of `paths` is known neither by our version nor by gymnasium's."""
+    return {path for path in paths if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
+
+
 def files_of(paths: Iterable[str]) -> dict[str, Path]:
     """The file of every plug-in among `paths`, by module:Class, and of modules beside it, by module.
 
@@ -39,7 +44,7 @@ def files_of(paths: Iterable[str]) -> dict[str, Path]:
     installed plug-in, in the same package. An environment by a gymnasium id counts with the module that registers it,
     which may be all that tells its class and its options.
     """
-    own = {path for path in paths if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
+    own = own_paths(paths)
     files: dict[str, Path] = {}
     helpers: dict[str, Path] = {}
     for path in sorted(own):

@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, get_args
 
 from pydantic import GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaValue
@@ -204,6 +204,12 @@ class ByName(Generic[S]):
             raise ConfigError(f"required the name of {_a(self.plugins.kind)}, or a mapping that has it as name")
         try:
             found = self.plugins.find(name, self.base)
+            names = get_args(found.model_fields["name"].annotation)
+            if names and name not in names:
+                raise ConfigError(
+                    f"found {name!r}, whose field name takes only {', '.join(map(repr, names))}; required a class "
+                    + ("that leaves the field out" if len(names) == 1 else f"derived from {path_of(self.base)}")
+                )
         except ConfigError as problem:
             line = InitErrorDetails(type=refusal(str(problem)), loc=("name",), input=name)
             raise ValidationError.from_exception_data(self.plugins.kind, [line]) from problem

@@ -1,9 +1,10 @@
 """The pydantic bases of everything a user can configure, and the error that refuses what they wrote."""
 
 import difflib
+import inspect
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import (
     BaseModel,
@@ -95,6 +96,17 @@ class PluginSettings(Settings):
 
     name: str = ""
     """Leave it out in a class of your own: it then is where the class is found."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Give a user's subclass of a built-in algorithm, whose name is fixed, a name that is not."""
+        super().__init_subclass__(**options)
+        own = inspect.get_annotations(cls)
+        if "name" in own or cls.__module__.startswith("metaloom."):
+            return
+        inherited = next(base for base in cls.__mro__[1:] if issubclass(base, PluginSettings))
+        if len(get_args(inherited.model_fields["name"].annotation)) == 1:
+            cls.__annotations__ = {**own, "name": str}
+            cls.name = ""  # pydantic reads a field's default from here
 
 
 def refusal(message: str) -> PydanticCustomError:

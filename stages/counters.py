@@ -1,10 +1,13 @@
-"""Counters that a learner keeps over a whole run."""
+"""Checks of what a learner returns, and the counters that it keeps over a whole run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Params, Update
+from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.plugins import path_of
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, TaskParams, Update
 from metaloom.stages.faults import StageFault
 
 ENV_STEPS = "env_steps"
@@ -17,6 +20,61 @@ ENV_STEPS_NOMINAL = "env_steps_nominal"
 def no_steps() -> Params:
     """The counters before the first episode."""
     return {name: np.zeros((), np.int64) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
+
+
+def require_adapted(found: object, num_tasks: int, learner: Learner[Any, Any]) -> TaskParams:
+    """Return what a learner's adaptation gave for so many tasks.
+
+    Raises:
+        StageFault: it is no parameters, or those of more or fewer tasks.
+    """
+    required = f"required TaskParams of {num_tasks} tasks, what each of them acts with"
+    if not isinstance(found, TaskParams):
+        raise StageFault(f"adaptation by {path_of(type(learner))} gave {type(found).__name__}; {required}")
+    for name, value in found.params.items():
+        if len(value) != num_tasks:
+            raise StageFault(
+                f"adaptation by {path_of(type(learner))} gave params[{name!r}] of {len(value)} tasks; {required}"
+            )
+    return found
+
+
+def updated(
+    learner: Learner[Any, Any],
+    state: LearnerState,
+    experience: object,
+    *,
+    run_seed: int,
+    iteration: int,
+    parallel: ParallelMap,
+) -> tuple[LearnerState, Metrics]:
+    """Update a learner; see Learner.update.
+
+    Raises:
+        StageFault: it gave something else than its next state and metrics that are numbers.
+    """
+    found: object = learner.update(state, experience, run_seed=run_seed, iteration=iteration, parallel=parallel)
+    match found:
+        case (LearnerState() as after, Mapping() as metrics):
+            return after, {name: _number(name, value) for name, value in metrics.items()}
+        case _:
+            raise StageFault(
+                f"the update of {path_of(type(learner))} gave {_type_names(found)}; required (LearnerState, metrics), "
+                "with the metrics a mapping from names to numbers"
+            )
+
+
+def _type_names(found: object) -> str:
+    if isinstance(found, tuple):
+        return f"({', '.join(type(part).__name__ for part in found)})"
+    return type(found).__name__
+
+
+def _number(name: object, value: Any) -> float:
+    """Return a metric as it is stored; anything else would come back as something else."""
+    if isinstance(value, int | float | np.number | np.bool) or getattr(value, "shape", None) == ():
+        return float(value)
+    raise StageFault(f"the update gave the metric {name!r} as {value!r}; required one number, as in float(loss)")
 
 
 def finished(

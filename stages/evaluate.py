@@ -18,6 +18,7 @@ from metaloom.pipeline.types import (
     TaskParams,
 )
 from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.counters import require_adapted
 from metaloom.stages.rollouts.faults import RolloutError, describe
 
 Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
@@ -77,7 +78,7 @@ def evaluate(
     params = learner.acting_params(state, len(tasks))
     # Outcomes are kept, and of earlier rounds what tasks are inferred from: one round can fill much of the memory.
     tests: list[_Outcome] = []
-    adapted: list[_Outcome] = []
+    adaptations: list[_Outcome] = []
     rounds: list[EpisodeBatch] = []
     for k in range(adaptation_steps + 1):
         with _told_as(f"test episodes after {k} adaptation steps"):
@@ -85,8 +86,9 @@ def evaluate(
         if k < adaptation_steps:
             with _told_as(f"episodes of adaptation step {k + 1}"):
                 rounds.append(adaptation_rollouts(params, tasks, RolloutPosition(run_seed, _ADAPTATION, k)))
-            params = learner.adapt_to_episodes(state, params, rounds, run_seed=run_seed, parallel=parallel)
-            adapted.append(_outcome(rounds[-1], returns))
+            found = learner.adapt_to_episodes(state, params, rounds, run_seed=run_seed, parallel=parallel)
+            params = require_adapted(found, len(tasks), learner)
+            adaptations.append(_outcome(rounds[-1], returns))
             rounds[-1] = replace(rounds[-1], behavior={}, reward_terms={}, facts={})
     return Evaluation(
         task_params=tasks.params,
@@ -94,9 +96,9 @@ def evaluate(
         names=tasks.names,
         units=tasks.units,
         **_outcomes("test", tests, len(tasks)),
-        **_outcomes("adaptation", adapted, len(tasks)),
+        **_outcomes("adaptation", adaptations, len(tasks)),
         test_facts=(facts := _facts(tests, {})),
-        adaptation_facts=_facts(adapted, {name: values[:, :0, :0] for name, values in facts.items()}),
+        adaptation_facts=_facts(adaptations, {name: values[:, :0, :0] for name, values in facts.items()}),
     )
 
 

@@ -7,7 +7,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.estimation.diagnostics import step_metrics
 from metaloom.pipeline.estimation.measures import NO_MEASURES, Measures, with_own
 from metaloom.pipeline.types import LearnerState, Metrics, ParallelMap, Step, Update
-from metaloom.stages.counters import finished
+from metaloom.stages.counters import finished, updated
 
 
 def meta_optimize(
@@ -34,10 +34,10 @@ def meta_optimize(
         experience: what the algorithm learns from, where that is more than these steps.
     """
     learned_from = steps if experience is None else experience
-    updated, update_metrics = learner.update(
-        state, learned_from, run_seed=run_seed, iteration=iteration, parallel=parallel
+    after, update_metrics = updated(
+        learner, state, learned_from, run_seed=run_seed, iteration=iteration, parallel=parallel
     )
     metrics: Metrics = {}
     for step in steps:
         metrics |= with_own(step_metrics(step), measures.of_step(step))
-    return finished(state, updated, [step.episodes for step in steps], metrics, update_metrics)
+    return finished(state, after, [step.episodes for step in steps], metrics, update_metrics)

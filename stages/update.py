@@ -9,7 +9,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.estimation.diagnostics import episode_metrics
 from metaloom.pipeline.estimation.measures import NO_MEASURES, Measures, with_own
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Minibatch, ParallelMap, Update
-from metaloom.stages.counters import finished
+from metaloom.stages.counters import finished, updated
 
 
 def update(
@@ -40,11 +40,11 @@ def update(
     """
     # Parameters that are not finite are found at the end, and told better than by a warning.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        updated, update_metrics = learner.update(
-            state, minibatches, run_seed=run_seed, iteration=iteration, parallel=parallel
+        after, update_metrics = updated(
+            learner, state, minibatches, run_seed=run_seed, iteration=iteration, parallel=parallel
         )
     metrics: Metrics = {}
     for k, episodes in rounds.items():
         metrics |= with_own(episode_metrics(episodes, k), measures.of_round(episodes, k))
     collected = [*fill, *(episodes for k in rounds for episodes in rounds[k])]
-    return finished(state, updated, collected, metrics, update_metrics)
+    return finished(state, after, collected, metrics, update_metrics)

@@ -14,6 +14,7 @@ from metaloom.flows.commands.train import IterationReport, Observer, train
 from metaloom.flows.estimate.forms import Forms
 from metaloom.flows.estimate.limits import Machine, size_up
 from metaloom.flows.estimate.sizes import Estimate
+from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.formatting import count, duration, plural, short_time, size
@@ -90,6 +91,7 @@ def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, pr
         storage.RunExists: there is such a run already.
     """
     storage.check_new_run(folder)
+    check_graph(config)
     config = pinned(config)
     found, refusal = size_up(config, folder, backend, forms=Forms.of(config, act=True))
     seconds = _probe(config, backend) if probe and refusal is None else None

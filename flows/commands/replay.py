@@ -101,7 +101,8 @@ def replay(
 ) -> Iterator[StageReplay]:
     """Run the stored stages of an iteration (of every iteration when None) again, one after another.
 
-    Inputs that were thinned are computed again too.
+    Each iteration is computed by a new learner, so that what comes out identical would in a fresh process, too. Inputs
+    that were thinned are computed again too.
 
     Args:
         path: the run's folder.
@@ -120,7 +121,11 @@ def replay(
     run = storage.open_run(path)
     with stages_of_run(run, backend) as stages:
         outputs = Recomputed(run, stages)
+        last = None
         for ref in _selected(run, stages, iteration, stage, step):
+            if ref.iteration != last:
+                stages.renew_learners()
+                last = ref.iteration
             outcome, value = _replay_stage(run, stages, ref, outputs)
             if outcome.identical and outcome.with_record:
                 outputs.remember(ref, value)
@@ -152,6 +157,7 @@ def replay_from_learner(
     with stages_of_run(run, backend) as stages:
         outputs = Recomputed(run, stages)
         for i in range(nearest_learner(run, iteration) if first is None else first, iteration + 1):
+            stages.renew_learners()
             for ref in (ref for ref in stages.order(i) if run.contains(ref)):
                 outcome, value = _replay_stage(run, stages, ref, outputs)
                 if outcome.with_record:
@@ -170,6 +176,11 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
     if not differences:
         differences = [*compare_digests(ref, record.arrays, array_digests(value))]
     changed = (*changed_versions(record), *outputs.changes(ref)) if differences else ()
+    if differences and not changed and (plugins := stages.plugins(ref)):
+        changed = (
+            f"nothing that is recorded; {', '.join(plugins)} may keep numbers outside of what stages give, such as "
+            "attributes of a learner, which belong in LearnerState.extra",
+        )
     return StageReplay(ref, tuple(differences), record.seconds, equality, stored is None, changed), value
 
 

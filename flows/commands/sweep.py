@@ -87,4 +87,4 @@ def _try_settings(sweep: Sweep, configs: Sequence[RunConfig], backend: Backend) 
     for config in map(pinned, configs):
         check = partial(check_sizes, config, sweep.root / sweep.name, backend)
         with stages_of(config, Backend(workers=0), check) as stages:
-            stages.context.learner.initialize(run_seed=config.seed)
+            stages.context.try_learner()

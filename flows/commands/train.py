@@ -33,6 +33,7 @@ from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.estimation.diagnostics import names_of_metrics
 from metaloom.pipeline.nn.device import arithmetic_facts, device_facts
+from metaloom.pipeline.numerics import unusual_numerics
 from metaloom.pipeline.policies.build import check_std
 from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Metrics, Samples, TaskBatch, Update
 from metaloom.storage import Retention, RunWriter, StageRef
@@ -96,8 +97,7 @@ def train(
     kept_config = recorded(config)
     check = partial(check_sizes, config, path, backend)
     with kept_log() as kept, stages_of(config, backend, check) as stages:
-        # Only with parameters does an optimizer say what it refuses.
-        stages.context.learner.initialize(run_seed=config.seed)
+        stages.context.try_learner()
         _check_metrics(stages)
         if config.algorithm.trial is not None:
             # Others are asked whenever they are built; runs that earlier versions began so are to go on.
@@ -266,6 +266,7 @@ def environment(stages: Runner) -> dict[str, Any]:
         "code": code_digest(),
         "env": env_facts(stages.config.env, stages.context.env),
         "kernel": asdict(stages.context.learner.kernel),
+        **({"numerics": unusual} if (unusual := unusual_numerics(stages.config.device)) else {}),
         **({"components": components} if components else {}),
         **({"facts": told} if told else {}),
         **({"task_classes": classes.facts()} if classes is not None else {}),

@@ -25,6 +25,8 @@ def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
             yield f"a processor without {_few(lost)}, with {_few(new)}"
         elif before != today:
             yield f"{name} {before} then, {today} now"
+    for name, found in mapping(run.environment_of(ref).get("numerics")).items():
+        yield f"{name} was {found} in the process that computed it"
     known = mapping(run.environment_of(ref).get("arithmetic"))
     for name, today in arithmetic_facts().items():
         before = str(known.get(name, "not recorded"))

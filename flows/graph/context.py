@@ -12,6 +12,7 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.measures import Measures
 from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Update
 
@@ -60,6 +61,21 @@ class Context:
         return replace(
             self, config=config, setup=setup, learner=learner, parallel=parallel, measures=measures, _kept={}
         )
+
+    def try_learner(self) -> None:
+        """Initialize a learner that is not kept: only with parameters does an optimizer say what it refuses.
+
+        Raises:
+            ConfigError: it refuses an option.
+        """
+        with normal_numerics(self.config.device):
+            self.learner.initialize(run_seed=self.config.seed)
+
+    def with_new_learner(self) -> Self:
+        """The same with a learner that has computed nothing yet, as a fresh process would have it."""
+        learner = self.config.algorithm.build(self.setup)
+        parallel = self.rollouts.mathematics(self.config, learner, self.parallel)
+        return replace(self, learner=learner, parallel=parallel)
 
     def start(self, update: Update) -> LearnerState:
         """A stored learner as the iteration behind it acts and learns with it."""

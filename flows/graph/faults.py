@@ -36,6 +36,11 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> StageO
         # Of a plug-in; let through, it would end the program as if the run were done.
         place = f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
         raise StageFault(f"{place}: the stage asked Python to exit ({ended}); required a result or an error") from ended
+    if not isinstance(value, required := stages.graph[ref.stage].output):
+        raise StageFault(
+            f"iteration {ref.iteration}, {ref.stage} k={ref.step}: the stage gave {type(value).__name__}; required "
+            f"{required.__name__}, as it declares"
+        )
     require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
     return value
 

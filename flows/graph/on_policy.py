@@ -12,6 +12,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.parallel import join_tasks
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Samples, Step, TaskBatch, TaskParams, Update
+from metaloom.stages.counters import require_adapted
 from metaloom.stages.meta_optimize import meta_optimize
 
 
@@ -73,7 +74,7 @@ def _adapt(
     ) -> TaskParams:
         return learner.adapt(before, params[0], Step(episodes[0], samples[0], k), parallel=parallel)
 
-    return join_tasks(
+    found = join_tasks(
         context.parallel,
         adapt,
         apart.adapt if apart else 0,
@@ -81,6 +82,7 @@ def _adapt(
         episodes=[episodes],
         samples=[samples],
     )
+    return require_adapted(found, len(episodes.lengths), learner)
 
 
 def _meta_optimize(

@@ -2,9 +2,10 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from metaloom.flows.graph.changed_sources import changes_of, tell_changed_sources
+from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.rollouts.backends import rollout_workers
@@ -21,6 +23,7 @@ from metaloom.flows.views.run_info import planned_iterations
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.config.sources import plugin_sources
+from metaloom.pipeline.numerics import normal_numerics
 from metaloom.storage import IncompatibleFormat, Run, StageRef
 from metaloom.storage.read.sessions import mapping
 
@@ -36,19 +39,25 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
     `check` may refuse the settings once workers, which can survive an environment that hangs, have tried it.
 
     One BLAS and one torch thread per Python thread: more would make bits depend on the number of cores.
+
+    Raises:
+        ConfigError: the graph of the run is none that could be computed.
     """
-    torch.set_num_threads(1)
+    check_graph(config)
     with (
         threadpool_limits(1),
-        ThreadPoolExecutor(usable_cores(), "metaloom-math", _overflow_quietly) as pool,
+        ThreadPoolExecutor(usable_cores(), "metaloom-math", _prepare_thread) as pool,
         rollout_workers(config, backend) as workers,
     ):
-        check()
-        yield Runner.build(config, workers, pool.map)
+        with normal_numerics(config.device):
+            check()
+            stages = Runner.build(config, workers, pool.map)
+        yield stages
 
 
-def _overflow_quietly() -> None:
-    """Have NumPy not warn in a thread: what is not finite at the end of a stage is found, and told better."""
+def _prepare_thread() -> None:
+    """Have torch compute on this thread alone, and NumPy not warn: what is not finite is found, and told better."""
+    torch.set_num_threads(1)
     np.seterr(over="ignore", invalid="ignore", divide="ignore")
 
 
@@ -110,12 +119,22 @@ class RunStages:
             self._told |= tell_changed_sources(self._run, ref, self._sources[key], self._told)
         return self._known[key]
 
+    def renew_learners(self) -> None:
+        """Compute what follows by learners that have computed nothing yet."""
+        self._known = {
+            key: replace(stages, context=stages.context.with_new_learner()) for key, stages in self._known.items()
+        }
+
     def changes(self, ref: StageRef) -> Sequence[str]:
         """Sources that are not those of a stored output any more, half a sentence each."""
+        return changes_of(self._run, ref, self.plugins(ref))
+
+    def plugins(self, ref: StageRef) -> Mapping[str, str]:
+        """Digests of the sources of the plug-ins that compute an output, by name."""
         key, config = self._configured(ref)
         if key not in self._sources:
             self._sources[key] = plugin_sources(config)
-        return changes_of(self._run, ref, self._sources[key])
+        return self._sources[key]
 
     def own(self) -> Runner:
         """The stages that compute what is not shared with another run."""

@@ -4,21 +4,30 @@ Training, resuming, replaying and all that asks a stored run again go through `R
 where inputs come from and what is done with the output.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from metaloom.flows.graph.check import require_one_adaptation
 from metaloom.flows.graph.context import Context
 from metaloom.flows.graph.outputs import Outputs, SpanOutputs, read_only
 from metaloom.flows.graph.stage import Graph, Input, StageOutput
-from metaloom.flows.graph.tables import graph_of
+from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.global_random import GlobalRandomWatch
+from metaloom.pipeline.numerics import normal_numerics
+from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.tasks.evaluation import evaluation_tasks
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.tasks.samplers import require_classes
 from metaloom.pipeline.types import Evaluation, LearnerState, ParallelMap, Samples
 from metaloom.stages.evaluate import Tested, unseen
+from metaloom.stages.faults import StageFault
 from metaloom.storage import Span, StageRef
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,10 +37,12 @@ class Runner:
     Attributes:
         graph: the stages.
         context: what they share.
+        watches: find draws from global generators in stages that run environments, and in others.
     """
 
     graph: Graph
     context: Context
+    watches: Mapping[bool, GlobalRandomWatch]
 
     @classmethod
     def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
@@ -50,9 +61,16 @@ class Runner:
         if config.task_sampling == "balanced":
             require_classes(context.env, "task_sampling")
         if config.evaluation.every is not None:
+            if all(stage.output is not Evaluation for stage in graph.stages):
+                raise ConfigError(
+                    f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} has no "
+                    "stage that evaluates; leave it out, or add metaloom.flows.graph.common.evaluation to the graph"
+                )
+            _require_one_adaptation(graph, context)
             # What is wrong with the tasks of the last evaluation is known before the first iteration.
             evaluation_tasks(config, context.env, config.iterations)
-        return cls(graph, context)
+        own = bool(own_paths(plugin_paths(config)))
+        return cls(graph, context, {samples: GlobalRandomWatch(on=own) for samples in (False, True)})
 
     @property
     def config(self) -> RunConfig:
@@ -93,16 +111,40 @@ class Runner:
 
     def run(self, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
         """A stage's output, from its inputs by name."""
-        return self.context.rollouts.uninterrupted(
-            lambda: self.graph[ref.stage].run(self.context, ref.iteration, ref.step, **inputs),
-            f"iteration {ref.iteration}, {ref.stage} k={ref.step}",
+        stage, where = self.graph[ref.stage], f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
+        return self._compute(
+            lambda context: stage.run(context, ref.iteration, ref.step, **inputs), where, samples=stage.samples
         )
 
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
-        """Evaluate a learner that has had so many updates, as the configuration's evaluation section says."""
-        return self.context.rollouts.uninterrupted(
-            lambda: self.graph.evaluate(self.context, learner, updates, tested), f"evaluation after {updates} updates"
+        """Evaluate a learner that has had so many updates, as the configuration's evaluation section says.
+
+        Raises:
+            ConfigError: it would adapt in another way than the run does.
+        """
+        _require_one_adaptation(self.graph, self.context)
+        return self._compute(
+            lambda context: self.graph.evaluate(context, learner, updates, tested),
+            f"evaluation after {updates} updates",
+            samples=True,
         )
+
+    def _compute(self, work: Callable[[Context], T], where: str, *, samples: bool) -> T:
+        """Return what work gives, computed under the settings of runs and without global random numbers.
+
+        Raises:
+            StageFault: a plug-in draws from a global generator.
+        """
+        watch, alone = self.watches[samples], replace(self.context, parallel=map)
+        with normal_numerics(self.config.device):
+            found, draw = watch.draw_of(
+                lambda: self.context.rollouts.uninterrupted(lambda: work(self.context), where), lambda: work(alone)
+            )
+        if draw is not None and draw.in_env:  # which collects episodes watches itself, and allows it to some
+            watch.stop()
+        elif draw is not None:
+            raise StageFault(f"{where}: {draw}")
+        return found
 
     def _bring(self, wanted: Input, outputs: Outputs) -> Any:
         match wanted:
@@ -112,3 +154,9 @@ class Runner:
                 return SpanOutputs(wanted, self.graph, self.config, outputs)
             case _:
                 return tuple(read_only(outputs.load(ref)) for ref in wanted)
+
+
+def _require_one_adaptation(graph: Graph, context: Context) -> None:
+    builtin = any(graph.evaluate is known.evaluate for known in GRAPHS.values())
+    if builtin and EvaluationPlan.of(context.config).adaptation_steps:
+        require_one_adaptation(context.config, context.learner)

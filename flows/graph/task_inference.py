@@ -39,6 +39,7 @@ from metaloom.pipeline.types import (
     TaskParams,
     Update,
 )
+from metaloom.stages.counters import require_adapted
 from metaloom.stages.evaluate import Tested, unseen
 from metaloom.storage import Span, StageRef
 
@@ -91,7 +92,8 @@ def _collect_rollouts(
 def _adapt(context: Context, i: int, k: int, *, state: Update, episodes: tuple[EpisodeBatch, ...]) -> TaskParams:
     """The posterior over every task; of what a task acts with it is all that adaptation changes."""
     evidence = ContextRounds(episodes, (context.config.seed, i, k))
-    return context.learner.adapt(context.start(state), TaskParams({}), evidence, parallel=context.parallel)
+    found = context.learner.adapt(context.start(state), TaskParams({}), evidence, parallel=context.parallel)
+    return require_adapted(found, context.config.num_tasks, context.learner)
 
 
 def _sample_transitions(context: Context, i: int, k: int, *, rounds: SpanOutputs, tasks: SpanOutputs) -> Minibatches:

@@ -11,11 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import torch
 from dask.sizeof import sizeof
 from threadpoolctl import threadpool_limits
 
@@ -24,9 +23,13 @@ from metaloom.flows.mathematics.sending import config_of, loads, packed
 from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.versions import require_own_to_compute
 from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.nn.device import arithmetic_facts
+from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.parallel import OfTasks, tasks_of
+from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.types import Array
+from metaloom.stages.faults import StageFault
 
 _FORGET_AFTER_SECONDS = 600.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -144,10 +147,14 @@ def compute(order: Order, values: Sequence[Any]) -> Answer:
     results, fault = list[Any](), None
     items = _Items(order.session, settings, values)
     # As in the trainer's threads: what is not finite is found, and told better.
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with normal_numerics(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         work: Callable[[Any], Any] = loads(values[order.work], items.settings)
         try:
-            results += (work(items.item(chunk, chunk.makers)) for chunk in order.chunks)
+            for chunk in order.chunks:
+                result, draw = _random_watch(settings).draw_of(partial(_computed, work, items, chunk))
+                if draw is not None:
+                    raise StageFault(str(draw))
+                results.append(result)
         except ArithmeticError as error:
             fault = error
             fault.__cause__ = fault.__context__ = None
@@ -155,11 +162,19 @@ def compute(order: Order, values: Sequence[Any]) -> Answer:
     return Answer(tuple(results) if order.stays else packed(results), fault)
 
 
+def _computed(work: Callable[[Any], Any], items: "_Items", chunk: ChunkOrder) -> Any:
+    return work(items.item(chunk, chunk.makers))
+
+
+@lru_cache(maxsize=4)
+def _random_watch(settings: str) -> GlobalRandomWatch:
+    return GlobalRandomWatch(on=bool(own_paths(plugin_paths(config_of(settings)))))
+
+
 @cache
 def _prepare_process() -> None:
-    # More than one BLAS or torch thread would make bits depend on the machine and take the neighbours' cores.
+    # More than one BLAS thread would make bits depend on the machine and take the neighbours' cores.
     threadpool_limits(1)
-    torch.set_num_threads(1)
     _keep_freed_memory()
 
 

@@ -5,6 +5,7 @@ never its digests. Workers import this module, so it stays free of torch.
 """
 
 import hashlib
+import logging
 import os
 import sys
 import threading
@@ -22,10 +23,14 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.global_random import GlobalRandomWatch
+from metaloom.pipeline.numerics import normal_numerics
+from metaloom.pipeline.plugin_files import acting_paths, own_paths
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import Settings
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import UNWATCHED, RolloutPosition, RolloutWatch, Sampler, collect_rollouts
+from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.blocks import Enough
 
 if TYPE_CHECKING:
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 Mathematics = Literal["auto", "here", "workers"]
 
@@ -251,7 +258,18 @@ def collect_shard(
     watch: RolloutWatch = UNWATCHED,
 ) -> EpisodeBatch:
     """Episodes of some of the tasks, with the sampler that this thread keeps warm."""
-    return collect_rollouts(_warm.sampler(spec), params, tasks, position=position, watch=watch)
+    with normal_numerics():
+        sampler, random_watch = _warm.sampler(spec)
+        episodes, draw = random_watch.draw_of(
+            lambda: collect_rollouts(sampler, params, tasks, position=position, watch=watch)
+        )
+    if draw is not None and not (draw.in_env and draw.installed):
+        place = f"iteration {position.iteration}, inner step {position.step}"
+        raise StageFault(f"{place}: {draw}")
+    if draw is not None:  # of a package that its user cannot change
+        random_watch.stop()
+        log.warning("env.name is %s: %s. Its episodes may differ when they are played again", spec.env.name, draw)
+    return episodes
 
 
 def code_digest() -> str:
@@ -277,18 +295,23 @@ class _WarmSamplers(threading.local):
     """
 
     def __init__(self) -> None:
-        self._by_spec: dict[str, Sampler] = {}
+        self._by_spec: dict[str, tuple[Sampler, GlobalRandomWatch]] = {}
 
-    def sampler(self, spec: SamplerSpec) -> Sampler:
+    def sampler(self, spec: SamplerSpec) -> tuple[Sampler, GlobalRandomWatch]:
         key = spec.model_dump_json()
-        sampler = self._by_spec.pop(key, None) or _build(spec)
-        self._by_spec[key] = sampler
+        found = self._by_spec.pop(key, None) or (_build(spec), _random_watch(spec))
+        self._by_spec[key] = found
         while len(self._by_spec) > 3:
-            self._by_spec.pop(next(iter(self._by_spec))).close()
-        return sampler
+            sampler, _ = self._by_spec.pop(next(iter(self._by_spec)))
+            sampler.close()
+        return found
 
 
 _warm = _WarmSamplers()
+
+
+def _random_watch(spec: SamplerSpec) -> GlobalRandomWatch:
+    return GlobalRandomWatch(on=bool(own_paths(acting_paths(spec.env, spec.policy))))
 
 
 def _build(spec: SamplerSpec) -> Sampler:

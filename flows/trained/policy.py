@@ -10,18 +10,21 @@ import gymnasium
 import numpy as np
 
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.check import require_one_adaptation
 from metaloom.flows.trained.acting import Acting
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
 from metaloom.flows.trained.files import PolicyFile
 from metaloom.flows.trained.own_env import collect_in
 from metaloom.flows.views.formatting import plural
+from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.policies.remembering import TRIAL_LAST, TRIAL_STATE
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.shown import arrays_in, as_html
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.counters import require_adapted
 
 
 class TrainedPolicy:
@@ -204,6 +207,7 @@ class TrainedPolicy:
 
         Raises:
             UsageError: the algorithm does not adapt, or the arguments do not fit.
+            ConfigError: runs of the algorithm adapt by stages of their own as well.
             TypeError: it is neither an environment nor episodes.
             ValueError: the environment or the episodes are not like those of the run.
             RolloutError: the environment failed.
@@ -291,12 +295,15 @@ class TrainedPolicy:
             raise UsageError(f"found episodes of {B} tasks for a policy of {self.num_tasks}; required as many")
         self._check_like_ours(batch)
         learner, params = self.blueprint.learner(), self._params
+        require_one_adaptation(self.blueprint.config, learner)
         if B > 1 and self.num_tasks == 1:
             if self._adapted:
                 raise UsageError(f"found episodes of {B} tasks for a policy that has adapted to one; required 1 task")
             params = learner.acting_params(self.state, B)
         rounds = [*self._rounds, batch]
-        adapted = learner.adapt_to_episodes(self.state, params, rounds, run_seed=self.seed)
+        with normal_numerics(self.blueprint.config.device):
+            found = learner.adapt_to_episodes(self.state, params, rounds, run_seed=self.seed)
+        adapted = require_adapted(found, B, learner)
         return TrainedPolicy(self.blueprint, self.state, adapted, rounds, self.seed)
 
     def _check_like_ours(self, batch: EpisodeBatch) -> None:

@@ -15,6 +15,7 @@ from metaloom.pipeline.baselines.config import BaselineSettings
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.plugins import load_class
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import ConfigError, PluginSettings, later
@@ -290,7 +291,8 @@ class AlgorithmSettings(PluginSettings):
         """
         # Settings are read in a tenth of the time that torch takes to import.
         found: Any = load_class(self.learner, Learner)
-        learner: Learner[Any, Any] = found(self, setup)
+        with normal_numerics(setup.device):
+            learner: Learner[Any, Any] = found(self, setup)
         if self.kernel == "fused" and learner.kernel.name != "fused":
             raise ConfigError(
                 f"algorithm.kernel is fused, but {self.name} has no fused kernel ({learner.kernel.reason}); required "

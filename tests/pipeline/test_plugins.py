@@ -17,11 +17,12 @@ from metaloom.pipeline.plugins import INSTALLED, load, path_of, place_of
 from metaloom.pipeline.schema import ConfigError
 
 OWN = '''
-from typing import ClassVar
+from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
-from metaloom.pipeline.baselines.config import BaselineSettings
+from metaloom.pipeline.algorithms.maml.settings import ProMP
+from metaloom.pipeline.baselines.config import BaselineConfig, BaselineSettings
 
 
 class Still(AlgorithmSettings):
@@ -40,6 +41,22 @@ class Halved(BaselineSettings):
 
     def fit_predict(self, observations, targets, mask, *, seed=0, parallel=map):
         return self.share * np.asarray(targets, np.float64)
+
+
+class Smoothed(ProMP):
+    width: int = 9
+
+
+class Smoother(Smoothed):
+    pass
+
+
+class Fixed(ProMP):
+    name: Literal["promp"] = "promp"
+
+
+class OwnConfig(BaselineConfig):
+    pass
 
 
 class Plain:
@@ -155,11 +172,34 @@ def test_an_object_that_no_other_process_would_find_is_refused(monkeypatch):
 @pytest.mark.usefixtures("own")
 def test_a_subclass_that_kept_a_built_in_name_would_be_replayed_as_another_and_is_refused():
     promp = load(ALGORITHMS.path("promp"))
-    mine = type("Mine", (promp,), {"__module__": "own_plugins"})
+    mine = type("Mine", (promp,), {"__module__": "own_plugins", "__annotations__": {"name": str}, "name": "promp"})
     with pytest.raises(
         ConfigError, match=r"whose name is 'promp', which stands for .*:ProMP; leave the field name out"
     ):
         build_config(settings(algorithm=mine()))
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("name", ["own_plugins:Smoothed", "own_plugins:Smoother"])
+def test_a_subclass_of_a_built_in_algorithm_is_found_under_its_own_name(name):
+    config = build_config(settings(algorithm={"name": name, "width": 3}))
+    assert (config.algorithm.name, config.algorithm.width) == (name, 3)
+    assert type(config.algorithm) is load(name)
+    assert build_config(config.model_dump(mode="json")) == config
+    assert build_config(settings(algorithm=load(name)())).algorithm.name == name
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("section", "name", "cure"),
+    [
+        ("algorithm", "own_plugins:Fixed", "'promp'; required a class that leaves the field out"),
+        ("baseline", "own_plugins:OwnConfig", "'value_network'; required a class derived from .*:BaselineSettings"),
+    ],
+)
+def test_a_subclass_that_fixes_the_names_of_built_in_settings_is_refused_with_the_cure(section, name, cure):
+    with pytest.raises(ConfigError, match=f"^{section}.name: found '{name}', whose field name takes only .*{cure}"):
+        build_config(settings(**{section: name}))
 
 
 def test_built_in_settings_keep_their_place_in_files_and_schemas():

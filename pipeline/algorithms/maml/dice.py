@@ -11,14 +11,11 @@ from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.adam import AdamEpochs
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner
 from metaloom.pipeline.algorithms.maml.losses import LOSS, dice_loss, log_likelihood_per_cell, policy_kls
-from metaloom.pipeline.algorithms.maml.meta_gradient import InnerLoss, Objective
+from metaloom.pipeline.algorithms.maml.meta_gradient import Objective
 from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import DiceMAML, VPGDice
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.types import LearnerState, Step
-
-OUTER_LOSSES: dict[str, InnerLoss] = {"dice-maml": dice_loss, "vpg-dice": log_likelihood_per_cell}
-"""Losses after adaptation, by the algorithm's name."""
 
 
 class DiceLearner(MetaLearner):
@@ -26,7 +23,7 @@ class DiceLearner(MetaLearner):
 
     def __init__(self, settings: DiceMAML | VPGDice, setup: Setup) -> None:
         super().__init__(settings, setup, dice_loss, AdamEpochs(settings))
-        self._outer_loss = OUTER_LOSSES[settings.name]
+        self._outer_loss = log_likelihood_per_cell if isinstance(settings, VPGDice) else dice_loss
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
         """The loss after adaptation; see MetaLearner."""

@@ -1,0 +1,156 @@
+"""Global random generators, which no stage may draw from: what they draw depends on all that drew before.
+
+Workers import this module: no torch, unless it has been imported already.
+"""
+
+import ctypes
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from metaloom.pipeline.plugins import is_installed
+
+T = TypeVar("T")
+
+_LIBRARIES = ("random", "numpy", "torch", "metaloom")
+_RANDOM = cast(Any, random.random).__self__
+_MOST_FRUITLESS = 3
+_CURE = (
+    "metaloom.pipeline.seeding.generator(run_seed, stream, *position), or in a policy's sample from torch's own "
+    "generator, which is seeded for it"
+)
+
+
+class Draw(NamedTuple):
+    """A draw from a global generator.
+
+    Attributes:
+        generator: Name of the generator's module.
+        where: Function and line that drew.
+        in_env: True if an environment did, rather than what acts or learns.
+        installed: True if the function is an installed package's, which a user cannot easily change.
+    """
+
+    generator: str
+    where: str
+    in_env: bool
+    installed: bool
+
+    def __str__(self) -> str:
+        cure = "self.np_random, which reset(seed=...) seeds" if self.in_env else _CURE
+        return (
+            f"{self.where} drew from the global generator of {self.generator}, so nobody could compute it again; "
+            f"required draws from {cure}"
+        )
+
+
+class GlobalRandomWatch:
+    """Finds out whether work draws from a global generator, and who does.
+
+    The states before and after are compared. Only where they differ is the work done again, step by step, to find the
+    line: other threads may have drawn as well, and what they draw decides no bit of the work.
+
+    Args:
+        on: False for work in which there is no code of the user's.
+    """
+
+    def __init__(self, *, on: bool = True) -> None:
+        self._on = on
+        self._fruitless = Counter[str]()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._on = False
+
+    def draw_of(self, work: Callable[[], T], again: Callable[[], object] | None = None) -> tuple[T, Draw | None]:
+        """Return what work gives, and what of it drew, if anything did.
+
+        Args:
+            work: Work to watch.
+            again: The same work on this thread alone, done where a generator has changed; `work` when None.
+        """
+        if not self._on:
+            return work(), None
+        before = _states()
+        result = work()
+        after = _states()
+        changed = [name for name in after if after[name] != before.get(name, after[name])]
+        # Some are what other threads draw from all the time.
+        changed = [name for name in changed if self._fruitless[name] < _MOST_FRUITLESS]
+        if not changed:
+            return result, None
+        draw = _first_draw(again or work, changed)
+        if draw is None:
+            self._fruitless.update(changed)
+        return result, draw
+
+
+def _states(*, exact: bool = False) -> dict[str, object]:
+    found: dict[str, object] = {"random": random.getstate(), "numpy.random": _numpy_state(exact=exact)}
+    if (torch := sys.modules.get("torch")) is not None:
+        found["torch"] = torch.get_rng_state().numpy().tobytes()
+        if torch.cuda.is_initialized():
+            found["torch.cuda"] = [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
+    return found
+
+
+def _numpy_state(*, exact: bool) -> object:
+    of_numpy = np.random.get_bit_generator()
+    if not isinstance(of_numpy, np.random.MT19937):
+        return str(of_numpy.state)
+    if exact:  # with the second of two normal numbers, which are drawn together
+        _, keys, *others = np.random.get_state()  # noqa: NPY002
+        return keys.tobytes(), *others
+    # The keys and the position among them, where they lie in memory: to ask for them takes fifty times as long.
+    return ctypes.string_at(of_numpy.ctypes.state_address, 625 * 4)
+
+
+def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> Draw | None:
+    found: list[Draw] = []
+    others = [name for name in generators if name != "random"]
+    before = _states(exact=True)
+
+    def look(frame: FrameType, event: str, argument: object) -> None:
+        # Threads of libraries draw from `random` for pauses of their own, so of it the calls of this thread are seen.
+        if "random" in generators and event == "c_call" and getattr(argument, "__self__", None) is _RANDOM:
+            generator = "random"
+        elif others and (now := _states(exact=True)) != before:
+            generator = next((name for name in others if now[name] != before[name]), None)
+        else:
+            return
+        if generator and not found:
+            found.append(_draw(generator, frame.f_back if event == "call" and frame.f_back else frame))
+            sys.setprofile(profiler)
+
+    profiler = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        work()
+    except Exception:  # it went well before, and what it drew is known by now
+        pass
+    finally:
+        sys.setprofile(profiler)
+    return found[0] if found else None
+
+
+def _draw(generator: str, frame: FrameType) -> Draw:
+    """Who drew: the innermost function that is neither a library's nor ours."""
+    stack: list[FrameType] = []
+    at: FrameType | None = frame
+    while at is not None:
+        stack.append(at)
+        at = at.f_back
+    others = (f for f in stack if _module(f).partition(".")[0] not in _LIBRARIES)
+    who = next(others, frame)
+    in_env = any(_module(f) == "metaloom.pipeline.envs.loop_batch" for f in stack)
+    where = f"{_module(who)}:{who.f_code.co_qualname}, line {who.f_lineno}"
+    return Draw(generator, where, in_env, is_installed(who.f_code.co_filename))
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

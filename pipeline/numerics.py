@@ -1,0 +1,215 @@
+"""Process-wide settings that decide bits, set as runs are computed under while a stage computes, and restored after it.
+
+An earlier cell of a notebook, an imported plug-in, or another user's task on a shared worker may have changed the
+precision of matrix products, the default dtype, gradients, threads or flush-to-zero. Workers import this module: no
+torch, unless it has been imported already. Who has not imported it has changed nothing of it.
+"""
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from metaloom.pipeline.device import DeviceName
+
+_SMALLEST_NORMAL, _DENORMAL = sys.float_info.min, 5e-324
+
+
+class _Setting(NamedTuple):
+    """A setting: how it is read and changed, and which of its values are normal; the first one is set."""
+
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+    normal: tuple[Any, ...]
+
+
+@contextmanager
+def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
+    """Compute under the settings that runs are computed under, and restore those that there were.
+
+    Args:
+        device: Device on which torch computes; other than the CPU by deterministic algorithms only.
+    """
+    torch = sys.modules.get("torch")
+    with ExitStack() as left, np.errstate(divide="warn", over="warn", invalid="warn", under="ignore"):
+        if torch is not None:
+            _leave_modes(torch, left)
+        left.enter_context(_kept(_of_thread(torch)))
+        left.enter_context(_shared.kept(_of_process(torch, device)))
+        yield
+
+
+def unusual_numerics(device: DeviceName = "cpu") -> dict[str, str]:
+    """Return the settings of this process that are not those of a stage, by name, except for numbers of threads."""
+    torch = sys.modules.get("torch")
+    values = {s: s.get() for s in (*_of_thread(torch), *_of_process(torch, device)) if "threads" not in s.name}
+    unusual = {setting.name: str(value) for setting, value in values.items() if value not in setting.normal}
+    if torch is not None:
+        modes = {"torch inference mode": torch.is_inference_mode_enabled(), "torch autocast": _autocasts(torch)}
+        unusual |= {name: "on" for name, is_on in modes.items() if is_on}
+        if (found := torch.get_default_device()).type != "cpu":
+            unusual["torch default device"] = str(found)
+    return unusual
+
+
+@contextmanager
+def _kept(settings: list[_Setting]) -> Generator[None]:
+    before = _set_normal(settings)
+    try:
+        yield
+    finally:
+        _restore(settings, before)
+
+
+class _Shared:
+    """Settings that all threads share: the first to compute changes them, the last one restores them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._computing = 0
+        self._settings: list[_Setting] = []
+        self._before: list[Any] = []
+
+    @contextmanager
+    def kept(self, settings: list[_Setting]) -> Generator[None]:
+        with self._lock:
+            before = _set_normal(settings)
+            if not self._computing:
+                self._settings, self._before = settings, before
+            self._computing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._computing -= 1
+                if not self._computing:
+                    _restore(self._settings, self._before)
+
+
+_shared = _Shared()
+
+
+def _set_normal(settings: list[_Setting]) -> list[Any]:
+    """Set what is not normal; returns what there was."""
+    before = [setting.get() for setting in settings]
+    for setting, value in zip(settings, before, strict=True):
+        if value not in setting.normal:
+            setting.set(setting.normal[0])
+    return before
+
+
+def _restore(settings: list[_Setting], before: list[Any]) -> None:
+    for setting, value in zip(settings, before, strict=True):
+        if setting.get() != value:
+            setting.set(value)
+
+
+def _leave_modes(torch: Any, left: ExitStack) -> None:
+    """Leave the modes of this thread that are left by entering another one."""
+    if torch.is_inference_mode_enabled():
+        left.enter_context(torch.inference_mode(False))
+    if _autocasts(torch):
+        left.enter_context(torch.autocast("cpu", enabled=False))
+    if torch.get_default_device().type != "cpu":
+        left.enter_context(torch.device("cpu"))
+
+
+def _autocasts(torch: Any) -> bool:
+    return bool(torch.is_autocast_enabled("cpu"))
+
+
+def _of_thread(torch: Any) -> list[_Setting]:
+    settings = [_Setting("flush to zero", _flushes_to_zero, _flush_to_zero, (False,))]
+    if torch is not None:
+        settings += [
+            _Setting("torch gradients", torch.is_grad_enabled, torch.set_grad_enabled, (True,)),
+            _Setting("torch threads", torch.get_num_threads, torch.set_num_threads, (1,)),
+        ]
+    return settings
+
+
+def _of_process(torch: Any, device: DeviceName) -> list[_Setting]:
+    if torch is None:
+        return _of_blas()
+    return [*_of_blas(), *_of_torch(torch, device)]
+
+
+@cache
+def _of_blas() -> list[_Setting]:
+    found = [library for library in ThreadpoolController().lib_controllers if library.user_api == "blas"]
+    return [_Setting("BLAS threads", lib.get_num_threads, lib.set_num_threads, (1,)) for lib in found]
+
+
+@cache
+def _of_torch(torch: Any, device: DeviceName) -> list[_Setting]:
+    mkldnn = torch.backends.mkldnn
+    return [
+        _Setting("torch default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float32,)),
+        _Setting(
+            "torch deterministic algorithms",
+            torch.are_deterministic_algorithms_enabled,
+            torch.use_deterministic_algorithms,
+            (device != "cpu",),
+        ),
+        _Setting("mkldnn", lambda: mkldnn.enabled, lambda on: setattr(mkldnn, "enabled", on), (True,)),
+        _Setting("torch float32 precision", *_matmul_precision(torch), ("highest",)),
+        *_precisions(torch.backends, device),
+    ]
+
+
+_MIXED = "set by product"
+
+
+def _matmul_precision(torch: Any) -> tuple[Callable[[], str], Callable[[str], None]]:
+    def get() -> str:
+        try:
+            return torch.get_float32_matmul_precision()
+        except RuntimeError:  # it has been set for some products, as `_precisions` find
+            return _MIXED
+
+    def set_to(value: str) -> None:
+        if value != _MIXED:
+            torch.set_float32_matmul_precision(value)
+
+    return get, set_to
+
+
+def _precisions(backends: Any, device: DeviceName) -> Iterator[_Setting]:
+    """The precision of each kind of product, where the version of torch knows them apart."""
+    parts = {f"mkldnn {name}": getattr(backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn")}
+    if device == "cuda":
+        parts |= {f"cudnn {name}": getattr(backends.cudnn, name, None) for name in ("conv", "rnn")}
+        yield _Setting(
+            "cudnn benchmark",
+            lambda: backends.cudnn.benchmark,
+            lambda on: setattr(backends.cudnn, "benchmark", on),
+            (False,),
+        )
+    for name, part in parts.items():
+        if hasattr(part, "fp32_precision"):
+            yield _precision_of(name, part)
+
+
+def _precision_of(name: str, part: Any) -> _Setting:
+    return _Setting(
+        f"{name} precision",
+        lambda: part.fp32_precision,
+        lambda value: setattr(part, "fp32_precision", value),
+        ("ieee", "none"),
+    )
+
+
+def _flushes_to_zero() -> bool:
+    return _SMALLEST_NORMAL / 2 == 0 or _DENORMAL * 2.0**60 == 0
+
+
+def _flush_to_zero(on: bool) -> None:
+    # Only torch can change it, and something else may have.
+    importlib.import_module("torch").set_flush_denormal(on)

@@ -1,0 +1,347 @@
+"""Mistakes in a user's stages, graphs, learners and policies: each is refused by a sentence that says what to do."""
+
+import random
+import re
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import metaloom
+from metaloom import storage
+from metaloom.flows import cli
+from metaloom.flows.commands.evaluate import evaluate
+from metaloom.flows.commands.replay import replay
+from metaloom.flows.commands.train import train
+from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline import global_random
+from metaloom.pipeline.global_random import GlobalRandomWatch
+from metaloom.pipeline.schema import ConfigError
+from metaloom.stages.faults import StageFault
+
+SERIAL = Backend(workers=0)
+FLOW = '''
+import random
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+
+from metaloom.flows.graph.common import evaluated, evaluation
+from metaloom.flows.graph.on_policy import ADAPT, COLLECT_ROLLOUTS, META_OPTIMIZE, ON_POLICY, PROCESS_SAMPLES
+from metaloom.flows.graph.stage import INNER_STEP, ITERATION, Stage
+from metaloom.pipeline.algorithms.maml.promp import ProMPLearner
+from metaloom.pipeline.algorithms.maml.settings import ProMP
+from metaloom.pipeline.baselines.config import BaselineSettings
+from metaloom.pipeline.types import EpisodeBatch, Samples
+from metaloom.storage import Span, StageRef
+
+
+def halve(context, i, k, *, samples):
+    return replace(samples, advantages=(samples.advantages / 2).astype(np.float32))
+
+
+def drawing(context, i, k, *, samples):
+    return replace(samples, advantages=samples.advantages + np.float32(random.random()))
+
+
+def at(stage):
+    return lambda config, i, k: {"samples": stage(i, k)}
+
+
+def graph(stage):
+    """ON_POLICY with one more stage before `adapt`."""
+    n = ON_POLICY.stages.index(ADAPT)
+    return replace(ON_POLICY, name="own", stages=(*ON_POLICY.stages[:n], stage, *ON_POLICY.stages[n:]))
+
+
+@dataclass(frozen=True)
+class Noise:
+    values: np.ndarray
+
+
+HALVE = Stage("halve", INNER_STEP, at(PROCESS_SAMPLES.at), Samples, halve, group="halved_{step}")
+ADAPT_TO_HALVED = replace(ADAPT, inputs=lambda c, i, k: {**ADAPT.inputs(c, i, k), "samples": HALVE.at(i, k)})
+_HALVED = tuple(ADAPT_TO_HALVED if stage is ADAPT else stage for stage in graph(HALVE).stages)
+GRAPHS = {
+    "Halved": replace(ON_POLICY, name="own", stages=_HALVED),
+    "Beside": graph(HALVE),
+    "Unknown": graph(replace(HALVE, inputs=at(lambda i, k: StageRef(i, "nothing", k)))),
+    "UnknownSpan": graph(replace(HALVE, inputs=at(lambda i, k: Span(("nothing",), 0, i)))),
+    "Future": graph(replace(HALVE, inputs=at(lambda i, k: PROCESS_SAMPLES.at(i + 1, k)))),
+    "FutureSpan": graph(replace(HALVE, inputs=at(lambda i, k: Span(("process_samples",), 0, i + 1)))),
+    "Order": replace(ON_POLICY, name="own", stages=(*_HALVED[:4], ADAPT_TO_HALVED, HALVE, *_HALVED[6:])),
+    "NoSuchStep": graph(replace(HALVE, inputs=at(lambda i, k: PROCESS_SAMPLES.at(i, k + 5)))),
+    "Before": graph(replace(HALVE, inputs=at(lambda i, k: PROCESS_SAMPLES.at(i - 1, k)))),
+    "Group": graph(replace(HALVE, group="samples_{step}")),
+    "Metrics": graph(replace(HALVE, per=ITERATION, group="metrics")),
+    "OneGroup": graph(replace(HALVE, group="halved")),
+    "Twice": graph(replace(HALVE, name="process_samples")),
+    "Argument": graph(replace(HALVE, inputs=lambda c, i, k: {"sample": PROCESS_SAMPLES.at(i, k)})),
+    "Output": graph(replace(HALVE, output=Noise)),
+    "Inputs": graph(replace(HALVE, inputs=lambda c, i: {})),
+    "Drawing": graph(replace(HALVE, run=drawing)),
+    "NoEvaluation": replace(ON_POLICY, name="own", stages=ON_POLICY.stages[:-1]),
+}
+for _name, _graph in GRAPHS.items():
+    globals()[f"{_name}Graph"] = _graph
+    _body = {"__module__": __name__, "__annotations__": {"graph": ClassVar[str]}, "graph": f"own_flow:{_name}Graph"}
+    globals()[_name] = type(_name, (ProMP,), _body)
+
+
+def own(name, **body):
+    """Settings of ProMP with a learner that does otherwise."""
+    globals()[f"{name}Learner"] = type(f"{name}Learner", (ProMPLearner,), {"__module__": __name__, **body})
+    settings = {"__module__": __name__, "__annotations__": {"learner": ClassVar[str]}}
+    globals()[name] = type(name, (ProMP,), {**settings, "learner": f"own_flow:{name}Learner"})
+
+
+def moved(learner, way, state, experience, **options):
+    updated, metrics = super(type(learner), learner).update(state, experience, **options)
+    return replace(updated, params={name: value + np.float32(way) for name, value in updated.params.items()}), metrics
+
+
+def count(learner, *state, **options):
+    learner.n = getattr(learner, "n", 0) + 1
+    return moved(learner, learner.n, *state, **options)
+
+
+def measured(value):
+    def update(learner, state, experience, **options):
+        after, metrics = super(type(learner), learner).update(state, experience, **options)
+        return after, {**metrics, "own": value}
+
+    return update
+
+
+own("Counting", update=count)
+own("Noisy", update=lambda learner, *state, **options: moved(learner, np.random.normal(), *state, **options))
+own("Shuffling", process=lambda learner, *state, **options: moved_away(learner, *state, **options))
+
+
+def moved_away(learner, state, episodes, **options):
+    samples = super(type(learner), learner).process(state, episodes, **options)
+    return replace(samples, advantages=samples.advantages + np.float32(random.random()))
+
+
+class RandomBaseline(BaselineSettings):
+    def fit_predict(self, observations, targets, mask, *, seed=0, parallel=map):
+        return torch.rand(targets.shape).double().numpy() * mask
+
+
+def measure(episodes: EpisodeBatch) -> dict[str, float]:
+    return {"drawn": random.gauss(0, 1)}
+
+
+class Drift(gymnasium.Env):
+    observation_space, action_space = Box(-9, 9, (2,), np.float32), Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.random.normal(size=2).astype(np.float32).clip(-9, 9), 0.0, False, False, {}
+
+
+own("Float32", update=measured(np.array(0.1, np.float32)))
+own("Whole", update=measured(3))
+own("String", update=measured("0.1"))
+own("Missing", update=measured(None))
+own("Many", update=measured(np.zeros(2)))
+own("NotTwo", update=lambda learner, state, experience, **options: state)
+own("NoAdapt", adapt=lambda learner, *args, **options: None)
+own("FewTasks", adapt=lambda learner, state, params, evidence, **options: params.slice(0, 3))
+own("NoAdaptTo", adapt_to_episodes=lambda learner, *args, **options: None)
+'''
+
+
+@pytest.fixture
+def flow(tmp_path, monkeypatch):
+    """The folder of a command, in which such stages and learners are found, and where runs go."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+
+    def write(more: str = "") -> Path:
+        Path("own_flow.py").write_text(FLOW + more)
+        return tmp_path
+
+    yield write
+    sys.modules.pop("own_flow", None)
+
+
+@pytest.fixture
+def refused(flow, tiny_config):
+    """The sentence by which training is refused before it creates a folder."""
+
+    def refusal(name: str, **settings: object) -> str:
+        folder = flow()
+        with pytest.raises(ConfigError) as caught:
+            train(tiny_config(**{"algorithm": f"own_flow:{name}", **settings}), folder / "run", backend=SERIAL)
+        assert not (folder / "run").exists()
+        return str(caught.value)
+
+    return refusal
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "Unknown",
+            "halve(i=0, k=0) reads samples from nothing(i=0, k=0), but there is no stage nothing; required",
+        ),
+        (
+            "UnknownSpan",
+            "reads samples from nothing(i=0..0), but there is no stage nothing; required one of init",
+        ),
+        ("Future", "halve(i=0, k=0) reads samples from process_samples(i=1, k=0), which is computed after it"),
+        ("FutureSpan", "reads samples from process_samples(i=0..1), which is computed after it"),
+        ("Order", "adapt(i=0, k=0) reads samples from halve(i=0, k=0), which is computed after it; required an output"),
+        ("NoSuchStep", "reads samples from process_samples(i=0, k=5), which the iteration does not have"),
+        ("Before", "the inputs of halve(i=0, k=0) raised ValueError: StageRef has iteration -1"),
+        (
+            "Group",
+            "stage halve has the group 'samples_{step}', which holds process_samples; required",
+        ),
+        ("Metrics", "stage halve has the group 'metrics', which holds the metrics of every iteration"),
+        ("Twice", "required different names"),
+        ("Argument", "has the inputs sample, but its function halve does not take them: missing a required argument"),
+        ("Output", "stage halve gives Noise; required one of TaskBatch, EpisodeBatch, Samples"),
+        ("Inputs", "the inputs of halve(i=0, k=0) raised TypeError"),
+    ],
+)
+def test_a_malformed_graph_is_refused_before_a_folder_exists(refused, name, sentence):
+    found = refused(name)
+    assert found.startswith(f"the graph own_flow:{name}Graph: ")
+    assert sentence in found
+
+
+def test_a_stage_of_several_steps_needs_a_group_for_each(refused):
+    settings = {"name": "own_flow:OneGroup", "inner_steps": 2}
+    assert "required a group that ends in _{step}" in refused("OneGroup", algorithm=settings)
+
+
+def test_an_evaluation_that_the_graph_has_no_stage_for_is_refused(refused):
+    found = refused("NoEvaluation", evaluation={"every": 1})
+    assert found.startswith("evaluation.every is 1, but the graph own_flow:NoEvaluationGraph has no stage that evalu")
+
+
+def test_an_evaluation_beside_a_graph_that_adapts_in_another_way_is_refused(flow, tiny_config, refused, capsys):
+    reason = "adapt(i=1, k=0) reads samples from halve(i=1, k=0), but evaluations and trained policies adapt by"
+    assert reason in refused("Halved", evaluation={"every": 1})
+    run = flow() / "run"
+    train(tiny_config(iterations=1, algorithm="own_flow:Halved"), run, backend=SERIAL)
+    assert all(outcome.identical for outcome in replay(run))
+    assert cli.run(["evaluate", "run", "--workers", "0"]) == 2
+    assert reason in capsys.readouterr().err
+    stored = metaloom.open_run(run)
+    with pytest.raises(ConfigError, match="reads samples from halve"):
+        stored.policy().adapt(stored[0].rollouts(0))
+    assert len(evaluate(run, adaptation_steps=0, backend=SERIAL).summary()) == 1
+
+
+def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(flow, tiny_config):
+    flow()
+    config = tiny_config(iterations=1, algorithm="own_flow:Beside", evaluation={"every": 1, "num_tasks": 2})
+    train(config, Path("run"), backend=SERIAL)
+    assert len(evaluate(Path("run"), backend=SERIAL).summary()) == 2
+
+
+def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_are_replayed_in_order(
+    flow, tiny_config, capsys
+):
+    flow()
+    train(tiny_config(algorithm="own_flow:Counting"), Path("run"), backend=SERIAL)
+    different = [outcome for outcome in replay(Path("run")) if not outcome.identical]
+    assert [(outcome.ref.iteration, outcome.ref.stage) for outcome in different] == [
+        (1, "meta_optimize"),
+        (2, "meta_optimize"),
+    ]
+    assert cli.run(["replay", "run"]) == 1
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "nothing that is recorded; own_flow:Counting, own_flow:CountingLearner may keep numbers outside" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("String", "the update gave the metric 'own' as '0.1'; required one number"),
+        ("Missing", "the update gave the metric 'own' as None; required one number"),
+        ("Many", "the update gave the metric 'own' as array([0., 0.]); required one number"),
+        ("NotTwo", "the update of own_flow:NotTwoLearner gave LearnerState; required (LearnerState, metrics)"),
+        ("NoAdapt", "adaptation by own_flow:NoAdaptLearner gave NoneType; required TaskParams of 4 tasks"),
+        (
+            "FewTasks",
+            "of 3 tasks; required TaskParams of 4 tasks, what each of them acts with",
+        ),
+        ("NoAdaptTo", "adaptation by own_flow:NoAdaptToLearner gave NoneType; required TaskParams of 2 tasks"),
+    ],
+)
+def test_what_a_learner_must_not_return_is_refused_by_a_sentence(flow, tiny_config, name, sentence):
+    flow()
+    config = tiny_config(iterations=1, algorithm=f"own_flow:{name}", evaluation={"every": 1, "num_tasks": 2})
+    with pytest.raises(StageFault) as caught:
+        train(config, Path("run"), backend=SERIAL)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "stored"), [("Float32", float(np.float32(0.1))), ("Whole", 3.0)])
+def test_a_metric_that_is_a_number_of_another_type_replays_identical(flow, tiny_config, name, stored):
+    flow()
+    train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
+    assert storage.open_run("run")[0].update().metrics["own"] == stored
+    assert all(outcome.identical for outcome in replay(Path("run")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "who", "generator"),
+    [
+        ({"algorithm": "own_flow:Noisy"}, "meta_optimize k=0: own_flow:<lambda>", "numpy.random"),
+        ({"algorithm": "own_flow:Shuffling"}, "process_samples k=0: own_flow:moved_away", "random"),
+        ({"algorithm": "own_flow:Drawing"}, "halve k=0: own_flow:drawing", "random"),
+        ({"baseline": "own_flow:RandomBaseline"}, "process_samples k=0: own_flow:RandomBaseline.fit_predict", "torch"),
+        ({"metrics": ["own_flow:measure"]}, "meta_optimize k=0: own_flow:measure", "random"),
+        ({"env": "own_flow:Drift"}, "inner step 0: own_flow:Drift.step", "numpy.random"),
+    ],
+)
+def test_whoever_draws_from_a_global_generator_is_refused_by_name(flow, tiny_config, settings, who, generator):
+    flow()
+    with pytest.raises(StageFault, match="could compute it again; required draws from") as caught:
+        train(tiny_config(iterations=1, **settings), Path("run"), backend=SERIAL)
+    assert re.search(
+        rf"iteration 0, {re.escape(who)}, line \d+ drew from the global gen.* of {generator},", str(caught.value)
+    )
+
+
+def test_an_installed_environment_that_draws_from_a_global_generator_is_named_once(
+    flow, tiny_config, monkeypatch, caplog
+):
+    flow()
+    monkeypatch.setattr(global_random, "is_installed", lambda file: Path(file).name == "own_flow.py")
+    train(tiny_config(iterations=1, env="own_flow:Drift"), Path("run"), backend=SERIAL)
+    told = [record.getMessage() for record in caplog.records if "global generator" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("env.name is own_flow:Drift: own_flow:Drift.step, line ")
+
+
+def test_what_another_thread_draws_is_no_fault_of_the_work():
+    watch, calls = GlobalRandomWatch(), []
+
+    def work():
+        calls.append(1)
+        thread = threading.Thread(target=random.random)
+        thread.start()
+        thread.join()
+
+    assert [watch.draw_of(work)[1] for _ in range(6)] == [None] * 6
+    assert len(calls) == 9  # it is done again three times, and then this generator is watched no more
+    _, draw = watch.draw_of(lambda: np.random.normal(size=2))
+    assert draw is not None
+    assert draw.generator == "numpy.random"
