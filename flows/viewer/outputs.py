@@ -80,7 +80,7 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
     records, problems = _records(run, iteration)
     return {
         "iteration": iteration,
-        "iterations_done": len(run.iterations),
+        "last": len(run.iterations) - (not run.files.refs_of({len(run.iterations)})),
         "complete": iteration in run.iterations,
         "stages": [_stage(run, record) for record in records],
         "problems": problems,

@@ -2,12 +2,13 @@
 
 import json
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
 from metaloom import storage
@@ -19,6 +20,7 @@ from metaloom.flows.viewer.listing import RunList
 from metaloom.flows.viewer.outputs import iteration_page, live, output_page, run_page
 from metaloom.flows.viewer.shelf import OpenRun, Shelf
 from metaloom.flows.viewer.values import episode, episode_length, names_along, slice_of
+from metaloom.flows.views.formatting import program
 from metaloom.pipeline.shown import printable
 from metaloom.storage import StageRef
 
@@ -75,7 +77,9 @@ class Pages:
 
     def _place(self, request: Request) -> Response:
         del request
-        return _json({"place": storage.location(self._shelf.place), "only": self._shelf.only})
+        place = storage.location(self._shelf.place)
+        train = shlex.join([program("metaloom"), "train", "first-steps", "--run", f"{place}/first"])
+        return _json({"place": place, "only": self._shelf.only, "train": train})
 
     def _of_run(self, tell: Callable[[storage.Run], Mapping[str, Any]]) -> Answer:
         def answer(request: Request) -> Response:
@@ -139,6 +143,13 @@ class Pages:
 
     def _opened(self, request: Request) -> OpenRun:
         return self._shelf.open(request.path_params["run"])
+
+
+def no_page(request: Request, problem: Exception) -> Response:
+    """Answer an address that leads to nothing with a link to the list of runs."""
+    del problem
+    token = request.url.path.split("/")[1]
+    return HTMLResponse(f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n', 404)
 
 
 def _static() -> dict[str, Path]:

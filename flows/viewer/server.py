@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.viewer.gate import Gate
-from metaloom.flows.viewer.pages import Pages
+from metaloom.flows.viewer.pages import Pages, no_page
 from metaloom.flows.viewer.shelf import Shelf
 from metaloom.flows.views.interactive import plotly_file
 
@@ -28,7 +28,8 @@ def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
         UsageError: the package plotly has no plotly.js.
     """
     pages = Pages(shelf, plotly_file())
-    return Gate(Starlette(routes=[Mount(f"/{token}", routes=pages.routes())]), token)
+    app = Starlette(routes=[Mount(f"/{token}", routes=pages.routes())], exception_handlers={404: no_page})
+    return Gate(app, token)
 
 
 def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:

@@ -129,6 +129,7 @@ def _point_chart(chart: Chart, size: tuple[float, float]) -> Drawing:
         axes.scatter(x, series.values, s=dots, color=series.color, label=series.label, alpha=0.7, linewidths=0)
     if chart.diagonal:
         middle = float(np.nanmean(x))
+        axes.set_aspect("equal", adjustable="datalim")
         axes.axline((middle, middle), slope=1, color="#8c959f", linewidth=1, linestyle="--", zorder=0)
     axes.set_xlabel(chart.x_label + unit)
     axes.set_ylabel(chart.y_label)

@@ -54,11 +54,18 @@ def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | No
     """Returns of complete iterations by class of task; nothing where the environment has none."""
     if classes is None or not iterations:
         return {}
+    return episode_classes(run.episodes(iterations), classes)[0]
+
+
+def episode_classes(episodes: "pa.Table", classes: "Classes") -> "tuple[dict[int, ByStep], Array | None]":
+    """Returns of a table of episodes by class of task, and the class of every task, [I, B].
+
+    Nothing and None where episodes tell no task.
+    """
     keys = ["iteration", "step", "task"]
     fields = [f"task_{field}" for field in classes.fields]
-    episodes = run.episodes(iterations)
     if not {*fields} <= {*episodes.column_names}:  # a graph of one's own may draw no tasks
-        return {}
+        return {}, None
     rows = episodes.group_by([*keys, *fields]).aggregate([("return", "mean")])
     rows = rows.sort_by([(key, "ascending") for key in keys])
     params = np.stack([rows[field].to_numpy() for field in fields], axis=1)
@@ -70,19 +77,7 @@ def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | No
     for start, stop in zip(starts, [*starts[1:], len(place)], strict=True):
         tasks = slice(start, stop)
         found.setdefault(int(place[start]), []).append(classes.returns(returns[tasks], of[tasks]))
-    return dict(found)
-
-
-def classes_of_tasks(run: Run, iterations: Sequence[int], classes: "Classes") -> Array | None:
-    """Number of the class of every task of some iterations, [I, B]; None where episodes tell no task."""
-    fields = [f"task_{field}" for field in classes.fields]
-    episodes = run.episodes(iterations)
-    if not {*fields} <= {*episodes.column_names}:
-        return None
-    rows = episodes.group_by(["iteration", "task"]).aggregate([(field, "min") for field in fields])
-    rows = rows.sort_by([("iteration", "ascending"), ("task", "ascending")])
-    params = np.stack([rows[f"{field}_min"].to_numpy() for field in fields], axis=1)
-    return np.asarray(classes.of(params, classes.fields)).reshape(len(iterations), -1)
+    return dict(found), of[step == step[0]].reshape(len(found), -1)
 
 
 def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.Table":

@@ -1,13 +1,13 @@
 """What a run learned, iteration by iteration, and the curves that show it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.views.class_returns import ByStep, classes_of, returns_by_class
+from metaloom.flows.views.class_returns import ByStep, classes_of, episode_classes
 from metaloom.flows.views.formatting import adaptation_label
 from metaloom.flows.views.series import (
     CLASS_NOTE,
@@ -24,6 +24,10 @@ from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run
 
+Progress = Callable[[int, int], None]
+"""Called with what is done so far, and with how much there is."""
+_BLOCK = 200
+"""Iterations whose episodes are in memory at once."""
 BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
 BAND = "middle half of the tasks"
 BALANCED_NOTE = (
@@ -40,6 +44,7 @@ class History:
         metrics: name -> [I] float64; NaN where an iteration has no such metric.
         task_returns: [I, K+1, B] mean episode return by inner step and task.
         by_class: [I] returns by class of task, of every inner step; empty where the environment has no classes.
+        task_classes: [I, B] number of the class of every task; None where the environment has no classes.
         classes: that it has.
     """
 
@@ -47,6 +52,7 @@ class History:
     metrics: Mapping[str, Array]
     task_returns: Array
     by_class: Sequence[ByStep] = ()
+    task_classes: Array | None = None
     classes: Classes | None = None
 
     @property
@@ -75,11 +81,21 @@ class History:
             metrics={name: np.concatenate([part(name) for part in both]) for name in names},
             task_returns=np.concatenate([self.task_returns, newer.task_returns]),
             by_class=[*self.by_class, *newer.by_class],
+            task_classes=None
+            if self.task_classes is None or newer.task_classes is None
+            else np.concatenate([self.task_classes, newer.task_classes]),
         )
 
 
-def load_history(run: Run, iterations: Sequence[int] | None = None) -> History:
+def load_history(
+    run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = lambda done, total: None
+) -> History:
     """Read what a run learned from its tables; of some complete iterations, or of all.
+
+    Args:
+        run: Run to read.
+        iterations: Complete iterations to read; all by default.
+        on_progress: Called with the number of iterations read so far, and of all.
 
     Raises:
         UsageError: the run has no complete iteration yet.
@@ -92,12 +108,25 @@ def load_history(run: Run, iterations: Sequence[int] | None = None) -> History:
             f"{run.path} has no complete iteration, so there is nothing to report yet; "
             f"go on with: metaloom resume {run.path}"
         )
-    classes = classes_of(run)
+    classes, history = classes_of(run), None
+    # In blocks: a row per episode takes far more memory than what is kept of it.
+    for first in range(0, len(chosen), _BLOCK):
+        on_progress(first, len(chosen))
+        newer = _read(run, chosen[first : first + _BLOCK], classes)
+        history = newer if history is None else history.followed_by(newer)
+    assert history is not None
+    return history
+
+
+def _read(run: Run, iterations: Sequence[int], classes: Classes | None) -> History:
+    episodes = run.episodes(iterations)
+    by_class, task_classes = ({}, None) if classes is None else episode_classes(episodes, classes)
     return History(
-        iterations=np.asarray(chosen),
-        metrics=metric_columns(run.metrics(chosen)),
-        task_returns=_task_returns(run.episodes(chosen), len(chosen)),
-        by_class=[*returns_by_class(run, chosen, classes).values()],
+        iterations=np.asarray(iterations),
+        metrics=metric_columns(run.metrics(iterations)),
+        task_returns=_task_returns(episodes, len(iterations)),
+        by_class=[*by_class.values()],
+        task_classes=task_classes,
         classes=classes,
     )
 

@@ -49,7 +49,7 @@ class Drawings:
     def html(self) -> str:
         """The scripts and their data as markup."""
         data = json.dumps([chart_data(chart) for chart in self.charts], allow_nan=False, separators=(",", ":"))
-        packed = base64.b64encode(gzip.compress(self.plotly.encode(), 9, mtime=0)).decode()
+        packed = base64.b64encode(gzip.compress(self.plotly.encode(), 6, mtime=0)).decode()
         # Within a script nothing is escaped; "<" alone could end it.
         return (
             f'<script type="application/json" id="charts">{data.replace("<", chr(92) + "u003c")}</script>\n'

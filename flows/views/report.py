@@ -11,7 +11,7 @@ from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
 from metaloom.flows.views.class_returns import named_estimates, plus_minus
 from metaloom.flows.views.formatting import adaptation_label, count, dotted, duration, number, plural, size
-from metaloom.flows.views.history import History, load_history
+from metaloom.flows.views.history import History, Progress, load_history
 from metaloom.flows.views.interactive import Drawings, plotly_file
 from metaloom.flows.views.page import Drawn, Figure, Page, Picture
 from metaloom.flows.views.run_charts import learning_chart, run_charts, stage_seconds
@@ -34,7 +34,14 @@ class ReportFiles:
     html: Path
 
 
-def write_report(run: Run, out: Path, *, static: bool = False, film: Picture | None = None) -> ReportFiles:
+def write_report(
+    run: Run,
+    out: Path,
+    *,
+    static: bool = False,
+    film: Picture | None = None,
+    on_progress: Progress = lambda done, total: None,
+) -> ReportFiles:
     """Write learning_curve.png and report.html into a folder, which is made if need be.
 
     Args:
@@ -42,14 +49,18 @@ def write_report(run: Run, out: Path, *, static: bool = False, film: Picture | N
         out: the folder.
         static: with pictures in place of charts that are drawn by scripts.
         film: shown at its end.
+        on_progress: Called with the number of tables and records read so far, and of all, while the run is read.
 
     Raises:
         UsageError: the run has no complete iteration yet.
         IncompatibleFormat: its settings are those of no training run.
     """
     require_settings(run)
-    history = load_history(run)
-    page = report_page(run, history, static=static, film=film).html()
+    # One table of episodes per iteration, and the records of its stages.
+    tables, records = len(run.iterations), len(run.refs())
+    history = load_history(run, on_progress=lambda done, _: on_progress(done, tables + records))
+    seconds = stage_seconds(run, len(history.iterations), lambda done, _: on_progress(tables + done, tables + records))
+    page = report_page(run, history, seconds, static=static, film=film).html()
     out.mkdir(parents=True, exist_ok=True)
     files = ReportFiles(out / "learning_curve.png", out / "report.html")
     files.png.write_bytes(charts.png_bytes(learning_curve(run.path.name, history)))
@@ -78,11 +89,17 @@ def learning_curve(name: str, history: History) -> charts.Drawing:
     return charts.draw(learning_chart(name, history))
 
 
-def report_page(run: Run, history: History, *, static: bool = False, film: Picture | None = None) -> Page:
-    """Compose the page of a run; `static` and `film` as in `write_report`."""
-    config, lineage = run.config, run.lineage()
-    seconds = stage_seconds(lineage, len(history.iterations), run.stages.first)
-    first, *others = run_charts(run, history)
+def report_page(
+    run: Run,
+    history: History,
+    seconds: Mapping[StageRef, Array] | None = None,
+    *,
+    static: bool = False,
+    film: Picture | None = None,
+) -> Page:
+    """Compose the page of a run; `seconds` as in `run_charts`, `static` and `film` as in `write_report`."""
+    seconds = stage_seconds(run, len(history.iterations)) if seconds is None else seconds
+    first, *others = run_charts(run, history, seconds)
     figure = _pictured if static else _drawn
     sections: dict[str, list[Figure]] = {}
     for chart in others:
@@ -97,7 +114,7 @@ def report_page(run: Run, history: History, *, static: bool = False, film: Pictu
         sections=[*sections.items()],
         tables={
             **_class_table(history),
-            "Configuration": list(dotted(config)),
+            "Configuration": list(dotted(run.config)),
             "Environment": _environment(run),
             f"Metrics of iteration {history.iterations[-1]}": [
                 (name, number(float(values[-1]))) for name, values in history.metrics.items()

@@ -1,16 +1,15 @@
 """All charts of a run as data: each is defined here once, for the page, for files and for notebooks."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 
 from metaloom.flows.views.charts import stage_color
-from metaloom.flows.views.class_returns import classes_of_tasks
 from metaloom.flows.views.evaluation_lines import stored_evaluations, training_lines, training_lines_by_class
 from metaloom.flows.views.evaluation_plots import per_shot_chart
 from metaloom.flows.views.formatting import adaptation_label, plural, short_time, stage_name
-from metaloom.flows.views.history import History, class_lines, learning_lines
+from metaloom.flows.views.history import History, Progress, class_lines, learning_lines
 from metaloom.flows.views.metric_curves import optimization_lines, success_lines, trial_lines
 from metaloom.flows.views.series import (
     AFTER,
@@ -32,12 +31,14 @@ from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef
 
 STEPS = "environment steps"
+_TOLD_EVERY = 1000
+"""Records between two reports of progress."""
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000
 """Whose tasks are shown one by one: of so many iterations, fewer where these have more than so many tasks in all."""
 
 
-def run_charts(run: Run, history: History) -> list[Chart]:
-    """Every chart that a run has, in the order of its page."""
+def run_charts(run: Run, history: History, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
+    """Every chart that a run has, in the order of its page; `seconds` as of `stage_seconds`, read where left out."""
     of_metrics: Sequence[tuple[str, Iterator[Lines]]] = (
         ("Trials", trial_lines(history)),
         ("Success", success_lines(history)),
@@ -50,11 +51,11 @@ def run_charts(run: Run, history: History) -> list[Chart]:
         learning_chart(run.path.name, history),
         *trials,
         *_class_charts(history),
-        *_task_charts(run, history),
+        *_task_charts(history),
         *success,
         *_evaluation_charts(run, history),
         *optimization,
-        *_time_charts(run, history),
+        *_time_charts(run, history, stage_seconds(run, len(history.iterations)) if seconds is None else seconds),
     ]
 
 
@@ -93,12 +94,12 @@ def _series_of_class(history: History, c: int) -> Iterator[Series]:
         yield estimates_series(adaptation_label(k, last), colors[k], estimates)
 
 
-def _task_charts(run: Run, history: History) -> Iterator[Chart]:
+def _task_charts(history: History) -> Iterator[Chart]:
     """Every task as a point: before against after in the last iteration, and over training."""
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return
-    names, kinds = _kinds(run, history)
+    names, kinds = _kinds(history)
     if last:
         before, after = history.task_returns[-1, 0], history.task_returns[-1, last]
         note = (
@@ -122,12 +123,10 @@ def _task_charts(run: Run, history: History) -> Iterator[Chart]:
     )  # fmt: skip
 
 
-def _kinds(run: Run, history: History) -> tuple[Sequence[str], Array]:
+def _kinds(history: History) -> tuple[Sequence[str], Array]:
     """Names of the classes of tasks, and the class of every task, [I, B]; one class where there are none."""
-    if history.classes is not None and history.by_class:
-        kinds = classes_of_tasks(run, history.iterations.tolist(), history.classes)
-        if kinds is not None:
-            return history.by_class[0][0].names, kinds
+    if history.task_classes is not None and history.by_class:
+        return history.by_class[0][0].names, history.task_classes
     return ("tasks",), np.zeros((len(history.iterations), history.task_returns.shape[2]), int)
 
 
@@ -154,8 +153,7 @@ def _evaluation_charts(run: Run, history: History) -> Iterator[Chart]:
     yield per_shot_chart(f"Adaptation after {plural(latest + 1, 'update')}", evaluations[latest])
 
 
-def _time_charts(run: Run, history: History) -> Iterator[Chart]:
-    seconds = stage_seconds(run.lineage(), len(history.iterations), run.stages.first)
+def _time_charts(run: Run, history: History, seconds: Mapping[StageRef, Array]) -> Iterator[Chart]:
     if not seconds:
         return
     layers = [*_layers(seconds, run)]
@@ -198,12 +196,18 @@ def _typical_seconds(seconds: Array) -> float:
     return float(np.where(missing, 0, seconds).mean() if missing.any() else np.median(seconds))
 
 
-def stage_seconds(lineage: pa.Table, num_iterations: int, first_stage: str) -> dict[StageRef, Array]:
+def stage_seconds(
+    run: Run, num_iterations: int, on_progress: Progress = lambda done, total: None
+) -> dict[StageRef, Array]:
     """Wall seconds of every stage, [I] each, in the order in which stages run; keys are of iteration 0."""
-    # In the order of writing. What makes the first learner has no share in an iteration.
+    # What makes the first learner has no share in an iteration.
+    refs = [ref for ref in run.refs() if ref.stage != run.stages.first and ref.iteration < num_iterations]
     seconds: dict[StageRef, Array] = {}
-    for row in lineage.sort_by("sequence").select(["iteration", "stage", "step", "seconds"]).to_pylist():
-        if row["stage"] != first_stage and row["iteration"] < num_iterations:
-            by_iteration = seconds.setdefault(StageRef(0, row["stage"], row["step"]), np.full(num_iterations, np.nan))
-            by_iteration[row["iteration"]] = row["seconds"]
-    return seconds
+    written: dict[StageRef, int] = {}
+    for n, ref in enumerate(refs):
+        if n % _TOLD_EVERY == 0:
+            on_progress(n, len(refs))
+        record, stage = run.record(ref), replace(ref, iteration=0)
+        seconds.setdefault(stage, np.full(num_iterations, np.nan))[ref.iteration] = record.seconds
+        written[stage] = min(record.sequence, written.get(stage, record.sequence))
+    return {stage: seconds[stage] for stage in sorted(seconds, key=written.__getitem__)}

@@ -85,7 +85,7 @@ def test_a_report_shows_the_evaluations(run, tmp_path):
     assert [chart.name for chart in of_evaluation] == ["evaluation", "evaluation_by_class", "evaluation_adaptation"]
     assert of_evaluation[0].x.tolist() == history.env_steps[[1, 3]].tolist()
     assert of_evaluation[0].iterations.tolist() == [1, 3]
-    seconds = stage_seconds(run.lineage(), 5, run.stages.first)[storage.StageRef(0, "evaluate")]
+    seconds = stage_seconds(run, 5)[storage.StageRef(0, "evaluate")]
     assert np.isnan(seconds).tolist() == [True, False, True, False, True]
     computing = dict(report_page(run, history).tiles)["computing time (h:mm:ss)"]
     assert computing.count(":") == 2

@@ -261,7 +261,7 @@ def test_the_same_run_gives_the_same_files(run, tmp_path):
 
 
 def test_timing_has_every_stage_that_runs_in_each_iteration(run):
-    seconds = stage_seconds(run.lineage(), len(run), run.stages.first)
+    seconds = stage_seconds(run, len(run))
     assert [(ref.stage, ref.step) for ref in seconds] == [
         ("sample_tasks", 0),
         ("collect_rollouts", 0),
@@ -277,13 +277,32 @@ def test_timing_has_every_stage_that_runs_in_each_iteration(run):
     assert seconds[StageRef(0, "adapt", 1)][2] == run.record(StageRef(2, "adapt", 1)).seconds
 
 
+def test_a_report_reads_each_record_once_and_each_iteration_once_and_says_how_far_it_is(run, tmp_path, monkeypatch):
+    whole, reads, far = load_history(run), list[StageRef](), list[tuple[int, int]]()
+    monkeypatch.setattr("metaloom.flows.views.history._BLOCK", 2)
+    monkeypatch.setattr("metaloom.flows.views.run_charts._TOLD_EVERY", 10)
+    record, episodes = storage.Run.record, storage.Run.episodes
+    blocks = list[list[int]]()
+    monkeypatch.setattr(storage.Run, "record", lambda of, ref: reads.append(ref) or record(of, ref))
+    monkeypatch.setattr(storage.Run, "episodes", lambda of, chosen: blocks.append([*chosen]) or episodes(of, chosen))
+    write_report(run, tmp_path / "report", on_progress=lambda done, total: far.append((done, total)))
+    assert blocks == [[0, 1], [2]]
+    assert len(reads) == len({*reads}) == len(run.refs()) - 1  # what makes the first learner takes no iteration's time
+    assert [done for done, _ in far] == [0, 2, 3, 13, 23]
+    assert {total for _, total in far} == {3 + len(run.refs())}
+    parts = load_history(run)
+    for name in ("iterations", "task_returns", "task_classes"):
+        np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
+    assert repr((parts.metrics, parts.by_class)) == repr((whole.metrics, whole.by_class))
+
+
 def test_an_unfinished_iteration_is_left_out(tmp_path, tiny_config):
     calls = []
     stop = Observer(should_stop=lambda: len(calls) > 12, stage_started=calls.append)
     assert train(tiny_config(), tmp_path / "run", backend=SERIAL, observer=stop).iterations_done == 1
     run = storage.open_run(tmp_path / "run")
     history = load_history(run)
-    assert {len(row) for row in stage_seconds(run.lineage(), 1, run.stages.first).values()} == {1}
+    assert {len(row) for row in stage_seconds(run, 1).values()} == {1}
     assert ("iterations done", "1 of 3") in report_page(run, history).tiles
     assert write_report(run, tmp_path / "report").html.exists()
 

@@ -7,11 +7,12 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from viewing import Viewer
+from viewing import TOKEN, Viewer
 
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import Observer, resume, train
+from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer.adaptation import principal_components
 from metaloom.flows.views.history import BAND_NOTE, load_history
@@ -63,7 +64,8 @@ def test_the_list_has_every_run_as_ls_tells_it(runs, viewer, capsys, monkeypatch
 def test_a_single_run_is_shown_by_itself(runs):
     shutil.copytree(runs / "tiny", runs / "other")
     viewer = Viewer(runs / "tiny")
-    assert viewer.get("place") == {"place": str(runs / "tiny"), "only": "tiny"}
+    place = viewer.get("place")
+    assert (place["place"], place["only"]) == (str(runs / "tiny"), "tiny")
     assert [row["name"] for row in viewer.get("runs")["runs"]] == ["tiny"]
     assert viewer.api("run", "other").status_code == 404
 
@@ -337,6 +339,18 @@ def test_what_is_not_there_is_told_with_what_is(viewer, parts):
     answer = viewer.api("run", *parts)
     assert answer.status_code == 404
     assert answer.json()["problem"]
+
+
+def test_an_address_that_leads_nowhere_links_to_the_runs(viewer):
+    answer = viewer.answer(f"/{TOKEN}/nonsense")
+    assert answer.status_code == 404
+    assert f'href="/{TOKEN}/"' in answer.text
+
+
+def test_an_empty_folder_says_which_command_trains_a_run_in_it(tmp_path):
+    command = shlex.split(Viewer(tmp_path / "runs with space").get("place")["train"])
+    assert command[1:] == ["train", "first-steps", "--run", f"{tmp_path / 'runs with space'}/first"]
+    assert new_config(command[2]).iterations > 0
 
 
 @pytest.mark.slow

@@ -17,12 +17,17 @@ _PATIENCE = 60.0
 
 
 class Page:
-    """A page that has loaded. `said` is what the browser had to say of it: messages, refusals, exceptions."""
+    """A page that has loaded.
+
+    `said` is what the browser had to say of it: messages, refusals, exceptions. `asked` has the URL of everything that
+    it asked for, of windows that it opened, and of pages that it went to.
+    """
 
     def __init__(self, socket: ClientConnection):
         self._socket = socket
         self._sent = 0
         self.said: list[str] = []
+        self.asked: list[str] = []
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
         """What the browser answers to a command of its DevTools protocol."""
@@ -81,22 +86,29 @@ class Page:
     def _note(self, message: dict[str, Any]) -> None:
         if message.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
             self.said.append(json.dumps(message["params"]))
+        elif message.get("method") == "Network.requestWillBeSent":
+            self.asked.append(message["params"]["request"]["url"])
+        elif message.get("method") in ("Page.windowOpen", "Page.frameRequestedNavigation"):
+            self.asked.append(message["params"]["url"])
 
 
 @contextmanager
-def open_page(address: str, folder: Path, *, width: int = 1280, height: int = 900) -> Iterator[Page]:
-    """A page of this machine in a window of its own, which ends with the block."""
+def open_page(
+    address: str, folder: Path, *, width: int = 1280, height: int = 900, hovers: bool = False
+) -> Iterator[Page]:
+    """A page of this machine in a window of its own, which ends with the block; `hovers`: its mouse can hover."""
     assert BROWSER is not None
     options = [
         "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
         f"--user-data-dir={folder}", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
         "--remote-debugging-address=127.0.0.1", "--remote-debugging-port=0",
+        *(["--blink-settings=primaryHoverType=2,availableHoverTypes=2"] if hovers else []),
     ]  # fmt: skip
     with subprocess.Popen([BROWSER, *options, "about:blank"], stderr=subprocess.DEVNULL) as browser:
         try:
             with connect(_page_socket(folder / "DevToolsActivePort"), max_size=None) as socket:
                 page = Page(socket)
-                for domain in ("Page", "Runtime", "Log"):
+                for domain in ("Page", "Runtime", "Log", "Network"):
                     page.send(f"{domain}.enable")
                 page.resize(width, height)
                 page.send("Page.navigate", url=address)

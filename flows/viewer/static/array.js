@@ -4,6 +4,7 @@ import { card, choice, h, problem, quiet, slider } from "./dom.js";
 import { Problem, get, outputLink, values } from "./api.js";
 import { COLORS, draw, picture } from "./charts.js";
 import { number } from "./format.js";
+import { plain } from "./traces.js";
 
 const MOST_LINES = 40;
 const TIME = ["t", "t_with_final"];
@@ -61,16 +62,15 @@ export async function arrayPage(here, run, ref) {
   const label = (axis) => (axis < 0 ? "" : dims[axis] ?? "");
   const places = (count, every) => Array.from({ length: count }, (_, n) => n * every);
   const short = (axis) => axis >= 0 && names[dims[axis]] && shape[axis] <= 60;
-  const ticks = (axis) => (short(axis) ? { tickmode: "array", tickvals: names[dims[axis]].map((_, n) => n), ticktext: names[dims[axis]] } : {});
+  const ticks = (axis) => (short(axis) ? { tickmode: "array", tickvals: names[dims[axis]].map((_, n) => n), ticktext: names[dims[axis]].map(plain) } : {});
 
   async function asPicture({ rows, every }) {
-    const axis = { gridcolor: "#fff", automargin: true, zeroline: false };
+    const axis = { gridcolor: "#fff", zeroline: false };
     trouble.replaceChildren(...skipped(every));
     await picture(chart, rows, label(shown.columns), label(shown.rows), {
       height: Math.max(220, Math.min(640, 90 + 18 * rows.length)), trace: { x: places(rows[0]?.length ?? 0, every[1]), y: places(rows.length, every[0]),
-        hovertemplate: `${label(shown.rows)} %{y}, ${label(shown.columns)} %{x}<br>%{z:.6g}<extra></extra>` },
-      xaxis: { ...axis, title: { text: label(shown.columns) }, ...ticks(shown.columns) },
-      yaxis: { ...axis, title: { text: label(shown.rows) }, autorange: "reversed", ...ticks(shown.rows) } });
+        hovertemplate: `${plain(label(shown.rows))} %{y}, ${plain(label(shown.columns))} %{x}<br>%{z:.6g}<extra></extra>` },
+      xaxis: { ...axis, ...ticks(shown.columns) }, yaxis: { ...axis, autorange: "reversed", ...ticks(shown.rows) } });
   }
 
   async function asLines({ rows, every }) {
@@ -78,14 +78,13 @@ export async function arrayPage(here, run, ref) {
     trouble.replaceChildren(...skipped(every), ...(few.length < rows.length ? [quiet(`The first ${MOST_LINES} of ${rows.length} lines.`)] : []));
     const x = places(rows[0]?.length ?? 0, every[1]);
     const traces = few.map((row, n) => ({ x, y: row, type: "scatter", mode: row.length < 60 ? "lines+markers" : "lines", line: { width: 1.4, color: COLORS[n % COLORS.length] },
-      marker: { size: 4 }, name: short(shown.rows) ? names[dims[shown.rows]][n] : `${label(shown.rows)} ${n * every[0]}` }));
+      marker: { size: 4 }, name: plain(short(shown.rows) ? names[dims[shown.rows]][n] : `${label(shown.rows)} ${n * every[0]}`) }));
     await draw(chart, traces, label(shown.columns), unit || spec.name,
-      { height: 460, showlegend: few.length > 1, xaxis: { title: { text: label(shown.columns) }, gridcolor: "#e6e8eb", automargin: true, ...ticks(shown.columns) } });
+      { height: 460, showlegend: few.length > 1, xaxis: ticks(shown.columns) });
   }
 
   control();
-  // Behind what is returned here: a chart is as wide as its place in the page.
-  requestAnimationFrame(fill);
+  fill();
   const single = !dims.length ? quiet(`A single number.`) : "";
   return [
     h("h1", {}, `${spec.name} of ${output.label}, iteration ${ref.iteration}`),

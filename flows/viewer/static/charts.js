@@ -18,8 +18,17 @@ const SIGNED = [[0, "#b2182b"], [0.25, "#f4a582"], [0.5, "#f7f7f7"], [0.75, "#92
 
 export async function draw(element, traces, x, y, more = {}) {
   const drawn = await plotly();
+  // Outside the page an element has no width that a chart could take.
+  if (!element.isConnected) await new Promise(requestAnimationFrame);
   await drawn.react(element, traces, withRoomForLegend(traces, layout(x, y, more)), CONFIG);
   return element;
+}
+
+// Give charts one left edge, that of the widest numbers, so that one x is at one place in all of them.
+export async function align(elements) {
+  const drawn = await plotly();
+  const left = Math.max(...elements.map((element) => element._fullLayout._size.l));
+  for (const element of elements) await drawn.relayout(element, { "margin.l": left, "yaxis.automargin": false });
 }
 
 // Lines with their bands, as the server describes them; a click tells the iteration.

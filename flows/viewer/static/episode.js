@@ -2,8 +2,9 @@
 
 import { card, choice, h, problem, quiet } from "./dom.js";
 import { film, get, link } from "./api.js";
-import { COLORS, draw } from "./charts.js";
+import { COLORS, align, draw } from "./charts.js";
 import { number } from "./format.js";
+import { plain } from "./traces.js";
 
 const FIRST = ["rewards", "observations", "actions", "advantages", "returns", "values"];
 const FRAME_MILLISECONDS = 50;
@@ -65,9 +66,12 @@ export async function episodePage(here, run, ref) {
   }).map(([element, drawn]) => { charts.push({ signal: drawn[0], chart: drawn[1], cursor: drawn[2] }); return element; }));
 
   requestAnimationFrame(async () => {
-    for (const { signal, chart, cursor } of charts) {
+    for (const { signal, chart } of charts) {
       if (here.signal.aborted) return;
       await lines(chart, signal, found.length);
+    }
+    await align(charts.map(({ chart }) => chart));
+    for (const { chart, cursor } of charts) {
       chart.append(cursor);
       chart.on("plotly_click", (event) => seek(Math.round(event.points[0].x)));
       chart.on("plotly_afterplot", () => moveCursor(chart, cursor, shown.t));
@@ -100,11 +104,11 @@ function taskText(iteration, task) {
 
 async function lines(chart, signal, length) {
   const few = signal.values.slice(0, MOST_LINES);
-  const traces = few.map((values, n) => ({ y: values, x: values.map((_, t) => t), type: "scatter", mode: "lines", name: signal.labels[n],
+  const traces = few.map((values, n) => ({ y: values, x: values.map((_, t) => t), type: "scatter", mode: "lines", name: plain(signal.labels[n]),
     line: { width: 1.5, color: COLORS[n % COLORS.length] }, hovertemplate: `${few.length > 1 ? "%{fullData.name}, " : ""}step %{x}: %{y:.5g}<extra></extra>` }));
   await draw(chart, traces, few.length < signal.values.length ? `step (the first ${MOST_LINES} of ${signal.values.length} components)` : "step", "",
-    { height: few.length > 4 ? 250 : 180, showlegend: few.length > 1, legend: { font: { size: 11 } }, margin: { l: 52, r: 10, t: 6, b: 36 },
-      xaxis: { range: [-0.5, length + 0.5], gridcolor: "#e6e8eb", zeroline: false, title: { text: few.length < signal.values.length ? `step (the first ${MOST_LINES} of ${signal.values.length} components)` : "step", standoff: 4 } } });
+    { height: few.length > 4 ? 320 : few.length > 1 ? 210 : 180, showlegend: few.length > 1, margin: { l: 52, r: 14, t: 6, b: 40 },
+      xaxis: { range: [-0.5, length + 0.5], zeroline: false, automargin: false } });
 }
 
 function moveCursor(chart, cursor, t) {

@@ -1,9 +1,10 @@
 // An iteration: its stages and their arrays, returns by task, what adaptation did.
 
-import { card, choice, command, drawing, facts, folded, h, problem, quiet, table } from "./dom.js";
+import { card, choice, command, drawing, facts, folded, h, quiet, table } from "./dom.js";
 import { get, link, outputLink } from "./api.js";
 import { COLORS, draw, picture } from "./charts.js";
 import { bytes, number, seconds, short } from "./format.js";
+import { plain } from "./traces.js";
 
 const BEFORE = "#d55e00";
 const AFTER = "#0072b2";
@@ -22,17 +23,17 @@ export async function iterationPage(here, run, { iteration }) {
   }
   here.attempt(returns, () => byTask(here, run, page, returns));
   here.attempt(adaptation, () => adapted(here, run, page, adaptation));
-  const metrics = page.metrics.problem ? problem(page.metrics.problem)
+  const metrics = page.metrics.problem ? here.problem(page.metrics.problem)
     : folded("Metrics", false, facts(Object.entries(page.metrics).map(([name, value]) => [name, number(value)])));
   return [
-    heading(run, page), ...page.problems.map(problem), returns, adaptation,
+    heading(run, page), ...page.problems.map(here.problem), returns, adaptation,
     h("h2", {}, "Stages"), h("div", { class: "stages" }, card(drawing(page.graph)), stageTable(run, page)),
-    classes(page), h("h2", {}, "More"), metrics, folded("Commands", true, page.commands.map(command)),
+    classes(here, page), h("h2", {}, "More"), metrics, folded("Commands", true, page.commands.map(command)),
   ];
 }
 
 function heading(run, page) {
-  const near = (i, text) => (i >= 0 && i <= page.iterations_done ? h("a", { href: link(run, "iteration", i) }, text) : h("span", { class: "quiet" }, text));
+  const near = (i, text) => (i >= 0 && i <= page.last ? h("a", { href: link(run, "iteration", i) }, text) : h("span", { class: "quiet" }, text));
   return [
     h("h1", {}, `Iteration ${page.iteration}`, page.complete ? "" : " (under way)"),
     h("div", { class: "row" }, near(page.iteration - 1, "← before"), near(page.iteration + 1, "next →"),
@@ -61,9 +62,9 @@ export function arrayLink(run, ref, array) {
   return h("a", { href, title: `${array.description} [${array.shape.join(", ")}] ${array.dtype}` }, array.name);
 }
 
-function classes(page) {
+function classes(here, page) {
   const rows = page.class_returns.rows;
-  if (page.class_returns.problem) return problem(page.class_returns.problem);
+  if (page.class_returns.problem) return here.problem(page.class_returns.problem);
   if (!rows?.length) return "";
   return [h("h2", {}, "Returns by class of task"), card(h("p", { class: "note" }, "mean over the tasks of a class, ± its standard error over tasks"),
     table(["inner step", "class", ">tasks", ">average return", ">± standard error"],
@@ -74,7 +75,7 @@ const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / va
 
 async function byTask(here, run, page, into) {
   const { returns } = page;
-  if (returns.problem) return [h("h2", {}, "Returns by task"), problem(returns.problem)];
+  if (returns.problem) return [h("h2", {}, "Returns by task"), here.problem(returns.problem)];
   const steps = Object.keys(returns.steps).map(Number).sort((a, b) => a - b);
   if (!steps.length) return "";
   const means = h("div", { class: "chart" });
@@ -104,16 +105,16 @@ async function byTask(here, run, page, into) {
     const widest = Math.max(...rows.map((row) => row.length));
     const full = rows.map((row) => [...row, ...Array(widest - row.length).fill(null)]);
     await picture(episodes, full, "episode", "task", { height: several ? 340 : 150,
-      xaxis: { title: { text: "episode" }, dtick: Math.ceil(widest / 12), gridcolor: "#fff", zeroline: false },
-      yaxis: { title: { text: "task" }, dtick: Math.ceil(rows.length / 12), gridcolor: "#fff", zeroline: false }, trace: {
+      xaxis: { dtick: Math.ceil(widest / 12), gridcolor: "#fff", zeroline: false },
+      yaxis: { dtick: Math.ceil(rows.length / 12), gridcolor: "#fff", zeroline: false }, trace: {
       hovertemplate: "task %{y}, episode %{x}<br>%{text}<br>return %{z:.4g}<extra></extra>", text: rows.map((_, b) => Array(widest).fill(about(returns, b))) } });
   }
 }
 
-const about = (returns, b) => [
+const about = (returns, b) => plain([
   ...(returns.classes ? [returns.classes[b]] : []),
-  ...Object.entries(returns.tasks).slice(0, 4).map(([name, values]) => `${name} ${number(values[b])}`),
-].join(", ");
+  ...Object.entries(returns.tasks ?? {}).slice(0, 4).map(([name, values]) => `${name} ${number(values[b])}`),
+].join(", "));
 
 const afterSteps = (returns) => returns.shown.map(({ step, label, color }) => (
   { name: label, color, means: returns.steps[step].returns.map(mean) }));
@@ -137,8 +138,8 @@ async function dumbbells(element, returns, groups) {
     traces.push({ x: places, y: order.map((b) => means[n][b]), mode: "markers", marker: { size: 7, color }, name,
       text: order.map((b) => `task ${b}${about(returns, b) ? `: ${about(returns, b)}` : ""}`), hovertemplate: "%{text}<br>%{y:.4g}<extra></extra>" });
   });
-  await draw(element, traces, "task, by return", "mean return",
-    { height: 340, xaxis: { title: { text: "tasks, by their return" }, showticklabels: false, gridcolor: "#fff", zeroline: false }, showlegend: groups.length > 1 });
+  await draw(element, traces, "tasks, by their return", "mean return",
+    { height: 340, xaxis: { showticklabels: false, gridcolor: "#fff", zeroline: false }, showlegend: groups.length > 1 });
 }
 
 async function adapted(here, run, page, into) {
@@ -147,9 +148,9 @@ async function adapted(here, run, page, into) {
   const ways = h("div", { class: "grid" });
   const policies = h("div", { class: "chart" });
   const parts = [];
-  if (found.ways?.problem) parts.push(problem(found.ways.problem));
+  if (found.ways?.problem) parts.push(here.problem(found.ways.problem));
   else if (found.ways) parts.push(ways);
-  if (found.policies?.problem) parts.push(problem(found.policies.problem));
+  if (found.policies?.problem) parts.push(here.problem(found.policies.problem));
   else if (found.policies) {
     const { from_learner: own, parameters, shares } = found.policies;
     parts.push(h("div", { class: "grid" }, card(h("h3", {}, "Where adaptation took every task"),
@@ -185,7 +186,7 @@ async function drawWays(grid, ways, page) {
     const color = palette(page);
     const traces = [...new Set(names)].map((kind) => {
       const of = round.tasks.flatMap((task, b) => (names[b] === kind ? task.map((way) => [way, b]) : []));
-      return { type: "scatter", mode: "lines", name: kind, line: { width: 1, color: color(kind) }, opacity: 0.65,
+      return { type: "scatter", mode: "lines", name: plain(kind), line: { width: 1, color: color(kind) }, opacity: 0.65,
         x: of.flatMap(([way]) => [...way[0], null]), y: of.flatMap(([way]) => [...way[1], null]),
         text: of.flatMap(([way, b]) => [...way[0].map((_, t) => `task ${b}, step ${t}`), ""]), hovertemplate: "%{text}<extra></extra>" };
     });
@@ -195,8 +196,7 @@ async function drawWays(grid, ways, page) {
       color: ways.goals.map((_, b) => color(names[b])) }, showlegend: false,
       x: ways.goals.map((goal) => goal[0]), y: ways.goals.map((goal) => goal[1]), text: ways.goals.map((_, b) => `goal of task ${b}`), hovertemplate: "%{text}<extra></extra>" });
     await draw(charts[n], traces, `x (${ways.unit})`, `y (${ways.unit})`, { height: 420, showlegend: new Set(names).size > 1,
-      xaxis: { title: { text: `x (${ways.unit})` }, range: edges[0], gridcolor: "#e6e8eb", zeroline: false },
-      yaxis: { title: { text: `y (${ways.unit})` }, range: edges[1], scaleanchor: "x", gridcolor: "#e6e8eb", zeroline: false } });
+      xaxis: { range: edges[0], zeroline: false }, yaxis: { range: edges[1], scaleanchor: "x", zeroline: false } });
   }
 }
 
@@ -212,9 +212,11 @@ async function drawPolicies(element, policies, page) {
   }
   for (const kind of new Set(names)) {
     const of = last.map((point, b) => [point, b]).filter(([, b]) => names[b] === kind);
-    traces.push({ type: "scatter", mode: "markers", name: kind, marker: { size: 8, color: color(kind) }, x: of.map(([p]) => p[0]), y: of.map(([p]) => p[1]),
+    traces.push({ type: "scatter", mode: "markers", name: plain(kind), marker: { size: 8, color: color(kind) }, x: of.map(([p]) => p[0]), y: of.map(([p]) => p[1]),
       text: of.map(([, b]) => `task ${b}${about(page.returns, b) ? `: ${about(page.returns, b)}` : ""}${policies.distances ? `<br>moved by ${number(policies.distances.at(-1)[b])}` : ""}`),
       hovertemplate: "%{text}<extra></extra>" });
   }
-  await draw(element, traces, "first component", "second component", { height: 420, showlegend: new Set(names).size > 1 || policies.from_learner });
+  // A direction and a distance are true only where both axes have one scale.
+  await draw(element, traces, "first component", "second component",
+    { height: 420, showlegend: new Set(names).size > 1 || policies.from_learner, yaxis: { scaleanchor: "x" } });
 }

@@ -18,18 +18,21 @@ function surroundings(element, signal) {
     const timer = setInterval(() => { if (!document.hidden) look(); }, milliseconds);
     signal.addEventListener("abort", () => clearInterval(timer));
   };
-  return { element, signal, every, attempt: (into, work) => attempt(into, work, signal) };
+  // One fault may keep several parts of a page from being read, and is told once.
+  const told = new Set();
+  const once = (text) => (told.has(text) ? quiet("Cannot be read, as said above.") : told.add(text) && problem(text));
+  return { element, signal, every, problem: once, attempt: (into, work) => attempt(into, work, signal) };
 }
 
-// Fill an element, or put the reason why that failed in its place.
-async function attempt(into, work, signal) {
+// Fill an element, or put the reason why that failed in its place, and `more`.
+async function attempt(into, work, signal, more = []) {
   try {
     const made = await work();
     if (!signal.aborted && made != null) into.replaceChildren(...[made].flat(Infinity).filter(Boolean));
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
     if (!(error instanceof Problem)) console.error(error);
-    into.replaceChildren(problem(error.message));
+    into.replaceChildren(problem(error.message), ...more);
   }
 }
 
@@ -49,22 +52,22 @@ async function show() {
   const element = document.getElementById("page");
   element.replaceChildren(quiet("Reading …"));
   const here = { ...surroundings(element, signal), query: new URLSearchParams(query || "") };
+  const elsewhere = h("p", {}, h("a", { href: "#/" }, "All runs"));
   await attempt(element, async () => {
-    if (parts[0] !== "run") {
-      trail([]);
-      return runsPage(here);
-    }
-    const [, run, kind, iteration, stage, step] = parts;
+    trail([]);
+    if (!parts.length) return runsPage(here);
+    const [first, run, kind, iteration, stage, step] = parts;
+    const page = kind == null ? runPage : PAGES[kind];
+    if (first === "run" && kind != null) elsewhere.append(", ", h("a", { href: link(run) }, run));
+    if (first !== "run" || !run || !page || !/^\d*$/.test(iteration ?? "")) throw new Problem(`there is no page ${path}`);
     const names = [[run, link(run)]];
     if (iteration != null) names.push([`iteration ${iteration}`, link(run, "iteration", iteration)]);
     if (stage != null) names.push([`${stage} k=${step}`, link(run, "output", iteration, stage, step)]);
     if (kind === "array") names.push([here.query.get("array"), ""]);
     if (kind === "episode") names.push([`task ${here.query.get("task")}, episode ${here.query.get("episode")}`, ""]);
     trail(names);
-    const page = kind == null ? runPage : PAGES[kind];
-    if (!page) throw new Problem(`there is no page ${path}`);
     return page(here, run, { iteration: Number(iteration), stage, step: Number(step) });
-  }, signal);
+  }, signal, [elsewhere]);
 }
 
 window.addEventListener("hashchange", show);

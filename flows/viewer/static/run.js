@@ -15,8 +15,10 @@ export async function runPage(here, run) {
   const about = h("div", {});
   const shown = { against: "env_steps", metrics: [], data: null, live: null, found: null };
 
-  // What is read fast comes first.
-  await look();
+  // What is read fast comes first, and is all that a run which cannot be opened says.
+  shown.live = await get(["run", run, "live"], {}, here.signal);
+  head.append(...heading(run, shown.live));
+  update();
   here.every(LOOK, look);
   drawCurves().then(() => here.attempt(about, async () => {
     shown.found = await get(["run", run], {}, here.signal);
@@ -30,8 +32,8 @@ export async function runPage(here, run) {
       const live = await get(["run", run, "live"], {}, here.signal);
       const before = shown.live;
       shown.live = live;
-      if (!before || before.iterations_done !== live.iterations_done || !before.newest !== !live.newest) update();
-      if (before && before.iterations_done !== live.iterations_done) await readCurves();
+      if (before.iterations_done !== live.iterations_done || !before.newest !== !live.newest) update();
+      if (before.iterations_done !== live.iterations_done) await readCurves();
       return heading(run, live, shown.found);
     });
   }

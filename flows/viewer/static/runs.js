@@ -1,6 +1,6 @@
 // The list of runs.
 
-import { choice, h, problem, quiet, state, table } from "./dom.js";
+import { choice, command, h, problem, quiet, state, table } from "./dom.js";
 import { get, link } from "./api.js";
 import { spark } from "./charts.js";
 import { bytes, moment, number } from "./format.js";
@@ -11,6 +11,7 @@ export async function runsPage(here) {
   const sparks = new Map();
   const list = h("div", { class: "card" });
   const search = h("input", { type: "search", placeholder: "find a run", oninput: () => fill() });
+  const place = await get(["place"], {}, here.signal);
   let found = [];
   let wanted = "";
 
@@ -30,7 +31,8 @@ export async function runsPage(here) {
     const text = search.value.toLowerCase();
     const rows = found.filter((row) => (!wanted || row.state === wanted)
       && [row.name, row.algorithm, row.env].some((part) => (part || "").toLowerCase().includes(text)));
-    if (!rows.length) return list.replaceChildren(quiet(found.length ? "No run is like that." : "No runs here."));
+    if (!found.length) return list.replaceChildren(quiet("No runs here yet. This trains one in a minute, and it appears:"), command(place.train));
+    if (!rows.length) return list.replaceChildren(quiet("No run is like that."));
     return list.replaceChildren(table(
       ["run", "state", ">iterations", ">last return", "returns", "algorithm", "environment", ">size", "started (UTC)"],
       rows.map((row) => [

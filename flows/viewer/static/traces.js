@@ -1,15 +1,19 @@
 // What plotly.js draws of the curves that Python describes: on the page over runs, and in reports, which hold this file.
 
-// Where nothing can hover, plotly.js would leave its buttons on top of legends.
-export const CONFIG = { displaylogo: false, responsive: true,
+// Where nothing can hover, plotly.js would leave its buttons on top of legends. Buttons are listed by name, because its
+// own choice has one that uploads the chart; without an address there is nowhere to upload it to.
+export const CONFIG = { displaylogo: false, responsive: true, plotlyServerURL: "",
   displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false,
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]] };
 const MARKED_POINTS = 40;
 const LEGEND_ROW = 19;
 export const NARROW = matchMedia("(max-width: 640px)");
 
+// plotly.js reads a few tags in every text, links among them.
+export const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
 export function axis(text) {
-  return { gridcolor: "#e6e8eb", zerolinecolor: "#c4c9ce", linecolor: "#8c959f", automargin: true, title: { text } };
+  return { gridcolor: "#e6e8eb", zerolinecolor: "#c4c9ce", linecolor: "#8c959f", automargin: true, title: { text: plain(text) } };
 }
 
 export function layout(x, y, more = {}) {
@@ -17,7 +21,7 @@ export function layout(x, y, more = {}) {
     height: 300, margin: { l: 56, r: 14, t: 10, b: 44 }, font: { size: 12, color: "#24292f" },
     paper_bgcolor: "#fff", plot_bgcolor: "#fff", hovermode: "closest",
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
-    xaxis: axis(x), yaxis: axis(y), ...more,
+    ...more, xaxis: { ...axis(x), ...more.xaxis }, yaxis: { ...axis(y), ...more.yaxis },
   };
 }
 
@@ -34,7 +38,7 @@ export function lineTraces(all, x, iterations, unit, more = {}) {
   const which = iterations ? "iteration %{customdata}<br>" : "";
   const bands = all.filter((series) => series.low).flatMap((series) => band(series, x));
   const lines = all.map((series) => ({
-    x, y: series.values, name: series.label, mode, type: "scatter", customdata: iterations,
+    x, y: series.values, name: plain(series.label), mode, type: "scatter", customdata: iterations,
     line: { color: series.color, width: 1.8 }, marker: { size: 4.5, color: series.color },
     hovertemplate: `${which}${unit ? `%{x:,} ${unit}<br>` : ""}%{y:.4g}`,
   }));

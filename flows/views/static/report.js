@@ -28,12 +28,13 @@ function drawn(chart, against) {
 function points(chart, all, x, x_label, unit) {
   const which = chart.iterations ? "iteration %{customdata}<br>" : "";
   const told = chart.diagonal ? "before %{x:.4g}<br>after %{y:.4g}" : `${which}${unit ? `%{x:,} ${unit}<br>` : ""}%{y:.4g}`;
-  const traces = all.map((series) => ({ x, y: series.values, name: series.label, mode: "markers", type: "scatter",
+  const traces = all.map((series) => ({ x, y: series.values, name: plain(series.label), mode: "markers", type: "scatter",
     customdata: chart.iterations, marker: { color: series.color, size: chart.diagonal ? 8 : 4, opacity: 0.7 },
     hovertemplate: told }));
   const shapes = chart.diagonal ? [diagonal(x)] : [];
+  // Against the diagonal a distance is true only where both axes have one scale.
   return [traces, layout(x_label, chart.y_label, { shapes, showlegend: all.length > 1, height: 340,
-    legend: { ...ABOVE, itemsizing: "constant" } })];
+    legend: { ...ABOVE, itemsizing: "constant" }, yaxis: chart.diagonal ? { scaleanchor: "x" } : {} })];
 }
 
 // One by one: a call takes no more arguments than its stack has room for.
@@ -46,7 +47,7 @@ function diagonal(x) {
 
 function layers(chart, all) {
   const one = chart.x.length === 1;
-  const traces = all.map((series) => ({ x: chart.x, y: series.values.map((value) => value ?? 0), name: series.label,
+  const traces = all.map((series) => ({ x: chart.x, y: series.values.map((value) => value ?? 0), name: plain(series.label),
     ...(one ? { type: "bar", marker: { color: series.color } }
       : { type: "scatter", mode: "lines", stackgroup: "time", line: { width: 0, color: series.color }, fillcolor: series.color }),
     hovertemplate: "iteration %{x}<br>%{y:.4g} s" }));
@@ -56,11 +57,11 @@ function layers(chart, all) {
 
 function bars(chart, all) {
   const trace = { type: "bar", orientation: "h", x: all.map((series) => series.values[0]),
-    y: all.map((series) => series.label), marker: { color: all.map((series) => series.color) },
+    y: all.map((series) => plain(series.label)), marker: { color: all.map((series) => series.color) },
     text: chart.texts, textposition: "outside", cliponaxis: false, hoverinfo: "skip" };
-  const x_label = NARROW.matches ? chart.x_label.replace(" (", "<br>(") : chart.x_label;
-  const of = layout(x_label, "", { ...BARS, showlegend: false, height: 110 + 26 * all.length });
-  return [[trace], { ...of, yaxis: { ...of.yaxis, autorange: "reversed", showgrid: false, ticks: "" } }];
+  const text = NARROW.matches ? chart.x_label.replace(" (", "<br>(") : chart.x_label;
+  return [[trace], layout("", "", { ...BARS, showlegend: false, height: 110 + 26 * all.length, xaxis: { title: { text } },
+    yaxis: { autorange: "reversed", showgrid: false, ticks: "" } })];
 }
 
 // One panel per class, with axes that zoom together.
@@ -87,24 +88,13 @@ function facets(chart, x, x_label, unit, key) {
   return [[...traces, ...key], of];
 }
 
-// plotly.js reads a few tags in names of lines and titles.
-function plain(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-}
-
-function withPlainLabels(chart) {
-  const panels = chart.panels.map((panel) => ({ ...panel,
-    series: panel.series.map((series) => ({ ...series, label: plain(series.label) })) }));
-  return { ...chart, panels };
-}
-
 async function main() {
   const text = await plotlyText();
   // As an inline script: the page allows those two that it names by their digests, and none else.
   const script = document.createElement("script");
   script.textContent = text;
   document.head.append(script);
-  const charts = JSON.parse(document.getElementById("charts").textContent).map(withPlainLabels);
+  const charts = JSON.parse(document.getElementById("charts").textContent);
   const against = document.getElementById("against");
   const draw = async () => {
     for (const chart of charts) {
