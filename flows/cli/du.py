@@ -15,7 +15,9 @@ Runs = Annotated[
 
 
 def du(runs: Runs = (), /, *, as_json: AsJson = False) -> int:
-    """Tell what runs take on the disk: of what, of which stages and iterations, shared with forks, and what could go.
+    """Show the disk usage of runs.
+
+    By group, stage and iteration; what is shared with forks; what could be freed.
 
     Example: `metaloom du first`
     """

@@ -31,7 +31,9 @@ def evaluate(
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
-    """Adapt a stored learner to tasks and report its return on fresh test episodes after each adaptation step.
+    """Measure a stored learner on fresh episodes.
+
+    It adapts the learner to tasks and reports its return after each adaptation step.
 
     Options that are not given come from the run's `evaluation` settings, or else are those of training.
 

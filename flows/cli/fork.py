@@ -6,7 +6,9 @@ from metaloom.flows.runs import RunAt, run_folder
 
 
 def fork(parent: ParentArgument, *, run: str, overrides: Overrides = (), trust: Trust = False) -> int:
-    """Make a run that begins with the iterations of another one and continues under other settings.
+    """Branch off from a run, with other settings.
+
+    The new run begins with the iterations of its parent.
 
     `metaloom resume` then continues it. Files are shared with the parent, which may be thinned or deleted.
 

@@ -41,7 +41,9 @@ def list_runs(
     limit: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     as_json: AsJson = False,
 ) -> int:
-    """List the runs in the runs folder, the newest first.
+    """List the runs in the runs folder.
+
+    The newest run comes first.
 
     Columns: when it started (UTC), its environment and algorithm; iterations that are complete, of how many; average
     return of the last one, after adaptation where there is any; bytes on disk, with what it shares with forks; state.

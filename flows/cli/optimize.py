@@ -28,7 +28,9 @@ def optimize(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Recompute a stage on stored batches under other settings, without sampling, and compare the outcomes.
+    """Compute a stage again under other settings.
+
+    It runs on the stored batches, without sampling, and compares the outcomes.
 
     Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
 

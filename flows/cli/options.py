@@ -174,4 +174,4 @@ def refuse_with(option: str, **others: object) -> None:
 
 
 def _given(options: dict[str, object]) -> list[str]:
-    return [name.replace("_", "-") for name, value in options.items() if value not in (None, False)]
+    return [name.replace("_", "-") for name, value in options.items() if value is not None and value is not False]

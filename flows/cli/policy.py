@@ -7,7 +7,9 @@ from metaloom.flows.cli.output import console
 
 
 def policy(run: LearnerArgument, *, out: Path, trust: Trust = False) -> int:
-    """Write a trained policy to a file of its own, to use without the run.
+    """Write a trained policy to a file.
+
+    The file can be used without the run.
 
     The policy of RUN@ITERATION is the one that this iteration starts from, after as many updates; of RUN, the newest.
 

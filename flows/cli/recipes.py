@@ -19,7 +19,9 @@ def recipes(
     schema: Flag = False,
     as_json: AsJson = False,
 ) -> int:
-    """List the recipes, print one as a file of settings to train with, or the schema of all settings.
+    """List the recipes, or print the settings of one.
+
+    The printed settings are a file to train with.
 
     Example: `metaloom recipes promp-half-cheetah-dir --format toml`
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 reference = App(
     name="reference",
-    help="""Reference runs, whose every iteration anybody can recompute: list, show, verify, extract, add.
+    help="""List, show, verify, extract or add reference runs.
+
+    Anybody can compute every iteration of a reference run again.
 
     Example: `metaloom reference ls`
     """,

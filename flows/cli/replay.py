@@ -26,7 +26,9 @@ def replay(
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
-    """Rerun stored stages from their stored inputs and compare every array, bit for bit.
+    """Compute stored stages again; compare every bit.
+
+    They are computed from their stored inputs.
 
     Exit code 0 when all are identical, 1 when one differs.
 

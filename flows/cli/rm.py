@@ -15,7 +15,9 @@ Runs = Annotated[tuple[str, ...], Parameter(help=f"{RUN_HELP} Repeatable.", nega
 
 
 def rm(runs: Runs = (), /, *, yes: Flag = False) -> int:
-    """Remove runs for good, after asking; without RUN, finish removals that were interrupted.
+    """Remove runs for good, after asking.
+
+    Without RUN, it finishes removals that were interrupted.
 
     Forks keep what they share with a run. Refused are runs that somebody writes, folders that hold anything else,
     links, and runs under object storage. Reports beside the run stay.

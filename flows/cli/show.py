@@ -20,7 +20,9 @@ def show(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show what a run is and how far it got, the stages of one iteration, or the contents of one of them.
+    """Show a run, or the stages of one iteration.
+
+    Of a run: its state, metrics and sizes, and the settings that differ from the defaults.
 
     Example: `metaloom show first@3`
 

@@ -73,7 +73,9 @@ def sweep(
     also: LogOptions = NOWHERE,
     as_json: AsJson = False,
 ) -> int:
-    """Train a recipe under several seeds and all combinations of some settings, each as a run of its own.
+    """Train a recipe under several seeds and settings.
+
+    Every combination is a run.
 
     With `--optuna` and `--search` each trial's settings are suggested by the scores of the trials before it.
 

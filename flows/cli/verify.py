@@ -18,7 +18,7 @@ _UNSEALED = (
 
 
 def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
-    """Check every stored file of a run against its records.
+    """Check every stored file against its record.
 
     Exit code 0 when all are intact, 1 when one is damaged, missing or foreign. `metaloom resume RUN --repair` mends
     what is damaged or missing, or computes it again; what does not belong to the run is left to you.

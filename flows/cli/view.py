@@ -24,7 +24,9 @@ RunsArgument = Annotated[
 def view(
     runs: RunsArgument = None, /, *, port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 0
 ) -> int:
-    """Serve a page over stored runs on this machine, until Ctrl-C: curves, stages, batches, episodes as films.
+    """Open a page: curves, stages, batches, films.
+
+    The page is served on this machine until Ctrl-C.
 
     It follows runs while they are trained, changes nothing and asks no other host for anything. Only whoever
     has the address that it prints can open it.

@@ -16,7 +16,7 @@ import pytest
 from rich.table import Table
 
 from metaloom import storage
-from metaloom.flows.cli import COMMANDS, app, run
+from metaloom.flows.cli import COMMANDS, GROUPS, run
 from metaloom.flows.cli.output import PrintableLines, console, say
 from metaloom.flows.commands.train import Observer, resume
 from metaloom.flows.rollouts.workers import Backend
@@ -76,11 +76,15 @@ def test_what_would_steer_the_terminal_is_not_printed(capsys):
     assert sum("a\N{REPLACEMENT CHARACTER}[2Jb" in text for text in texts) == 5
 
 
-def test_help_lists_every_command_with_what_it_does(capsys):
+def test_help_lists_every_command_in_its_group_on_one_line_of_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
     assert run(["--help"]) == 0
-    told = " ".join(capsys.readouterr().out.replace("|", " ").split())
-    for name in COMMANDS:
-        assert f" {name} {app[name].help.partition('.')[0]}" in told
+    out = capsys.readouterr().out
+    for group, commands in GROUPS.items():
+        _, _, panel = out.partition(f"- {group} ---")
+        lines = [line.strip("| ") for line in panel.splitlines()[1 : 1 + len(commands)]]
+        for name, line in zip(commands, lines, strict=True):
+            assert (line.split()[0], line.endswith(".")) == (name, True), line
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -102,7 +106,10 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["train", "promp-point-corner", "--run", "x", "--workers", "-1"], "workers"),
         (["train", "promp-point-corner", "--run", "x", "--threads", "2"], "--workers 0"),
         (["train", "settings.yaml"], "settings.yaml"),
-        (["train", "promp-point-corner", "--speed", "9"], "--speed"),
+        (["train", "promp-point-corner", "--speed", "9"], "--set NAME=VALUE` changes a setting"),
+        (["train", "promp-point-corner", "--iteratons", "3"], "did you mean --iterations?"),
+        (["train", "promp-point-corner", "--seed", "0", "--set", "seed=2"], "found --seed with --set seed"),
+        (["ls", "--sotr", "name"], "did you mean --sort?"),
         (["resume", "nothing-here"], "nothing-here"),
         (["show", "nothing-here"], "nothing-here"),
         (["verify", "nothing-here"], "nothing-here"),
