@@ -267,6 +267,7 @@ def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
         "updates": outcome.updates,
         "tasks_are_new": outcome.tasks_are_new,
         "drawn_from": outcome.drawn_from,
+        "extrapolation": outcome.extrapolation or None,
         "env_steps": outcome.env_steps,
         "evaluation": outcome.config.evaluation.model_dump(mode="json", exclude={"every"}),
         "adaptation": [_finite(step.columns) for step in outcome.summary()],
@@ -295,10 +296,12 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
             _range(row.lower_quartile, row.upper_quartile),
         )
     test_episodes = outcome.evaluation.test_returns.shape[2]
-    table.caption = (
+    notes = [
         f"{plural(test_episodes, 'test episode')} per task and row; "
-        f"{plural(outcome.env_steps, 'environment step')}, not counted as training"
-    )
+        f"{plural(outcome.env_steps, 'environment step')}, not counted as training",
+        outcome.extrapolation,
+    ]
+    table.caption = "\n".join(filter(None, notes))
     return table
 
 

@@ -214,6 +214,14 @@ def test_evaluation_shows_every_number_of_adaptation_steps(complete):
         assert row.split()[:3] == [str(k), str(3 * k), number(step.average_return)]
 
 
+def test_an_evaluation_warns_of_steps_beyond_those_of_training(complete):
+    for steps, warning in ((1, None), (2, "trained for 1 step; later rows extrapolate")):
+        outcome = evaluate(complete.path, adaptation_steps=steps, test_episodes=1)
+        assert tables.evaluation_info(outcome)["extrapolation"] == warning
+        for view in (text_of(tables.evaluation_table(outcome)), repr(outcome)):
+            assert ("extrapolate" in view) == ((warning or "never") in view) == bool(warning)
+
+
 def test_an_evaluation_of_some_of_a_set_of_tasks_says_of_how_many(complete):
     title = lambda outcome: tables.evaluation_table(outcome).title  # noqa: E731
     some = evaluate(complete.path, tasks="train", num_tasks=3, adaptation_steps=0, test_episodes=1)
