@@ -17,6 +17,7 @@ from metaloom.flows.views.class_returns import class_rows
 from metaloom.flows.views.fact_tables import facts_view, success_view
 from metaloom.flows.views.formatting import (
     adaptation_label,
+    age,
     dotted,
     finite,
     number,
@@ -55,26 +56,27 @@ CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 DIGEST_PREFIX = 12
 
 
-def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """`metaloom ls`."""
     # A column for those whose environments tell of success, if there are any.
     told = [">success rate"] if any("last_success_rate" in row for row in rows) else []
     columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *told, ">on disk", "state")
-    table = new_table(*columns)
+    table = new_table(*columns, drop=("on disk", "algorithm", "environment", "success rate", "started"))
     for row in rows:
         known = "iterations" in row
         table.add_row(
             as_text(row["name"]),
-            as_text(row.get("started", "")[:16].replace("T", " ")),
+            age(row.get("started")),
             as_text(row.get("env", "")),
             as_text(row.get("algorithm", "")),
             f"{row['iterations_done']} / {row['iterations']}" if known else "",
             optional(row.get("last_return")),
             *(optional(row.get("last_success_rate")) for _ in told),
             size(row["bytes"]),
-            _state_text(row),
+            Text(row["state"], STATE_STYLES[row["state"]]),
         )
-    return table
+    details = ((row["name"], row.get("writer") or row.get("problem")) for row in rows)
+    return Group(table, *(as_text(f"{name}: {detail}") for name, detail in details if detail))
 
 
 def run_view(run: Run, *, path: str | None = None) -> RenderableType:
@@ -242,7 +244,8 @@ def recipe_rows() -> list[dict[str, Any]]:
 
 def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """`metaloom recipes`."""
-    table = new_table("recipe", "environment", "algorithm", "sizes", "about")
+    columns = ("recipe", "environment", "algorithm", "sizes", "about")
+    table = new_table(*columns, drop=("sizes", "algorithm", "environment"), prose=("sizes", "about"))
     for row in rows:
         if "problem" in row:
             table.add_row(as_text(row["name"]), "", "", "", as_text(f"broken: {row['problem']}", "red"))
@@ -281,7 +284,8 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
     """`metaloom evaluate`: the return after every number of adaptation steps."""
     table = new_table(
         *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
-        *(">interquartile mean", "95 % interval", "middle half of tasks"),
+        *(">interquartile mean", "its 95 % interval", "middle half of tasks"),
+        drop=("middle half of tasks", "its 95 % interval", "interquartile mean"),
     )
     new = " that training never drew" if outcome.tasks_are_new else ""
     table.title = f"learner after {plural(outcome.updates, 'update')}, {outcome.counted_tasks}{new}"

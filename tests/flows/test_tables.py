@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -66,8 +67,19 @@ def test_ls_lists_every_run_with_its_state(runs_root):
     json.dumps(list(rows.values()), allow_nan=False)
     line = row_with(tables.runs_table(list(rows.values())), "stopped")
     assert line.split()[0] == "stopped"
-    assert line.split()[1:3] == rows["stopped"]["started"][:16].split("T")
-    assert line.split()[3:8] == ["point-corner", "promp", "1", "/", "2"]
+    assert line.split()[3:9] == ["ago", "point-corner", "promp", "1", "/", "2"]
+
+
+def test_ls_drops_columns_until_no_word_breaks(runs_root):
+    row = run_info.list_run_row(runs_root / "complete") | {"name": "promp-half-cheetah-dir-20261125-171400"}
+    ages = {"5 s ago": 5, "2 h ago": 7_300, "4 d ago": 400_000}
+    moments = [(datetime.now(UTC) - timedelta(seconds=seconds)).isoformat() for seconds in ages.values()]
+    table = tables.runs_table([{**row, "started": started} for started in (*moments, "never")])
+    for width, shown in ((150, "started environment algorithm"), (90, "started iterations"), (80, "iterations")):
+        header, _, *lines = text_of(table, width).splitlines()[1:7]
+        assert " ".join(header.split()).startswith(f"run {shown}"), width
+        assert [line.split()[0] for line in lines] == [row["name"]] * 4
+        assert [age in line for age, line in zip(ages, lines, strict=False)] == ["started" in shown] * 3
 
 
 def test_ls_of_a_folder_that_does_not_exist_is_empty(tmp_path):
@@ -84,7 +96,7 @@ def test_a_run_that_is_being_written_shows_by_whom(tmp_path, tiny_config):
         assert writer.pid == os.getpid()
         (row,) = run_info.list_run_rows(tmp_path)
         assert row["state"] == "training"
-        assert f"process {os.getpid()}" in row_with(tables.runs_table([row]), "training")
+        assert f"run: process {os.getpid()} on" in text_of(tables.runs_table([row]))
     assert run_info.list_run_rows(tmp_path)[0]["state"] == "complete"
 
 
@@ -261,9 +273,9 @@ def test_doctor_shows_what_helps():
 
 def test_names_from_disk_reach_the_terminal_as_text(tmp_path):
     row = {"name": "[red]x[/red]\x1b[31m", "bytes": 1, "state": "damaged", "problem": "[bold]"}
-    line = row_with(tables.runs_table([row]), "[red]")
-    assert "[red]x[/red]\N{REPLACEMENT CHARACTER}[31m" in line
-    assert "(\x5bbold])" in line
+    name = "[red]x[/red]\N{REPLACEMENT CHARACTER}[31m"
+    assert name in row_with(tables.runs_table([row]), "damaged")
+    assert f"{name}: [bold]" in text_of(tables.runs_table([row]))
 
 
 def test_a_run_tells_which_implementation_computes_its_updates(tmp_path, capsys):
