@@ -57,7 +57,7 @@ def evaluate(
         video: Film test episodes before and after adaptation into this .gif, .webp or .mp4 file (.png: the last picture
             alone): of the task of median return, its episodes of median return.
     """
-    at, backend = RunAt.parse(run), where.backend()
+    at, backend = RunAt.parse(run, learner=True), where.backend()
     if plot is not None:
         from metaloom.flows.views.evaluation_plots import check_plot_file
 

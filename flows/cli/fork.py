@@ -17,7 +17,7 @@ def fork(parent: ParentArgument, *, run: str, overrides: Overrides = (), trust: 
     Args:
         run: Name of the new run under the runs folder, or a path.
     """
-    at = RunAt.parse(parent)
+    at = RunAt.parse(parent, learner=True)
     agree(at.path, trust)
     from metaloom.flows.commands.fork import fork as fork_run
     from metaloom.flows.views.tables import fork_view

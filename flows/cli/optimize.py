@@ -4,14 +4,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import AsJson, Overrides, Trust, agree
+from metaloom.flows.cli.options import AsJson, Overrides, RunAtArgument, Trust, agree
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
 
 
 def optimize(
-    run: Annotated[str, Parameter(help="RUN@ITERATION.")],
+    run: RunAtArgument,
     *,
     overrides: Overrides = (),
     grid: Annotated[

@@ -23,7 +23,7 @@ def policy(run: LearnerArgument, *, out: Path, trust: Trust = False) -> int:
     from metaloom.flows.trained.of_run import policy_of
     from metaloom.storage import open_run
 
-    at = RunAt.parse(run)
+    at = RunAt.parse(run, learner=True)
     agree(at.path, trust)
     found = policy_of(open_run(at.path), -1 if at.iteration is None else at.iteration)
     found.save(out)

@@ -47,12 +47,12 @@ def replay(
         elsewhere = {name: value for name, value in asdict(where).items() if value != usual[name]}
         option = "--quarantine" if quarantine else "--pdb"
         refuse_with(option, until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
-    agree(RunAt.parse(run).path, trust)
-    if quarantine:
-        return _reproduce(run, stage, step, debug=pdb)
-    if pdb:
-        return _debug(run, stage, step, where.threads)
     at = RunAt.parse(run)
+    agree(at.path, trust)
+    if quarantine:
+        return _reproduce(at, stage, step, debug=pdb)
+    if pdb:
+        return _debug(at, stage, step, where.threads)
     if where.workers is None and where.scheduler is None:
         where = replace(where, workers=0)
     if materialise:
@@ -97,11 +97,10 @@ def _verdict(outcomes: "Sequence[StageReplay]") -> str:
     return f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}{about}"
 
 
-def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
-    at = RunAt.parse(run)
+def _debug(at: RunAt, stage: str | None, step: int | None, threads: int) -> int:
     if at.iteration is None or stage is None:
         raise UsageError(
-            f"{run}: --pdb is for one stage; name it as in: metaloom replay {at.path}@0 --stage adapt --pdb"
+            f"{at.path}: --pdb is for one stage; name it as in: metaloom replay {at.path}@0 --stage adapt --pdb"
         )
     backend = BackendOptions(workers=0, threads=threads).backend()
     from metaloom.flows.commands.debug import debug_stage
@@ -113,10 +112,9 @@ def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
     return 1 if outcome.fault else 0
 
 
-def _reproduce(run: str, stage: str | None, step: int | None, *, debug: bool) -> int:
-    at = RunAt.parse(run)
+def _reproduce(at: RunAt, stage: str | None, step: int | None, *, debug: bool) -> int:
     if at.iteration is None:
-        raise UsageError(f"{run}: --quarantine is about one iteration, such as {at.path}@0")
+        raise UsageError(f"{at.path}: --quarantine is about one iteration, such as {at.path}@0")
     from pdb import Pdb
 
     from metaloom.flows.commands.debug import reproduce_kept

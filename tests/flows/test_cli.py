@@ -20,7 +20,7 @@ from metaloom.flows.cli import COMMANDS, GROUPS, run
 from metaloom.flows.cli.output import PrintableLines, console, say
 from metaloom.flows.commands.train import Observer, resume
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.runs import runs_root
+from metaloom.flows.runs import best_iteration, runs_root
 
 TINY = (
     "--set", "num_tasks=3", "--set", "episodes_per_task=2", "--set", "max_episode_steps=5",
@@ -141,6 +141,22 @@ def test_replay_exits_with_0_when_all_is_identical_and_prints_json(first, capsys
     assert run(["replay", "first@1", "--json"]) == 0
     outcomes = json.loads(capsys.readouterr().out)
     assert [o["identical"] for o in outcomes] == [True] * 7
+
+
+@pytest.mark.parametrize("name", ["latest", "-1", "best"])
+def test_a_name_of_an_iteration_means_the_same_in_every_command(name, first, capsys):
+    i = best_iteration(storage.open_run(first)) if name == "best" else 1
+    updates = i if name == "best" else 2
+    assert run(["show", f"first@{name}"]) == 0
+    assert f"first, iteration {i}" in capsys.readouterr().out
+    assert run(["replay", f"first@{name}", "--json"]) == 0
+    assert {outcome["iteration"] for outcome in json.loads(capsys.readouterr().out)} == {i}
+    assert run(["optimize", f"first@{name}", "--set", "algorithm.clip_eps=0.1"]) == 0
+    assert f"iteration {i}, meta_optimize" in capsys.readouterr().out
+    assert run(["evaluate", f"first@{name}", "--workers", "0", "--test-episodes", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["updates"] == updates
+    assert run(["fork", f"first@{name}", "--run", "second"]) == 0
+    assert f"{updates} iteration" in capsys.readouterr().out
 
 
 def test_replay_prints_json_without_infinity_when_an_array_has_another_shape(first, monkeypatch, capsys):
