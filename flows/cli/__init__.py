@@ -9,13 +9,23 @@ import faulthandler
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import takewhile
 
 from cyclopts import App, CycloptsError, CycloptsPanel, Group, UnknownOptionError, UnusedCliTokensError
 from rich.panel import Panel
 
 import metaloom
-from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED, OutputClosed, PipeConsole, PrintableLines, discard_output
+from metaloom.flows.cli.output import (
+    EXIT_OUTPUT_CLOSED,
+    OutputClosed,
+    PipeConsole,
+    PrintableLines,
+    console,
+    discard_output,
+)
 from metaloom.flows.errors import USAGE, exit_code
+from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import printable
 
 GROUPS = {
@@ -62,6 +72,9 @@ GROUPS = {
     },
 }
 """Command groups in the order of `--help`: command -> "module:function" in this package, imported when it is used."""
+
+_SHOW_THEMSELVES = {"serve", "watch", "logs", "cancel", "recipes", "graph"}
+"""Commands that print without `console`, or as long as they run."""
 
 COMMANDS = [name for group in GROUPS.values() for name in group]
 
@@ -121,13 +134,22 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
+def _status(tokens: Sequence[str]) -> AbstractContextManager[None]:
+    """Return the status of a command: its first words, which say what it does and to what."""
+    if not tokens or tokens[0] not in {*COMMANDS} - _SHOW_THEMSELVES or {*tokens} & {"--json", "--help", "-h"}:
+        return nullcontext()
+    words = takewhile(lambda token: not token.startswith("-"), tokens)
+    return STATUS.shown(" ".join(map(printable, words)), console())
+
+
 def run(tokens: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     if [*tokens] in ([], ["-h"], ["--help"]):
         for name in COMMANDS:  # what a command does is told by its docstring, which is in its module
             app[name]
     try:
-        return app(tokens, exit_on_error=False, result_action="return_value") or 0
+        with _status(tokens):
+            return app(tokens, exit_on_error=False, result_action="return_value") or 0
     except CycloptsError:
         return USAGE  # cyclopts has printed what is wrong
     except OutputClosed:

@@ -7,6 +7,7 @@ from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Learner
 from metaloom.flows.cli.output import answer, say
 from metaloom.flows.errors import FAILURE
 from metaloom.flows.runs import RunAt
+from metaloom.flows.views.status import STATUS
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.evaluation_film import EvaluationFilm
@@ -67,7 +68,12 @@ def evaluate(
     from metaloom.flows.commands.evaluate import evaluate as evaluate_run
     from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.tables import evaluation_info, evaluation_view
+    from metaloom.pipeline.types import EpisodeBatch
     from metaloom.stages.evaluate import unseen
+
+    def tested(k: int, episodes: EpisodeBatch) -> None:
+        STATUS.far(f"tested after {plural(k, 'step')}")
+        (unseen if film is None else film.tested)(k, episodes)
 
     outcome = evaluate_run(
         at.path,
@@ -83,7 +89,7 @@ def evaluate(
         remembered=remembered,
         seed=seed,
         backend=backend,
-        tested=unseen if film is None else film.tested,
+        tested=tested,
     )
     # First, since a full disk may keep pictures from being written.
     answer(as_json, lambda: evaluation_info(outcome), lambda: evaluation_view(outcome))

@@ -8,9 +8,11 @@ from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, R
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
+from metaloom.flows.views.status import STATUS
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.replay import StageReplay
+    from metaloom.storage import StageRef
 
 
 def replay(
@@ -43,6 +45,7 @@ def replay(
         quarantine: Rerun, in this process, the episode that was kept because an environment failed in it.
     """
     if quarantine or pdb:
+        STATUS.end()  # the debugger talks to the terminal
         usual = asdict(ANYWHERE) | {"threads": where.threads}
         elsewhere = {name: value for name, value in asdict(where).items() if value != usual[name]}
         option = "--quarantine" if quarantine else "--pdb"
@@ -66,12 +69,14 @@ def _replay(
     backend = where.backend()
     from metaloom.flows.commands.replay import StageReplay
     from metaloom.flows.commands.replay import replay as replay_run
+    from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.parts import as_text
     from metaloom.flows.views.tables import difference_table, replay_line
 
     outcomes: list[StageReplay] = []
     for outcome in replay_run(at.path, at.iteration, stage=stage, step=step, until_diff=until_diff, backend=backend):
         outcomes.append(outcome)
+        STATUS.far(plural(len(outcomes), "stage"))
         if not as_json:
             console().print(replay_line(outcome))
     different = [outcome for outcome in outcomes if not outcome.identical]
@@ -129,9 +134,12 @@ def _materialise(at: RunAt, where: BackendOptions, *, whole: bool, as_json: bool
         raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
     backend = where.backend()
     from metaloom.flows.commands.thin import materialise
-    from metaloom.flows.views.formatting import stage_label
+    from metaloom.flows.views.formatting import plural, stage_label
 
-    refs = list(materialise(at.path, at.iteration, backend=backend))
+    refs: list[StageRef] = []
+    for ref in materialise(at.path, at.iteration, backend=backend):
+        refs.append(ref)
+        STATUS.far(f"{plural(len(refs), 'output')} stored again")
     if as_json:
         print_json([asdict(ref) for ref in refs])
     for ref in () if as_json else refs:

@@ -10,6 +10,7 @@ from metaloom.flows.cli.options import RUN_HELP, Flag, complete_runs
 from metaloom.flows.cli.output import console
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import run_folder, runs_root
+from metaloom.flows.views.status import STATUS
 
 Runs = Annotated[tuple[str, ...], Parameter(help=f"{RUN_HELP} Repeatable.", negative=(), completer=complete_runs)]
 
@@ -50,6 +51,7 @@ def rm(runs: Runs = (), /, *, yes: Flag = False) -> int:
 def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise UsageError("found no terminal to ask on; required --yes")
+    STATUS.end()
     return input(question).strip().lower() in ("y", "yes")
 
 

@@ -26,7 +26,8 @@ from metaloom.flows.cli.options import (
     refuse_with,
     refuse_without,
 )
-from metaloom.flows.cli.output import answer, say, unless_closed
+from metaloom.flows.cli.output import answer, console, say, unless_closed
+from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.shown import printable
 
@@ -174,6 +175,7 @@ def _train(
     from metaloom.flows.views.progress import progress
     from metaloom.storage import location
 
+    STATUS.end()
     with (
         stop_on_interrupt() as should_stop,
         progress(mode="json" if as_json else "auto", should_stop=should_stop, out=sys.stdout) as observer,
@@ -200,7 +202,9 @@ def _train(
     elif not result.computed and result.damage is None:
         done, name = plural(result.iterations_done, "iteration"), location(folder)
         tell(as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N")
-    tell(as_json, _next_steps(result.path))
+    with nullcontext() if as_json else STATUS.shown("writing the report", console()):
+        steps = _next_steps(result.path)
+    tell(as_json, steps)
     if "tensorboard" in also.log:
         from metaloom.flows.loggers.live import log_folder
 

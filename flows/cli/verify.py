@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from metaloom.flows.cli.options import AsJson, RunArgument
 from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
+from metaloom.flows.views.status import STATUS
 from metaloom.storage import Damage, location, open_run, verify_run
 
 _UNSEALED = (
@@ -28,7 +29,7 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     from metaloom.flows.views.tables import damage_table
 
     folder = run_folder(run)
-    damages = verify_run(folder)
+    damages = verify_run(folder, lambda done, total: STATUS.far(f"{done:,} of {total:,} outputs"))
 
     def table() -> RenderableType:
         if damages:

@@ -10,6 +10,7 @@ from metaloom.flows.cli.options import complete_runs
 from metaloom.flows.cli.output import console
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import run_folder, runs_root
+from metaloom.flows.views.status import STATUS
 
 RunsArgument = Annotated[
     str | None,
@@ -45,6 +46,7 @@ def view(
         raise UsageError(f"{place}: found no such folder; required one of runs, or a run. `metaloom ls` lists runs")
     from metaloom.flows.viewer.server import serve
 
+    STATUS.end()
     tell = console().out
     serve(place, port, lambda address: tell(f"{address}  (Ctrl-C ends it)"))
     return 0
