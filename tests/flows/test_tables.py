@@ -17,7 +17,7 @@ from metaloom.flows.commands.replay import ArrayDifference, StageReplay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import run_info, tables
-from metaloom.flows.views.formatting import number
+from metaloom.flows.views.formatting import dotted, number
 from metaloom.flows.views.run_info import bytes_by_group
 from metaloom.storage import StageRef
 
@@ -130,7 +130,7 @@ def test_show_run_has_progress_metrics_sizes_and_settings(complete):
     assert sum(info["bytes"].values()) == bytes_by_group(complete).total()
     assert {"rollouts_0", "rollouts_1", "samples_0", "adapted_0", "learner", "tables", "records"} <= set(info["bytes"])
     json.dumps(info, allow_nan=False)
-    view = text_of(tables.run_view(complete))
+    view = text_of(tables.run_view(complete, everything=True))
     for part in (
         "point-corner",
         "4 tasks x 3 episodes x 10 steps, 1 inner step",
@@ -142,6 +142,24 @@ def test_show_run_has_progress_metrics_sizes_and_settings(complete):
         assert part in view
     settings = dict(line.split(maxsplit=1) for line in view.splitlines() if line.strip().startswith("retention."))
     assert settings["retention.keep_last"].strip() == "null"
+
+
+def test_show_run_has_the_settings_that_differ_from_the_defaults_unless_all_are_asked_for(complete, tmp_path):
+    short = [line.split() for line in text_of(tables.run_view(complete)).splitlines()]
+    config = dict(dotted(complete.config))
+    shown = {words[0]: words[1] for words in short if len(words) == 2 and words[0] in config}
+    for name in ("num_tasks", "iterations"):
+        assert shown[name] == config[name]
+    assert not shown.keys() & {"evaluation.seed", "retention.keep_last", "policy.activation", "algorithm.anneal_factor"}
+    # Of algorithms of users, whose defaults only their code knows, all are shown.
+    mine = {**complete.config, "algorithm": {"name": "nowhere:Mine", "inner_lr": 1.0}}
+    assert run_info.changed_settings(mine) == list(dotted(mine))
+
+
+def test_a_loss_that_is_zero_by_construction_is_explained(complete):
+    for value, explained in ((-1.154e-08, True), (0.2, False)):
+        shown = text_of(tables._metrics_view({"loss_before": value}))
+        assert ("0 but for rounding" in shown) == explained
 
 
 def test_show_iteration_lists_stages_in_the_order_of_writing_with_their_inputs(complete):
