@@ -11,11 +11,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
+from pathlib import Path
 
 from cyclopts import App, CycloptsError, CycloptsPanel, Group, UnknownOptionError, UnusedCliTokensError
 from rich.panel import Panel
 
 import metaloom
+from metaloom.flows.cli.options import complete_runs
 from metaloom.flows.cli.output import (
     EXIT_OUTPUT_CLOSED,
     OutputClosed,
@@ -75,6 +77,8 @@ GROUPS = {
 
 _SHOW_THEMSELVES = {"serve", "watch", "logs", "cancel", "recipes", "graph"}
 """Commands that print without `console`, or as long as they run."""
+_TRAIN = {"train", "resume", "sweep"}
+"""Commands whose own lines follow; what reads them from a file or pipe expects no others."""
 
 COMMANDS = [name for group in GROUPS.values() for name in group]
 
@@ -138,6 +142,8 @@ def _status(tokens: Sequence[str]) -> AbstractContextManager[None]:
     """Return the status of a command: its first words, which say what it does and to what."""
     if not tokens or tokens[0] not in {*COMMANDS} - _SHOW_THEMSELVES or {*tokens} & {"--json", "--help", "-h"}:
         return nullcontext()
+    if tokens[0] in _TRAIN and not console().is_terminal:
+        return nullcontext()
     words = takewhile(lambda token: not token.startswith("-"), tokens)
     return STATUS.shown(" ".join(map(printable, words)), console())
 
@@ -159,5 +165,15 @@ def run(tokens: Sequence[str]) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        print(f"metaloom: {printable(error)}", file=sys.stderr)
+        print(f"metaloom: {printable(error)}{_similar_run(error)}", file=sys.stderr)
         return code
+
+
+def _similar_run(error: Exception) -> str:
+    """Suggest a run of a name that resembles the one that is not there."""
+    from metaloom.pipeline.schema import suggestion
+    from metaloom.storage import RunNotFound
+
+    if not isinstance(error, RunNotFound):
+        return ""
+    return suggestion(Path(error.where).name, complete_runs(None))

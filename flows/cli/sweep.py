@@ -21,6 +21,7 @@ from metaloom.flows.cli.options import (
 from metaloom.flows.cli.output import answer, say, unless_closed
 from metaloom.flows.errors import UsageError
 from metaloom.flows.loggers import LogPlan
+from metaloom.flows.views.status import STATUS
 
 if TYPE_CHECKING:
     from metaloom.flows.rollouts.workers import Backend
@@ -176,6 +177,7 @@ def _train(
     done = sum(is_complete(planned.folder(run)) for run in planned.runs)
     tell = unless_closed(say)
     tell(as_json, f"sweep {planned.name}: {plural(planned.num_runs, 'run')}, {done} complete")
+    STATUS.end()
     with (
         stop_on_interrupt() as should_stop,
         sweep_progress(

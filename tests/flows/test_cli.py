@@ -21,6 +21,7 @@ from metaloom.flows.cli.output import PrintableLines, console, say
 from metaloom.flows.commands.train import Observer, resume
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import best_iteration, runs_root
+from metaloom.pipeline.envs import ENVS
 
 TINY = (
     "--set", "num_tasks=3", "--set", "episodes_per_task=2", "--set", "max_episode_steps=5",
@@ -127,6 +128,23 @@ def test_wrong_usage_exits_with_2_says_why_and_creates_nothing(tokens, found, ru
     assert "Traceback" not in streams.err
     assert not runs.exists() or not list(runs.iterdir())
     assert list(tmp_path.iterdir()) in ([], [runs])
+
+
+def test_a_run_that_is_not_there_suggests_one_that_is(first, capsys):
+    for command in (["show", "frist"], ["evaluate", "frist@1"], ["verify", "Firts"]):
+        assert run(command) == 2
+        assert capsys.readouterr().err.endswith("; did you mean first?\n")
+    assert run(["show", "nothing-like-it"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_a_wrong_environment_gets_a_suggestion_first_and_a_list_that_is_complete(capsys):
+    assert run(["train", "promp", "--run", "x", "--set", "env=half-cheetah-dr"]) == 2
+    error = capsys.readouterr().err
+    assert error.splitlines()[0] == "metaloom: env.name is 'half-cheetah-dr'; did you mean half-cheetah-dir?"
+    assert len(error) < 400
+    assert run(["recipes", "--envs"]) == 0
+    assert {*ENVS} <= {*capsys.readouterr().out.split()}
 
 
 def test_a_name_that_is_taken_is_refused_and_the_run_untouched(first, capsys):
