@@ -9,6 +9,7 @@ from pathlib import Path
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
+from metaloom.flows.views.formatting import plural
 
 
 def runs_root() -> Path:
@@ -157,24 +158,38 @@ class RunAt:
     iteration: int | None
 
     @classmethod
-    def parse(cls, text: str) -> "RunAt":
-        """Read RUN or RUN@ITERATION; RUN@latest is RUN, RUN@best the iteration whose policy had the best return.
+    def parse(cls, text: str, *, learner: bool = False) -> "RunAt":
+        """Read RUN, or RUN@ITERATION: a number, negative from the newest, `latest` for -1, or `best`.
+
+        RUN@best is the iteration whose policy had the highest return.
+
+        Args:
+            text: Name, path or URL of a run, perhaps with an iteration.
+            learner: Count learners instead of iterations. There is one more: N is the learner after N updates, which
+                is the one that iteration N starts from.
 
         Raises:
-            UsageError: what follows the "@" is not an iteration.
+            UsageError: what follows the "@" names no iteration.
+            storage.StoreError: there is no such run.
         """
         name, at, iteration = text.rpartition("@")
         if not at:
             return cls(run_folder(text), None)
-        if iteration == "latest":
-            return cls(run_folder(name), None)
-        if iteration == "best":
-            return cls(run_folder(name), best_iteration(storage.open_run(run_folder(name))))
-        if not re.fullmatch("[0-9]{1,8}", iteration):
+        if not re.fullmatch("latest|best|-?[0-9]{1,8}", iteration):
             raise UsageError(
                 f"{text}: found {iteration!r} after the @; required an iteration such as {name}@12, or best or latest"
             )
-        return cls(run_folder(name), int(iteration))
+        folder = run_folder(name)
+        if iteration == "best":
+            return cls(folder, best_iteration(storage.open_run(folder)))
+        number = -1 if iteration == "latest" else int(iteration)
+        if number < 0:
+            run = storage.open_run(folder)
+            done = len(run.iterations)
+            if not learner and number < -done:
+                raise UsageError(f"{text}: found {plural(done, 'complete iteration')}; required at least {-number}")
+            number = updates_at(run, number) if learner else done + number
+        return cls(folder, number)
 
 
 def _step_of(metric: str) -> int:

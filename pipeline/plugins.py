@@ -63,10 +63,10 @@ class Plugins:
         if (installed := self._installed().get(name)) is not None:
             return installed
         names = self.names()
-        known = f"one of {', '.join(names)}; or " if names else ""
+        known, hint = f"one of {', '.join(names)}; or " if names else "", suggestion(name, names)
         raise ConfigError(
-            f"found {name!r}; required {known}module:Class for {_a(self.kind)} of your own, or a name "
-            f"among the entry points {self.group} of an installed package{suggestion(name, names)}"
+            f"found {name!r}{hint}{' Required' if hint else '; required'} {known}module:Class for {_a(self.kind)} of "
+            f"your own, or a name among the entry points {self.group} of an installed package"
         )
 
     def find(self, name: str, base: type[T]) -> type[T]:

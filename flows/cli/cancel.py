@@ -8,7 +8,9 @@ from metaloom.flows.runs import run_folder
 
 
 def cancel(run: RunArgument) -> int:
-    """Ask whoever trains a run to finish the current stage and stop, as one Ctrl-C does, and wait until that is done.
+    """Stop the training of a run after its current stage.
+
+    It asks the process that trains the run to stop, as one Ctrl-C does, and waits until that is done.
 
     Works from another shell, under Prefect too, and on another machine that shares the folder. `metaloom resume`
     goes on. A process that is stopped (Ctrl-Z, SIGSTOP) or hangs hears nothing: `kill -CONT PID` lets it go on, or

@@ -30,7 +30,9 @@ def compare(
     plot: Path | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Compare runs in groups that differ only in their seed: interquartile means, intervals over seeds, and order.
+    """Compare runs, with intervals over seeds.
+
+    Runs of a group differ only in their seed. Each group has an interquartile mean.
 
     Says of every two groups whether one is shown to be higher, and when there are too few seeds to tell. Runs are
     compared after as many environment steps as all of them have.

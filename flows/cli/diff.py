@@ -6,7 +6,9 @@ from metaloom.flows.runs import run_folder
 
 
 def diff(run_a: RunArgument, run_b: RunArgument, *, as_json: AsJson = False) -> int:
-    """Compare two runs: settings, code and packages, and the first output that differs, by how much.
+    """Find the first output in which two runs differ.
+
+    It also compares settings, code and packages.
 
     Exit code 0 when settings and outputs are equal, 1 when they differ.
 

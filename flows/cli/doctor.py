@@ -9,7 +9,9 @@ from metaloom.flows.runs import runs_root
 
 
 def doctor(*, env: str | None = None, overrides: Overrides = (), as_json: AsJson = False) -> int:
-    """Check that this machine can train: packages, cores, disk, physics, Prefect. Or check an environment.
+    """Check this machine, or an environment.
+
+    Of the machine: packages, cores, disk, physics and Prefect.
 
     Exit code 1 when something is wrong; the table says what helps.
 

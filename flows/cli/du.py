@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from metaloom.flows.cli.options import RUN_HELP, AsJson, complete_runs
 from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder, runs_root
+from metaloom.flows.views.status import STATUS
 
 Runs = Annotated[
     tuple[str, ...], Parameter(help=f"{RUN_HELP} Repeatable; all by default.", negative=(), completer=complete_runs)
@@ -15,17 +16,22 @@ Runs = Annotated[
 
 
 def du(runs: Runs = (), /, *, as_json: AsJson = False) -> int:
-    """Tell what runs take on the disk: of what, of which stages and iterations, shared with forks, and what could go.
+    """Show the disk usage of runs.
+
+    By group, stage and iteration; what is shared with forks; what could be freed.
 
     Example: `metaloom du first`
     """
-    from metaloom.flows.commands.disk import bytes_together, disk_use
+    from metaloom.flows.commands.disk import DiskUse, bytes_together, disk_use
     from metaloom.flows.views.disk_tables import disk_view
     from metaloom.storage import find_runs, unfinished_removals
 
     root = runs_root()
     paths = [run_folder(run) for run in runs] or find_runs(root)
-    uses = [disk_use(path) for path in paths]
+    uses: list[DiskUse] = []
+    for path in paths:
+        STATUS.far(f"run {len(uses) + 1} of {len(paths)}")
+        uses.append(disk_use(path))
     leftovers = unfinished_removals(root)
 
     def data() -> dict[str, Any]:

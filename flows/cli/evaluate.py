@@ -7,6 +7,7 @@ from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Learner
 from metaloom.flows.cli.output import answer, say
 from metaloom.flows.errors import FAILURE
 from metaloom.flows.runs import RunAt
+from metaloom.flows.views.status import STATUS
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.evaluation_film import EvaluationFilm
@@ -31,7 +32,9 @@ def evaluate(
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
-    """Adapt a stored learner to tasks and report its return on fresh test episodes after each adaptation step.
+    """Measure a stored learner on fresh episodes.
+
+    It adapts the learner to tasks and reports its return after each adaptation step.
 
     Options that are not given come from the run's `evaluation` settings, or else are those of training.
 
@@ -55,7 +58,7 @@ def evaluate(
         video: Film test episodes before and after adaptation into this .gif, .webp or .mp4 file (.png: the last picture
             alone): of the task of median return, its episodes of median return.
     """
-    at, backend = RunAt.parse(run), where.backend()
+    at, backend = RunAt.parse(run, learner=True), where.backend()
     if plot is not None:
         from metaloom.flows.views.evaluation_plots import check_plot_file
 
@@ -65,7 +68,12 @@ def evaluate(
     from metaloom.flows.commands.evaluate import evaluate as evaluate_run
     from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.tables import evaluation_info, evaluation_view
+    from metaloom.pipeline.types import EpisodeBatch
     from metaloom.stages.evaluate import unseen
+
+    def tested(k: int, episodes: EpisodeBatch) -> None:
+        STATUS.far(f"tested after {plural(k, 'step')}")
+        (unseen if film is None else film.tested)(k, episodes)
 
     outcome = evaluate_run(
         at.path,
@@ -81,7 +89,7 @@ def evaluate(
         remembered=remembered,
         seed=seed,
         backend=backend,
-        tested=unseen if film is None else film.tested,
+        tested=tested,
     )
     # First, since a full disk may keep pictures from being written.
     answer(as_json, lambda: evaluation_info(outcome), lambda: evaluation_view(outcome))

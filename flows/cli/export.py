@@ -24,7 +24,7 @@ def export(
     by: By | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Write a run for other tools, such as Parquet, a Minari dataset, Delta tables or TensorBoard events.
+    """Write a run as Parquet, Minari or another format.
 
     Example: `metaloom export first --to parquet --out first-parquet`
 

@@ -6,7 +6,9 @@ from metaloom.flows.runs import RunAt, run_folder
 
 
 def fork(parent: ParentArgument, *, run: str, overrides: Overrides = (), trust: Trust = False) -> int:
-    """Make a run that begins with the iterations of another one and continues under other settings.
+    """Branch off from a run, with other settings.
+
+    The new run begins with the iterations of its parent.
 
     `metaloom resume` then continues it. Files are shared with the parent, which may be thinned or deleted.
 
@@ -15,7 +17,7 @@ def fork(parent: ParentArgument, *, run: str, overrides: Overrides = (), trust: 
     Args:
         run: Name of the new run under the runs folder, or a path.
     """
-    at = RunAt.parse(parent)
+    at = RunAt.parse(parent, learner=True)
     agree(at.path, trust)
     from metaloom.flows.commands.fork import fork as fork_run
     from metaloom.flows.views.tables import fork_view

@@ -14,7 +14,7 @@ def graph(
     overrides: Overrides = (),
     trust: Trust = False,
 ) -> int:
-    """Draw the stages of a run and what each reads of the others.
+    """Draw the stages and what each reads.
 
     Example: `metaloom graph promp-half-cheetah-dir --format mermaid`
 

@@ -21,7 +21,9 @@ def logs(
     level: Literal["debug", "info", "warning", "error"] = "info",
     as_json: AsJson = False,
 ) -> int:
-    """Print what the processes that trained a run have logged: warnings, errors, iterations, loggers of your own.
+    """Print what the training of a run has logged.
+
+    These are warnings, errors, iterations and the lines of your loggers.
 
     Example: `metaloom logs first --level warning`
 

@@ -13,6 +13,7 @@ from metaloom.flows.cli.options import AsJson, Flag
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import runs_root
+from metaloom.flows.views.formatting import seconds_of
 from metaloom.storage import location
 
 Row = Mapping[str, Any]
@@ -23,7 +24,7 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 # A run that cannot be read has neither start nor return: it comes last.
 _ORDERS: Mapping[Order, Callable[[Row], Any]] = {
-    "started": lambda row: -_started(row),
+    "started": lambda row: -seconds_of(row.get("started")),
     "return": lambda row: -value if (value := row.get("last_return")) is not None else math.inf,
     "size": lambda row: -row["bytes"],
     "name": lambda row: row["name"],
@@ -41,10 +42,12 @@ def list_runs(
     limit: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     as_json: AsJson = False,
 ) -> int:
-    """List the runs in the runs folder, the newest first.
+    """List the runs in the runs folder.
 
-    Columns: when it started (UTC), its environment and algorithm; iterations that are complete, of how many; average
-    return of the last one, after adaptation where there is any; bytes on disk, with what it shares with forks; state.
+    The newest run comes first.
+
+    Columns: age, environment, algorithm; complete and planned iterations; average return of the last iteration, after
+    adaptation where there is any; bytes on disk, shared ones included; state. A narrow terminal shows fewer of them.
 
     Example: `METALOOM_RUNS=/data/runs metaloom ls --algorithm promp --since 2d --sort return`
 
@@ -57,7 +60,7 @@ def list_runs(
             2026-11-22T08:30 in local time.
         sort: Newest first, highest return first, largest first, or by name.
         reverse: The other way round.
-        limit: At most so many runs.
+        limit: Maximum number of runs.
     """
     from metaloom.flows.views.run_info import list_run_rows
     from metaloom.flows.views.tables import runs_table
@@ -80,15 +83,7 @@ def _has(row: Row, wanted: Mapping[str, str | None]) -> bool:
 
 
 def _is_since(row: Row, earliest: datetime | None) -> bool:
-    return earliest is None or _started(row) >= earliest.timestamp()
-
-
-def _started(row: Row) -> float:
-    """Seconds since 1970; minus infinity where a run does not say, or says no time."""
-    try:
-        return datetime.fromisoformat(row["started"]).timestamp()
-    except (KeyError, ValueError, OverflowError):
-        return -math.inf
+    return earliest is None or seconds_of(row.get("started")) >= earliest.timestamp()
 
 
 def _moment(text: str) -> datetime:

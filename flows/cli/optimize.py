@@ -1,17 +1,19 @@
 """`metaloom optimize`."""
 
+from math import prod
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.options import AsJson, Overrides, Trust, agree
+from metaloom.flows.cli.options import AsJson, Overrides, RunAtArgument, Trust, agree
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
+from metaloom.flows.views.status import STATUS
 
 
 def optimize(
-    run: Annotated[str, Parameter(help="RUN@ITERATION.")],
+    run: RunAtArgument,
     *,
     overrides: Overrides = (),
     grid: Annotated[
@@ -28,7 +30,9 @@ def optimize(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Recompute a stage on stored batches under other settings, without sampling, and compare the outcomes.
+    """Compute a stage again under other settings.
+
+    It runs on the stored batches, without sampling, and compares the outcomes.
 
     Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
 
@@ -40,12 +44,15 @@ def optimize(
     if at.iteration is None:
         raise UsageError(f"{run}: required RUN@ITERATION, such as {run}@0")
     agree(at.path, trust)
-    from metaloom.flows.commands.optimize import sweep
+    from metaloom.flows.commands.optimize import Counterfactual, sweep
     from metaloom.flows.grid import parse_grid
     from metaloom.flows.views.comparison_tables import counterfactual_table, grid_table
 
     values = parse_grid(grid)
-    results = list(sweep(at.path, at.iteration, values, overrides, stage=stage, step=step))
+    results: list[Counterfactual] = []
+    for result in sweep(at.path, at.iteration, values, overrides, stage=stage, step=step):
+        results.append(result)
+        STATUS.far(f"{len(results)} of {prod(map(len, values.values()))} settings")
     table = (lambda: grid_table(results)) if values else (lambda: counterfactual_table(results[0]))
     answer(as_json, lambda: [result.as_dict() for result in results], table)
     return 0

@@ -38,18 +38,23 @@ def complete_recipes(context: object) -> list[str]:
 
 
 RUN_HELP = "A name under the runs folder, a path, or a URL such as s3://bucket/runs/first."
+_AT = "; @-1 or @latest counts from the newest, @best is the one of highest return"
 RunArgument = Annotated[str, Parameter(help=RUN_HELP, completer=complete_runs)]
 RunAtArgument = Annotated[
-    str, Parameter(help=f"RUN, or RUN@ITERATION for one iteration. {RUN_HELP}", completer=complete_runs)
+    str, Parameter(help=f"RUN, or RUN@ITERATION for one iteration{_AT}. {RUN_HELP}", completer=complete_runs)
 ]
 LearnerArgument = Annotated[
     str,
-    Parameter(help=f"RUN for its latest learner, RUN@N for that after N updates. {RUN_HELP}", completer=complete_runs),
+    Parameter(
+        help=f"RUN for its newest learner, RUN@N for the learner after N updates{_AT}. {RUN_HELP}",
+        completer=complete_runs,
+    ),
 ]
 ParentArgument = Annotated[
     str,
     Parameter(
-        help=f"RUN@N to begin with its first N iterations, RUN for all of them. {RUN_HELP}", completer=complete_runs
+        help=f"RUN@N to begin with its first N iterations{_AT}; RUN for all of them. {RUN_HELP}",
+        completer=complete_runs,
     ),
 ]
 Overrides = Annotated[
@@ -174,4 +179,4 @@ def refuse_with(option: str, **others: object) -> None:
 
 
 def _given(options: dict[str, object]) -> list[str]:
-    return [name.replace("_", "-") for name, value in options.items() if value not in (None, False)]
+    return [name.replace("_", "-") for name, value in options.items() if value is not None and value is not False]

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, ParamSpec, TextIO, cast
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import printable
 
 EXIT_OUTPUT_CLOSED = 128 + 13  # as of a process that SIGPIPE ended
@@ -70,6 +71,8 @@ class PlainSigns(io.TextIOBase):
 
 def console() -> Console:
     """Return a console on the current standard output, wide enough that pipes do not wrap."""
+    if STATUS.console is not None:
+        return STATUS.console
     if sys.stdout.isatty():
         return PipeConsole(file=sys.stdout, highlight=False)
     width = None if "COLUMNS" in os.environ else 160

@@ -7,7 +7,9 @@ from metaloom.storage import open_writer
 
 
 def pack(run: RunArgument, *, as_json: AsJson = False) -> int:
-    """Put the outputs of old iterations into few files; what they hold and how it is read stays the same.
+    """Put old iterations into few files.
+
+    What they hold and how it is read stays the same.
 
     All complete iterations are packed but the newest one. Training does so by itself: the oldest 500, whenever 600 are
     not packed.

@@ -7,7 +7,9 @@ from metaloom.flows.cli.output import console
 
 
 def policy(run: LearnerArgument, *, out: Path, trust: Trust = False) -> int:
-    """Write a trained policy to a file of its own, to use without the run.
+    """Write a trained policy to a file.
+
+    The file can be used without the run.
 
     The policy of RUN@ITERATION is the one that this iteration starts from, after as many updates; of RUN, the newest.
 
@@ -21,7 +23,7 @@ def policy(run: LearnerArgument, *, out: Path, trust: Trust = False) -> int:
     from metaloom.flows.trained.of_run import policy_of
     from metaloom.storage import open_run
 
-    at = RunAt.parse(run)
+    at = RunAt.parse(run, learner=True)
     agree(at.path, trust)
     found = policy_of(open_run(at.path), -1 if at.iteration is None else at.iteration)
     found.save(out)

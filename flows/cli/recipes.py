@@ -17,24 +17,35 @@ def recipes(
     form: Annotated[Literal["yaml", "toml", "json"] | None, Parameter(name="--format")] = None,
     overrides: Overrides = (),
     schema: Flag = False,
+    envs: Flag = False,
     as_json: AsJson = False,
 ) -> int:
-    """List the recipes, print one as a file of settings to train with, or the schema of all settings.
+    """List the recipes, or print the settings of one.
+
+    The printed settings are a file to train with.
 
     Example: `metaloom recipes promp-half-cheetah-dir --format toml`
 
     Args:
         form: Kind of file; yaml by default.
         schema: Print the JSON schema of every setting instead.
+        envs: List the environments instead; recipes take any of them with `--set env=NAME`.
     """
     if recipe is not None:
-        refuse_with("a recipe", schema=schema, json=as_json)
+        refuse_with("a recipe", schema=schema, envs=envs, json=as_json)
         from metaloom.flows.recipes import new_config
         from metaloom.flows.views.settings_files import settings_file
 
         print(settings_file(new_config(recipe, overrides), form or "yaml"), end="")
         return 0
     refuse_without("a recipe", format=form, set=overrides or None)
+    if envs:
+        refuse_with("--envs", schema=schema)
+        from metaloom.pipeline.envs import PLUGINS
+
+        names = PLUGINS.names()
+        answer(as_json, lambda: names, lambda: "\n".join(names))
+        return 0
     from metaloom.flows.views.tables import recipe_rows, recipes_table
     from metaloom.pipeline.config.run import RunConfig
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 reference = App(
     name="reference",
-    help="""Reference runs, whose every iteration anybody can recompute: list, show, verify, extract, add.
+    help="""List, show, verify, extract or add reference runs.
+
+    Anybody can compute every iteration of a reference run again.
 
     Example: `metaloom reference ls`
     """,
@@ -61,7 +63,7 @@ def show(name: NameAt, /, *, folder: From = None, as_json: AsJson = False) -> in
         run = open_run(path)
         if iteration is None:
             lies = str(place / found.archive)
-            answer(as_json, lambda: run_info(run) | {"path": lies}, lambda: run_view(run, path=lies))
+            answer(as_json, lambda: run_info(run) | {"path": lies}, lambda: run_view(run, path=lies, everything=True))
         else:
             require_iteration(run, iteration)
             answer(as_json, lambda: iteration_info(run, iteration), lambda: iteration_view(run, iteration))

@@ -8,9 +8,11 @@ from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, R
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
+from metaloom.flows.views.status import STATUS
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.replay import StageReplay
+    from metaloom.storage import StageRef
 
 
 def replay(
@@ -27,7 +29,9 @@ def replay(
     where: BackendOptions = ANYWHERE,
     as_json: AsJson = False,
 ) -> int:
-    """Rerun stored stages from their stored inputs and compare every array, bit for bit.
+    """Compute stored stages again; compare every bit.
+
+    They are computed from their stored inputs.
 
     Exit code 0 when all are identical, 1 when one differs.
 
@@ -44,18 +48,19 @@ def replay(
             can. Without this it is the processor's own.
     """
     if quarantine or pdb:
+        STATUS.end()  # the debugger talks to the terminal
         usual = asdict(ANYWHERE) | {"threads": where.threads}
         elsewhere = {name: value for name, value in asdict(where).items() if value != usual[name]}
         option = "--quarantine" if quarantine else "--pdb"
         refuse_with(option, until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
-    agree(RunAt.parse(run).path, trust)
-    if as_recorded:
-        _start_as_recorded(RunAt.parse(run), say=not as_json)
-    if quarantine:
-        return _reproduce(run, stage, step, debug=pdb)
-    if pdb:
-        return _debug(run, stage, step, where.threads)
     at = RunAt.parse(run)
+    agree(at.path, trust)
+    if as_recorded:
+        _start_as_recorded(at, say=not as_json)
+    if quarantine:
+        return _reproduce(at, stage, step, debug=pdb)
+    if pdb:
+        return _debug(at, stage, step, where.threads)
     if where.workers is None and where.scheduler is None:
         where = replace(where, workers=0)
     if materialise:
@@ -88,12 +93,14 @@ def _replay(
     backend = where.backend()
     from metaloom.flows.commands.replay import StageReplay
     from metaloom.flows.commands.replay import replay as replay_run
+    from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.parts import as_text
     from metaloom.flows.views.tables import difference_table, replay_line
 
     outcomes: list[StageReplay] = []
     for outcome in replay_run(at.path, at.iteration, stage=stage, step=step, until_diff=until_diff, backend=backend):
         outcomes.append(outcome)
+        STATUS.far(plural(len(outcomes), "stage"))
         if not as_json:
             console().print(replay_line(outcome))
     different = [outcome for outcome in outcomes if not outcome.identical]
@@ -121,11 +128,10 @@ def _verdict(outcomes: "Sequence[StageReplay]") -> str:
     return f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}{about}"
 
 
-def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
-    at = RunAt.parse(run)
+def _debug(at: RunAt, stage: str | None, step: int | None, threads: int) -> int:
     if at.iteration is None or stage is None:
         raise UsageError(
-            f"{run}: --pdb is for one stage; name it as in: metaloom replay {at.path}@0 --stage adapt --pdb"
+            f"{at.path}: --pdb is for one stage; name it as in: metaloom replay {at.path}@0 --stage adapt --pdb"
         )
     backend = BackendOptions(workers=0, threads=threads).backend()
     from metaloom.flows.commands.debug import debug_stage
@@ -137,10 +143,9 @@ def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
     return 1 if outcome.fault else 0
 
 
-def _reproduce(run: str, stage: str | None, step: int | None, *, debug: bool) -> int:
-    at = RunAt.parse(run)
+def _reproduce(at: RunAt, stage: str | None, step: int | None, *, debug: bool) -> int:
     if at.iteration is None:
-        raise UsageError(f"{run}: --quarantine is about one iteration, such as {at.path}@0")
+        raise UsageError(f"{at.path}: --quarantine is about one iteration, such as {at.path}@0")
     from pdb import Pdb
 
     from metaloom.flows.commands.debug import reproduce_kept
@@ -155,9 +160,12 @@ def _materialise(at: RunAt, where: BackendOptions, *, whole: bool, as_json: bool
         raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
     backend = where.backend()
     from metaloom.flows.commands.thin import materialise
-    from metaloom.flows.views.formatting import stage_label
+    from metaloom.flows.views.formatting import plural, stage_label
 
-    refs = list(materialise(at.path, at.iteration, backend=backend))
+    refs: list[StageRef] = []
+    for ref in materialise(at.path, at.iteration, backend=backend):
+        refs.append(ref)
+        STATUS.far(f"{plural(len(refs), 'output')} stored again")
     if as_json:
         print_json([asdict(ref) for ref in refs])
     for ref in () if as_json else refs:

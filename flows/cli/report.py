@@ -26,7 +26,9 @@ def report(
     format: Literal["svg", "pdf"] | None = None,
     trust: Trust = False,
 ) -> int:
-    """Write the learning curve as PNG and a self-contained HTML page with charts to zoom into.
+    """Write the charts of a run as one HTML page.
+
+    The learning curve is written as PNG too.
 
     The page has some 2 MB, most of it the program that draws its charts, and needs no network.
 

@@ -10,12 +10,15 @@ from metaloom.flows.cli.options import RUN_HELP, Flag, complete_runs
 from metaloom.flows.cli.output import console
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import run_folder, runs_root
+from metaloom.flows.views.status import STATUS
 
 Runs = Annotated[tuple[str, ...], Parameter(help=f"{RUN_HELP} Repeatable.", negative=(), completer=complete_runs)]
 
 
 def rm(runs: Runs = (), /, *, yes: Flag = False) -> int:
-    """Remove runs for good, after asking; without RUN, finish removals that were interrupted.
+    """Remove runs for good, after asking.
+
+    Without RUN, it finishes removals that were interrupted.
 
     Forks keep what they share with a run. Refused are runs that somebody writes, folders that hold anything else,
     links, and runs under object storage. Reports beside the run stay.
@@ -48,6 +51,7 @@ def rm(runs: Runs = (), /, *, yes: Flag = False) -> int:
 def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise UsageError("found no terminal to ask on; required --yes")
+    STATUS.end()
     return input(question).strip().lower() in ("y", "yes")
 
 

@@ -13,7 +13,9 @@ def serve(
     host: str = "127.0.0.1",
     database: str | None = None,
 ) -> int:
-    """Serve the flows through Prefect: server, page, deployments and a worker, until Ctrl-C. Runs go to this folder.
+    """Run the flows under Prefect, until Ctrl-C.
+
+    It starts a server, its page, deployments and a worker. Runs go to this folder.
 
     What dies is started again, and flow runs go on from what is stored.
 

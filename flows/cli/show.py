@@ -1,6 +1,8 @@
 """`metaloom show`."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from metaloom.flows.cli.options import AsJson, Flag, RunAtArgument, Trust, agree, refuse_with, refuse_without
 from metaloom.flows.cli.output import answer
@@ -17,10 +19,13 @@ def show(
     update: int | None = None,
     rows: str | None = None,
     context: Flag = False,
+    everything: Annotated[bool, Parameter(name="--all", negative=(), show_default=False)] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show what a run is and how far it got, the stages of one iteration, or the contents of one of them.
+    """Show a run, or the stages of one iteration.
+
+    Of a run: its state, metrics and sizes, and the settings that differ from the defaults.
 
     Example: `metaloom show first@3`
 
@@ -30,11 +35,13 @@ def show(
         step: Inner step of process_samples; 0 by default.
         update: Gradient step of the iteration whose transitions to show; the first by default.
         rows: Transitions of the minibatch: N or FROM:TO, counted like Python slices; 0:20 by default, `:` for all.
+        everything: Show every setting of a run, its environment and its sizes on disk.
         context: Show the transitions that tasks were inferred from instead of those that were learned from.
     """
     at = RunAt.parse(run)
     opened = open_run(at.path)
     if at.iteration is not None:
+        refuse_with("RUN@ITERATION", all=everything)
         require_iteration(opened, at.iteration)
     agree(at.path, trust)
     if stage == "process_samples":
@@ -52,7 +59,7 @@ def show(
     from metaloom.flows.views.tables import iteration_view, run_view
 
     if (i := at.iteration) is None:
-        answer(as_json, lambda: run_info(opened), lambda: run_view(opened))
+        answer(as_json, lambda: run_info(opened), lambda: run_view(opened, everything=everything))
     else:
         answer(as_json, lambda: iteration_info(opened, i), lambda: iteration_view(opened, i))
     return 0

@@ -21,6 +21,7 @@ from metaloom.flows.cli.options import (
 from metaloom.flows.cli.output import answer, say, unless_closed
 from metaloom.flows.errors import UsageError
 from metaloom.flows.loggers import LogPlan
+from metaloom.flows.views.status import STATUS
 
 if TYPE_CHECKING:
     from metaloom.flows.rollouts.workers import Backend
@@ -73,7 +74,9 @@ def sweep(
     also: LogOptions = NOWHERE,
     as_json: AsJson = False,
 ) -> int:
-    """Train a recipe under several seeds and all combinations of some settings, each as a run of its own.
+    """Train a recipe under several seeds and settings.
+
+    Every combination is a run.
 
     With `--optuna` and `--search` each trial's settings are suggested by the scores of the trials before it.
 
@@ -174,6 +177,7 @@ def _train(
     done = sum(is_complete(planned.folder(run)) for run in planned.runs)
     tell = unless_closed(say)
     tell(as_json, f"sweep {planned.name}: {plural(planned.num_runs, 'run')}, {done} complete")
+    STATUS.end()
     with (
         stop_on_interrupt() as should_stop,
         sweep_progress(

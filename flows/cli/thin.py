@@ -18,7 +18,9 @@ def thin(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Remove the episodes, samples and adapted parameters of iterations; everything else stays.
+    """Remove batches that can be computed again.
+
+    The episodes, samples and adapted parameters of iterations go; everything else stays.
 
     An off-policy run keeps its episodes as well, since they are its replay buffer: only minibatches and adapted
     parameters go. `metaloom replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit. So refused

@@ -23,9 +23,11 @@ from metaloom.flows.cli.options import (
     Trust,
     agree,
     complete_recipes,
+    refuse_with,
     refuse_without,
 )
-from metaloom.flows.cli.output import answer, say, unless_closed
+from metaloom.flows.cli.output import answer, console, say, unless_closed
+from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.shown import printable
 
@@ -50,6 +52,8 @@ def train(
     recipe: Recipe,
     *,
     run: str | None = None,
+    iterations: int | None = None,
+    seed: int | None = None,
     overrides: Overrides = (),
     device: DeviceName | None = None,
     dry_run: Flag = False,
@@ -61,10 +65,12 @@ def train(
 ) -> int:
     """Train a new run.
 
-    Example: `metaloom train promp-point-corner --run first --set iterations=20`
+    Example: `metaloom train promp-point-corner --run first --iterations 20`
 
     Args:
         run: Name of the run under the runs folder, or a path; made from recipe and time by default.
+        iterations: Number of iterations; short for `--set iterations=20`.
+        seed: Seed of everything random; short for `--set seed=2`.
         device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
         dry_run: Create nothing: print the memory, the disk and the environment steps that the run would take.
         probe: With --dry-run, measure the time too: train two iterations in a temporary folder.
@@ -75,7 +81,11 @@ def train(
     from metaloom.flows.recipes import new_config
 
     # Settings are refused before numerics are imported, which takes seconds.
-    config = new_config(recipe, overrides if device is None else (*overrides, f"device={device}"))
+    short = {"iterations": iterations, "seed": seed, "device": device}
+    for name in {assignment.partition("=")[0] for assignment in overrides}:
+        refuse_with(f"--set {name}", **{name: short.get(name)})
+    given = (f"{name}={value}" for name, value in short.items() if value is not None)
+    config = new_config(recipe, (*overrides, *given))
     backend = where.backend()
     from metaloom.flows.runs import new_run_name, run_folder
 
@@ -111,7 +121,9 @@ def resume(
     metrics_port: MetricsPort = None,
     as_json: AsJson = False,
 ) -> int:
-    """Continue a run from its first missing stage, whatever interrupted it.
+    """Continue a run, whatever interrupted it.
+
+    It continues with the first missing stage.
 
     Example: `metaloom resume first --iterations 40`
 
@@ -163,6 +175,7 @@ def _train(
     from metaloom.flows.views.progress import progress
     from metaloom.storage import location
 
+    STATUS.end()
     with (
         stop_on_interrupt() as should_stop,
         progress(mode="json" if as_json else "auto", should_stop=should_stop, out=sys.stdout) as observer,
@@ -189,7 +202,9 @@ def _train(
     elif not result.computed and result.damage is None:
         done, name = plural(result.iterations_done, "iteration"), location(folder)
         tell(as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N")
-    tell(as_json, _next_steps(result.path))
+    with nullcontext() if as_json else STATUS.shown("writing the report", console()):
+        steps = _next_steps(result.path)
+    tell(as_json, steps)
     if "tensorboard" in also.log:
         from metaloom.flows.loggers.live import log_folder
 

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from metaloom.flows.cli.options import AsJson, RunArgument
 from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
+from metaloom.flows.views.status import STATUS
 from metaloom.storage import Damage, location, open_run, verify_run
 
 _UNSEALED = (
@@ -18,7 +19,7 @@ _UNSEALED = (
 
 
 def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
-    """Check every stored file of a run against its records.
+    """Check every stored file against its record.
 
     Exit code 0 when all are intact, 1 when one is damaged, missing or foreign. `metaloom resume RUN --repair` mends
     what is damaged or missing, or computes it again; what does not belong to the run is left to you.
@@ -28,7 +29,7 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     from metaloom.flows.views.tables import damage_table
 
     folder = run_folder(run)
-    damages = verify_run(folder)
+    damages = verify_run(folder, lambda done, total: STATUS.far(f"{done:,} of {total:,} outputs"))
 
     def table() -> RenderableType:
         if damages:

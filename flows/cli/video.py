@@ -26,7 +26,9 @@ def video(
     renderer: RendererName = "auto",
     trust: Trust = False,
 ) -> int:
-    """Film a stored episode, before and after adaptation side by side.
+    """Film an episode before and after adaptation.
+
+    Both are shown side by side.
 
     The episode is simulated again from its seed and its stored actions. If an observation differs from the stored one
     by more than 1e-5, the command says so and exits with 1.

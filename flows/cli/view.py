@@ -10,6 +10,7 @@ from metaloom.flows.cli.options import complete_runs
 from metaloom.flows.cli.output import console
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import run_folder, runs_root
+from metaloom.flows.views.status import STATUS
 
 RunsArgument = Annotated[
     str | None,
@@ -24,7 +25,9 @@ RunsArgument = Annotated[
 def view(
     runs: RunsArgument = None, /, *, port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 0
 ) -> int:
-    """Serve a page over stored runs on this machine, until Ctrl-C: curves, stages, batches, episodes as films.
+    """Open a page: curves, stages, batches, films.
+
+    The page is served on this machine until Ctrl-C.
 
     It follows runs while they are trained, changes nothing and asks no other host for anything. Only whoever
     has the address that it prints can open it.
@@ -43,6 +46,7 @@ def view(
         raise UsageError(f"{place}: found no such folder; required one of runs, or a run. `metaloom ls` lists runs")
     from metaloom.flows.viewer.server import serve
 
+    STATUS.end()
     tell = console().out
     serve(place, port, lambda address: tell(f"{address}  (Ctrl-C ends it)"))
     return 0

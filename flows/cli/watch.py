@@ -9,7 +9,9 @@ from metaloom.flows.runs import run_folder
 
 
 def watch(run: RunArgument, *, as_json: AsJson = False) -> int:
-    """Show how a run trains that another process writes, until it ends or you press Ctrl-C, which does not touch it.
+    """Follow a run while another process trains it.
+
+    It ends with the training. Ctrl-C ends it too and does not touch the training.
 
     Exit code 0 when it is complete or was stopped, 1 when it failed or was killed. Without a terminal it prints a line
     for the newest iteration and each one that follows.

@@ -62,6 +62,7 @@ class EvaluationOutcome(Shown):
             for s in self.summary()
         ]
         tests = f"{plural(self.evaluation.test_returns.shape[2], 'test episode')} each"
+        tests += f"; {self.extrapolation}" if self.extrapolation else ""
         return (
             f"EvaluationOutcome of the learner after {updates}: {self.counted_tasks}, {tests}",
             [("adaptation steps", "average return", "95 % interval"), *rows],
@@ -82,6 +83,15 @@ class EvaluationOutcome(Shown):
     def env_steps(self) -> int:
         """Environment steps that the evaluation took; training does not count them."""
         return self.evaluation.num_steps
+
+    @property
+    def extrapolation(self) -> str:
+        """Warning that some steps lie beyond those of training, or nothing; PEARL trains for no number of steps."""
+        algorithm = self.config.algorithm
+        trained = algorithm.evaluation_steps
+        if algorithm.graph == "task_inference" or self.evaluation.adaptation_steps <= trained:
+            return ""
+        return f"trained for {plural(trained, 'step')}; later rows extrapolate"
 
     def table(self) -> pa.Table:
         """One row per adaptation step and task; see `flows/views/evaluation_summary.py`."""

@@ -26,7 +26,8 @@ def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> R
     start = config.init_from
     if start is None:
         return config
-    at = RunAt.parse(start.run) if start.run.endswith(_VIEWS) else RunAt(run_folder(start.run), start.updates)
+    named = start.run.endswith(_VIEWS)
+    at = RunAt.parse(start.run, learner=True) if named else RunAt(run_folder(start.run), start.updates)
     run = storage.open_run(at.path)
     place = storage.url_of(run.path) or str(run.path.resolve())
     updates = len(run.iterations) if at.iteration is None else at.iteration

@@ -5,7 +5,9 @@ import math
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,25 @@ def duration(seconds: float) -> str:
 def short_time(seconds: float) -> str:
     """A short time: 1.93 s, 17.2 ms."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def seconds_of(moment: object) -> float:
+    """Seconds since 1970 of a stored moment; minus infinity where it is none."""
+    try:
+        return datetime.fromisoformat(str(moment)).timestamp()
+    except (ValueError, OverflowError):
+        return -math.inf
+
+
+def age(moment: object) -> str:
+    """Age of a stored moment in its largest unit: 40 s ago, 2 h ago, 3 d ago; empty where it is none."""
+    began = seconds_of(moment)
+    if began == -math.inf:
+        return ""
+    seconds = max(0, int(time.time() - began))
+    units = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
+    unit = next((unit for unit, size in units.items() if seconds >= size), "s")
+    return f"{seconds // units[unit]} {unit} ago"
 
 
 def finite(value: float) -> float | None:

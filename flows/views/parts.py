@@ -1,9 +1,11 @@
 """Pieces that the tables of all commands are made of. Stored text never reaches rich as markup."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich import box
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Column, Table
 from rich.text import Text
 
 from metaloom.flows.views.formatting import number
@@ -13,9 +15,55 @@ _HEAD = box.Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
 """A line below the head and no frame, in characters that every output has."""
 
 
-def new_table(*columns: str) -> Table:
-    """Make a table without a frame; a column whose name starts with ">" is a number, on the right."""
-    table = Table(box=_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
+_PROSE_WIDTH = 30
+"""Characters of a line at which prose still reads well."""
+
+
+class FittedTable(Table):
+    """A table that drops columns until it fits the width, so that no word breaks.
+
+    Attributes:
+        drop: Names of columns to drop, the least important first.
+        prose: Names of columns whose text wraps between words.
+    """
+
+    drop: Sequence[str] = ()
+    prose: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self.drop:
+            yield from super().__rich_console__(console, options)
+            return
+        kept, fits = [*self.columns], False
+        for name in (None, *self.drop):
+            kept = [column for column in kept if str(column.header) != name]
+            table = self._with_columns(kept, no_wrap=True, max_width=_PROSE_WIDTH)
+            if fits := Measurement.get(console, options.update_width(10_000), table).maximum <= options.max_width:
+                break
+        yield self._with_columns(kept, no_wrap=fits, max_width=None)
+
+    def _with_columns(self, kept: Sequence[Column], *, no_wrap: bool, max_width: int | None) -> Table:
+        """Make a table of some columns; `max_width` is that of prose, which always wraps."""
+        table = new_table()
+        table.title, table.caption = self.title, self.caption
+        for column in kept:
+            prose = str(column.header) in self.prose
+            table.add_column(
+                column.header,
+                justify=column.justify,
+                overflow="fold",
+                no_wrap=no_wrap and not prose,
+                max_width=max_width if prose else None,
+            )
+        for row in zip(*(column.cells for column in kept), strict=True):
+            table.add_row(*row)
+        return table
+
+
+def new_table(*columns: str, drop: Sequence[str] = (), prose: Sequence[str] = ()) -> Table:
+    """Make a table without a frame; a column whose name starts with ">" is a number, on the right; see FittedTable."""
+    table = FittedTable(box=_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
+    table.drop, table.prose = drop, prose
     for name in columns:
         justify = "right" if name.startswith(">") else "left"
         table.add_column(as_text(name.removeprefix(">")), justify=justify, overflow="fold")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from metaloom import storage
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views.class_returns import class_rows, classes_of, returns_by_class
-from metaloom.flows.views.formatting import adaptation_returns, by_inner_step, finite
+from metaloom.flows.views.formatting import adaptation_returns, by_inner_step, dotted, finite
 from metaloom.pipeline.shown import error_text
 from metaloom.storage import Run
 from metaloom.storage.format.settings import changed
@@ -49,6 +49,22 @@ def run_info(run: Run) -> dict[str, Any]:
         "bytes": dict(bytes_by_group(run)),
         "quarantine": [_quarantined(run, entry) for entry in storage.read_quarantine(run.path)],
     }
+
+
+def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """List the settings that differ from the defaults of the run's algorithm; all, where that is not built in."""
+    from metaloom.pipeline.algorithms import ALGORITHMS
+    from metaloom.pipeline.config.run import build_config
+    from metaloom.pipeline.schema import ConfigError
+
+    settings, names = list(dotted(config)), {name: {"name": config[name]["name"]} for name in ("env", "algorithm")}
+    if names["algorithm"]["name"] not in ALGORITHMS.builtin:  # to know the defaults would run a user's code
+        return settings
+    try:
+        defaults = dict(dotted(build_config(names).model_dump(mode="json")))
+    except ConfigError:
+        return settings
+    return [(name, value) for name, value in settings if defaults.get(name) != value]
 
 
 def session_changes(run: Run) -> list[dict[str, Any]]:

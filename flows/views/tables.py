@@ -17,6 +17,7 @@ from metaloom.flows.views.class_returns import class_rows
 from metaloom.flows.views.fact_tables import facts_view, success_view
 from metaloom.flows.views.formatting import (
     adaptation_label,
+    age,
     dotted,
     finite,
     number,
@@ -27,7 +28,7 @@ from metaloom.flows.views.formatting import (
     trial_length,
 )
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
-from metaloom.flows.views.run_info import iteration_info, run_info
+from metaloom.flows.views.run_info import changed_settings, iteration_info, run_info
 from metaloom.flows.views.success import success_rows
 from metaloom.pipeline.estimation.class_returns import BALANCED
 from metaloom.pipeline.shown import printable
@@ -55,30 +56,34 @@ CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 DIGEST_PREFIX = 12
 
 
-def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """`metaloom ls`."""
     # A column for those whose environments tell of success, if there are any.
     told = [">success rate"] if any("last_success_rate" in row for row in rows) else []
     columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *told, ">on disk", "state")
-    table = new_table(*columns)
+    table = new_table(*columns, drop=("on disk", "algorithm", "environment", "success rate", "started"))
     for row in rows:
         known = "iterations" in row
         table.add_row(
             as_text(row["name"]),
-            as_text(row.get("started", "")[:16].replace("T", " ")),
+            age(row.get("started")),
             as_text(row.get("env", "")),
             as_text(row.get("algorithm", "")),
             f"{row['iterations_done']} / {row['iterations']}" if known else "",
             optional(row.get("last_return")),
             *(optional(row.get("last_success_rate")) for _ in told),
             size(row["bytes"]),
-            _state_text(row),
+            Text(row["state"], STATE_STYLES[row["state"]]),
         )
-    return table
+    details = ((row["name"], row.get("writer") or row.get("problem")) for row in rows)
+    return Group(table, *(as_text(f"{name}: {detail}") for name, detail in details if detail))
 
 
-def run_view(run: Run, *, path: str | None = None) -> RenderableType:
-    """`metaloom show RUN`; `path` is where it lies for the reader, when it was opened elsewhere."""
+def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> RenderableType:
+    """`metaloom show RUN`; `path` is where it lies for the reader, when it was opened elsewhere.
+
+    Without `everything`, of settings those that differ from the defaults, and of sizes the sum.
+    """
     require_settings(run)
     info = run_info(run)
     config = info["config"]
@@ -91,6 +96,7 @@ def run_view(run: Run, *, path: str | None = None) -> RenderableType:
         ("algorithm", as_text(config["algorithm"]["name"])),
         ("sizes", as_text(_sizes(config))),
         ("seed", as_text(config["seed"])),
+        ("on disk", Text(size(sum(info["bytes"].values())))),
     ]
     # Runs that are older than this fact have none.
     if kernel := info["environment"].get("kernel"):
@@ -103,9 +109,10 @@ def run_view(run: Run, *, path: str | None = None) -> RenderableType:
     if info["last_metrics"]:
         parts += [heading(f"metrics of iteration {info['last_iteration']}"), _metrics_view(info["last_metrics"])]
     parts += _classes_view(info["last_class_returns"])
-    parts += [heading("on disk"), _disk_table(info["bytes"])]
+    if everything:
+        parts += [heading("on disk"), _disk_table(info["bytes"])]
     # Runs that are older than these facts have none.
-    if env := info["environment"].get("env"):
+    if everything and (env := info["environment"].get("env")):
         parts += [
             heading("environment, with defaults"),
             fact_grid([(name, as_text(value)) for name, value in dotted(env)]),
@@ -114,7 +121,9 @@ def run_view(run: Run, *, path: str | None = None) -> RenderableType:
         parts += [heading("sessions that computed with something else"), _sessions_table(info["sessions"])]
     if info["quarantine"]:
         parts += [heading("quarantine: what stages failed with"), _quarantine_table(info["quarantine"])]
-    parts += [heading("settings"), fact_grid([(name, as_text(value)) for name, value in dotted(config)])]
+    settings = list(dotted(config)) if everything else changed_settings(config)
+    title = "settings" if everything else "settings that differ from the defaults (--all shows all)"
+    parts += [heading(title), fact_grid([(name, as_text(value)) for name, value in settings])]
     return Group(*parts)
 
 
@@ -242,7 +251,8 @@ def recipe_rows() -> list[dict[str, Any]]:
 
 def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """`metaloom recipes`."""
-    table = new_table("recipe", "environment", "algorithm", "sizes", "about")
+    columns = ("recipe", "environment", "algorithm", "sizes", "about")
+    table = new_table(*columns, drop=("sizes", "algorithm", "environment"), prose=("sizes", "about"))
     for row in rows:
         if "problem" in row:
             table.add_row(as_text(row["name"]), "", "", "", as_text(f"broken: {row['problem']}", "red"))
@@ -267,6 +277,7 @@ def evaluation_info(outcome: "EvaluationOutcome") -> dict[str, Any]:
         "updates": outcome.updates,
         "tasks_are_new": outcome.tasks_are_new,
         "drawn_from": outcome.drawn_from,
+        "extrapolation": outcome.extrapolation or None,
         "env_steps": outcome.env_steps,
         "evaluation": outcome.config.evaluation.model_dump(mode="json", exclude={"every"}),
         "adaptation": [_finite(step.columns) for step in outcome.summary()],
@@ -280,7 +291,8 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
     """`metaloom evaluate`: the return after every number of adaptation steps."""
     table = new_table(
         *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
-        *(">interquartile mean", "95 % interval", "middle half of tasks"),
+        *(">interquartile mean", "its 95 % interval", "middle half of tasks"),
+        drop=("middle half of tasks", "its 95 % interval", "interquartile mean"),
     )
     new = " that training never drew" if outcome.tasks_are_new else ""
     table.title = f"learner after {plural(outcome.updates, 'update')}, {outcome.counted_tasks}{new}"
@@ -295,10 +307,12 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
             _range(row.lower_quartile, row.upper_quartile),
         )
     test_episodes = outcome.evaluation.test_returns.shape[2]
-    table.caption = (
+    notes = [
         f"{plural(test_episodes, 'test episode')} per task and row; "
-        f"{plural(outcome.env_steps, 'environment step')}, not counted as training"
-    )
+        f"{plural(outcome.env_steps, 'environment step')}, not counted as training",
+        outcome.extrapolation,
+    ]
+    table.caption = "\n".join(filter(None, notes))
     return table
 
 
@@ -382,13 +396,21 @@ def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
         if short and k.isdecimal():
             by_step.setdefault(short, {})[int(k)] = optional(value)
         else:
-            others.append((name, Text(optional(value))))
+            others.append((name, Text(f"{optional(value)}{_meaning(name, value)}")))
     last = max((k for values in by_step.values() for k in values), default=-1)
     table = new_table("by inner step", *(f">{adaptation_label(k, last)}" for k in range(last + 1)))
+    table.columns[0].no_wrap = True
     # What training is about comes first.
     for name in sorted(by_step, key=lambda name: (name != "average_return", name)):
         table.add_row(as_text(name), *(by_step[name].get(k, "") for k in range(last + 1)))
     return Group(table, fact_grid(others)) if by_step else fact_grid(others)
+
+
+def _meaning(name: str, value: float | None) -> str:
+    """Explain a loss that is zero by construction."""
+    if name != "loss_before" or not value or abs(value) > 1e-6:
+        return ""
+    return "  (0 but for rounding: advantages have mean 0)"
 
 
 def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:

@@ -178,7 +178,7 @@ def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[
 
 def _unknown(name: str, known: list[str]) -> str:
     return (
-        f"env.name is {name!r}; required one of {', '.join(PLUGINS.names())}; a name that gymnasium knows, such as "
-        "Hopper-v5, or module:Hopper-v5; or module:Class for an environment of your own"
-        f"{suggestion(name, known)}"
+        f"env.name is {name!r}{suggestion(name, known) or ', which is unknown'}\nRequired: a name that "
+        "`metaloom recipes --envs` lists; or a name that gymnasium knows, such as Hopper-v5, or module:Hopper-v5; "
+        "or module:Class for an environment of your own"
     )

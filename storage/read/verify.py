@@ -89,16 +89,20 @@ class Damage:
         return f"{self.file}{f' ({about})' if about else ''}: {self.problem}"
 
 
-def verify_run(path: str | Path) -> list[Damage]:
+def verify_run(path: str | Path, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Damage]:
     """Everything that is wrong with a run; an empty list if every byte is as it was committed.
 
     What an interrupted writer leaves behind, and the next one clears away, is not damage.
+
+    Args:
+        path: Folder or URL of the run.
+        progress: Receives the number of outputs checked so far and the number of all.
 
     Raises:
         RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
     """
     folder = folder_of(path)
-    return sorted(_Verification(folder, follow(folder)).damage(), key=_order)
+    return sorted(_Verification(folder, follow(folder)).damage(progress), key=_order)
 
 
 class _Verification:
@@ -120,7 +124,7 @@ class _Verification:
         self.reported: set[str] = set()
         self.told: set[tuple[Path | str, str]] = set()
 
-    def damage(self) -> Iterator[Damage]:
+    def damage(self, progress: Callable[[int, int], None]) -> Iterator[Damage]:
         info = yield from self._info()
         self.files = CommittedFiles(self.root, self._stages(info), self.remote)
         # Before the records are listed, of which a writer may add some meanwhile.
@@ -137,7 +141,8 @@ class _Verification:
             self.sums = SpanSums(lambda ref: self.steps.get(ref, 0))
         for segment in packed:
             yield from self._segment(segment)
-        for record in self.records.values():
+        for done, record in enumerate(self.records.values()):
+            progress(done, len(self.records))
             yield from self._checked_record(record, self.thinned.get(record.ref) == record.sha256)
         yield from self._spans()
         yield from self._foreign()

@@ -192,13 +192,18 @@ def test_a_criterion_ends_a_run_and_a_resumed_one_at_the_same_iteration(tmp_path
     assert config.digest() == tiny("a2c", "iterations=9").digest()  # where a run ends is not what it computes
 
 
-def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_run_as_it_is(tmp_path, monkeypatch):
+def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_newest(tmp_path, monkeypatch):
     monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
     train(tiny("a2c"), tmp_path / "run", backend=HERE)
     run = storage.open_run(tmp_path / "run")
     returns = [run[i].metrics()["step_0.average_return"] for i in range(3)]
     assert best_iteration(run) == RunAt.parse("run@best").iteration == int(np.argmax(returns))
-    assert RunAt.parse("run@latest").iteration is None
+    for name, iteration, updates in (("latest", 2, 3), ("-1", 2, 3), ("-3", 0, 1)):
+        assert RunAt.parse(f"run@{name}").iteration == iteration
+        assert RunAt.parse(f"run@{name}", learner=True).iteration == updates
+    for name, learner in (("-4", False), ("-5", True)):
+        with pytest.raises(UsageError, match="required"):
+            RunAt.parse(f"run@{name}", learner=learner)
     with pytest.raises(UsageError, match="or best or latest"):
         RunAt.parse("run@last")
 

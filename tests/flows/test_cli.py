@@ -16,11 +16,12 @@ import pytest
 from rich.table import Table
 
 from metaloom import storage
-from metaloom.flows.cli import COMMANDS, app, run
+from metaloom.flows.cli import COMMANDS, GROUPS, run
 from metaloom.flows.cli.output import PrintableLines, console, say
 from metaloom.flows.commands.train import Observer, resume
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.runs import runs_root
+from metaloom.flows.runs import best_iteration, runs_root
+from metaloom.pipeline.envs import ENVS
 
 TINY = (
     "--set", "num_tasks=3", "--set", "episodes_per_task=2", "--set", "max_episode_steps=5",
@@ -76,11 +77,15 @@ def test_what_would_steer_the_terminal_is_not_printed(capsys):
     assert sum("a\N{REPLACEMENT CHARACTER}[2Jb" in text for text in texts) == 5
 
 
-def test_help_lists_every_command_with_what_it_does(capsys):
+def test_help_lists_every_command_in_its_group_on_one_line_of_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
     assert run(["--help"]) == 0
-    told = " ".join(capsys.readouterr().out.replace("|", " ").split())
-    for name in COMMANDS:
-        assert f" {name} {app[name].help.partition('.')[0]}" in told
+    out = capsys.readouterr().out
+    for group, commands in GROUPS.items():
+        _, _, panel = out.partition(f"- {group} ---")
+        lines = [line.strip("| ") for line in panel.splitlines()[1 : 1 + len(commands)]]
+        for name, line in zip(commands, lines, strict=True):
+            assert (line.split()[0], line.endswith(".")) == (name, True), line
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -102,7 +107,10 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["train", "promp-point-corner", "--run", "x", "--workers", "-1"], "workers"),
         (["train", "promp-point-corner", "--run", "x", "--threads", "2"], "--workers 0"),
         (["train", "settings.yaml"], "settings.yaml"),
-        (["train", "promp-point-corner", "--speed", "9"], "--speed"),
+        (["train", "promp-point-corner", "--speed", "9"], "--set NAME=VALUE` changes a setting"),
+        (["train", "promp-point-corner", "--iteratons", "3"], "did you mean --iterations?"),
+        (["train", "promp-point-corner", "--seed", "0", "--set", "seed=2"], "found --seed with --set seed"),
+        (["ls", "--sotr", "name"], "did you mean --sort?"),
         (["resume", "nothing-here"], "nothing-here"),
         (["show", "nothing-here"], "nothing-here"),
         (["verify", "nothing-here"], "nothing-here"),
@@ -122,6 +130,23 @@ def test_wrong_usage_exits_with_2_says_why_and_creates_nothing(tokens, found, ru
     assert list(tmp_path.iterdir()) in ([], [runs])
 
 
+def test_a_run_that_is_not_there_suggests_one_that_is(first, capsys):
+    for command in (["show", "frist"], ["evaluate", "frist@1"], ["verify", "Firts"]):
+        assert run(command) == 2
+        assert capsys.readouterr().err.endswith("; did you mean first?\n")
+    assert run(["show", "nothing-like-it"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_a_wrong_environment_gets_a_suggestion_first_and_a_list_that_is_complete(capsys):
+    assert run(["train", "promp", "--run", "x", "--set", "env=half-cheetah-dr"]) == 2
+    error = capsys.readouterr().err
+    assert error.splitlines()[0] == "metaloom: env.name is 'half-cheetah-dr'; did you mean half-cheetah-dir?"
+    assert len(error) < 400
+    assert run(["recipes", "--envs"]) == 0
+    assert {*ENVS} <= {*capsys.readouterr().out.split()}
+
+
 def test_a_name_that_is_taken_is_refused_and_the_run_untouched(first, capsys):
     before = {file: file.read_bytes() for file in first.rglob("*") if file.is_file()}
     assert train("first") == 2
@@ -134,6 +159,22 @@ def test_replay_exits_with_0_when_all_is_identical_and_prints_json(first, capsys
     assert run(["replay", "first@1", "--json"]) == 0
     outcomes = json.loads(capsys.readouterr().out)
     assert [o["identical"] for o in outcomes] == [True] * 7
+
+
+@pytest.mark.parametrize("name", ["latest", "-1", "best"])
+def test_a_name_of_an_iteration_means_the_same_in_every_command(name, first, capsys):
+    i = best_iteration(storage.open_run(first)) if name == "best" else 1
+    updates = i if name == "best" else 2
+    assert run(["show", f"first@{name}"]) == 0
+    assert f"first, iteration {i}" in capsys.readouterr().out
+    assert run(["replay", f"first@{name}", "--json"]) == 0
+    assert {outcome["iteration"] for outcome in json.loads(capsys.readouterr().out)} == {i}
+    assert run(["optimize", f"first@{name}", "--set", "algorithm.clip_eps=0.1"]) == 0
+    assert f"iteration {i}, meta_optimize" in capsys.readouterr().out
+    assert run(["evaluate", f"first@{name}", "--workers", "0", "--test-episodes", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["updates"] == updates
+    assert run(["fork", f"first@{name}", "--run", "second"]) == 0
+    assert f"{updates} iteration" in capsys.readouterr().out
 
 
 def test_replay_prints_json_without_infinity_when_an_array_has_another_shape(first, monkeypatch, capsys):

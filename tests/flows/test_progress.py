@@ -1,14 +1,19 @@
 import io
 import json
 import math
+import sys
+import threading
 from collections import deque
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from metaloom import storage
+from metaloom.flows import cli
 from metaloom.flows.commands.train import IterationReport, train
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views import status
 from metaloom.flows.views.progress import Panel, progress, sparkline
 from metaloom.storage import StageRef
 
@@ -154,3 +159,44 @@ def test_the_observer_asks_the_given_function_whether_to_stop(tmp_path, tiny_con
         result = train(tiny_config(), tmp_path / "run", backend=Backend(workers=0), observer=observer)
     assert result.stopped
     assert len(out.getvalue().splitlines()) == result.iterations_done == 1
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_command_says_on_a_terminal_what_it_does_and_how_far_it_is(options, tmp_path, copy_tiny_run, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "300")
+    run = copy_tiny_run(tmp_path / "first")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert cli.run(["verify", "first", *options]) == 0
+    text = terminal.getvalue()
+    if options:
+        assert json.loads(text) == []
+        return
+    before, result, after = text.partition(f"{run}: every file is intact")
+    assert before.startswith("\x1b[?25l\x1b[2mverify first")
+    assert result
+    assert f" of {len(storage.open_run(run).refs())} outputs" in after
+    assert after.endswith("\x1b[2K")  # the status is cleared
+    assert cli.STATUS.console is None
+
+
+def test_without_a_terminal_a_long_command_says_so_again_and_again_on_standard_error(monkeypatch):
+    lines, third = [], threading.Event()
+
+    class Errors(io.StringIO):
+        def write(self, text):
+            lines.append(text)
+            if len(lines) == 3:
+                third.set()
+            return len(text)
+
+    monkeypatch.setattr(status, "EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(sys, "stderr", Errors())
+    out, shown = io.StringIO(), status.Status()
+    with shown.shown("evaluate first", Console(file=out)):
+        shown.far("tested after 1 step")
+        assert third.wait(timeout=60)
+    assert lines[2] == "metaloom: evaluate first, tested after 1 step\n"
+    assert out.getvalue() == ""

@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,7 @@ from metaloom.flows.commands.replay import ArrayDifference, StageReplay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import run_info, tables
-from metaloom.flows.views.formatting import number
+from metaloom.flows.views.formatting import dotted, number
 from metaloom.flows.views.run_info import bytes_by_group
 from metaloom.storage import StageRef
 
@@ -66,8 +67,19 @@ def test_ls_lists_every_run_with_its_state(runs_root):
     json.dumps(list(rows.values()), allow_nan=False)
     line = row_with(tables.runs_table(list(rows.values())), "stopped")
     assert line.split()[0] == "stopped"
-    assert line.split()[1:3] == rows["stopped"]["started"][:16].split("T")
-    assert line.split()[3:8] == ["point-corner", "promp", "1", "/", "2"]
+    assert line.split()[3:9] == ["ago", "point-corner", "promp", "1", "/", "2"]
+
+
+def test_ls_drops_columns_until_no_word_breaks(runs_root):
+    row = run_info.list_run_row(runs_root / "complete") | {"name": "promp-half-cheetah-dir-20261125-171400"}
+    ages = {"5 s ago": 5, "2 h ago": 7_300, "4 d ago": 400_000}
+    moments = [(datetime.now(UTC) - timedelta(seconds=seconds)).isoformat() for seconds in ages.values()]
+    table = tables.runs_table([{**row, "started": started} for started in (*moments, "never")])
+    for width, shown in ((150, "started environment algorithm"), (90, "started iterations"), (80, "iterations")):
+        header, _, *lines = text_of(table, width).splitlines()[1:7]
+        assert " ".join(header.split()).startswith(f"run {shown}"), width
+        assert [line.split()[0] for line in lines] == [row["name"]] * 4
+        assert [age in line for age, line in zip(ages, lines, strict=False)] == ["started" in shown] * 3
 
 
 def test_ls_of_a_folder_that_does_not_exist_is_empty(tmp_path):
@@ -84,7 +96,7 @@ def test_a_run_that_is_being_written_shows_by_whom(tmp_path, tiny_config):
         assert writer.pid == os.getpid()
         (row,) = run_info.list_run_rows(tmp_path)
         assert row["state"] == "training"
-        assert f"process {os.getpid()}" in row_with(tables.runs_table([row]), "training")
+        assert f"run: process {os.getpid()} on" in text_of(tables.runs_table([row]))
     assert run_info.list_run_rows(tmp_path)[0]["state"] == "complete"
 
 
@@ -118,7 +130,7 @@ def test_show_run_has_progress_metrics_sizes_and_settings(complete):
     assert sum(info["bytes"].values()) == bytes_by_group(complete).total()
     assert {"rollouts_0", "rollouts_1", "samples_0", "adapted_0", "learner", "tables", "records"} <= set(info["bytes"])
     json.dumps(info, allow_nan=False)
-    view = text_of(tables.run_view(complete))
+    view = text_of(tables.run_view(complete, everything=True))
     for part in (
         "point-corner",
         "4 tasks x 3 episodes x 10 steps, 1 inner step",
@@ -130,6 +142,24 @@ def test_show_run_has_progress_metrics_sizes_and_settings(complete):
         assert part in view
     settings = dict(line.split(maxsplit=1) for line in view.splitlines() if line.strip().startswith("retention."))
     assert settings["retention.keep_last"].strip() == "null"
+
+
+def test_show_run_has_the_settings_that_differ_from_the_defaults_unless_all_are_asked_for(complete, tmp_path):
+    short = [line.split() for line in text_of(tables.run_view(complete)).splitlines()]
+    config = dict(dotted(complete.config))
+    shown = {words[0]: words[1] for words in short if len(words) == 2 and words[0] in config}
+    for name in ("num_tasks", "iterations"):
+        assert shown[name] == config[name]
+    assert not shown.keys() & {"evaluation.seed", "retention.keep_last", "policy.activation", "algorithm.anneal_factor"}
+    # Of algorithms of users, whose defaults only their code knows, all are shown.
+    mine = {**complete.config, "algorithm": {"name": "nowhere:Mine", "inner_lr": 1.0}}
+    assert run_info.changed_settings(mine) == list(dotted(mine))
+
+
+def test_a_loss_that_is_zero_by_construction_is_explained(complete):
+    for value, explained in ((-1.154e-08, True), (0.2, False)):
+        shown = text_of(tables._metrics_view({"loss_before": value}))
+        assert ("0 but for rounding" in shown) == explained
 
 
 def test_show_iteration_lists_stages_in_the_order_of_writing_with_their_inputs(complete):
@@ -214,6 +244,14 @@ def test_evaluation_shows_every_number_of_adaptation_steps(complete):
         assert row.split()[:3] == [str(k), str(3 * k), number(step.average_return)]
 
 
+def test_an_evaluation_warns_of_steps_beyond_those_of_training(complete):
+    for steps, warning in ((1, None), (2, "trained for 1 step; later rows extrapolate")):
+        outcome = evaluate(complete.path, adaptation_steps=steps, test_episodes=1)
+        assert tables.evaluation_info(outcome)["extrapolation"] == warning
+        for view in (text_of(tables.evaluation_table(outcome)), repr(outcome)):
+            assert ("extrapolate" in view) == ((warning or "never") in view) == bool(warning)
+
+
 def test_an_evaluation_of_some_of_a_set_of_tasks_says_of_how_many(complete):
     title = lambda outcome: tables.evaluation_table(outcome).title  # noqa: E731
     some = evaluate(complete.path, tasks="train", num_tasks=3, adaptation_steps=0, test_episodes=1)
@@ -253,9 +291,9 @@ def test_doctor_shows_what_helps():
 
 def test_names_from_disk_reach_the_terminal_as_text(tmp_path):
     row = {"name": "[red]x[/red]\x1b[31m", "bytes": 1, "state": "damaged", "problem": "[bold]"}
-    line = row_with(tables.runs_table([row]), "[red]")
-    assert "[red]x[/red]\N{REPLACEMENT CHARACTER}[31m" in line
-    assert "(\x5bbold])" in line
+    name = "[red]x[/red]\N{REPLACEMENT CHARACTER}[31m"
+    assert name in row_with(tables.runs_table([row]), "damaged")
+    assert f"{name}: [bold]" in text_of(tables.runs_table([row]))
 
 
 def test_a_run_tells_which_implementation_computes_its_updates(tmp_path, capsys):
