@@ -173,6 +173,11 @@ class SamplerSpec(Settings):
         number = {"episodes_per_task": None, "min_steps": min_steps, "min_rollouts": None}
         return self.model_copy(update=kind | number)
 
+    def repeating(self) -> "SamplerSpec":
+        """The same environment for one recorded episode on a new copy."""
+        env = self.env.model_copy(update={"copies": "fresh"})
+        return self.sampling(1, deterministic=False, actor="recorded").model_copy(update={"env": env})
+
     @property
     def enough(self) -> Enough | None:
         """When a task has been sampled enough; None for always as many episodes."""
@@ -228,6 +233,10 @@ class RolloutWorkers(ABC):
         spec = self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor, one_trial=one_trial)
         return replace(self, spec=spec)
 
+    def repeating(self) -> Self:
+        """The same workers for one recorded episode on a new copy of the environment."""
+        return replace(self, spec=self.spec.repeating())
+
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
         """The same workers for as many episodes of each task as it takes to have so many steps, drawn by an actor."""
         return replace(self, spec=self.spec.filling(min_steps, actor=actor))
@@ -271,7 +280,7 @@ def usable_cores() -> int:
 
 
 class _WarmSamplers(threading.local):
-    """The samplers of a thread's last three specs: of training, and of an evaluation's two kinds of episodes.
+    """The samplers of a thread's last four specs: of training, the witness, and an evaluation's two kinds of episodes.
 
     A worker may have several threads, and simulators are not shared.
     """
@@ -283,7 +292,7 @@ class _WarmSamplers(threading.local):
         key = spec.model_dump_json()
         sampler = self._by_spec.pop(key, None) or _build(spec)
         self._by_spec[key] = sampler
-        while len(self._by_spec) > 3:
+        while len(self._by_spec) > 4:
             self._by_spec.pop(next(iter(self._by_spec))).close()
         return sampler
 

@@ -1,13 +1,14 @@
 """Settings of a run's environment, as plain data: workers read them without importing torch."""
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import Settings, later
 
@@ -59,6 +60,20 @@ class EnvConfig(Settings):
     """Places of the numbers that a policy sees of a plain gymnasium environment's observations, such as [0, 2] for a
     cart-pole without its velocities; null: all."""
 
+    copies: Literal["auto", "kept", "fresh"] = later("auto", before="kept")
+    """Copies of an environment that is not built in: kept over episodes, or fresh for every episode, which costs the
+    time of making one; auto: fresh if a rehearsal before the run finds that an episode depends on its copy's past."""
+    seed_bits: Literal[32, 64] = later(32, before=64)
+    """Size of the seeds that episodes are reset with, which many simulators limit to 32 bits; 64 for built-in ones."""
+    witness: bool = later(True, before=False)
+    """Play one episode of every iteration again on a new copy and compare it bit for bit, as the metric
+    witness_reproduced; off for built-in environments."""
+
+    def as_in(self, stored: Mapping[str, Any]) -> "EnvConfig":
+        """The same with what was found before a stored run, whose env section is given, where it is left open here."""
+        known = {**self.before(), **stored}
+        return self.model_copy(update={name: known[name] for name in self.before().keys() - self.model_fields_set})
+
     @field_validator("observed")
     @classmethod
     def _sees_nothing_twice(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -70,6 +85,14 @@ class EnvConfig(Settings):
     @classmethod
     def _accept_a_bare_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _built_in_ones_stay_as_they_were(self) -> "EnvConfig":
+        if self.name in ENVS:
+            for name, value in type(self).before().items():
+                if name not in self.model_fields_set:
+                    object.__setattr__(self, name, value)
+        return self
 
     @model_validator(mode="after")
     def _discrete_actions_have_no_scale(self) -> "EnvConfig":

@@ -9,7 +9,6 @@ from gymnasium.spaces import Discrete
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.facts import env_facts
-from metaloom.pipeline.envs.fitting_scale import with_fitting_scale
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.wrappers import SingleTask
@@ -329,48 +328,3 @@ def test_a_state_that_there_is_not_is_refused(state):
         EnvError, match=rf"found the observation {state}; required an integer in Discrete\(3, start=5\)"
     ):
         env.step(0)
-
-
-def test_a_scale_that_nobody_asked_for_is_left_out_where_actions_are_discrete(tmp_path, monkeypatch):
-    (tmp_path / "fates.py").write_text(FATES)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert with_fitting_scale(EnvConfig(name="fates:Coin")) == EnvConfig(name="fates:Coin", action_scale=None)
-    asked = EnvConfig(name="fates:Coin", action_scale=10.0)
-    assert with_fitting_scale(asked) is asked
-    for other in ("Pendulum-v1", "point-corner", "bernoulli-bandit"):
-        assert with_fitting_scale(EnvConfig(name=other)) == EnvConfig(name=other)
-    assert with_fitting_scale(EnvConfig(name="CartPole-v1")).action_scale is None
-    for name in ("fates:Coin", "Pendulum-v1"):
-        found = with_fitting_scale(EnvConfig(name=name))
-        assert with_fitting_scale(found) is found
-
-
-@pytest.mark.parametrize("fate", ["Deadly", "Endless", "Nowhere"])
-def test_an_environment_that_cannot_be_asked_for_its_actions_is_left_as_it_is(fate, tmp_path, monkeypatch):
-    (tmp_path / "fates.py").write_text(FATES)
-    monkeypatch.syspath_prepend(tmp_path)
-    config = EnvConfig(name=f"fates:{fate}")
-    assert with_fitting_scale(config, timeout_seconds=3) is config
-
-
-FATES = """
-import os
-import time
-
-import gymnasium
-from gymnasium.spaces import Box, Discrete
-
-
-class Coin(gymnasium.Env):
-    observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
-
-
-class Deadly(Coin):
-    def __init__(self):
-        os._exit(3)
-
-
-class Endless(Coin):
-    def __init__(self):
-        time.sleep(3600)
-"""
