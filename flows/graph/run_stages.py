@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 import torch
@@ -41,7 +41,9 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
         rollout_workers(config, backend) as workers,
     ):
         check()
-        yield Runner.build(config, workers, pool.map)
+        runner = Runner.build(config, workers, pool.map)
+        with closing(runner.context.env):
+            yield runner
 
 
 def _overflow_quietly() -> None:

@@ -62,7 +62,9 @@ def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 
         update["action_scale"] = None if found["discrete"] else config.action_scale
     if config.copies == "auto":
         update["copies"] = found.get("copies", "kept")
-    return Settled(config.model_copy(update=update), tuple(f"{config.name}: {note}" for note in found.get("notes", ())))
+    config = config.model_copy(update=update)
+    misses = [found["misses"]] if config.action_scale is None and found.get("misses") else []
+    return Settled(config, tuple(f"{config.name}: {note}" for note in (*found.get("notes", ()), *misses)))
 
 
 @lru_cache(maxsize=64)  # the runs of a sweep are of one environment

@@ -296,8 +296,17 @@ class _WarmSamplers(threading.local):
             self._by_spec.pop(next(iter(self._by_spec))).close()
         return sampler
 
+    def close(self) -> None:
+        while self._by_spec:
+            self._by_spec.popitem()[1].close()
+
 
 _warm = _WarmSamplers()
+
+
+def close_samplers() -> None:
+    """Free the simulators that this thread keeps warm."""
+    _warm.close()
 
 
 def _build(spec: SamplerSpec) -> Sampler:

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.plugins import import_module
-from metaloom.pipeline.schema import Settings, later
+from metaloom.pipeline.schema import ConfigError, Settings, later
 
 DISCRETE = ("bernoulli-bandit", "hidden-goal-grid", "tabular-mdp")
 """Built-in environments whose actions are discrete, so that they have no scale unless one is asked for."""
@@ -105,7 +105,23 @@ class EnvConfig(Settings):
 
 def is_gymnasium_id(name: str) -> bool:
     """Tell an id of gymnasium's, [module:][namespace/]Name-v0, from other names, without importing gymnasium."""
-    return re.fullmatch(r"(?:[\w.]+:)?(?:[\w.-]+/)?[\w.-]+-v\d+", name) is not None
+    return re.fullmatch(r"(?:[\w.]+:)?(?:(?:[\w.-]+/)?[\w.-]+-v\d+|[\w.-]+/[\w.-]+)", name) is not None
+
+
+def registered_id(name: str) -> str | None:
+    """Return the id under which gymnasium knows an environment, whose module is imported; None for other names.
+
+    An id needs no version: what a module does not have itself, it may have registered.
+
+    Raises:
+        ConfigError: the module cannot be imported.
+    """
+    own = name.rpartition(":")[2]
+    if ":" in name and hasattr(import_module(name), own.partition(".")[0]):
+        return None
+    import gymnasium  # here alone: it takes a seventh of the time in which a typo is refused
+
+    return own if own in gymnasium.registry else None
 
 
 _ASKED = ContextVar("_ASKED", default=True)
@@ -127,11 +143,15 @@ def gymnasium_limit(name: str) -> int | None:
     Raises:
         ConfigError: the module that registers it cannot be imported.
     """
-    if not _ASKED.get() or not is_gymnasium_id(name):
+    # A misspelt name of a built-in environment, all of small letters, is refused sooner.
+    if not _ASKED.get() or name in ENVS or (re.fullmatch("[a-z0-9-]+", name) and not is_gymnasium_id(name)):
         return None
-    import gymnasium  # here alone: it takes a seventh of the time in which a typo is refused
+    try:
+        known = registered_id(name)
+    except ConfigError:
+        if is_gymnasium_id(name):
+            raise
+        return None  # whoever makes the environment says why
+    import gymnasium  # as above
 
-    if ":" in name:
-        import_module(name)
-    spec = gymnasium.registry.get(name.rpartition(":")[2])
-    return None if spec is None else spec.max_episode_steps
+    return None if known is None else gymnasium.registry[known].max_episode_steps

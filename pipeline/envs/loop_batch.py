@@ -134,9 +134,9 @@ class LoopBatch:
 
     @property
     def state(self) -> Array:
-        # gymnasium's MuJoCo envs show positions and velocities; others are restored by their reset seed alone.
-        readers = [getattr(env.unwrapped, "state_vector", lambda: ()) for env in self._envs]
-        return np.array([read() for read in readers], np.float64).reshape(self.num_rows, -1)
+        states = [_state(env) for env in self._envs]
+        same = len({state.shape for state in states}) == 1
+        return np.array(states if same else [()] * len(states)).reshape(self.num_rows, -1)
 
     def close(self) -> None:
         for env in self._envs:
@@ -145,6 +145,18 @@ class LoopBatch:
 
 def _nothing(env: MetaEnv, answer: Any) -> None:
     del env, answer
+
+
+def _state(env: MetaEnv) -> Array:
+    """Positions and velocities as gymnasium's MuJoCo environments show them; none of others, which their seed restores.
+
+    An environment may have something else of this name.
+    """
+    read = getattr(env.unwrapped, "state_vector", None)
+    try:
+        return np.asarray(read() if callable(read) else (), np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        return np.zeros(0)
 
 
 def _spaces(env: MetaEnv) -> tuple[Any, Any]:

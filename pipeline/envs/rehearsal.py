@@ -6,6 +6,7 @@ Run as a program of its own: an environment may end or hang its process, and wha
 import faulthandler
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -14,13 +15,14 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError
 from metaloom.pipeline.envs.fact_checks import check_facts, declared_facts
 from metaloom.pipeline.envs.finite_checks import last_line
 from metaloom.pipeline.envs.registry import make_batch_env, make_env, require_env
+from metaloom.pipeline.envs.wrappers import is_bounded
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import Array
 
@@ -192,6 +194,27 @@ def _random_action(space: gymnasium.Space[Any], rng: np.random.Generator) -> Arr
     return rng.normal(0, 3, space.shape or ()).astype(np.float32)
 
 
+def missed_box(space: gymnasium.Space[Any]) -> str:
+    """Say what a new policy, whose actions are normal, misses of the box that it acts in directly; "" if not much."""
+    if not isinstance(space, Box) or not is_bounded(space):
+        return ""
+    low, high = space.low.astype(float), space.high.astype(float)
+    beyond = max(_share_below(float(low.max())), _share_below(-float(high.min())))
+    reached = np.clip(np.minimum(high, 3) - np.maximum(low, -3), 0, None) / np.where(high > low, high - low, 1)
+    if beyond < 0.45 and reached.min() > 0.1:
+        return ""
+    return (
+        f"actions lie in {space}, of which a new policy, with mean 0 and standard deviation 1, reaches "
+        f"{100 * reached.min():.2g} %, and {100 * beyond:.2g} % of its actions are clipped to one bound; "
+        "--set env.action_scale=3 maps them onto all of the box"
+    )
+
+
+def _share_below(bound: float) -> float:
+    """Share of a standard normal distribution below a bound."""
+    return 0.5 * math.erfc(-bound / math.sqrt(2))
+
+
 def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
     """Return what is found of the environment whose settings are on standard input.
 
@@ -210,7 +233,7 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
         env = make_env(config)
     except EnvError:  # as training will report it
         return {}
-    found: dict[str, Any] = {"discrete": isinstance(env.action_space, Discrete)}
+    found: dict[str, Any] = {"discrete": isinstance(env.action_space, Discrete), "misses": missed_box(env.action_space)}
     env.close()
     if steps:
         try:

@@ -12,10 +12,10 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.run_stages import config_of
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.pipeline.config.run import build_stored
+from metaloom.pipeline.config.run import build_config, build_stored
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.envs.rehearsal import Rehearsal
+from metaloom.pipeline.envs.rehearsal import Rehearsal, missed_box
 
 HERE = Backend(workers=0)
 
@@ -153,6 +153,31 @@ def test_an_environment_registered_in_the_calling_script_alone_is_refused(tiny_c
     finally:
         del gymnasium.registry["OnlyHere-v0"]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [(0, 512, "50 % of its actions"), (-512, 512, "reaches 0.59 %"), (-1, 1, ""), (-0.4, 0.4, ""), (-np.inf, 1, "")],
+)
+def test_a_box_that_a_new_policy_misses_is_named(low, high, words):
+    found = missed_box(Box(low, high, (2,), np.float32))
+    assert words in found
+    assert bool(found) == bool(words)
+
+
+class Unlimited(Legacy):
+    action_space = Box(0, 512, (1,), np.float32)
+
+
+def test_what_nobody_set_is_named_where_most_episodes_end_by_it(tiny_config, tmp_path, caplog):
+    settings = tiny_config(env={"name": f"{__name__}:Unlimited", "action_scale": None}).model_dump(
+        exclude={"max_episode_steps"}
+    )
+    settings["env"]["copies"] = "auto"
+    train(build_config(settings), tmp_path / "run", backend=HERE)
+    said = "\n".join(record.message for record in caplog.records)
+    assert "24 of 24 episodes of iteration 0 ended at max_episode_steps=100, the default" in said
+    assert "Unlimited: actions lie in Box(0.0, 512.0, (1,), float32), of which a new policy" in said
 
 
 def test_a_copy_that_is_asked_for_is_not_rehearsed(planted):
