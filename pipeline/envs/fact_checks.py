@@ -68,6 +68,8 @@ def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, flo
         EnvError: one is missing, not declared, or no such number or flag.
     """
     told = info.get("facts", {})
+    if not declared and told == {}:
+        return {}
     if not isinstance(told, Mapping):
         raise EnvError(f'found {shown(told)} as info["facts"]; required a dict of numbers and flags')
     _require_names('info["facts"]', told, declared)

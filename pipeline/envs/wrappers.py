@@ -229,14 +229,14 @@ class SingleTask(Wrapped):
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         if isinstance(info, Mapping):
-            terms = info.get("reward_terms") if self._has_terms(reward, info) else {"reward": reward}
-            info = {**info, "reward_terms": terms, **self._facts_of(info)}
+            if "reward_terms" in info and not self._has_terms(reward, info):
+                info = {name: value for name, value in info.items() if name != "reward_terms"}
+            if facts := self._facts_of(info):
+                info = {**info, **facts}
         return observation, reward, terminated, truncated, info
 
     def _has_terms(self, reward: Any, info: Mapping[str, Any]) -> bool:
         """Tell if `info["reward_terms"]` are terms of the reward, and not something else of this name."""
-        if "reward_terms" not in info:
-            return False
         try:
             reward_terms_of(number_of(reward, "reward"), info)
         except EnvError as problem:
@@ -248,7 +248,7 @@ class SingleTask(Wrapped):
     def _facts_of(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """Pick what is told under other keys, or leave out what nobody declares."""
         if not self._told:
-            return {} if self.facts else {"facts": {}}
+            return {"facts": {}} if "facts" in info and not self.facts else {}
         missing = [fact.key for fact in self._told.values() if fact.key not in info]
         if missing:
             found = sorted(map(str, info))
