@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from metaloom.pipeline.envs.config import EnvConfig, is_gymnasium_id
+from metaloom.pipeline.envs.config import EnvConfig, is_gymnasium_id, registered_id
 from metaloom.pipeline.envs.facts import class_path
 from metaloom.pipeline.nn.spec import NETWORKS
 from metaloom.pipeline.plugins import INSTALLED, import_module, is_installed, load, place_of
@@ -62,7 +62,7 @@ def _written_in(path: str) -> tuple[str, Path | None]:
     Raises:
         ConfigError: the file is gone.
     """
-    found = import_module(path) if is_gymnasium_id(path) else load(path)
+    found = import_module(path) if is_gymnasium_id(path) or registered_id(path) else load(path)
     # An object, such as a Graph, does not tell where it was made.
     tells = inspect.isclass(found) or inspect.isfunction(found)
     module = found.__module__ if tells else path.partition(":")[0]

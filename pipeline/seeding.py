@@ -12,7 +12,7 @@ import numpy as np
 
 Stream = Literal[
     "initialize", "tasks", "resets", "actions", "beliefs", "context", "minibatches", "updates", "model", "baseline",
-    "evaluation", "search",
+    "evaluation", "search", "witness",
 ]  # fmt: skip
 
 

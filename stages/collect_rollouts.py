@@ -113,6 +113,7 @@ class _Rollout:
         self.B, self.E, self.T, self.N = B, E, T, B * E
         self.env, self.tasks, self.position, self.watch = env, tasks, position, watch
         self.circumstances = Circumstances(sampler.env, tasks, position, E)
+        self.seeds = [position.reset_seed(b, e, sampler.env.seed_bits) for b in range(B) for e in range(E)]
         self.observations = np.zeros((T + 1, B * E, env.observation_size), np.float32)
         self.taken = watch.actions((T, B * E, env.action_size), position)
         self.actor = _actor(sampler, params, self.taken, B, position, memory)
@@ -141,7 +142,7 @@ class _Rollout:
     def _act_in_all(self) -> Array:
         """Run every episode from reset to end; returns the simulators' state after the resets."""
         self.watch.entered(None)
-        first = self.env.reset(np.repeat(self.tasks.params, self.E, axis=0), self._seeds())
+        first = self.env.reset(np.repeat(self.tasks.params, self.E, axis=0), np.array(self.seeds, np.uint64))
         _require_shape("reset: observations", first, self.observations[0].shape)
         self.observations[0] = first
         initial_state = self.env.state
@@ -159,10 +160,6 @@ class _Rollout:
                 if not len(rows):
                     break
         return initial_state
-
-    def _seeds(self) -> Array:
-        seeds = [self.position.reset_seed(b, e) for b in range(self.B) for e in range(self.E)]
-        return np.array(seeds, np.uint64)
 
     def _record(self, t: int, rows: Array, result: BatchStep) -> None:
         at: Array | slice = slice(None) if len(rows) == self.N else rows

@@ -1,23 +1,19 @@
-"""Checks that an environment can be trained on and does the same twice, by a few short episodes with random actions."""
+"""Checks that an environment can be trained on and does the same twice, by episodes with random actions."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import gymnasium
-import numpy as np
-from gymnasium.spaces import Discrete
 from pydantic import ValidationError
 
 from metaloom.flows.commands.doctor import Check
 from metaloom.flows.errors import UsageError
+from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.pipeline.config.input import override
-from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.fact_checks import check_facts, declared_facts
-from metaloom.pipeline.envs.fitting_scale import with_fitting_scale
-from metaloom.pipeline.envs.registry import make_batch_env, make_env
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
+from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.registry import make_batch_env
+from metaloom.pipeline.envs.rehearsal import ROWS, Rehearsal
 
-ROWS, STEPS = 4, 50
+STEPS = 100
 _ADVICE = "see docs/hostile_environments.md"
 
 
@@ -41,54 +37,26 @@ def env_config(name: str, assignments: Sequence[str] = ()) -> EnvConfig:
 
 def check_environment(config: EnvConfig) -> list[Check]:
     """One finding on each property that a run depends on; those after the first failure are left out."""
-    checks: list[Check] = []
+    required = "the same bits with the same seeds"
     try:
-        config = with_fitting_scale(config)
-        first = _episodes(config)
-        checks.append(Check("episodes", "ok", f"{ROWS} of up to {STEPS} steps", "sound answers"))
-        checks.append(_repeats(first, _episodes(config)))
+        config, notes = settled(config, gymnasium_limit(config.name) or STEPS, always=True)
+    except EnvError as error:
+        return [Check("repeats", "fail", str(error), required, _ADVICE)]
+    try:
+        count = _play(config)
     except Exception as error:
-        found = f"{type(error).__name__}: {error}"
-        checks.append(Check("episodes", "fail", found, "sound answers", _ADVICE))
-    return checks
+        return [Check("episodes", "fail", f"{type(error).__name__}: {error}", "sound answers", _ADVICE)]
+    episodes = Check("episodes", "ok", f"{ROWS} of up to {count} steps", "sound answers")
+    found = "twice the same" if config.copies == "kept" else "the same on new copies"
+    return [episodes, Check("repeats", "ok", found, required), *(Check("notice", "ok", note, "") for note in notes)]
 
 
-def _episodes(config: EnvConfig) -> list[Array]:
-    """Everything that new environments answer to fixed tasks, seeds and actions."""
-    one = make_env(config)
-    facts = declared_facts(one)
-    tasks = np.asarray(one.sample_tasks(ROWS, np.random.default_rng(0)), np.float64)
+def _play(config: EnvConfig) -> int:
+    """Play some episodes in this process, where what they raise can be read; returns the steps of the longest."""
+    rehearsal = Rehearsal(config, STEPS)
     batch = make_batch_env(config, ROWS)
-    rng = np.random.default_rng(1)
     try:
-        answers, rows = [batch.reset(tasks, np.arange(ROWS, dtype=np.uint64)).copy()], np.arange(ROWS)
-        for _ in range(STEPS):
-            step = batch.step(_random_actions(one.action_space, rng)[rows], rows)
-            check_facts(step.facts, facts, rows)
-            answers.extend([step.observations.copy(), step.terminated.copy()])
-            answers.extend([*step.reward_terms.values(), *step.facts.values()])
-            rows = rows[~(step.terminated | step.truncated)]
-            if not len(rows):
-                break
-        return answers
+        answers = rehearsal.play(batch, range(ROWS))
     finally:
         batch.close()
-
-
-def _random_actions(space: gymnasium.Space[Any], rng: np.random.Generator) -> Array:
-    """Actions of a new policy for every row: all of the discrete ones are as likely, others go beyond their box."""
-    if isinstance(space, Discrete):
-        return rng.integers(space.n, size=ROWS)
-    return rng.normal(0, 3, (ROWS, *(space.shape or ()))).astype(np.float32)
-
-
-def _same_bits(one: Array, other: Array) -> bool:
-    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")  # optional facts may be NaN
-
-
-def _repeats(first: list[Array], second: list[Array]) -> Check:
-    required = "the same bits with the same seeds"
-    if len(first) == len(second) and all(map(_same_bits, first, second)):
-        return Check("repeats", "ok", "twice the same", required)
-    advice = "draw from self.np_random alone, and start anew in reset; without it replay and resume give other numbers"
-    return Check("repeats", "fail", "two runs differ", required, advice)
+    return 1 + max(episode[-1].step for episode in answers)

@@ -3,6 +3,7 @@
 # pyright: reportUnknownParameterType=false
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -193,7 +194,8 @@ def learner_after(run: storage.Run, updates: int) -> LearnerState:
 def _with_evaluation(config: RunConfig, asked: dict[str, Any]) -> RunConfig:
     tasks = asked.get("tasks")
     if isinstance(tasks, str) and tasks not in ("held-out", "train"):
-        asked["tasks"] = load_tasks(Path(tasks), make_env(config.env).task_fields)
+        with closing(make_env(config.env)) as env:
+            asked["tasks"] = load_tasks(Path(tasks), env.task_fields)
     elif tasks is not None and not isinstance(tasks, str):
         asked["tasks"] = [list(map(float, task)) for task in tasks]
     section = {**config.evaluation.model_dump(mode="json"), **asked, "every": None}

@@ -134,7 +134,7 @@ def _interface(env: Any) -> dict[str, Any]:
             "the size of an observation": env.observation_space.shape,
             "the size of an action": env.action_space.shape,
             "the task fields": [(field.name, field.unit) for field in env.unwrapped.task_fields],
-            "the reward terms": sorted(info.get("reward_terms", {})),
+            "the reward terms": sorted(info.get("reward_terms", {"reward": None})),
             "the facts": declared_facts(env),
         }
     finally:

@@ -101,6 +101,7 @@ def require_own(sweep: Sweep, run: PlannedRun, config: RunConfig) -> None:
     if not storage.run_exists(folder):
         return
     found = storage.open_run(folder)
+    config = config.model_copy(update={"env": config.env.as_in(found.config["env"])})
     if found.info["config_digest"] != training.recorded(pinned(config)).digest():
         raise UsageError(
             f"{folder}: found a run of other settings than the sweep {sweep.name} has for this name; required that of "

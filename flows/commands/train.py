@@ -2,12 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from metaloom import storage
 from metaloom.flows.estimate.limits import check_sizes
@@ -26,6 +28,8 @@ from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
+from metaloom.pipeline.envs import ENVS
+from metaloom.pipeline.envs.config import gymnasium_limit
 from metaloom.pipeline.envs.fact_checks import declared_facts, described_facts
 from metaloom.pipeline.envs.facts import component_facts, env_facts
 from metaloom.pipeline.envs.registry import with_all_options
@@ -319,6 +323,8 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
                 steps += _num_steps(writer, ref)
             elif stages.graph[ref.stage].output is Evaluation:
                 evaluations.append(ref)
+        if iteration == 0:
+            _check_limit(plan.config, (writer.load(ref) for ref in plan.order(0)))
         update = _update(writer, iteration)
         history.append(update.metrics)
         now, evaluating = time.perf_counter(), sum(seconds.get(f"{ref.stage}.{ref.step}", 0.0) for ref in evaluations)
@@ -338,6 +344,26 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
             )
         )
     return TrainResult(path, iterations, stopped=False, computed=computed)
+
+
+def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
+    """Warn where most episodes end at a limit of steps that neither the user nor gymnasium has set."""
+    if "max_episode_steps" in config.model_fields_set or config.env.name in ENVS:
+        return
+    if gymnasium_limit(config.env.name) is not None:
+        return
+    lengths = np.concatenate([output.lengths.ravel() for output in outputs if isinstance(output, EpisodeBatch)])
+    lengths = lengths[lengths > 0]
+    at_limit = int((lengths == config.max_episode_steps).sum())
+    if at_limit > len(lengths) / 2:
+        log.warning(
+            "%s: %d of %d episodes of iteration 0 ended at max_episode_steps=%d, the default; if the environment has a "
+            "time limit of its own, or none, set it: --set max_episode_steps=N",
+            config.env.name,
+            at_limit,
+            len(lengths),
+            config.max_episode_steps,
+        )
 
 
 def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:

@@ -49,7 +49,7 @@ class Recording:
         """
         env.set_task(self.tasks.params[self.b])
         stored = self.episodes.observations[self.b, self.e]
-        observation, _ = env.reset(seed=self.position.reset_seed(self.b, self.e))
+        observation, _ = env.reset(seed=self.position.reset_seed(self.b, self.e, self.config.env.seed_bits))
         yield _difference(observation, stored[0])
         for t, action in enumerate(self.episodes.actions[self.b, self.e, : self.length]):
             yield _difference(env.step(action)[0], stored[t + 1])

@@ -1,6 +1,7 @@
 """Shared context of a run's stages: one small object that holds what does not change between iterations."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeVar, cast
 
@@ -95,7 +96,8 @@ def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]
         ConfigError: the algorithm or an option is not for such an environment.
     """
     # Which actions there are is told before a scale of them is asked for, which discrete ones do not have.
-    setup = setup_of(config, make_env(config.env.model_copy(update={"action_scale": None})))
+    with closing(make_env(config.env.model_copy(update={"action_scale": None}))) as plain:
+        setup = setup_of(config, plain)
     return setup, config.algorithm.build(setup), make_env(config.env)
 
 

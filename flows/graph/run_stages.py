@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -51,8 +51,9 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
     ):
         with normal_numerics(config.device):
             check()
-            stages = Runner.build(config, workers, pool.map)
-        yield stages
+            runner = Runner.build(config, workers, pool.map)
+        with closing(runner.context.env):
+            yield runner
 
 
 def _prepare_thread() -> None:

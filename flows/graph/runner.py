@@ -4,6 +4,7 @@ Training, resuming, replaying and all that asks a stored run again go through `R
 where inputs come from and what is done with the output.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, Self, TypeVar
 from metaloom.flows.graph.check import require_one_adaptation
 from metaloom.flows.graph.context import Context
 from metaloom.flows.graph.outputs import Outputs, SpanOutputs, read_only
-from metaloom.flows.graph.stage import Graph, Input, StageOutput
+from metaloom.flows.graph.stage import WITNESS, Graph, Input, StageOutput
 from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.config.run import RunConfig
@@ -22,10 +23,22 @@ from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.tasks.samplers import require_classes
-from metaloom.pipeline.types import Evaluation, LearnerState, ParallelMap, Samples
+from metaloom.pipeline.types import (
+    EpisodeBatch,
+    Evaluation,
+    LearnerState,
+    ParallelMap,
+    Samples,
+    TaskBatch,
+    Update,
+)
 from metaloom.stages.evaluate import Tested, unseen
 from metaloom.stages.faults import StageFault
+from metaloom.stages.rollouts.faults import RolloutPosition
+from metaloom.stages.witness import REPRODUCED, play_again
 from metaloom.storage import Span, StageRef
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -112,9 +125,33 @@ class Runner:
     def run(self, ref: StageRef, inputs: dict[str, Any]) -> StageOutput:
         """A stage's output, from its inputs by name."""
         stage, where = self.graph[ref.stage], f"iteration {ref.iteration}, {ref.stage} k={ref.step}"
-        return self._compute(
-            lambda context: stage.run(context, ref.iteration, ref.step, **inputs), where, samples=stage.samples
+        declared = {name: value for name, value in inputs.items() if name not in WITNESS}
+        value = self._compute(
+            lambda context: stage.run(context, ref.iteration, ref.step, **declared), where, samples=stage.samples
         )
+        return self._witnessed(ref, value, **inputs) if len(declared) < len(inputs) else value
+
+    def _witnessed(
+        self, ref: StageRef, value: StageOutput, witness_tasks: TaskBatch, witness_episodes: EpisodeBatch, **others: Any
+    ) -> StageOutput:
+        """Add to an update whether an episode of its iteration came out again."""
+        del others
+        assert isinstance(value, Update)
+        batch = self.graph.inputs(self.config, ref)[WITNESS[1]]
+        assert isinstance(batch, StageRef)
+        position, collect = (
+            RolloutPosition(self.config.seed, ref.iteration, batch.step),
+            self.context.rollouts.repeating(),
+        )
+        difference = play_again(witness_tasks, witness_episodes, position, collect.collect)
+        if difference is not None and self.context.keep("witness", lambda: ref) == ref:
+            log.warning(
+                "%s: an episode came out differently when it was played again on a new copy: %s. The environment does "
+                "not do the same twice, so replay and resume give other numbers; see docs/hostile_environments.md",
+                self.config.env.name,
+                difference,
+            )
+        return replace(value, metrics={**value.metrics, REPRODUCED: float(difference is None)})
 
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
         """Evaluate a learner that has had so many updates, as the configuration's evaluation section says.

@@ -22,6 +22,7 @@ from metaloom.pipeline.types import (
     Update,
 )
 from metaloom.stages.evaluate import Tested
+from metaloom.stages.witness import drawn_round
 from metaloom.storage import Span, StageRef
 from metaloom.storage.format.stages import StageTable, StoredStage
 
@@ -42,6 +43,9 @@ class Per:
     words: str
     steps: Callable[[RunConfig, int], Sequence[int]]
 
+
+WITNESS = ("witness_tasks", "witness_episodes")
+"""Names of the inputs that a witness is played from."""
 
 ONCE = Per("once per run", lambda config, i: () if i else (0,))
 ITERATION = Per("per iteration", lambda config, i: (0,))
@@ -147,8 +151,20 @@ class Graph:
         return {*sampling, *(wanted for wanted in read if isinstance(wanted, StageRef))}
 
     def inputs(self, config: RunConfig, ref: StageRef) -> Mapping[str, Input]:
-        """Return what a stage reads, by the names under which it gets it."""
-        return self[ref.stage].inputs(config, ref.iteration, ref.step)
+        """Return what a stage reads, by the names under which it gets it.
+
+        Where an episode of every iteration is played again, the stage that ends it reads the tasks and the batch.
+        """
+        declared = self[ref.stage].inputs(config, ref.iteration, ref.step)
+        if not (config.env.witness and self[ref.stage].ends_iteration):
+            return declared
+        refs = self.order(config, ref.iteration)
+        tasks = [one for one in refs if self[one.stage].output is TaskBatch]
+        batches = [one for one in refs if one.stage == self.table.named("rollouts")]
+        if not (tasks and batches):
+            return declared
+        batch = batches[drawn_round(config.seed, ref.iteration, len(batches))]
+        return {**declared, **dict(zip(WITNESS, (tasks[0], batch), strict=True))}
 
     def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:
         """The outputs of a span that are of an iteration, in the order in which they are computed."""

@@ -1,28 +1,36 @@
 """Starting a run from the learner of another one, found by name and pinned by digest."""
 
+import logging
+
 from metaloom import storage
 from metaloom.flows.errors import UsageError
+from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.runs import RunAt, run_folder
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.sections import WarmStart
-from metaloom.pipeline.envs.fitting_scale import with_fitting_scale
 from metaloom.pipeline.types import LearnerState, Update
+
+log = logging.getLogger(__name__)
 
 _VIEWS = ("@best", "@latest")
 
 
 def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> RunConfig:
-    """A new run's configuration with nothing left open: the learner it starts from, whether actions are scaled.
+    """A new run's configuration with nothing left open: its environment, and the learner it starts from.
 
     Args:
         config: as asked for.
-        step_timeout_seconds: how long making the environment may take, 60 if left out.
+        step_timeout_seconds: how long the rehearsal of the environment may take, 60 if left out.
 
     Raises:
+        EnvError: the environment does not do the same twice.
         UsageError: the run that it starts from has had fewer updates.
         storage.StoreError: there is no such run.
     """
-    config = config.model_copy(update={"env": with_fitting_scale(config.env, step_timeout_seconds or 60)})
+    env, notes = settled(config.env, config.max_episode_steps, step_timeout_seconds or 60)
+    for note in notes:
+        log.warning("%s", note)
+    config = config.model_copy(update={"env": env})
     start = config.init_from
     if start is None:
         return config

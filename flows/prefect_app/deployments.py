@@ -36,6 +36,7 @@ from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
 from metaloom.flows.prefect_app.cancelling import finishing_the_stage
 from metaloom.flows.recipes import RECIPES, load_settings
+from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.rollouts.workers import (
     DEFAULT_RETRIES,
     DEFAULT_STEP_TIMEOUT_SECONDS,
@@ -48,7 +49,6 @@ from metaloom.flows.trust import names_in, names_of_run, trust_run
 from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs.fitting_scale import with_fitting_scale
 from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
@@ -361,7 +361,8 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
         named = asked.recipe is not None or stored is None
         config = build_config(load_settings(asked.recipe or DEFAULT_RECIPE)) if named else stored
     assert config is not None
-    config = config.model_copy(update={"env": with_fitting_scale(config.env)})
+    env = config.env if stored is None else config.env.as_in(stored.env.model_dump())
+    config = config.model_copy(update={"env": settled(env, config.max_episode_steps).config})
     changes = {"seed": asked.seed, "iterations": asked.iterations}
     wanted = build_config({**config.model_dump(), **{name: n for name, n in changes.items() if n is not None}})
     if stored is None:

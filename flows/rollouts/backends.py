@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from metaloom.flows.rollouts.workers import Backend, LocalWorkers, RolloutWorkers, SamplerSpec
+from metaloom.flows.rollouts.workers import Backend, LocalWorkers, RolloutWorkers, SamplerSpec, close_samplers
 from metaloom.pipeline.config.run import RunConfig
 
 
@@ -12,7 +12,10 @@ def rollout_workers(config: RunConfig, backend: Backend) -> Iterator[RolloutWork
     """Workers for a run; processes that are started here end with the context."""
     spec, backend = SamplerSpec.of(config, backend.threads), backend.for_tasks(config.num_tasks)
     if backend.scheduler is None and backend.workers == 0:
-        yield LocalWorkers(spec)
+        try:
+            yield LocalWorkers(spec)
+        finally:
+            close_samplers()
         return
     # Imported when needed: it takes half a second, and sampling in this process does not need it.
     from metaloom.flows.rollouts.dask import DaskWorkers

@@ -32,7 +32,7 @@ def computing_fingerprint(paths: Iterable[str]) -> dict[str, str]:
 
 def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
     """Report versions and machine code of a worker, after it has built the environment once. Runs on the worker."""
-    make_env(spec.env)
+    make_env(spec.env).close()
     return _fingerprint_here(spec), acting_facts()
 
 

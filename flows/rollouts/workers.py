@@ -180,6 +180,11 @@ class SamplerSpec(Settings):
         number = {"episodes_per_task": None, "min_steps": min_steps, "min_rollouts": None}
         return self.model_copy(update=kind | number)
 
+    def repeating(self) -> "SamplerSpec":
+        """The same environment for one recorded episode on a new copy."""
+        env = self.env.model_copy(update={"copies": "fresh"})
+        return self.sampling(1, deterministic=False, actor="recorded").model_copy(update={"env": env})
+
     @property
     def enough(self) -> Enough | None:
         """When a task has been sampled enough; None for always as many episodes."""
@@ -235,6 +240,10 @@ class RolloutWorkers(ABC):
         spec = self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor, one_trial=one_trial)
         return replace(self, spec=spec)
 
+    def repeating(self) -> Self:
+        """The same workers for one recorded episode on a new copy of the environment."""
+        return replace(self, spec=self.spec.repeating())
+
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
         """The same workers for as many episodes of each task as it takes to have so many steps, drawn by an actor."""
         return replace(self, spec=self.spec.filling(min_steps, actor=actor))
@@ -289,7 +298,7 @@ def usable_cores() -> int:
 
 
 class _WarmSamplers(threading.local):
-    """The samplers of a thread's last three specs: of training, and of an evaluation's two kinds of episodes.
+    """The samplers of a thread's last four specs: of training, the witness, and an evaluation's two kinds of episodes.
 
     A worker may have several threads, and simulators are not shared.
     """
@@ -301,10 +310,15 @@ class _WarmSamplers(threading.local):
         key = spec.model_dump_json()
         found = self._by_spec.pop(key, None) or (_build(spec), _random_watch(spec))
         self._by_spec[key] = found
-        while len(self._by_spec) > 3:
+        while len(self._by_spec) > 4:
             sampler, _ = self._by_spec.pop(next(iter(self._by_spec)))
             sampler.close()
         return found
+
+    def close(self) -> None:
+        while self._by_spec:
+            sampler, _ = self._by_spec.popitem()[1]
+            sampler.close()
 
 
 _warm = _WarmSamplers()
@@ -312,6 +326,11 @@ _warm = _WarmSamplers()
 
 def _random_watch(spec: SamplerSpec) -> GlobalRandomWatch:
     return GlobalRandomWatch(on=bool(own_paths(acting_paths(spec.env, spec.policy))))
+
+
+def close_samplers() -> None:
+    """Free the simulators that this thread keeps warm."""
+    _warm.close()
 
 
 def _build(spec: SamplerSpec) -> Sampler:

@@ -183,7 +183,8 @@ def build_stored(settings: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"algorithm: found {section!r}; required the settings of an algorithm with its name")
     if section["name"] in ALGORITHMS.builtin:
         section = {**ALGORITHMS.find(section["name"], AlgorithmSettings).before(), **section}
-    config = build_config({**settings, "algorithm": section})
+    env = {**EnvConfig.before(), **settings["env"]}
+    config = build_config({**settings, "algorithm": section, "env": env})
     if config.algorithm.trial is None or "remembered" in settings.get("evaluation", {}):
         return config
     asked = config.evaluation.model_copy(update={"remembered": "drawn"})

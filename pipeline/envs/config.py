@@ -1,15 +1,16 @@
 """Settings of a run's environment, as plain data: workers read them without importing torch."""
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.plugins import import_module
-from metaloom.pipeline.schema import Settings, later
+from metaloom.pipeline.schema import ConfigError, Settings, later
 
 DISCRETE = ("bernoulli-bandit", "hidden-goal-grid", "tabular-mdp")
 """Built-in environments whose actions are discrete, so that they have no scale unless one is asked for."""
@@ -59,6 +60,20 @@ class EnvConfig(Settings):
     """Places of the numbers that a policy sees of a plain gymnasium environment's observations, such as [0, 2] for a
     cart-pole without its velocities; null: all."""
 
+    copies: Literal["auto", "kept", "fresh"] = later("auto", before="kept")
+    """Copies of an environment that is not built in: kept over episodes, or fresh for every episode, which costs the
+    time of making one; auto: fresh if a rehearsal before the run finds that an episode depends on its copy's past."""
+    seed_bits: Literal[32, 64] = later(32, before=64)
+    """Size of the seeds that episodes are reset with, which many simulators limit to 32 bits; 64 for built-in ones."""
+    witness: bool = later(True, before=False)
+    """Play one episode of every iteration again on a new copy and compare it bit for bit, as the metric
+    witness_reproduced; off for built-in environments."""
+
+    def as_in(self, stored: Mapping[str, Any]) -> "EnvConfig":
+        """The same with what was found before a stored run, whose env section is given, where it is left open here."""
+        known = {**self.before(), **stored}
+        return self.model_copy(update={name: known[name] for name in self.before().keys() - self.model_fields_set})
+
     @field_validator("observed")
     @classmethod
     def _sees_nothing_twice(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -72,6 +87,14 @@ class EnvConfig(Settings):
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
+    def _built_in_ones_stay_as_they_were(self) -> "EnvConfig":
+        if self.name in ENVS:
+            for name, value in type(self).before().items():
+                if name not in self.model_fields_set:
+                    object.__setattr__(self, name, value)
+        return self
+
+    @model_validator(mode="after")
     def _discrete_actions_have_no_scale(self) -> "EnvConfig":
         if self.name in DISCRETE and "action_scale" not in self.model_fields_set:
             # Settings are frozen; this is still their construction.
@@ -82,7 +105,23 @@ class EnvConfig(Settings):
 
 def is_gymnasium_id(name: str) -> bool:
     """Tell an id of gymnasium's, [module:][namespace/]Name-v0, from other names, without importing gymnasium."""
-    return re.fullmatch(r"(?:[\w.]+:)?(?:[\w.-]+/)?[\w.-]+-v\d+", name) is not None
+    return re.fullmatch(r"(?:[\w.]+:)?(?:(?:[\w.-]+/)?[\w.-]+-v\d+|[\w.-]+/[\w.-]+)", name) is not None
+
+
+def registered_id(name: str) -> str | None:
+    """Return the id under which gymnasium knows an environment, whose module is imported; None for other names.
+
+    An id needs no version: what a module does not have itself, it may have registered.
+
+    Raises:
+        ConfigError: the module cannot be imported.
+    """
+    own = name.rpartition(":")[2]
+    if ":" in name and hasattr(import_module(name), own.partition(".")[0]):
+        return None
+    import gymnasium  # here alone: it takes a seventh of the time in which a typo is refused
+
+    return own if own in gymnasium.registry else None
 
 
 _ASKED = ContextVar("_ASKED", default=True)
@@ -104,11 +143,15 @@ def gymnasium_limit(name: str) -> int | None:
     Raises:
         ConfigError: the module that registers it cannot be imported.
     """
-    if not _ASKED.get() or not is_gymnasium_id(name):
+    # A misspelt name of a built-in environment, all of small letters, is refused sooner.
+    if not _ASKED.get() or name in ENVS or (re.fullmatch("[a-z0-9-]+", name) and not is_gymnasium_id(name)):
         return None
-    import gymnasium  # here alone: it takes a seventh of the time in which a typo is refused
+    try:
+        known = registered_id(name)
+    except ConfigError:
+        if is_gymnasium_id(name):
+            raise
+        return None  # whoever makes the environment says why
+    import gymnasium  # as above
 
-    if ":" in name:
-        import_module(name)
-    spec = gymnasium.registry.get(name.rpartition(":")[2])
-    return None if spec is None else spec.max_episode_steps
+    return None if known is None else gymnasium.registry[known].max_episode_steps

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from metaloom.pipeline.envs.contract import EnvError, Fact
+from metaloom.pipeline.envs.contract import EnvError, Fact, MetaEnv
 from metaloom.pipeline.envs.finite_checks import LARGEST, RowFault, number_of, shown
 from metaloom.pipeline.types import Array
 
@@ -24,6 +24,8 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
         EnvError: a declaration has no such form, or a name occurs twice or is taken.
     """
     declared = env.get_wrapper_attr("facts") if env.has_wrapper_attr("facts") else ()
+    if not (isinstance(env.unwrapped, MetaEnv) or _declares(declared)):
+        return ()  # an attribute of another meaning
     where = f"{type(env.unwrapped).__name__}.facts"
     try:
         facts = tuple(Fact(*fact) for fact in declared)
@@ -48,6 +50,11 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
     return facts
 
 
+def _declares(facts: Any) -> bool:
+    """Tell if an attribute of an environment of others is a declaration of facts."""
+    return isinstance(facts, list | tuple) and all(isinstance(fact, tuple) and len(fact) > 1 for fact in facts)
+
+
 def described_facts(env: gymnasium.Env[Any, Any]) -> dict[str, dict[str, Any]]:
     """Return what `declared_facts` returns as plain JSON data, by name."""
     about = {fact.name: fact._asdict() for fact in declared_facts(env)}
@@ -61,6 +68,8 @@ def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, flo
         EnvError: one is missing, not declared, or no such number or flag.
     """
     told = info.get("facts", {})
+    if not declared and told == {}:
+        return {}
     if not isinstance(told, Mapping):
         raise EnvError(f'found {shown(told)} as info["facts"]; required a dict of numbers and flags')
     _require_names('info["facts"]', told, declared)

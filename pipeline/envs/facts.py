@@ -47,8 +47,8 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
 
 
 def _recorded(env: MetaEnv) -> Mapping[str, Any]:
-    # Gymnasium's own environments declare nothing.
-    return getattr(env.unwrapped, "recorded", {})
+    found = env.unwrapped  # of others, the name may mean anything
+    return found.recorded if isinstance(found, MetaEnv) else {}
 
 
 def component_facts(env: MetaEnv) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The BatchEnv for environments that offer none: a loop over copies, which trusts none of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from metaloom.pipeline.envs.finite_checks import (
     number_of,
     observation_of,
     reward_terms_of,
+    wrong_number,
 )
 from metaloom.pipeline.types import Array
 
@@ -57,28 +58,37 @@ class LoopBatch:
         self.action_size = int(np.prod(first.action_space.shape or ()))
         self._terms: tuple[str, ...] | None = None
         self._facts = declared_facts(first)
+        self._asking = _Asked(self._name)
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
         observations = np.empty((self.num_rows, self.observation_size))
         for row, (task, seed) in enumerate(zip(tasks, seeds.tolist(), strict=True)):
             self.watch_row(row)
-            self._ask(row, "set_task", task.copy())
-            observations[row] = self._ask(row, "reset", seed=seed)
+            with self._asked(row, "set_task"):
+                self._envs[row].set_task(task.copy())
+            with self._asked(row, "reset"):
+                observations[row] = self._read_reset(row, self._envs[row].reset(seed=seed))
+        self._require_finite(observations, range(self.num_rows), "reset")
         return observations
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        n = len(rows)
+        n, numbers = len(rows), rows.tolist()
+        if not np.isfinite(actions).all():
+            i = int(np.argmin(np.isfinite(actions).reshape(n, -1).all(axis=1)))
+            raise RowFault(f"found the action {actions[i]}; required finite numbers from the policy", numbers[i], "act")
         observations = np.empty((n, self.observation_size))
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
         terms: list[list[float]] = []
         told: list[list[float]] = []
-        for i, row in enumerate(rows.tolist()):
+        for i, row in enumerate(numbers):
             self.watch_row(row)
-            if not np.isfinite(actions[i]).all():
-                raise RowFault(f"found the action {actions[i]}; required finite numbers from the policy", row, "act")
-            observations[i], values, terminated[i], truncated[i], facts = self._ask(row, "step", actions[i].copy())
-            terms.append(values)
-            told.append(facts)
+            with self._asked(row, "step"):
+                observation, reward, ends, is_cut, info = self._envs[row].step(actions[i].copy())
+                terms.append(self._read_terms(reward, info))
+                observations[i] = observation_of(observation, self._shape)
+                terminated[i], truncated[i] = flag_of(ends, "terminated"), flag_of(is_cut, "truncated")
+                told.append([*facts_in(info, self._facts).values()])
+        self._require_finite(observations, numbers, "step")
         columns = np.array(terms, np.float64).T
         named = dict(zip(self._terms or (), columns, strict=True))
         return BatchStep(observations, named, terminated, truncated, self._columns_of_facts(told))
@@ -89,33 +99,18 @@ class LoopBatch:
             for i, fact in enumerate(self._facts)
         }
 
-    def _ask(self, row: int, call: str, *arguments: Any, **options: Any) -> Any:
-        """Call the row's environment, and read and check its answer."""
-        env = self._envs[row]
-        try:
-            answer = getattr(env, call)(*arguments, **options)
-            return {"set_task": _nothing, "reset": self._read_reset, "step": self._read_step}[call](env, answer)
-        except RowFault:
-            raise
-        except EnvError as error:
-            raise RowFault(f"{self._name}.{call}: {error}", row, call) from error
-        # Also an environment that calls sys.exit: it must not take the worker with it.
-        except BaseException as error:
-            if is_ctrl_c(error):
-                raise
-            raise RowFault(f"{self._name}.{call} raised {last_line(error)}", row, call) from error
+    def _asked(self, row: int, call: str) -> "_Asked":
+        """Have what a row's environment raises in the block, or what is wrong with its answer, name row and call."""
+        self._asking.row, self._asking.call = row, call
+        return self._asking
 
-    def _read_reset(self, env: MetaEnv, answer: Any) -> Array:
+    def _read_reset(self, row: int, answer: Any) -> Array:
         observation, _ = answer
-        if _spaces(env) != self._spaces:
-            raise EnvError(
-                f"found the spaces {_spaces(env)} in this task; required the same in all tasks, {self._spaces}"
-            )
+        if (found := _spaces(self._envs[row])) != self._spaces:
+            raise EnvError(f"found the spaces {found} in this task; required the same in all tasks, {self._spaces}")
         return observation_of(observation, self._shape)
 
-    def _read_step(self, env: MetaEnv, answer: Any) -> tuple[Array, list[float], bool, bool, list[float]]:
-        del env
-        observation, reward, terminated, truncated, info = answer
+    def _read_terms(self, reward: Any, info: Any) -> list[float]:
         terms = reward_terms_of(number_of(reward, "reward"), info)
         if self._terms is None:
             self._terms = tuple(terms)
@@ -124,27 +119,54 @@ class LoopBatch:
                 f'info["reward_terms"] has {sorted(terms)}; '
                 f"required the same terms as in its first step, {sorted(self._terms)}"
             )
-        return (
-            observation_of(observation, self._shape),
-            [terms[name] for name in self._terms],
-            flag_of(terminated, "terminated"),
-            flag_of(truncated, "truncated"),
-            [*facts_in(info, self._facts).values()],
-        )
+        return [terms[name] for name in self._terms]
+
+    def _require_finite(self, observations: Array, rows: Sequence[int], call: str) -> None:
+        """Check the observations of a step at once, which costs less than one by one."""
+        if (wrong := wrong_number(observations)) is not None:
+            i, problem = wrong
+            raise RowFault(f"{self._name}.{call}: {problem}", rows[i], call)
 
     @property
     def state(self) -> Array:
-        # gymnasium's MuJoCo envs show positions and velocities; others are restored by their reset seed alone.
-        readers = [getattr(env.unwrapped, "state_vector", lambda: ()) for env in self._envs]
-        return np.array([read() for read in readers], np.float64).reshape(self.num_rows, -1)
+        states = [_state(env) for env in self._envs]
+        same = len({state.shape for state in states}) == 1
+        return np.array(states if same else [()] * len(states)).reshape(self.num_rows, -1)
 
     def close(self) -> None:
         for env in self._envs:
             env.close()
 
 
-def _nothing(env: MetaEnv, answer: Any) -> None:
-    del env, answer
+class _Asked:
+    """Turns what a block raises into a RowFault."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.row, self.call = name, 0, ""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, RowFault):
+            return
+        if isinstance(error, EnvError):
+            raise RowFault(f"{self.name}.{self.call}: {error}", self.row, self.call) from error
+        # Also an environment that calls sys.exit: it must not take the worker with it.
+        if not is_ctrl_c(error):
+            raise RowFault(f"{self.name}.{self.call} raised {last_line(error)}", self.row, self.call) from error
+
+
+def _state(env: MetaEnv) -> Array:
+    """Positions and velocities as gymnasium's MuJoCo environments show them; none of others, which their seed restores.
+
+    An environment may have something else of this name.
+    """
+    read = getattr(env.unwrapped, "state_vector", None)
+    try:
+        return np.asarray(read() if callable(read) else (), np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        return np.zeros(0)
 
 
 def _spaces(env: MetaEnv) -> tuple[Any, Any]:

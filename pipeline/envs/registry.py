@@ -8,11 +8,10 @@ import gymnasium
 import numpy as np
 
 from metaloom.pipeline.envs import ENVS, PLUGINS
-from metaloom.pipeline.envs.config import EnvConfig, is_gymnasium_id
+from metaloom.pipeline.envs.config import EnvConfig, registered_id
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError, MetaEnv
 from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, own_traceback
 from metaloom.pipeline.envs.task_classes import Classes
-from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import ConfigError, suggestion
 
 
@@ -65,13 +64,7 @@ def require_env(name: str) -> str:
         EnvError: saying what is known.
     """
     try:
-        if is_gymnasium_id(name) and name not in ENVS:
-            if ":" in name:
-                import_module(name)
-            gymnasium_id = name.rpartition(":")[2]
-            if gymnasium_id in gymnasium.registry:
-                return gymnasium_id
-        return name if name in gymnasium.registry else PLUGINS.path(name)
+        return (None if name in ENVS else registered_id(name)) or PLUGINS.path(name)
     except ConfigError as problem:
         known = [*PLUGINS.names(), *gymnasium.registry]
         raise EnvError(_unknown(name, known) if ":" not in name else f"env.name: {problem}") from problem
@@ -171,9 +164,17 @@ def _make_from_class(config: EnvConfig) -> gymnasium.Env[Any, Any]:
 def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
     try:
         # -1: no TimeLimit, since max_episode_steps of the run ends the episodes.
-        return gymnasium.make(gymnasium_id, max_episode_steps=-1, disable_env_checker=True, **config.options)
-    except Exception as problem:
-        raise EnvError(f"gymnasium cannot make {config.name!r} with options {config.options}: {problem}") from problem
+        env = gymnasium.make(gymnasium_id, max_episode_steps=-1, disable_env_checker=True, **config.options)
+    except BaseException as problem:
+        if is_ctrl_c(problem):
+            raise
+        raise EnvError(
+            f"gymnasium cannot make {config.name!r} with options {config.options}: it raised {last_line(problem)}"
+        ) from problem
+    if env.unwrapped.spec is not None:
+        # Environments that read their limit, for a phase or a reward, find the registered one.
+        env.unwrapped.spec.max_episode_steps = gymnasium.registry[gymnasium_id].max_episode_steps
+    return env
 
 
 def _unknown(name: str, known: list[str]) -> str:

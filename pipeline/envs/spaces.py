@@ -36,5 +36,6 @@ def _scale(observations: Box) -> float:
     """Return the largest value of images, such as 255 for bytes; 1 for other observations, which stay as they are."""
     high = float(np.max(observations.high, initial=0))
     in_bytes = observations.dtype == np.uint8
-    scale = high if np.isfinite(high) and high > 0 else 1.0
+    # The largest number of a type says that there is no bound.
+    scale = high if 0 < high < np.iinfo(np.int32).max else 1.0
     return scale if is_image(observations.shape, 255.0 if in_bytes else 1.0) else 1.0

@@ -1,5 +1,6 @@
 """Between a policy and an environment: the action box, and plain gymnasium envs as meta-environments."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -12,7 +13,10 @@ from gymnasium.wrappers import TransformObservation
 from metaloom.pipeline.envs.config import InfoFact
 from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError, Fact, MetaEnv
 from metaloom.pipeline.envs.fact_checks import declared_facts
+from metaloom.pipeline.envs.finite_checks import is_ctrl_c, last_line, number_of, reward_terms_of
 from metaloom.pipeline.types import Array, EpisodeBatch
+
+log = logging.getLogger(__name__)
 
 
 class ActionMap:
@@ -26,7 +30,7 @@ class ActionMap:
         self.low = box.low.astype(np.float64)
         self.high = box.high.astype(np.float64)
         self.scale = scale
-        if scale is not None and not box.is_bounded():
+        if scale is not None and not is_bounded(box):
             raise EnvError(
                 f"the action box {box} has no bounds, so action_scale {scale} cannot be mapped onto it; "
                 "set env.action_scale to null to act directly"
@@ -57,6 +61,14 @@ class DiscreteActionMap:
     def __call__(self, actions: Array) -> Array:
         """Int64, of the shape of `actions`."""
         return actions + self._start
+
+
+def is_bounded(box: Box) -> bool:
+    """Tell if a box has bounds; a number near the largest that there is stands for none."""
+    return bool(np.all(np.abs(box.low) < _NO_BOUND) and np.all(np.abs(box.high) < _NO_BOUND))
+
+
+_NO_BOUND = 1e30
 
 
 class Wrapped(MetaEnv):
@@ -90,6 +102,8 @@ class PolicyActions(Wrapped):
 
     The i-th of n states is seen as the i-th unit vector, observations in a Box as they are.
     """
+
+    _closed = False
 
     def __init__(self, env: MetaEnv, scale: float | None) -> None:
         super().__init__(env)
@@ -140,6 +154,19 @@ class PolicyActions(Wrapped):
     def _seen(self, observation: Any) -> Array:
         return observation if self._states is None else unit_vector(self._states, observation)
 
+    def close(self) -> None:
+        """Close the environment once; many cannot be closed twice, or before their first reset."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            super().close()
+        # Nothing depends on it any more.
+        except BaseException as problem:
+            if is_ctrl_c(problem):
+                raise
+            log.warning("%s.close raised %s", type(self.unwrapped).__name__, last_line(problem))
+
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         batch = self.env.batch(num_rows, num_threads)
         return None if batch is None else PolicyActionsBatch(batch, self.action_map)
@@ -183,6 +210,7 @@ class SingleTask(Wrapped):
         # Arrays of any shape stay as they are: whether they are images, a network has to know.
         super().__init__(env if isinstance(env.observation_space, Box) else UnitVectorObservations(env))
         self._told = dict(facts or {})
+        self._clashes = False
         if self._told:
             self.facts = tuple(Fact(name, fact.kind, fact.per) for name, fact in self._told.items())
         robot = env.unwrapped
@@ -201,13 +229,26 @@ class SingleTask(Wrapped):
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         if isinstance(info, Mapping):
-            info = {"reward_terms": {"reward": reward}, **info, **self._facts_of(info)}
+            if "reward_terms" in info and not self._has_terms(reward, info):
+                info = {name: value for name, value in info.items() if name != "reward_terms"}
+            if facts := self._facts_of(info):
+                info = {**info, **facts}
         return observation, reward, terminated, truncated, info
+
+    def _has_terms(self, reward: Any, info: Mapping[str, Any]) -> bool:
+        """Tell if `info["reward_terms"]` are terms of the reward, and not something else of this name."""
+        try:
+            reward_terms_of(number_of(reward, "reward"), info)
+        except EnvError as problem:
+            if not self._clashes:
+                log.warning("%s: %s; they are not kept", type(self.unwrapped).__name__, problem)
+            self._clashes = True
+        return not self._clashes
 
     def _facts_of(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """Pick what is told under other keys, or leave out what nobody declares."""
         if not self._told:
-            return {} if self.facts else {"facts": {}}
+            return {"facts": {}} if "facts" in info and not self.facts else {}
         missing = [fact.key for fact in self._told.values() if fact.key not in info]
         if missing:
             found = sorted(map(str, info))

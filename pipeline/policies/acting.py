@@ -14,6 +14,7 @@ from metaloom.pipeline.policies.actors.categorical import CategoricalActor
 from metaloom.pipeline.policies.actors.gaussian import GaussianActor
 from metaloom.pipeline.policies.actors.posterior import PosteriorActor
 from metaloom.pipeline.policies.actors.q_values import EPSILON, Q_NETWORK, QValuesActor
+from metaloom.pipeline.policies.actors.recorded import RecordedActor
 from metaloom.pipeline.policies.actors.recurrent import RecurrentActor
 from metaloom.pipeline.policies.actors.tanh_gaussian import POLICY_NETWORK, TanhGaussianActor
 from metaloom.pipeline.policies.actors.uniform import UniformActor
@@ -38,6 +39,7 @@ def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
         "uniform": UniformActor,
         "tanh_gaussian": TanhGaussianActor,
         "q_values": QValuesActor,
+        "recorded": RecordedActor,
     }
     return makers[kind](setup)
 
@@ -87,8 +89,8 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
             check_remembering(config, params, spaces)
         case "posterior":
             check_posterior(config, params, spaces)
-        case "uniform":
-            pass  # has none
+        case "uniform" | "recorded":
+            pass  # nothing that was learned
         case "tanh_gaussian":
             check(POLICY_NETWORK, 2 * spaces.action_size, extra_size=latent_size(params))
         case "q_values":

@@ -17,10 +17,11 @@ from metaloom.pipeline.nn.spec import (
 from metaloom.pipeline.plugins import Plugins
 from metaloom.pipeline.schema import ConfigError, Settings, later, suggestion
 
-ActorKind = Literal["policy", "recurrent", "posterior", "uniform", "tanh_gaussian", "q_values"]
+ActorKind = Literal["policy", "recurrent", "posterior", "uniform", "tanh_gaussian", "q_values", "recorded"]
 """The ways of choosing actions in rollouts: "policy" is the Gaussian where actions are continuous and the categorical
 where they are discrete, "recurrent" is the same with a memory, "posterior" the same on what it has inferred of its
-task, "uniform" draws all with equal probability, "tanh_gaussian" and "q_values" are those of off-policy learners."""
+task, "uniform" draws all with equal probability, "tanh_gaussian" and "q_values" are those of off-policy learners,
+"recorded" takes the actions that it is given again."""
 
 LayerSize = Annotated[int, Field(ge=1)]
 

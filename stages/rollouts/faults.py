@@ -41,9 +41,9 @@ class RolloutPosition:
     first_task: int = 0
     first_episode: int = 0
 
-    def reset_seed(self, task: int, episode: int) -> int:
-        """The seed that an episode of the shard's task b is reset with."""
-        return seed_for(self.run_seed, "resets", *self.of_episode(task, episode))
+    def reset_seed(self, task: int, episode: int, bits: int = 64) -> int:
+        """The seed that an episode of the shard's task b is reset with, `env.seed_bits` of it."""
+        return seed_for(self.run_seed, "resets", *self.of_episode(task, episode)) % 2**bits
 
     def of_episode(self, b: int, e: int) -> tuple[int, ...]:
         """Position in the run of an episode of the shard's task b."""
@@ -115,7 +115,7 @@ class Circumstances:
             "task_id": int(self.tasks.ids[b]),
             "task_params": dict(zip(self.tasks.names, self.tasks.params[b].tolist(), strict=True)),
             "episode": self.position.first_episode + e,
-            "seed": self.position.reset_seed(b, e),
+            "seed": self.position.reset_seed(b, e, self.env.seed_bits),
         }
 
     def _whole_shard(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Circumstances:
             "episode": None,
             "tasks": [self.position.first_task, self.position.first_task + len(self.tasks)],
             "episodes_per_task": self.episodes_per_task,
-            "seeds": [self.position.reset_seed(b, e) for b, e in rows],
+            "seeds": [self.position.reset_seed(b, e, self.env.seed_bits) for b, e in rows],
         }
 
 

@@ -77,7 +77,12 @@ class Sampler:
         return env
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
-        """Return the simulators for shards of this many tasks, made on first use; the last four sizes are kept."""
+        """Return the simulators for shards of this many tasks, made on first use; the last four sizes are kept.
+
+        Where the environment's copies are fresh, they are new ones every time.
+        """
+        if self.env.copies == "fresh":
+            self.close()
         batch = self._batches.pop(num_tasks, None)
         if batch is None:
             batch = make_batch_env(self.env, num_tasks * self.episodes_at_once, self.num_threads, watch.row)

@@ -10,6 +10,7 @@ from small_runs import SMALL_RUNS
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.graph.run_stages import stages_of_run
+from metaloom.flows.graph.stage import WITNESS
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
@@ -117,4 +118,10 @@ def test_every_input_of_a_stage_is_an_argument_of_what_computes_it(trained):
         for ref in trained.refs():
             stages = all_stages.of(ref)
             run = stages.graph[ref.stage].run
-            inspect.signature(run).bind(stages.context, 0, 0, **stages.graph.inputs(stages.config, ref))
+            inputs = stages.graph.inputs(stages.config, ref)
+            assert set(WITNESS) <= inputs.keys() or not (
+                stages.config.env.witness and stages.graph[ref.stage].ends_iteration
+            )
+            inspect.signature(run).bind(
+                stages.context, 0, 0, **{name: wanted for name, wanted in inputs.items() if name not in WITNESS}
+            )

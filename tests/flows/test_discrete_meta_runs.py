@@ -120,7 +120,7 @@ def test_actions_that_nobody_scales_are_those_of_the_recipe_without_a_scale(tmp_
 
 @pytest.mark.parametrize("name", ["bernoulli-bandit", "hidden-goal-grid", f"{__name__}:Bells", "CartPole-v1"])
 def test_doctor_takes_discrete_actions(name):
-    assert [check.status for check in check_environment(env_config(name))] == ["ok", "ok"]
+    assert {check.status for check in check_environment(env_config(name))} == {"ok"}
 
 
 class Noting(Bells):

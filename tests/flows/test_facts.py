@@ -354,4 +354,4 @@ def test_an_exported_dataset_of_episodes_tells_their_facts(run, tmp_path):
 
 def test_a_batch_step_without_facts_is_what_it_was():
     assert dict(BatchStep(np.zeros((1, 1)), {}, np.zeros(1, bool), np.zeros(1, bool)).facts) == {}
-    assert EnvConfig(name="x").decisive() == {"name": "x", "options": {}, "action_scale": 10.0}
+    assert EnvConfig(name="point-2d").decisive() == {"name": "point-2d", "options": {}, "action_scale": 10.0}

@@ -239,7 +239,7 @@ def test_a_process_that_dies_among_blocks_of_choices_names_the_episode(tmp_path)
         train(config("exit"), tmp_path / "run", backend=Backend(workers=1, retries=0))
     about, arrays = caught.value.about, caught.value.arrays
     assert [about[name] for name in ("task", "episode", "env_step")] == [b, e, 2]
-    assert about["seed"] == seed_for(1, "resets", 0, 0, b, e)
+    assert about["seed"] == seed_for(1, "resets", 0, 0, b, e) % 2**32
     assert np.array_equal(arrays["actions"][:, 0], good.actions[b, e, :3])
 
 
@@ -304,7 +304,7 @@ def test_replay_finds_an_environment_that_does_not_do_the_same_twice(hostile, tm
     ("fault", "statuses", "found"),
     [
         ("none", ["ok", "ok"], "twice the same"),
-        ("random", ["ok", "fail"], "two runs differ"),
+        ("random", ["fail"], "two new copies (observations at step 0 of episode 0) gave other answers"),
         ("wrong_shape", ["fail"], "required numbers of shape (2,)"),
         ("raise_in_constructor", ["fail"], "the licence server is away"),
     ],

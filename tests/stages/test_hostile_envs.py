@@ -96,7 +96,7 @@ def test_a_step_that_goes_wrong_is_an_error_with_its_place_and_the_actions_that_
     assert problem in str(error)
     words = "iteration 4, collect_rollouts k=1: hostile_envs:Hostile, task 7 (gain="
     assert str(error).startswith(words)
-    seed = seed_for(1, "resets", 4, 1, FIRST_TASK, 0)
+    seed = seed_for(1, "resets", 4, 1, FIRST_TASK, 0) % 2**32
     assert f"episode 0 (reset seed {seed}), step 2: " in str(error)
     about = error.about
     assert json.loads(json.dumps(about)) == about
@@ -273,7 +273,7 @@ def test_a_fault_among_choices_in_a_later_block_names_its_episode_and_is_reprodu
     with pytest.raises(RolloutError) as caught:
         rollout_of_choices("raise")
     about, arrays = json.loads(json.dumps(caught.value.about)), caught.value.arrays
-    seed = seed_for(4, "resets", 4, 0, FIRST_TASK + b, e)
+    seed = seed_for(4, "resets", 4, 0, FIRST_TASK + b, e) % 2**32
     assert [about[name] for name in ("task", "episode", "seed", "env_step")] == [FIRST_TASK + b, e, seed, 2]
     assert np.array_equal(arrays["actions"][:, 0], good.actions[b, e, :3])
     with pytest.raises(RolloutError, match=f"episode {e} .*step 2: Choices.step raised ValueError: my own bug"):

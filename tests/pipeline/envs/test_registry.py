@@ -2,17 +2,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.facts import env_facts
-from metaloom.pipeline.envs.fitting_scale import with_fitting_scale
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
-from metaloom.pipeline.envs.wrappers import SingleTask
+from metaloom.pipeline.envs.spaces import spaces_of
+from metaloom.pipeline.envs.wrappers import ActionMap, PolicyActions, SingleTask
+from metaloom.pipeline.plugin_files import files_of
 
 MODULE = '''
 import gymnasium
@@ -132,8 +134,7 @@ def test_a_plain_gymnasium_env_is_a_meta_env_with_one_task() -> None:
     assert isinstance(env.env, SingleTask)  # pyright: ignore[reportAttributeAccessIssue]
     assert env.task_fields == ()
     env.reset(seed=0)
-    _, reward, _, _, info = env.step(np.array([5.0], np.float32))
-    assert info["reward_terms"] == {"reward": reward} == {"reward": 0.5}
+    assert env.step(np.array([5.0], np.float32))[1] == 0.5
 
 
 def test_a_loop_of_envs_keeps_termination_and_the_envs_own_truncation_apart() -> None:
@@ -277,6 +278,84 @@ def test_a_gymnasium_id_may_name_the_module_that_registers_it(tmp_path) -> None:
         make_env(EnvConfig(name="nowhere:Own-v3"))
 
 
+@pytest.mark.parametrize("name", ["Short", "Nested/Short", "Nested/Short-v2"])
+def test_an_id_needs_no_version_and_keeps_its_limit_where_the_environment_reads_it(name, tmp_path) -> None:
+    registers = f"gymnasium.register({name!r}, 'own_envs:Plain', max_episode_steps=30)"
+    (tmp_path / "limited.py").write_text(f"import gymnasium\n{registers}")
+    config = EnvConfig(name=f"limited:{name}")
+    assert gymnasium_limit(config.name) == 30
+    assert make_env(config).unwrapped.spec.max_episode_steps == 30
+    assert files_of([config.name])[config.name] == tmp_path / "limited.py"
+    del gymnasium.registry[name], sys.modules["limited"]
+
+
+class Quits(gymnasium.Env):
+    observation_space, action_space = Box(-1, 1, (1,)), Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, how="exit"):
+        if how == "exit":
+            sys.exit()
+        if how == "assert":
+            raise AssertionError
+
+    def close(self):
+        raise AttributeError("no viewer before the first reset")
+
+
+@pytest.mark.parametrize(("how", "words"), [("exit", "it raised SystemExit"), ("assert", "it raised AssertionError")])
+def test_an_id_that_cannot_be_made_says_why_even_without_a_message(how, words) -> None:
+    gymnasium.register("Quits-v0", Quits)
+    with pytest.raises(EnvError, match=words):
+        make_env(EnvConfig(name="Quits-v0", options={"how": how}))
+    del gymnasium.registry["Quits-v0"]
+
+
+def test_an_environment_that_cannot_be_closed_is_closed_once_and_named(caplog) -> None:
+    env = PolicyActions(SingleTask(Quits("")), None)
+    env.close()
+    env.close()
+    assert [record.message for record in caplog.records] == [
+        "Quits.close raised AttributeError: no viewer before the first reset"
+    ]
+
+
+class Clashing(gymnasium.Env):
+    """Has attributes of our names, for something else."""
+
+    observation_space, action_space = Box(-1, 1, (1,)), Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, terms=None):
+        self.terms, self.state_vector = terms, np.zeros((2, 2))
+        self.facts, self.recorded = {"gravity": 9.81}, ["frame 1", "frame 2"]
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1), {}
+
+    def step(self, action):
+        return np.zeros(1), 2.0, False, False, {"reward_terms": self.terms, "facts": ["round"]}
+
+
+@pytest.mark.parametrize("terms", [None, ["speed", "energy"], {"speed": 1.0}, {"speed": "fast"}])
+def test_names_of_ours_that_mean_something_else_in_an_environment_are_left_alone(terms) -> None:
+    config = EnvConfig(name=f"{__name__}:Clashing", options={"terms": terms}, action_scale=None)
+    batch = make_batch_env(config, 2)
+    batch.reset(np.zeros((2, 0)), np.arange(2, dtype=np.uint64))
+    step = batch.step(np.zeros((2, 1), np.float32), np.arange(2))
+    assert {name: values.tolist() for name, values in step.reward_terms.items()} == {"reward": [2.0, 2.0]}
+    assert batch.state.shape == (2, 0)
+    assert "frame 1" not in str(env_facts(config, make_env(config)))
+
+
+@pytest.mark.parametrize("bound", [np.inf, np.finfo(np.float32).max, 1e38])
+def test_a_box_bounded_by_the_largest_number_has_no_bounds(bound) -> None:
+    box = Box(-bound, bound, (1,), np.float32)
+    with pytest.raises(EnvError, match="has no bounds"):
+        ActionMap(box, 1.0)
+    image = Clashing()
+    image.observation_space = Box(-bound, bound, (8, 8, 3), np.float32)
+    assert spaces_of(image).observation_scale == 1
+
+
 def test_a_function_is_not_called_to_find_out_what_it_makes(monkeypatch) -> None:
     monkeypatch.setattr("os.system", pytest.fail)
     for path in ("os:system", "subprocess:run"):
@@ -329,48 +408,3 @@ def test_a_state_that_there_is_not_is_refused(state):
         EnvError, match=rf"found the observation {state}; required an integer in Discrete\(3, start=5\)"
     ):
         env.step(0)
-
-
-def test_a_scale_that_nobody_asked_for_is_left_out_where_actions_are_discrete(tmp_path, monkeypatch):
-    (tmp_path / "fates.py").write_text(FATES)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert with_fitting_scale(EnvConfig(name="fates:Coin")) == EnvConfig(name="fates:Coin", action_scale=None)
-    asked = EnvConfig(name="fates:Coin", action_scale=10.0)
-    assert with_fitting_scale(asked) is asked
-    for other in ("Pendulum-v1", "point-corner", "bernoulli-bandit"):
-        assert with_fitting_scale(EnvConfig(name=other)) == EnvConfig(name=other)
-    assert with_fitting_scale(EnvConfig(name="CartPole-v1")).action_scale is None
-    for name in ("fates:Coin", "Pendulum-v1"):
-        found = with_fitting_scale(EnvConfig(name=name))
-        assert with_fitting_scale(found) is found
-
-
-@pytest.mark.parametrize("fate", ["Deadly", "Endless", "Nowhere"])
-def test_an_environment_that_cannot_be_asked_for_its_actions_is_left_as_it_is(fate, tmp_path, monkeypatch):
-    (tmp_path / "fates.py").write_text(FATES)
-    monkeypatch.syspath_prepend(tmp_path)
-    config = EnvConfig(name=f"fates:{fate}")
-    assert with_fitting_scale(config, timeout_seconds=3) is config
-
-
-FATES = """
-import os
-import time
-
-import gymnasium
-from gymnasium.spaces import Box, Discrete
-
-
-class Coin(gymnasium.Env):
-    observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
-
-
-class Deadly(Coin):
-    def __init__(self):
-        os._exit(3)
-
-
-class Endless(Coin):
-    def __init__(self):
-        time.sleep(3600)
-"""

@@ -1,0 +1,103 @@
+"""The rehearsal before a run: processes that play an environment to settle what its settings leave open."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import gymnasium
+
+from metaloom.flows.rollouts.guard import MARK, end_marked
+from metaloom.pipeline.envs import ENVS, rehearsal
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import EnvError
+
+
+class Settled(NamedTuple):
+    """An environment with nothing left open.
+
+    Attributes:
+        config: the environment.
+        notes: what the rehearsal noticed, sentences for the user.
+    """
+
+    config: EnvConfig
+    notes: tuple[str, ...] = ()
+
+
+def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 60, *, always: bool = False) -> Settled:
+    """Decide whether actions are scaled and whether a copy of the environment plays more than one episode.
+
+    An environment that cannot be made, or fails, is left as it is: training reports why, with the place.
+
+    Args:
+        config: the environment. A built-in one, and what was asked for, stay as they are.
+        max_episode_steps: of the run's episodes.
+        timeout_seconds: how long an episode of the rehearsal may take.
+        always: play it even if nothing is left open.
+
+    Raises:
+        EnvError: new copies of the environment do not do the same, or only this process knows it.
+    """
+    asks_scale = "action_scale" not in config.model_fields_set and config.action_scale is not None
+    asks_scale = asks_scale and config.name not in ENVS
+    if not (asks_scale or config.copies == "auto" or always):
+        return Settled(config)
+    plain = config.model_copy(update={"action_scale": None}) if asks_scale else config
+    steps = max_episode_steps if config.copies == "auto" or always else 0
+    found = _rehearsed(plain.model_dump_json(), steps, timeout_seconds)
+    if "unknown" in found and config.name in gymnasium.registry:
+        raise EnvError(
+            f"env.name: found {config.name!r}, which is registered in this process alone, so the run could not be "
+            "continued or replayed; required module:Id, of the module that registers it"
+        )
+    if "refusal" in found:
+        raise EnvError(f"{config.name}: {found['refusal']}")
+    update: dict[str, Any] = {}
+    if asks_scale and "discrete" in found:
+        update["action_scale"] = None if found["discrete"] else config.action_scale
+    if config.copies == "auto":
+        update["copies"] = found.get("copies", "kept")
+    config = config.model_copy(update=update)
+    misses = [found["misses"]] if config.action_scale is None and found.get("misses") else []
+    return Settled(config, tuple(f"{config.name}: {note}" for note in (*found.get("notes", ()), *misses)))
+
+
+@lru_cache(maxsize=64)  # the runs of a sweep are of one environment
+def _rehearsed(settings: str, steps: int, timeout_seconds: float) -> Mapping[str, Any]:
+    """Play the environment in a process, and once more in another one, where strings have other hashes."""
+    found = _in_process(settings, [str(steps), "1"], timeout_seconds)
+    if "copies" not in found:
+        return found
+    again = _in_process(settings, [str(found["steps"]), "0"], timeout_seconds)
+    differs = [
+        n for n, (one, other) in enumerate(zip(found["alone"], again.get("alone", ()), strict=False)) if one != other
+    ]
+    return {"refusal": rehearsal.refusal(f"two processes (in episode {differs[0]})")} if differs else found
+
+
+def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> dict[str, Any]:
+    mark = secrets.token_hex(8)
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", rehearsal.__name__, *arguments, str(timeout_seconds)],
+            input=settings,
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": arguments[-1], MARK: mark},
+            text=True,
+            capture_output=True,
+            timeout=timeout_seconds + 10 * rehearsal.SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return {"notes": [f"the rehearsal did not end within {timeout_seconds:g} s; copies are kept over episodes"]}
+    finally:
+        end_marked(mark)
+    if ended.returncode == 0:
+        return json.loads(ended.stdout)
+    return {
+        "notes": [f"the process of the rehearsal ended with status {ended.returncode}; copies are kept over episodes"]
+    }

@@ -1,0 +1,253 @@
+"""The rehearsal of an environment: does an episode depend on what its copy, or another one, played before?
+
+Run as a program of its own: an environment may end or hang its process, and what it does to it must not reach others.
+"""
+
+import faulthandler
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import BatchEnv, EnvError
+from metaloom.pipeline.envs.fact_checks import check_facts, declared_facts
+from metaloom.pipeline.envs.finite_checks import last_line
+from metaloom.pipeline.envs.registry import make_batch_env, make_env, require_env
+from metaloom.pipeline.envs.wrappers import is_bounded
+from metaloom.pipeline.seeding import generator, seed_for
+from metaloom.pipeline.types import Array
+
+ROUNDS, ROWS, STEPS, SECONDS = 8, 2, 125, 2.0
+"""Rounds of episodes side by side, their steps at most, and the processor time after which no other round begins."""
+
+_ALTERNATIVES = 4
+
+
+def refusal(who: str) -> str:
+    """The sentence that refuses an environment of which two copies do not do the same."""
+    return (
+        f"{who} gave other answers to the same task, seed and actions; required the same bits, or no run could be "
+        "resumed or replayed. Draw from self.np_random alone and begin anew in reset; to train on it all the same: "
+        "--set env.copies=kept"
+    )
+
+
+class Answer(NamedTuple):
+    """An array that an environment answered with in a step; in reset, if that is -1."""
+
+    step: int
+    name: str
+    values: Array
+
+
+class Rehearsal:
+    """Plays episodes with fixed tasks, seeds and actions, on copies that have a past and on new ones.
+
+    Args:
+        config: the environment.
+        max_steps: steps of an episode, at most.
+        timeout_seconds: for an episode, after which the process is ended; None in a process that has to survive.
+    """
+
+    def __init__(self, config: EnvConfig, max_steps: int, timeout_seconds: float | None = None) -> None:
+        self.config, self.steps, self.timeout_seconds = config, min(max_steps, STEPS), timeout_seconds
+        env = make_env(config)
+        self.space, self.facts = env.action_space, declared_facts(env)
+        self.tasks = np.asarray(env.sample_tasks(ROUNDS * ROWS, generator(0, "tasks", 0)), np.float64)
+        seeds = [seed_for(0, "resets", 0, 0, n, 0) % 2**config.seed_bits for n in range(ROUNDS * ROWS)]
+        self.seeds = np.array(seeds, np.uint64)
+        env.close()
+        self.hurries = False
+        self.making, self.playing = list[float](), list[float]()
+
+    def alone(self, n: int, *, task: int | None = None, seed: int | None = None) -> list[Answer]:
+        """Play episode n on a new copy, with the task or the seed of another one if asked."""
+        began = time.perf_counter()
+        batch = make_batch_env(self.config, 1)
+        self.making.append(time.perf_counter() - began)
+        (answers,) = self.play(batch, [n], task=task, seed=seed)
+        batch.close()
+        self.playing.append(time.perf_counter() - began)
+        return answers
+
+    def play(
+        self, batch: BatchEnv, episodes: Sequence[int], *, task: int | None = None, seed: int | None = None
+    ) -> list[list[Answer]]:
+        """Play episodes side by side, a single one with the task or the seed of another if asked."""
+        if self.timeout_seconds is not None:
+            faulthandler.dump_traceback_later(self.timeout_seconds, exit=True)
+        began = _seconds()
+        rngs = [np.random.default_rng(n) for n in episodes]
+        tasks, seeds = (
+            self.tasks[[*episodes] if task is None else [task]],
+            self.seeds[[*episodes] if seed is None else [seed]],
+        )
+        answers = [[Answer(-1, "observations", row)] for row in batch.reset(tasks, seeds).copy()]
+        rows = np.arange(len(episodes))
+        for t in range(self.steps):
+            actions = np.stack([_random_action(self.space, rng) for rng in rngs])
+            step = batch.step(actions[rows], rows)
+            check_facts(step.facts, self.facts, rows)
+            arrays = {"observations": step.observations, **step.reward_terms, **step.facts}
+            arrays |= {"terminated": step.terminated, "truncated": step.truncated}
+            for i, row in enumerate(rows.tolist()):
+                answers[row] += [Answer(t, name, np.array(values[i])) for name, values in arrays.items()]
+            rows = rows[~(step.terminated | step.truncated)]
+            if not len(rows):
+                break
+            if self.hurries and _seconds() - began > SECONDS / 4:
+                self.steps = t + 1
+                break
+        faulthandler.cancel_dump_traceback_later()
+        return answers
+
+    def find(self) -> dict[str, Any]:
+        """Return what `copies` should be and `notes` for the user, or a `refusal`.
+
+        Where steps are slow, episodes are cut.
+        """
+        self.hurries = True
+        used = make_batch_env(self.config, ROWS)
+        alone: list[list[Answer]] = []
+        past, began = "", _seconds()
+        for number in range(ROUNDS):
+            episodes = range(number * ROWS, (number + 1) * ROWS)
+            for n, answers in zip(episodes, self.play(used, episodes), strict=True):
+                new = self.alone(n)
+                alone.append(new)
+                where = first_difference(new, answers[: len(new)])
+                if where and not past:
+                    if again := first_difference(new, self.alone(n)):
+                        return {"refusal": refusal(f"two new copies ({again} of episode {n})")}
+                    if number == 0:
+                        return {
+                            "refusal": refusal(f"a copy beside another one, and one alone ({where} of episode {n}),")
+                        }
+                    past = f"{where} of episode {n}"
+            if past or _seconds() - began > SECONDS:
+                break
+        used.close()
+        return {
+            "copies": "fresh" if past else "kept",
+            "notes": [*self._notes(past)],
+            "alone": [digest(answer for answer in new if answer.step < self.steps) for new in alone[:ROWS]],
+            "steps": self.steps,
+        }
+
+    def _notes(self, past: str) -> Iterator[str]:
+        if past:
+            making, playing = 1000 * np.mean(self.making), 1000 * np.mean(self.playing)
+            yield (
+                f"an episode depends on what its copy played before ({past}), so a new copy plays every episode "
+                f"(env.copies=fresh), which takes {making:.3g} of {playing:.3g} ms for {self.steps} steps"
+            )
+        first = self.alone(0)
+        others = range(1, _ALTERNATIVES)
+        if not any(first_difference(first, self.alone(0, seed=n)) for n in others):
+            yield (
+                f"{_ALTERNATIVES} reset seeds gave the same {self.steps} steps to the same actions; an environment "
+                "that is meant to be random has to use the seed of reset"
+            )
+        others = [n for n in range(1, len(self.tasks)) if (self.tasks[n] != self.tasks[0]).any()][: len(others)]
+        if others and not any(first_difference(first, self.alone(0, task=n)) for n in others):
+            yield (
+                f"{1 + len(others)} tasks gave the same {self.steps} steps to the same actions; a task that shows in "
+                "them has to be applied by set_task or reset"
+            )
+
+
+def first_difference(one: Sequence[Answer], other: Sequence[Answer]) -> str:
+    """Name the first array in which two episodes differ, "" if none does."""
+    for a, b in zip(one, other, strict=False):
+        if (a.step, a.name) != (b.step, b.name) or a.values.tobytes() != b.values.tobytes():
+            return f"{a.name} {'after reset' if a.step < 0 else f'at step {a.step}'}"
+    return "" if len(one) == len(other) else "the length"
+
+
+def digest(answers: Iterable[Answer]) -> str:
+    """Digest of an episode."""
+    parts = (f"{answer.step} {answer.name}\0".encode() + answer.values.tobytes() for answer in answers)
+    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+
+
+def _seconds() -> float:
+    """Processor time; of a simulator that is another process, the time that passes counts, a fifth of it."""
+    return max(time.process_time(), time.monotonic() / 5 - _STARTED)
+
+
+_STARTED = time.monotonic() / 5 - time.process_time()
+
+
+def _random_action(space: gymnasium.Space[Any], rng: np.random.Generator) -> Array:
+    """An action of a new policy: all of the discrete ones are as likely, others go beyond their box."""
+    if isinstance(space, Discrete):
+        return np.asarray(rng.integers(space.n))
+    return rng.normal(0, 3, space.shape or ()).astype(np.float32)
+
+
+def missed_box(space: gymnasium.Space[Any]) -> str:
+    """Say what a new policy, whose actions are normal, misses of the box that it acts in directly; "" if not much."""
+    if not isinstance(space, Box) or not is_bounded(space):
+        return ""
+    low, high = space.low.astype(float), space.high.astype(float)
+    beyond = max(_share_below(float(low.max())), _share_below(-float(high.min())))
+    reached = np.clip(np.minimum(high, 3) - np.maximum(low, -3), 0, None) / np.where(high > low, high - low, 1)
+    if beyond < 0.45 and reached.min() > 0.1:
+        return ""
+    return (
+        f"actions lie in {space}, of which a new policy, with mean 0 and standard deviation 1, reaches "
+        f"{100 * reached.min():.2g} %, and {100 * beyond:.2g} % of its actions are clipped to one bound; "
+        "--set env.action_scale=3 maps them onto all of the box"
+    )
+
+
+def _share_below(bound: float) -> float:
+    """Share of a standard normal distribution below a bound."""
+    return 0.5 * math.erfc(-bound / math.sqrt(2))
+
+
+def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
+    """Return what is found of the environment whose settings are on standard input.
+
+    Args:
+        steps: of an episode; 0 to say of what kind the actions are, and no more.
+        thorough: compare copies; else only return the digests of the first episodes.
+        timeout_seconds: for an episode.
+    """
+    config = EnvConfig.model_validate_json(sys.stdin.read())
+    try:
+        require_env(config.name)
+    except EnvError:
+        return {"unknown": True}
+    faulthandler.dump_traceback_later(timeout_seconds, exit=True)
+    try:
+        env = make_env(config)
+    except EnvError:  # as training will report it
+        return {}
+    found: dict[str, Any] = {"discrete": isinstance(env.action_space, Discrete), "misses": missed_box(env.action_space)}
+    env.close()
+    if steps:
+        try:
+            rehearsal = Rehearsal(config, steps, timeout_seconds)
+            found |= rehearsal.find() if thorough else {"alone": [digest(rehearsal.alone(n)) for n in range(ROWS)]}
+        except BaseException as problem:
+            found["notes"] = [f"the rehearsal failed ({last_line(problem)}); copies are kept over episodes"]
+    return found
+
+
+if __name__ == "__main__":
+    # Environments print, and may close what they did not open; the answer is all that is read.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    answer.write(json.dumps(main(int(sys.argv[1]), sys.argv[2] == "1", float(sys.argv[3]))))
+    answer.close()
+    os._exit(0)

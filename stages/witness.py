@@ -1,0 +1,68 @@
+"""The witness of an iteration: one of its episodes is played again on a new copy of the environment and compared."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from metaloom.pipeline.policies.actors.recorded import ACTIONS
+from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
+from metaloom.stages.rollouts.faults import RolloutError, RolloutPosition
+
+REPRODUCED = "witness_reproduced"
+"""The metric: 1 if the episode came out bit for bit again, 0 if not."""
+
+Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
+
+
+def drawn_round(run_seed: int, iteration: int, num_rounds: int) -> int:
+    """Return which rollout batch of an iteration the witness is drawn from."""
+    return int(generator(run_seed, "witness", iteration, 0).integers(num_rounds))
+
+
+def play_again(tasks: TaskBatch, episodes: EpisodeBatch, position: RolloutPosition, collect: Collect) -> str | None:
+    """Play an episode, drawn by its position, again with its stored seed and actions.
+
+    Args:
+        tasks: of the iteration.
+        episodes: a rollout batch.
+        position: the batch's.
+        collect: plays one episode on a new copy of the environment.
+
+    Returns:
+        The first difference, with the episode, the step and the array; None if there is none.
+    """
+    real = np.argwhere(episodes.lengths > 0)
+    b, e = real[generator(position.run_seed, "witness", position.iteration, 1).integers(len(real))].tolist()
+    at = RolloutPosition(position.run_seed, position.iteration, position.step, b, e)
+    actions = episodes.actions[b : b + 1, e].astype(np.float32)
+    where = f"iteration {at.iteration}, k={at.step}, task {b}, episode {e}"
+    try:
+        again = collect(TaskParams({ACTIONS: actions}), tasks.slice(b, b + 1), at)
+    except RolloutError as fault:
+        return f"{where}: {fault.about['problem']}"
+    found = min(_differences(episodes, (b, e), again), default=None)
+    return None if found is None else f"{where}: {found[1]} {f'at step {found[0]}' if found[0] >= 0 else 'after reset'}"
+
+
+def _differences(stored: EpisodeBatch, at: tuple[int, int], again: EpisodeBatch) -> Iterator[tuple[int, str]]:
+    """Yield the first step, -1 for the reset, in which an array differs, with the array's name."""
+    length = min(int(stored.lengths[at]), int(again.lengths[0, 0]))
+    by_step: Mapping[str, tuple[Array, Array]] = {
+        "rewards": (stored.rewards, again.rewards),
+        **{f"reward term {name}": (term, again.reward_terms[name]) for name, term in stored.reward_terms.items()},
+        **{f"fact {name}": (fact, again.facts[name]) for name, fact in stored.facts.items() if fact.ndim > 2},
+    }
+    # Observations lead by one: the first is of the reset.
+    pairs = [("observations", -1, stored.observations[at][: length + 1], again.observations[0, 0, : length + 1])]
+    pairs += [(name, 0, one[at][:length], other[0, 0, :length]) for name, (one, other) in by_step.items()]
+    for name, first, one, other in pairs:
+        differs = [t for t, (a, b) in enumerate(zip(one, other, strict=True)) if a.tobytes() != b.tobytes()]
+        if differs:
+            yield first + differs[0], name
+    if stored.initial_state[at].tobytes() != again.initial_state[0, 0].tobytes():
+        yield -1, "initial_state"
+    ends = ("lengths", "terminated")
+    last = [(name, getattr(stored, name), getattr(again, name)) for name in ends]
+    last += [(f"fact {name}", fact, again.facts[name]) for name, fact in stored.facts.items() if fact.ndim == 2]
+    yield from ((length, name) for name, one, other in last if one[at].tobytes() != other[0, 0].tobytes())
