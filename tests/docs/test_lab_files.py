@@ -141,7 +141,7 @@ def test_secrets_are_written_where_nobody_else_reads_them(file):
 
 
 def test_manifests_are_ones_that_kubernetes_takes():
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    validate = pytest.importorskip("kubernetes_validate", reason="`make setup` installs kubernetes-validate")
     for document in yaml.safe_load_all((LAB / "kubernetes.yaml").read_text()):
         validate.validate(document, validate.latest_version(), strict=True)
 
