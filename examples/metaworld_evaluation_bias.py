@@ -1,6 +1,7 @@
 """metaworld.evaluation reports a policy that fails in three of four goals as one that always succeeds.
 
-Needs metaworld 3.1.1 and nothing else. It evaluates one agent in two ways, on four test goals of reach-v3, as
+Needs Metaloom's environment after `make metaworld`: Metaloom has the package run with newer MuJoCo, and has no other
+part in this. It evaluates one agent in two ways, on four test goals of reach-v3, as
 `make_ml_envs_test` gives them: the scripted expert acts in the environment of one goal, in the others the arm stands
 still.
 
@@ -13,6 +14,8 @@ import numpy as np
 from metaworld import make_ml_envs_test
 from metaworld.evaluation import evaluation
 from metaworld.policies import SawyerReachV3Policy
+
+from metaloom.pipeline.envs.metaworld.package import official_classes
 
 NUM_GOALS, NUM_EPISODES, SOLVED = 4, 3, 0
 
@@ -52,6 +55,7 @@ def every_goal_alike(agent, envs):
 
 
 def main():
+    official_classes()  # replaces the package's writing of welds, whose size newer MuJoCo has changed
     envs = make_ml_envs_test("reach-v3", seed=1, meta_batch_size=NUM_GOALS, total_tasks_per_cls=NUM_GOALS)
     envs.call("toggle_sample_tasks_on_reset", False)  # as metalearning_evaluation does
     envs.call("sample_tasks")

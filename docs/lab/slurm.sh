@@ -1,36 +1,43 @@
 #!/bin/bash
 # Trains RUN on Slurm, over as many time limits as it takes: `sbatch docs/lab/slurm.sh RECIPE RUN [--set ...]`.
+# `sbatch --array=1-5 docs/lab/slurm.sh RECIPE RUN` trains seeds 1 to 5 side by side, as RUN-seed-1 to RUN-seed-5.
 #
 # Half a minute before its time is up, Slurm sends USR1; the trainer finishes its stage, and the job queues itself again.
-# What starts then resumes the run. Submitted twice by mistake, the second job waits for the first to end.
+# It does so just before the limit too if the stage takes longer; that stage is computed again. What starts then resumes
+# the run. Submitted twice by mistake, the second job ends, because a run has one writer. Logs of scheduler and workers
+# stay in metaloom-logs/JOB.
 #SBATCH --job-name=metaloom
 #SBATCH --ntasks=4
 #SBATCH --cpus-per-task=1
 #SBATCH --time=12:00:00
 #SBATCH --signal=B:USR1@30
-#SBATCH --dependency=singleton
 #SBATCH --open-mode=append
 #SBATCH --requeue
 set -eu
 recipe=$1 run=$2
 shift 2
+if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+    run=$run-seed-$SLURM_ARRAY_TASK_ID
+    set -- "$@" --set "seed=$SLURM_ARRAY_TASK_ID"
+fi
 
 # A folder that all nodes share: the runs, and for the time of the job the certificate of its Dask cluster.
 export METALOOM_RUNS=${METALOOM_RUNS:-$PWD/runs}
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-mkdir -p "$METALOOM_RUNS"
+logs=$PWD/metaloom-logs/$SLURM_JOB_ID
+mkdir -p "$METALOOM_RUNS" "$logs"
 job=$(mktemp -d "$PWD/.metaloom-job-$SLURM_JOB_ID-XXXX")
-scheduler='' workers=''
+scheduler='' workers='' guard=''
 end() {
     # Not every cluster ends what a job leaves behind.
-    kill $scheduler $workers 2> /dev/null || true
+    kill $scheduler $workers $guard 2> /dev/null || true
     rm -rf "$job"
 }
 trap end EXIT
 
 # Whoever reaches a Dask scheduler can run code on its workers, so only this job's certificate is let in.
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc -days 30 -subj /CN=metaloom \
-    -keyout "$job/key.pem" -out "$job/cert.pem" 2> "$job/openssl.log"
+    -keyout "$job/key.pem" -out "$job/cert.pem" 2> "$logs/openssl.log"
 export DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=true DASK_DISTRIBUTED__COMM__TLS__CA_FILE=$job/cert.pem
 for role in SCHEDULER WORKER CLIENT; do
     export "DASK_DISTRIBUTED__COMM__TLS__${role}__CERT=$job/cert.pem" "DASK_DISTRIBUTED__COMM__TLS__${role}__KEY=$job/key.pem"
@@ -57,16 +64,16 @@ dask_scheduler() {
     exec dask scheduler --protocol tls --port "$port" --no-dashboard --scheduler-file "$job/scheduler.json" \
         ${METALOOM_INTERFACE:+--interface "$METALOOM_INTERFACE"}
 }
-keep dask_scheduler > "$job/scheduler.log" 2>&1 &
+keep dask_scheduler >> "$logs/scheduler.log" 2>&1 &
 scheduler=$!
 SECONDS=0
 until [ -s "$job/scheduler.json" ]; do
-    [ "$SECONDS" -lt 120 ] || { cat "$job/scheduler.log"; exit 1; }
+    [ "$SECONDS" -lt 120 ] || { cat "$logs/scheduler.log"; exit 1; }
     sleep 1
 done
 address=$(address)
 keep srun --ntasks="$((SLURM_NTASKS > 1 ? SLURM_NTASKS - 1 : 1))" --overlap \
-    dask worker "$address" --nthreads 1 --nworkers 1 --no-dashboard > "$job/workers.log" 2>&1 &
+    dask worker "$address" --nthreads 1 --nworkers 1 --no-dashboard >> "$logs/workers.log" 2>&1 &
 workers=$!
 
 if metaloom show "$run" > /dev/null 2>&1; then
@@ -76,7 +83,33 @@ else
 fi
 "${command[@]}" --scheduler "$address" &
 trainer=$!
-stop() { kill -INT "$trainer"; }
+requeue() {
+    echo "time is up: queueing job $SLURM_JOB_ID again, which resumes $run"
+    scontrol requeue "$SLURM_JOB_ID"
+}
+# Seconds that Slurm leaves the job, of [days-][hours:]minutes:seconds; nothing where it has no limit.
+left() {
+    squeue --noheader --jobs "$SLURM_JOB_ID" --format %L | awk -F '[-:]' '/^[0-9].*:/ {
+        n = $NF + 60 * $(NF - 1); if (NF > 2) n += 3600 * $(NF - 2); if (NF > 3) n += 86400 * $(NF - 3); print n }'
+}
+# Ends the trainer's stage, and the job before Slurm does, which would not queue it again.
+guard() {
+    local seconds
+    trap 'kill ${child:-} 2> /dev/null; exit' TERM
+    seconds=$(left)
+    [ -n "$seconds" ] || exit 0
+    sleep "$((seconds > 10 ? seconds - 10 : 0))" &
+    child=$!
+    wait "$child"
+    requeue
+}
+stop() {
+    kill -INT "$trainer"
+    if [ -z "$guard" ]; then
+        guard &
+        guard=$!
+    fi
+}
 trap stop USR1
 code=0
 wait "$trainer" || code=$?
@@ -88,7 +121,6 @@ done
 end
 
 if [ "$code" = 130 ]; then
-    echo "time is up: queueing job $SLURM_JOB_ID again, which resumes $run"
-    scontrol requeue "$SLURM_JOB_ID"
+    requeue
 fi
 exit "$code"

@@ -1,11 +1,15 @@
 """The files of docs/lab parse, belong together, and say what the code says; tests/flows/test_slurm.py runs Slurm's."""
 
 import configparser
+import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from prefect_server import wait_for
 
 LAB = Path(__file__).parents[2] / "docs" / "lab"
 DEPLOYMENTS = yaml.safe_load((LAB.parents[1] / "prefect.yaml").read_text())["deployments"]
@@ -30,6 +34,55 @@ def manifests(kind):
 def test_scripts_are_ones_that_the_shell_takes(file):
     assert (LAB / file).stat().st_mode & 0o100
     subprocess.run(["bash", "-n", LAB / file], check=True)
+
+
+COMMANDS = {
+    "openssl": "exit 0",
+    # Whatever follows --scheduler-file, in the script's job folder.
+    "dask": """
+[ "$1" = worker ] && { echo working; exec sleep 60; }
+while [ "$1" != --scheduler-file ]; do shift; done
+echo scheduling
+echo '{"address": "tls://127.0.0.1:1"}' > "$2"
+exec sleep 60""",
+    "srun": 'shift 2; exec "$@"',
+    "squeue": 'echo "$LEFT"',
+    "scontrol": 'echo "$@" >> scontrol.txt; [ "$STAGE" = short ] || kill -KILL $(cat trainer.txt)',
+}
+# In Python, because a shell in the background cannot trap INT.
+TRAINER = f"""#!{sys.executable}
+import os, signal, sys, time
+if sys.argv[1] == "show":
+    sys.exit(1)
+signal.signal(signal.SIGINT, signal.SIG_IGN if os.environ["STAGE"] == "long" else lambda *_: os._exit(130))
+with open("metaloom.txt", "a") as file:
+    print(*sys.argv[1:], file=file)
+with open("trainer.txt", "w") as file:
+    print(os.getpid(), file=file)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("stage", "left"), [("short", "2-11:00:30"), ("long", "0:11")])
+def test_a_job_of_an_array_trains_its_seed_is_queued_again_at_its_limit_and_keeps_its_logs(tmp_path, stage, left):
+    scripts = {name: f"#!/bin/bash\n{script}\n" for name, script in COMMANDS.items()}
+    for name, script in {**scripts, "metaloom": TRAINER}.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_NTASKS": "2", "LEFT": left, "STAGE": stage}
+    environment = {**os.environ, **slurm, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    script = [LAB / "slurm.sh", "promp-ant-dir", "ant", "--set", "num_tasks=4"]
+    with subprocess.Popen(script, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as job:
+        wait_for(lambda: (tmp_path / "trainer.txt").exists(), "it trains", seconds=60)
+        wait_for(lambda: "working" in (tmp_path / "metaloom-logs/7/workers.log").read_text(), "it works", seconds=60)
+        job.send_signal(signal.SIGUSR1)
+        said, _ = job.communicate(timeout=60)
+    told = "train promp-ant-dir --run ant-seed-3 --set num_tasks=4 --set seed=3 --scheduler tls://127.0.0.1:1"
+    assert (tmp_path / "metaloom.txt").read_text().split("\n") == [told, ""]
+    assert (tmp_path / "scontrol.txt").read_text().split("\n") == ["requeue 7", ""]
+    assert "queueing job 7 again, which resumes ant-seed-3" in said
+    assert "scheduling" in (tmp_path / "metaloom-logs/7/scheduler.log").read_text()
+    assert not [*tmp_path.glob(".metaloom-job-*")]
 
 
 @pytest.mark.parametrize("kind", ["docker", "kubernetes"])
@@ -88,7 +141,7 @@ def test_secrets_are_written_where_nobody_else_reads_them(file):
 
 
 def test_manifests_are_ones_that_kubernetes_takes():
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    validate = pytest.importorskip("kubernetes_validate", reason="`make setup` installs kubernetes-validate")
     for document in yaml.safe_load_all((LAB / "kubernetes.yaml").read_text()):
         validate.validate(document, validate.latest_version(), strict=True)
 

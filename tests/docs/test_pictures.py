@@ -12,8 +12,12 @@ PROGRAMS = sorted((Path(__file__).parents[2] / "docs" / "images").glob("*.py"))
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_everything_that_a_program_imports_is_there(program):
+def test_a_program_imports_what_is_there_and_draws_only_when_it_is_run(program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pictures = {path: path.stat().st_mtime_ns for path in program.parent.iterdir()}
     runpy.run_path(str(program), run_name="imported")
+    assert {path: path.stat().st_mtime_ns for path in program.parent.iterdir()} == pictures
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_the_graph_of_the_first_page_is_that_of_its_recipe(capsys):

@@ -351,9 +351,11 @@ def test_a_missing_file_is_refused_and_a_number_is_told_its_option(plain, tmp_pa
 
 def test_deterministic_test_episodes_take_the_mean_and_adaptation_episodes_explore(evaluated, collected):
     evaluate(evaluated, deterministic=True)
-    for position, episodes in collected:
-        same = np.array_equal(episodes.actions, episodes.behavior["mean"])
-        assert same == (position.iteration == 1)
+    means = [
+        (position.iteration == 1, np.array_equal(episodes.actions, episodes.behavior["mean"]))
+        for position, episodes in collected
+    ]
+    assert {*means} == {(True, True), (False, False)}
 
 
 def test_a_run_without_adaptation_is_tested_as_it_is(tiny_config, tmp_path):

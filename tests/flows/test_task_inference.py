@@ -136,6 +136,7 @@ def test_what_a_task_is_explored_and_tested_by_does_not_depend_on_other_tasks(be
         found = built.evaluate(learner, 1)
     for name in ("test_returns", "adaptation_returns"):
         np.testing.assert_array_equal(getattr(found, name)[0], getattr(expected, name)[0])
+    assert len(collected) == 2 * 7
     for ours, theirs in zip(collected[:7], collected[7:], strict=True):
         for name in BELIEF:
             np.testing.assert_array_equal(ours.params[name][0], theirs.params[name][0])
@@ -152,6 +153,7 @@ def test_tasks_come_to_be_believed_different(collected):
 def test_deterministic_actions_are_the_means_in_context_and_test_episodes(deterministic, collected):
     with stages(f"evaluation.deterministic={str(deterministic).lower()}") as (built, learner):
         built.evaluate(learner, 1)
+    assert {call.is_test for call in collected} == {False, True}
     for call in collected:
         means = np.tanh(call.episodes.behavior["mean"])
         assert np.allclose(call.episodes.actions, means, atol=1e-6) == deterministic

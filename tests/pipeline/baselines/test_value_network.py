@@ -114,8 +114,10 @@ def test_the_bits_depend_on_the_seed_and_on_nothing_else():
         np.testing.assert_array_equal(SMALL.fit_predict(*episodes, seed=3, parallel=pool.map), expected)
 
 
-def test_seeds_of_sixty_four_bits_are_accepted():
-    SMALL.fit_predict(*returns_of(np.random.default_rng(0), B=1), seed=2**64 - 1)
+def test_all_sixty_four_bits_of_a_seed_count():
+    episodes = returns_of(np.random.default_rng(0), B=1)
+    first, *others = (SMALL.fit_predict(*episodes, seed=seed) for seed in (2**64 - 1, 2**63 - 1, 2**32 - 1))
+    assert all(abs(first - other).max() > 1e-3 for other in others)
 
 
 def test_the_bits_of_a_task_do_not_depend_on_the_others():
