@@ -8,6 +8,7 @@ from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, Flag, R
 from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
+from metaloom.storage import argument
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.replay import StageReplay
@@ -99,7 +100,7 @@ def _debug(run: str, stage: str | None, step: int | None, threads: int) -> int:
     at = RunAt.parse(run)
     if at.iteration is None or stage is None:
         raise UsageError(
-            f"{run}: --pdb is for one stage; name it as in: metaloom replay {at.path}@0 --stage adapt --pdb"
+            f"{run}: --pdb is for one stage; name it as in: metaloom replay {argument(at.path)}@0 --stage adapt --pdb"
         )
     backend = BackendOptions(workers=0, threads=threads).backend()
     from metaloom.flows.commands.debug import debug_stage

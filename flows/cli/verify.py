@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from metaloom.flows.cli.options import AsJson, RunArgument
 from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
-from metaloom.storage import Damage, location, open_run, verify_run
+from metaloom.storage import Damage, argument, location, open_run, verify_run
 
 _UNSEALED = (
     "\nThe session that wrote last was killed, is still writing, or is of an earlier version: nobody could tell if its "
@@ -42,6 +42,6 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
 def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
     """Say what to do about what verification has found."""
     if any(not damage.is_foreign for damage in damages):
-        yield f"mend it with: metaloom resume {location(folder)} --repair"
+        yield f"mend it with: metaloom resume {argument(folder)} --repair"
     if any(damage.is_foreign for damage in damages):
         yield "remove yourself, or move away, what does not belong to the run: Metaloom removes no files of others"

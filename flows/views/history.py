@@ -22,7 +22,7 @@ from metaloom.flows.views.series import (
 )
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array
-from metaloom.storage import Run
+from metaloom.storage import Run, argument
 
 BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
 BAND = "middle half of the tasks"
@@ -90,7 +90,7 @@ def load_history(run: Run, iterations: Sequence[int] | None = None) -> History:
     if not chosen:
         raise UsageError(
             f"{run.path} has no complete iteration, so there is nothing to report yet; "
-            f"go on with: metaloom resume {run.path}"
+            f"go on with: metaloom resume {argument(run.path)}"
         )
     classes = classes_of(run)
     return History(

@@ -79,7 +79,7 @@ class TestRemove:
         with storage.open_writer(runs / "first"):
             told = says("rm first --yes", capsys, 1)
         assert f"process {os.getpid()} on" in told
-        assert "`metaloom cancel first` stops it" in told
+        assert f"`metaloom cancel {runs}/first` stops it" in told
         (runs / "first" / "writer.lock").write_text('{"host": "a.b", "pid": 1, "since": "2026", "token": "0"}')
         assert "process 1 on a.b" in says("rm first --yes", capsys, 1)
         assert (runs / "first" / "run.json").exists()

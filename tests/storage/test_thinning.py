@@ -66,7 +66,7 @@ def test_reading_what_was_thinned_names_the_command_that_brings_it_back(thinned)
         lambda: run.steps(0),
     ]
     for read in readings:
-        with pytest.raises(storage.StageThinned, match=r"was thinned.*metaloom replay run@[01] --materialise"):
+        with pytest.raises(storage.StageThinned, match=r"was thinned.*metaloom replay .*/run@[01] --materialise"):
             read()
     assert run.steps(2).num_rows > 0
 
