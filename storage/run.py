@@ -428,11 +428,12 @@ def run_exists(path: str | Path) -> bool:
     """Tell whether there is a run in a folder or under a URL.
 
     Raises:
-        StorageFailed: the object store of a URL cannot be read.
+        StorageFailed: the folder, or the object store of a URL, cannot be read.
     """
     folder = folder_of(path)
     follow(folder)
-    return (folder / "run.json").exists()
+    with system_errors(folder, required="a folder that can be read", action="Check its permissions and its disk"):
+        return (folder / "run.json").exists()
 
 
 def read_info(path: Path) -> dict[str, Any]:

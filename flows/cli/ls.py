@@ -16,7 +16,7 @@ from metaloom.flows.runs import runs_root
 from metaloom.storage import location
 
 Row = Mapping[str, Any]
-Status = Literal["complete", "training", "stopped", "killed", "damaged"]
+Status = Literal["complete", "training", "stopped", "killed", "damaged", "unreadable"]
 Order = Literal["started", "return", "size", "name"]
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -41,7 +41,9 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
 
 def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
     """Say what to do about what verification has found."""
-    if any(not damage.is_foreign for damage in damages):
+    if any(damage.is_unreadable for damage in damages):
+        yield "what you may not read was not checked: its owner can allow it, or verify the run"
+    elif any(not damage.is_foreign for damage in damages):
         yield f"mend it with: metaloom resume {argument(folder)} --repair"
     if any(damage.is_foreign for damage in damages):
         yield "remove yourself, or move away, what does not belong to the run: Metaloom removes no files of others"

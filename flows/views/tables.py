@@ -49,6 +49,7 @@ STATE_STYLES = {
     "stopped": "yellow",
     "killed": "red",
     "damaged": "red",
+    "unreadable": "red",
     "waiting": "dim",
 }
 CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}

@@ -46,8 +46,9 @@ def check_removable(path: Path) -> Path:
             raise
     except StoreError:  # of a damaged run, which one may want to remove
         pass
-    foreign = sorted(name for name in os.listdir(path) if name not in _OWN and not name.startswith(LOCK_NAME))
-    foreign += [] if foreign else islice(_foreign(path), 3)
+    with system_errors(path, required="permission to remove what is there", action=_ACTION):
+        foreign = sorted(name for name in os.listdir(path) if name not in _OWN and not name.startswith(LOCK_NAME))
+        foreign += [] if foreign else islice(_foreign(path), 3)
     if foreign:
         raise NotARun(
             path,
