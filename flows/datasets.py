@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Sampler
 
 from metaloom.flows.errors import UsageError
 from metaloom.pipeline.types import Array
-from metaloom.storage import Run, StageMissing, StageRef
+from metaloom.storage import Run, StageMissing, StageRef, argument
 from metaloom.storage.read.selection import Steps, chosen_steps
 from metaloom.storage.run import Iterations
 
@@ -118,7 +118,7 @@ class RunDataset(Dataset[Item]):
                 self._run.location,
                 found="no episodes of these iterations and inner steps",
                 required="a complete iteration with episodes",
-                action=f"`metaloom show {self._run.name}` tells what is stored",
+                action=f"`metaloom show {argument(self._run.path)}` tells what is stored",
             )
         if self.unit != "trials":
             for ref in refs:

@@ -40,7 +40,7 @@ def report_folder(run: Path) -> Path:
         if path.is_symlink():  # what is there would be written over
             raise UsageError(
                 f"{path}: found a symbolic link; required a folder of reports and its files. Remove the link, or "
-                f"choose another folder: `metaloom report {run} --out FOLDER`"
+                f"choose another folder: `metaloom report {storage.argument(run)} --out FOLDER`"
             )
     return folder
 
@@ -64,7 +64,7 @@ def require_iteration(run: storage.Run, iteration: int) -> None:
             run.path,
             found=f"nothing of iteration {iteration} is stored; {done} are complete",
             required=f"an iteration from 0 to {done - 1}" if done else "an iteration that has begun",
-            action=f"`metaloom resume {run.path}{more}` computes it",
+            action=f"`metaloom resume {storage.argument(run.path)}{more}` computes it",
         )
 
 
@@ -173,7 +173,7 @@ class RunAt:
             storage.StoreError: there is no such run.
         """
         name, at, iteration = text.rpartition("@")
-        if not at:
+        if not at or "/" in iteration:  # the "@" is one of the path
             return cls(run_folder(text), None)
         if not re.fullmatch("latest|best|-?[0-9]{1,8}", iteration):
             raise UsageError(

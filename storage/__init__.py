@@ -48,6 +48,7 @@ from metaloom.storage.keep.thinning import Thinned as Thinned
 from metaloom.storage.read.verify import Damage as Damage
 from metaloom.storage.read.verify import verify_run as verify_run
 from metaloom.storage.remote.listing import find_runs as find_runs
+from metaloom.storage.remote.places import argument as argument
 from metaloom.storage.remote.places import folder_of as folder_of
 from metaloom.storage.remote.places import location as location
 from metaloom.storage.remote.places import url_of as url_of

@@ -1,6 +1,7 @@
 """Errors of stored runs. Every message says where, what was found, what is required and what helps."""
 
 import os
+import shlex
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -101,7 +102,7 @@ def damaged(where: Path, found: str) -> DamagedRun:
     inner = {"_segments"} & {*parts} or _TOP
     top = max((i for i, part in enumerate(parts) if part in inner), default=len(parts))
     up = len(parts) - top
-    run = _as_argument(where.parents[up - 1] if 0 < up <= len(where.parents) else where)
+    run = path_argument(where.parents[up - 1] if 0 < up <= len(where.parents) else where)
     # All files come back from the rest of the run; a folder of it, or the place of one, does not.
     lost = top >= len(parts) - 1 and where.name != "run.json"
     return DamagedRun(
@@ -130,10 +131,13 @@ def system_errors(run: Path, *, required: str, action: str) -> Generator[None, N
         raise StorageFailed(run, found=found, required=required, action=action) from error
 
 
-def _as_argument(run: Path) -> str:
-    """The path of a run as commands take it: without a separator they would look under the runs folder."""
+def path_argument(run: Path) -> str:
+    """The path of a run as an argument of commands, quoted for the shell.
+
+    It has a separator: a name alone would stand for another run, one in the runs folder.
+    """
     text = str(run)
-    return text if os.sep in text else os.path.join(os.curdir, text)
+    return shlex.quote(text if os.sep in text else os.path.join(os.curdir, text))
 
 
 def _rebuild(kind: type[StoreError], where: str, found: str, required: str, action: str) -> StoreError:

@@ -39,7 +39,7 @@ from metaloom.storage.read.history import chain_problems
 from metaloom.storage.read.selection import Places, Steps, places, whole_numbers
 from metaloom.storage.read.sessions import ComputedWith, mapping, read_sessions
 from metaloom.storage.remote.log import RemoteLog, follow
-from metaloom.storage.remote.places import folder_of, location, url_of
+from metaloom.storage.remote.places import argument, folder_of, location, url_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,7 +85,7 @@ class Run:
         run = cls(folder, read_info(folder), remote)
         require_own_records(run)
         if lost := _lost_newest(run):
-            _LOG.warning("%s: %s; `metaloom verify %s` tells more", run.location, lost, run.name)
+            _LOG.warning("%s: %s; `metaloom verify %s` tells more", run.location, lost, argument(run.path))
         return run
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -403,7 +403,7 @@ class Run:
                 self.location,
                 found=f"{ref} is not stored, and iteration {ref.iteration} is complete",
                 required=f"an inner step that it has: {', '.join(map(str, steps))}",
-                action=f"`metaloom show {self.name}@{ref.iteration}` lists them",
+                action=f"`metaloom show {argument(self.path)}@{ref.iteration}` lists them",
             )
         return self._incomplete(ref.iteration, f"{ref} is not stored")
 
@@ -415,7 +415,7 @@ class Run:
             self.location,
             found=f"{found or f'iteration {iteration} is not there'}; {count} iterations are complete",
             required=f"an iteration from 0 to {count - 1}" if count else "a run with a complete iteration",
-            action=f"`metaloom resume {self.name}{further}` computes what is missing",
+            action=f"`metaloom resume {argument(self.path)}{further}` computes what is missing",
         )
 
 
@@ -428,11 +428,12 @@ def run_exists(path: str | Path) -> bool:
     """Tell whether there is a run in a folder or under a URL.
 
     Raises:
-        StorageFailed: the object store of a URL cannot be read.
+        StorageFailed: the folder, or the object store of a URL, cannot be read.
     """
     folder = folder_of(path)
     follow(folder)
-    return (folder / "run.json").exists()
+    with system_errors(folder, required="a folder that can be read", action="Check its permissions and its disk"):
+        return (folder / "run.json").exists()
 
 
 def read_info(path: Path) -> dict[str, Any]:

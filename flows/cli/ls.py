@@ -17,7 +17,7 @@ from metaloom.flows.views.formatting import seconds_of
 from metaloom.storage import location
 
 Row = Mapping[str, Any]
-Status = Literal["complete", "training", "stopped", "killed", "damaged"]
+Status = Literal["complete", "training", "stopped", "killed", "damaged", "unreadable"]
 Order = Literal["started", "return", "size", "name"]
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

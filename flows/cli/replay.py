@@ -9,6 +9,7 @@ from metaloom.flows.cli.output import console, print_json
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import RunAt
 from metaloom.flows.views.status import STATUS
+from metaloom.storage import argument
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.replay import StageReplay
@@ -131,7 +132,8 @@ def _verdict(outcomes: "Sequence[StageReplay]") -> str:
 def _debug(at: RunAt, stage: str | None, step: int | None, threads: int) -> int:
     if at.iteration is None or stage is None:
         raise UsageError(
-            f"{at.path}: --pdb is for one stage; name it as in: metaloom replay {at.path}@0 --stage adapt --pdb"
+            f"{at.path}: --pdb is for one stage; name it as in: "
+            f"metaloom replay {argument(at.path)}@0 --stage adapt --pdb"
         )
     backend = BackendOptions(workers=0, threads=threads).backend()
     from metaloom.flows.commands.debug import debug_stage

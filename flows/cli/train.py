@@ -173,7 +173,7 @@ def _train(
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
     from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.progress import progress
-    from metaloom.storage import location
+    from metaloom.storage import argument, location
 
     STATUS.end()
     with (
@@ -185,7 +185,7 @@ def _train(
             result = start(watching)
     tell = unless_closed(say)
     if result.stopped:
-        place = location(folder)
+        place = argument(folder)
         tell(
             as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; go on with: metaloom resume {place}"
         )
@@ -200,7 +200,7 @@ def _train(
         done = plural(result.iterations_done, "iteration")
         tell(as_json, f"\nended after {done}, as `stop` asks: {'; '.join(result.enough)}")
     elif not result.computed and result.damage is None:
-        done, name = plural(result.iterations_done, "iteration"), location(folder)
+        done, name = plural(result.iterations_done, "iteration"), argument(folder)
         tell(as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N")
     with nullcontext() if as_json else STATUS.shown("writing the report", console()):
         steps = _next_steps(result.path)
@@ -224,11 +224,11 @@ def _next_steps(folder: Path) -> str:
     from metaloom.flows.cli.report import write
     from metaloom.flows.runs import report_folder, run_folder
     from metaloom.flows.views.formatting import program
-    from metaloom.storage import location, open_run
+    from metaloom.storage import argument, location, open_run
 
     files = write(open_run(folder), report_folder(folder))
     place = location(folder)
-    name = folder.name if run_folder(folder.name) == folder else place
+    name = folder.name if run_folder(folder.name) == folder else argument(folder)
     question = f"import metaloom; print(metaloom.open_run({place!r}).episodes().to_pandas())"
     return "\n".join(
         [

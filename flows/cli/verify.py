@@ -10,7 +10,7 @@ from metaloom.flows.cli.options import AsJson, RunArgument
 from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
 from metaloom.flows.views.status import STATUS
-from metaloom.storage import Damage, location, open_run, verify_run
+from metaloom.storage import Damage, argument, location, open_run, verify_run
 
 _UNSEALED = (
     "\nThe session that wrote last was killed, is still writing, or is of an earlier version: nobody could tell if its "
@@ -42,7 +42,9 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
 
 def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
     """Say what to do about what verification has found."""
-    if any(not damage.is_foreign for damage in damages):
-        yield f"mend it with: metaloom resume {location(folder)} --repair"
+    if any(damage.is_unreadable for damage in damages):
+        yield "what you may not read was not checked: its owner can allow it, or verify the run"
+    elif any(not damage.is_foreign for damage in damages):
+        yield f"mend it with: metaloom resume {argument(folder)} --repair"
     if any(damage.is_foreign for damage in damages):
         yield "remove yourself, or move away, what does not belong to the run: Metaloom removes no files of others"

@@ -29,7 +29,7 @@ def ask_to_stop(path: Path) -> Writer | None:
     if storage.url_of(path) and not writer.is_here:
         raise UsageError(
             f"{run.location} is written by {writer}; required one on this machine, or a shared folder: nothing that "
-            f"is put under a URL reaches it. Run `metaloom cancel {run.location}` on {writer.host}"
+            f"is put under a URL reaches it. Run `metaloom cancel {storage.argument(run.path)}` on {writer.host}"
         )
     if not writer.listens:
         raise UsageError(

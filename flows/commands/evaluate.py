@@ -184,7 +184,7 @@ def learner_after(run: storage.Run, updates: int) -> LearnerState:
     if not run.contains(ref):
         raise UsageError(
             f"{run.path}: found {updates} updates asked for, but the run has {len(run.iterations)}; required no more. "
-            f"`metaloom resume {run.path} --iterations {updates}` makes more"
+            f"`metaloom resume {storage.argument(run.path)} --iterations {updates}` makes more"
         )
     update = run.load(ref)
     assert isinstance(update, Update)

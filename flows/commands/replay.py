@@ -247,7 +247,9 @@ def _selected(
     run: Run, stages: RunStages, iteration: int | None, stage: str | None, step: int | None
 ) -> list[StageRef]:
     if iteration is None and not run.iterations:
-        raise UsageError(f"{run.path}: no iteration is complete; name one, as in: metaloom replay {run.path}@0")
+        raise UsageError(
+            f"{run.path}: no iteration is complete; name one, as in: metaloom replay {storage.argument(run.path)}@0"
+        )
     if iteration is not None:
         if iteration < 0:
             (iteration,) = run.select(iteration)

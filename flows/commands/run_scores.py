@@ -165,7 +165,8 @@ def _trained(run: Run, *, metric: str) -> History:
     if column not in metrics:
         raise UsageError(
             f"{run.name} has no metric {metric!r}; required evaluation, return or one of its metrics, which "
-            f"`metaloom show {run.name}` lists{suggestion(metric, [EVALUATION, AFTER_ADAPTATION, *metrics])}"
+            f"`metaloom show {storage.argument(run.path)}` lists"
+            f"{suggestion(metric, [EVALUATION, AFTER_ADAPTATION, *metrics])}"
         )
     values = table[column].to_numpy().astype(np.float64)
     return _history(run, table, table["iteration"].to_numpy(), values)
@@ -275,6 +276,7 @@ def _last_step(columns: Sequence[str], run: Run) -> str:
 
 def _empty(run: Run) -> UsageError:
     return UsageError(
-        f"{run.name} has no complete iteration; required one or more in each. `metaloom resume {run.name}` goes on, "
+        f"{run.name} has no complete iteration; required one or more in each. "
+        f"`metaloom resume {storage.argument(run.path)}` goes on, "
         "or leave it out"
     )

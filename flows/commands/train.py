@@ -182,7 +182,7 @@ def _repair_advised(path: Path) -> Iterator[None]:
             path,
             found=f"an output of a thinned iteration is lost, and what it comes from is not stored ({error.found})",
             required="what is to be computed from, in full",
-            action=f"`metaloom resume {path} --repair` computes all of it again",
+            action=f"`metaloom resume {storage.argument(path)} --repair` computes all of it again",
         ) from error
 
 

@@ -203,7 +203,7 @@ def _rounds(run: Run, iteration: int) -> dict[int, StageRef]:
             run.path,
             found=f"no episodes of iteration {iteration} are stored",
             required="an iteration that has sampled some",
-            action=f"`metaloom show {run.path}` lists what is stored",
+            action=f"`metaloom show {storage.argument(run.path)}` lists what is stored",
         )
     return dict(sorted(refs.items()))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metaloom.flows.errors import UsageError
-from metaloom.storage import Run
+from metaloom.storage import Run, argument
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.run import Iterations
 
@@ -138,5 +138,5 @@ def _check_there_is_something(
     if form.holds_episodes and next(Export(out).available(run, iterations, steps or None), None) is None:
         raise UsageError(
             f"{run.path}: found no iteration whose episodes are stored; required one. "
-            f"`metaloom replay {run.path} --materialise` brings back what was thinned"
+            f"`metaloom replay {argument(run.path)} --materialise` brings back what was thinned"
         )

@@ -79,12 +79,12 @@ def explained(run: Path, ref: StageRef) -> Iterator[None]:
 
 def debug_command(run: Path, ref: StageRef) -> str:
     """The command that runs a stage again and stops where it fails."""
-    return f"metaloom replay {run}@{ref.iteration} --stage {ref.stage} --step {ref.step} --pdb"
+    return f"metaloom replay {storage.argument(run)}@{ref.iteration} --stage {ref.stage} --step {ref.step} --pdb"
 
 
 def reproduce_command(run: Path, ref: StageRef) -> str:
     """The command that runs the episode again that is kept of a stage."""
-    return f"metaloom replay {run}@{ref.iteration} --stage {ref.stage} --step {ref.step} --quarantine"
+    return f"metaloom replay {storage.argument(run)}@{ref.iteration} --stage {ref.stage} --step {ref.step} --quarantine"
 
 
 def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[int]) -> str:

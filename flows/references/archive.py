@@ -207,7 +207,7 @@ def _told_of(run: Run, copied: Path) -> Iterator[None]:
     except storage.DamagedRun as error:
         where = error.where.replace(str(copied), run.location)
         required = "a run of which what is kept is whole, and nothing beside it"
-        action = f"`metaloom verify {run.location}` lists all damage"
+        action = f"`metaloom verify {storage.argument(run.path)}` lists all damage"
         raise storage.DamagedRun(where, found=error.found, required=required, action=action) from None
 
 
@@ -238,7 +238,8 @@ def _require_learners(run: Run, every: int) -> None:
     if gone := _thinned_learners(run, every):
         raise UsageError(
             f"{run.location}: found learner {gone[0]} thinned; required those of every {plural(every, 'iteration')}: "
-            f"`metaloom replay {run.location} --materialise` stores them again, or say which there are: --learners N"
+            f"`metaloom replay {storage.argument(run.path)} --materialise` stores them again, or say which there are: "
+            "--learners N"
         )
 
 

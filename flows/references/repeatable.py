@@ -10,7 +10,7 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.trust import names_of_run
 from metaloom.flows.views.formatting import plural
 from metaloom.flows.views.run_info import planned_iterations, state_of
-from metaloom.storage import Run
+from metaloom.storage import Run, argument
 from metaloom.storage.read.sessions import mapping
 
 _PATH = re.compile(r"/|~|\.\.?/")
@@ -27,7 +27,7 @@ def require_repeatable(run: Run) -> None:
     if not done or state_of(run, None) != "complete":
         raise UsageError(
             f"{run.location}: found {done} of {plural(planned_iterations(run), 'iteration')}; required a complete run: "
-            f"metaloom resume {run.location}"
+            f"metaloom resume {argument(run.path)}"
         )
     infos: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]
     for info in infos:
@@ -56,7 +56,7 @@ def _require_all_stages(run: Run) -> None:
             if not run.contains(ref):
                 raise UsageError(
                     f"{run.location}: found no {ref.stage} of iteration {ref.iteration}, which the settings ask for; "
-                    f"required a complete run: metaloom resume {run.location}"
+                    f"required a complete run: metaloom resume {argument(run.path)}"
                 )
 
 

@@ -22,7 +22,7 @@ from metaloom.flows.views.series import (
 )
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array
-from metaloom.storage import Run
+from metaloom.storage import Run, argument
 
 Progress = Callable[[int, int], None]
 """Called with what is done so far, and with how much there is."""
@@ -106,7 +106,7 @@ def load_history(
     if not chosen:
         raise UsageError(
             f"{run.path} has no complete iteration, so there is nothing to report yet; "
-            f"go on with: metaloom resume {run.path}"
+            f"go on with: metaloom resume {argument(run.path)}"
         )
     classes, history = classes_of(run), None
     # In blocks: a row per episode takes far more memory than what is kept of it.

@@ -16,7 +16,7 @@ from metaloom.storage import Run
 from metaloom.storage.format.settings import changed
 from metaloom.storage.read.committed import bytes_in
 
-State = Literal["complete", "training", "stopped", "killed", "damaged"]
+State = Literal["complete", "training", "stopped", "killed", "damaged", "unreadable"]
 
 
 def list_run_rows(root: Path) -> list[dict[str, Any]]:
@@ -186,7 +186,8 @@ def list_run_row(folder: Path) -> dict[str, Any]:
             **({"last_success_rate": success[-1]} if success else {}),
         }
     except (storage.StoreError, OSError, ValueError, KeyError, TypeError) as error:
-        return row | {"state": "damaged", "problem": error_text(error)}
+        state = "unreadable" if isinstance(error, storage.StorageFailed | PermissionError) else "damaged"
+        return row | {"state": state, "problem": error_text(error)}
 
 
 def state_of(run: Run, writer: storage.Writer | None) -> State:

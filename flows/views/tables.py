@@ -33,7 +33,7 @@ from metaloom.flows.views.success import success_rows
 from metaloom.pipeline.estimation.class_returns import BALANCED
 from metaloom.pipeline.shown import printable
 from metaloom.pipeline.types import Params
-from metaloom.storage import Run, location, url_of
+from metaloom.storage import Run, argument, location, url_of
 
 if TYPE_CHECKING:
     # Listing runs should not wait for torch.
@@ -50,6 +50,7 @@ STATE_STYLES = {
     "stopped": "yellow",
     "killed": "red",
     "damaged": "red",
+    "unreadable": "red",
     "waiting": "dim",
 }
 CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -184,7 +185,7 @@ def fork_view(fork: "Fork", parent: Path) -> RenderableType:
     if fork.copied_files:
         copied = f"{plural(fork.copied_files, 'file')}, {size(fork.copied_bytes)}: the file system cannot share them"
         facts.append(("copied", Text(copied)))
-    return Group(fact_grid([*facts, ("go on with", as_text(f"metaloom resume {place}"))]))
+    return Group(fact_grid([*facts, ("go on with", as_text(f"metaloom resume {argument(fork.path)}"))]))
 
 
 def thinned_line(thinned: "Thinned", *, dry_run: bool) -> str:

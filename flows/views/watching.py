@@ -19,7 +19,7 @@ from metaloom.flows.views.parts import as_text
 from metaloom.flows.views.progress import SPARKLINE_WIDTH, Panel, PlainLines, ProgressMode, is_live, json_line
 from metaloom.flows.views.run_info import planned_iterations, state_of
 from metaloom.flows.views.stored_reports import StoredReports, seconds_of
-from metaloom.storage import StageRef
+from metaloom.storage import StageRef, argument
 
 LOOK_SECONDS, REMOTE_LOOK_SECONDS, WEIGH_SECONDS = 0.5, 5.0, 10.0
 """Between two looks at a run; at one under object storage, where a look is a request; and at its files."""
@@ -97,7 +97,7 @@ class Watch:
         """How the run stands, once nobody writes it."""
         run, total = self.run, planned_iterations(self.run)
         how = f"{len(run.iterations)} of {plural(total, 'iteration')}"
-        again = f"go on with: metaloom resume {run.location}"
+        again = f"go on with: metaloom resume {argument(run.path)}"
         if state_of(run, None) == "complete":
             return Ending("complete", f"complete: {how}")
         if self._error:

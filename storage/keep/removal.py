@@ -12,6 +12,7 @@ from metaloom.storage.errors import NotARun, RunLocked, RunNotFound, StoreError,
 from metaloom.storage.format.files import make_folder, sync_folder
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
 from metaloom.storage.read.verify import may_belong
+from metaloom.storage.remote.places import argument
 from metaloom.storage.run import read_info
 from metaloom.storage.write.holder import FOLDER, LOCK_NAME, current_writer
 from metaloom.storage.write.locks import acquire_lock
@@ -45,8 +46,9 @@ def check_removable(path: Path) -> Path:
             raise
     except StoreError:  # of a damaged run, which one may want to remove
         pass
-    foreign = sorted(name for name in os.listdir(path) if name not in _OWN and not name.startswith(LOCK_NAME))
-    foreign += [] if foreign else islice(_foreign(path), 3)
+    with system_errors(path, required="permission to remove what is there", action=_ACTION):
+        foreign = sorted(name for name in os.listdir(path) if name not in _OWN and not name.startswith(LOCK_NAME))
+        foreign += [] if foreign else islice(_foreign(path), 3)
     if foreign:
         raise NotARun(
             path,
@@ -59,7 +61,7 @@ def check_removable(path: Path) -> Path:
             path,
             found=f"{writer} is writing it",
             required="a run that nobody writes",
-            action=f"`metaloom cancel {path.name}` stops it. If its host is dead, remove the folder with `rm -r`",
+            action=f"`metaloom cancel {argument(path)}` stops it. If its host is dead, remove the folder with `rm -r`",
         )
     return path
 

@@ -19,6 +19,7 @@ from metaloom.storage.format.records import SCHEMA, StageRecord, StoredFile
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.format.segments import segment_name
 from metaloom.storage.format.stages import StageTable
+from metaloom.storage.remote.places import argument
 
 FOLDER = "_thinned"
 
@@ -180,8 +181,8 @@ def thinned_error(root: Path, ref: StageRef) -> StageThinned:
         root,
         found=f"{ref} was thinned: its record is here, its arrays are not",
         required="an output that is stored in full",
-        action=f"`metaloom replay {root.name}@{ref.iteration} --materialise` computes it again and stores it if it "
-        "has its old digest",
+        action=f"`metaloom replay {argument(root)}@{ref.iteration} --materialise` computes it again and stores it if "
+        "it has its old digest",
     )
 
 

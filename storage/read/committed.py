@@ -465,7 +465,10 @@ def bytes_in(folder: Path) -> int:
 
 
 def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """What the system says about every file in a folder, by its path there; links are not followed."""
+    """What the system says about every file in a folder, by its path there; links are not followed.
+
+    Folders of another user that we may not read are left out.
+    """
     # os.scandir, because a long run has tens of thousands of files; vanishing ones are a writer's temporary files.
     try:
         with os.scandir(folder) as entries:
@@ -474,7 +477,7 @@ def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_re
                     yield from file_stats(Path(entry.path), f"{prefix}{entry.name}/")
                 else:
                     yield prefix + entry.name, entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return
 
 

@@ -19,6 +19,7 @@ from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.parquet import parse_table
 from metaloom.storage.read.segments import Segment
 from metaloom.storage.read.selection import Places, Steps, chosen_steps, places, shape_of_rounds
+from metaloom.storage.remote.places import argument
 
 _POSITION = ("iteration", "step", "task", "episode", "t")
 _NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
@@ -170,7 +171,7 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
             files.root,
             found="no evaluation is stored",
             required="a run that is evaluated as it trains, with evaluation.every",
-            action=f"`metaloom evaluate {files.root.name}` makes one now",
+            action=f"`metaloom evaluate {argument(files.root)}` makes one now",
         )
     if not parts:
         raise _nothing(files, f"no table of {name}")
@@ -463,7 +464,7 @@ def _nothing(files: CommittedFiles, found: str) -> StageMissing:
         files.root,
         found=found,
         required="a run with a complete iteration",
-        action=f"`metaloom resume {files.root.name}` computes one",
+        action=f"`metaloom resume {argument(files.root)}` computes one",
     )
 
 

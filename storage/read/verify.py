@@ -1,5 +1,6 @@
 """Check every file of a run: what is damaged, missing, or does not belong there."""
 
+import errno
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from metaloom.storage.errors import (
     StageThinned,
     StoreError,
     damaged,
+    system_errors,
 )
 from metaloom.storage.format.arrays import read_metadata
 from metaloom.storage.format.canonical import read_sealed
@@ -57,6 +59,7 @@ from metaloom.storage.run import read_info
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
 _CHUNK_NAME = re.compile(r"c\.([0-9]+)(\.0)*")
 _TABLE_NAME = re.compile(r"[0-9]{8}\.parquet")
+_UNREADABLE = os.strerror(errno.EACCES)
 _FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consists of files"
 
 
@@ -82,6 +85,11 @@ class Damage:
     def is_foreign(self) -> bool:
         """True for what does not belong to the run: no repair takes away what Metaloom did not put there."""
         return self.problem in (_FOREIGN, _LINK)
+
+    @property
+    def is_unreadable(self) -> bool:
+        """True for what this user may not read, of which nobody can say whether it is damaged."""
+        return self.problem == _UNREADABLE
 
     def __str__(self) -> str:
         parts = ("" if self.stage is None else f"iteration {self.iteration} {self.stage} step {self.step}", self.array)
@@ -428,6 +436,8 @@ def _order(damage: Damage) -> tuple[int, str, str]:
 
 
 def _require_run(root: Path) -> None:
+    with system_errors(root, required="a folder that can be read", action="Check its permissions and its disk"):
+        os.scandir(root).close() if root.is_dir() else None
     if root.is_dir() and not (root / "run.json").exists() and (root / "_commits").is_dir():
         return  # a run that lost its run.json, which is damage
     try:
@@ -452,6 +462,8 @@ def _check_group(file: Path) -> None:
 def _problem(error: Exception) -> str:
     if isinstance(error, StoreError):
         return error.found
+    if isinstance(error, PermissionError):
+        return _UNREADABLE
     return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
 
 

@@ -20,11 +20,21 @@ def find_runs(root: Path) -> list[Path]:
     url = url_of(root)
     if url is None:
         folders = [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
-        folders = [folder for folder in folders if (folder / "run.json").exists()]
-        return sorted(folders, key=lambda folder: (folder / "run.json").stat().st_mtime, reverse=True)
+        written = {folder: when for folder in folders if (when := _written(folder)) is not None}
+        return sorted(written, key=lambda folder: written[folder], reverse=True)
     folders = (folder_of(f"{url}/{name}") for name in ObjectFolder(url).folders())
     created = {folder: when for folder in folders if (when := _created(folder)) is not None}
     return sorted(created, key=lambda folder: created[folder], reverse=True)
+
+
+def _written(folder: Path) -> float | None:
+    """Modification time of a run's run.json, of the folder if another user keeps us out; None if it is no run."""
+    try:
+        return (folder / "run.json").stat().st_mtime
+    except PermissionError:
+        return folder.stat().st_mtime
+    except OSError:
+        return None
 
 
 def _created(folder: Path) -> str | None:

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from metaloom.storage.errors import InvalidRunName
+from metaloom.storage.errors import InvalidRunName, path_argument
 
 _URL = re.compile(r"([a-z][a-z0-9+]*)://(.*)", re.DOTALL)
 _PART = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*")
@@ -51,6 +51,11 @@ def url_of(folder: Path) -> str | None:
         return None
     # Hidden folders are ours: logs, and forks in the making.
     return f"{parts[0]}://{'/'.join(parts[1:])}" if len(parts) > 1 and all(map(_PART.fullmatch, parts)) else None
+
+
+def argument(folder: Path) -> str:
+    """The run in a folder as an argument of commands that stands for this run alone, quoted for the shell."""
+    return url_of(folder) or path_argument(folder)
 
 
 def location(folder: Path) -> str:

@@ -17,6 +17,7 @@ from metaloom.storage.format.provenance import utc
 from metaloom.storage.remote.checks import give_up, problems
 from metaloom.storage.remote.entries import Entry, Kind, LoggedFile, entry_key, object_key
 from metaloom.storage.remote.log import RemoteLog
+from metaloom.storage.remote.places import argument
 
 _LARGEST = 2**40
 _FILES_PER_ENTRY = 1000
@@ -183,7 +184,7 @@ class RemoteSession:
 def _locked(log: RemoteLog, owner: Entry) -> RunLocked:
     who = owner.about
     if "run.json" in log.files:
-        dead = f"`metaloom resume {log.root.name} --take-over`"
+        dead = f"`metaloom resume {argument(log.root)} --take-over`"
     else:
         dead = f"it had not even created the run: remove {log.objects.url}, or choose another name"
     return RunLocked(

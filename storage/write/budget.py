@@ -6,6 +6,7 @@ from pathlib import Path
 from metaloom.storage.errors import BudgetReached
 from metaloom.storage.format.codec import Value, flatten
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.remote.places import argument
 
 _LOG = logging.getLogger(__name__)
 _WARN_AT = 0.9
@@ -50,7 +51,7 @@ class Budget:
             _LOG.warning("%s holds %d bytes, %.0f %% of its limit", self._root, self._used, 100 * share)
 
     def _reached(self, ref: StageRef, need: int) -> BudgetReached:
-        name = self._root.name
+        name = argument(self._root)
         return BudgetReached(
             self._root,
             found=f"{self._used} bytes, and up to {need} more to store {ref}",

@@ -18,7 +18,7 @@ from metaloom.storage.format.stages import ON_POLICY, StageTable
 from metaloom.storage.keep.repair import keep_copy
 from metaloom.storage.keep.thinning import KEEP_ALL, Retention
 from metaloom.storage.remote.log import follow
-from metaloom.storage.remote.places import folder_of, location
+from metaloom.storage.remote.places import argument, folder_of, location
 from metaloom.storage.write.sessions import Session, begin_session
 from metaloom.storage.write.writer import WRITABLE, RunWriter, run_writer
 
@@ -109,8 +109,8 @@ def check_free(path: Path) -> None:
             location(path),
             found="there is a run" if "run.json" in names else f"there is {', '.join(sorted(names)[:3])}",
             required="a path where nothing is stored yet",
-            action=f"`metaloom resume {path.name}`, in Python metaloom.resume({path.name!r}), continues a run; "
-            f"`metaloom rm {path.name}` removes it; choose another name for a new one",
+            action=f"`metaloom resume {argument(path)}`, in Python metaloom.resume({location(path)!r}), continues a "
+            f"run; `metaloom rm {argument(path)}` removes it; choose another name for a new one",
         )
 
 

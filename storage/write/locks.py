@@ -12,6 +12,7 @@ from pathlib import Path
 from metaloom.storage.errors import RunLocked
 from metaloom.storage.format.canonical import render
 from metaloom.storage.format.files import flags, lock
+from metaloom.storage.remote.places import argument
 from metaloom.storage.write.holder import owner_document
 
 _LARGEST = 4096
@@ -101,10 +102,9 @@ def _locked(path: Path, holder: bytes) -> RunLocked:
         who = f"process {owner['pid']} on {owner['host']} has been writing it since {owner['since']}"
     except (ValueError, KeyError, TypeError, RecursionError):
         who = "another process is about to write it"
-    name = path.absolute().parent.name
     return RunLocked(
         path.parent,
         found=who,
         required="one writer at a time",
-        action=f"Wait for it or stop it. If its host is dead: `metaloom resume {name} --take-over`",
+        action=f"Wait for it or stop it. If its host is dead: `metaloom resume {argument(path.parent)} --take-over`",
     )

@@ -38,7 +38,7 @@ from metaloom.storage.keep.thinning import KEEP_ALL, Retention, Thinned, thinnab
 from metaloom.storage.read.ancestry import first_session
 from metaloom.storage.read.history import History, describe_missing, read_history
 from metaloom.storage.remote.log import follow
-from metaloom.storage.remote.places import folder_of
+from metaloom.storage.remote.places import argument, folder_of
 from metaloom.storage.run import Run, read_info, require_own_records
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.background import BackgroundQueue
@@ -312,7 +312,7 @@ class RunWriter:
             return self._recent.get(ref) if value is None else value
 
     def _writing(self) -> AbstractContextManager[None]:
-        again = f"`metaloom resume {self.run.name}` goes on behind what was stored"
+        again = f"`metaloom resume {argument(self.run.path)}` goes on behind what was stored"
         return system_errors(self.run.path, required=WRITABLE, action=f"Free space or mend the disk; then {again}")
 
     def _publish(self, output: Output) -> None:

@@ -6,9 +6,13 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from viewing import Viewer
 
 from metaloom import storage
 from metaloom.flows import cli
@@ -79,7 +83,7 @@ class TestRemove:
         with storage.open_writer(runs / "first"):
             told = says("rm first --yes", capsys, 1)
         assert f"process {os.getpid()} on" in told
-        assert "`metaloom cancel first` stops it" in told
+        assert f"`metaloom cancel {runs}/first` stops it" in told
         (runs / "first" / "writer.lock").write_text('{"host": "a.b", "pid": 1, "since": "2026", "token": "0"}')
         assert "process 1 on a.b" in says("rm first --yes", capsys, 1)
         assert (runs / "first" / "run.json").exists()
@@ -139,6 +143,64 @@ class TestRemove:
     def test_runs_under_a_url_are_left_to_the_tools_of_their_store(self, runs, monkeypatch, capsys):
         monkeypatch.setenv("METALOOM_CACHE", str(runs))
         assert "aws s3 rm --recursive s3://bucket/first" in says("rm s3://bucket/first --yes", capsys, 2)
+
+
+@contextmanager
+def somebody_else():
+    """Be a user for whom modes count, who is not root."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+class TestUnreadableRuns:
+    @pytest.fixture
+    def shared(self, copy_tiny_run, monkeypatch):
+        """A runs folder that everybody can read, with two runs."""
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            monkeypatch.chdir(folder)
+            monkeypatch.setenv("METALOOM_RUNS", str(Path(folder, "runs")))
+            for name in ("good", "secret"):
+                copy_tiny_run(Path(folder, "runs", name))
+            yield Path(folder, "runs")
+
+    @pytest.mark.parametrize("hidden", ["", "run.json", "_commits"])
+    def test_one_line_is_about_the_run_that_cannot_be_read_and_the_others_are_listed(self, hidden, shared, capsys):
+        listing = ("ls", "ls --json", "du")
+        refused = ("du secret", "show secret", "verify secret", "rm secret --yes", "diff good secret", "watch secret")
+        for words in (
+            *listing,
+            *refused[:3],
+            *refused[4:],
+            "compare *",
+        ):  # what they import, another user may not be able to
+            cli.run(words.split())
+        assert Viewer(shared).api("runs").status_code == 200
+        os.chmod(shared / "secret" / hidden, 0)
+        with somebody_else():
+            capsys.readouterr()
+            for words in listing:
+                said = says(words, capsys)
+                assert "good" in said
+                assert "secret" in said
+                assert ("Permission denied" if words == "du" else "unreadable") in said
+            for words in refused:
+                said = says(words, capsys, 0 if words == "du secret" else 1)
+                assert "Permission denied" in said
+                assert "--repair" not in said
+            assert cli.run(["compare", "*"]) == (1 if hidden else 0)  # a pattern matches what may be seen
+            page = Viewer(shared)
+            rows = {row["name"]: row["state"] for row in page.api("runs").json()["runs"]}
+            assert rows == {"good": "complete", "secret": "unreadable"}
+            assert page.api("run", "secret").status_code == 422
+        os.chmod(shared / "secret" / hidden, 0o755)
+        assert storage.verify_run(shared / "secret") == []
 
 
 class TestDiskUse:

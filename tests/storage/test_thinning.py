@@ -66,7 +66,7 @@ def test_reading_what_was_thinned_names_the_command_that_brings_it_back(thinned)
         lambda: run.steps(0),
     ]
     for read in readings:
-        with pytest.raises(storage.StageThinned, match=r"was thinned.*metaloom replay run@[01] --materialise"):
+        with pytest.raises(storage.StageThinned, match=r"was thinned.*metaloom replay .*/run@[01] --materialise"):
             read()
     assert run.steps(2).num_rows > 0
 
@@ -266,7 +266,7 @@ def test_a_run_stops_before_it_holds_more_than_its_limit_and_goes_on_after_thinn
     retention = Retention(max_bytes=limit)
     big = type(batches)(T=400, O=30)
     outputs = (output for i in range(1, 100) for output in big.iteration(i))
-    advice = r"max_bytes.*metaloom thin run --keep-every.*metaloom resume"
+    advice = r"max_bytes.*metaloom thin .*/run --keep-every.*metaloom resume"
     with storage.open_writer(path, retention=retention) as writer, pytest.raises(storage.BudgetReached, match=advice):
         put(writer, outputs)
     done = len(storage.open_run(path).iterations)

@@ -18,7 +18,7 @@ export async function runsPage(here) {
   const cell = (row) => {
     const known = sparks.get(row.name);
     // Asked again only when the run has gone on.
-    if (row.state !== "damaged" && known?.done !== row.iterations_done) {
+    if (!["damaged", "unreadable"].includes(row.state) && known?.done !== row.iterations_done) {
       const entry = { done: row.iterations_done, element: h("span", {}, known?.element ?? "") };
       sparks.set(row.name, entry);
       get(["run", row.name, "spark"], {}, here.signal)
@@ -55,7 +55,7 @@ export async function runsPage(here) {
   }
   await look();
   here.every(LOOK, look);
-  const states = [["", "all"], ...["training", "complete", "stopped", "damaged"].map((name) => [name, name])];
+  const states = [["", "all"], ...["training", "complete", "stopped", "damaged", "unreadable"].map((name) => [name, name])];
   return [
     h("h1", {}, "Runs"),
     h("div", { class: "row" }, search, choice("state", states, wanted, (value) => { wanted = value; fill(); })),
