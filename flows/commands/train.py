@@ -286,7 +286,7 @@ class _Plan:
 
 def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
     path, iterations, stop = writer.run.path, plan.config.iterations, plan.config.stop
-    for line in plan.config.algorithm.warnings():
+    for line in (*plan.config.algorithm.warnings(), *_idle_iterations(plan.config, writer.run)):
         log.warning("%s", line)
     history: list[Metrics] = []
     began, computed = time.perf_counter(), 0
@@ -338,6 +338,22 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
             )
         )
     return TrainResult(path, iterations, stopped=False, computed=computed)
+
+
+def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
+    """Warn of iterations to come in which step sizes are zero."""
+    horizon, stored = getattr(config.algorithm, "lr_horizon", None), len(run.iterations)
+    if horizon is None or config.iterations <= max(horizon, stored):
+        return
+    cure = f"algorithm.lr_horizon={config.iterations} lets all of them learn"
+    if stored:
+        start = f"{run.location}@{min(stored, horizon)}"
+        cure = f"`metaloom fork {start} --run NEW --set algorithm.lr_horizon={config.iterations}` lets them learn"
+    first = max(horizon, stored)
+    yield (
+        f"algorithm.lr_horizon is {horizon}: step sizes are zero from iteration {horizon} on, so "
+        f"{plural(config.iterations - first, 'iteration')} of the {config.iterations} learn nothing; {cure}"
+    )
 
 
 def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
