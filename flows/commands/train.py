@@ -37,6 +37,7 @@ from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.estimation.diagnostics import names_of_metrics
 from metaloom.pipeline.nn.device import arithmetic_facts, device_facts
+from metaloom.pipeline.nn.spec import is_image
 from metaloom.pipeline.numerics import unusual_numerics
 from metaloom.pipeline.policies.build import check_std
 from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Metrics, Samples, TaskBatch, Update
@@ -103,6 +104,7 @@ def train(
     with kept_log() as kept, stages_of(config, backend, check) as stages:
         stages.context.try_learner()
         _check_metrics(stages)
+        _check_baselines(stages)
         if config.algorithm.trial is not None:
             # Others are asked whenever they are built; runs that earlier versions began so are to go on.
             check_std(config.policy, stages.context.setup)
@@ -192,6 +194,23 @@ def _repair(path: Path, take_over: bool) -> Sequence[str]:
     # By itself, because it may be what makes the run readable.
     with storage.open_writer(path, take_over=take_over, repair=True) as writer:
         return writer.repaired
+
+
+def _check_baselines(stages: Runner) -> None:
+    """Refuse, in new runs, a linear fit to the bytes of images: thousands of columns, cut at 10."""
+    config, spaces = stages.config, spaces_of(stages.context.env)
+    if not is_image(spaces.observation_shape, spaces.observation_scale):
+        return
+    if all(stage.output is not Samples for stage in stages.graph.stages):
+        return
+    baselines = {"baseline": config.baseline, "processing.return_baseline": config.processing.return_baseline}
+    for setting, baseline in baselines.items():
+        if baseline is not None and baseline.name == "linear_feature":
+            raise ConfigError(
+                f"{setting} is linear_feature, but observations are images of shape {spaces.observation_shape}, whose "
+                f"{spaces.observation_size:,} bytes it would cut at 10, square and fit anew for every task; required "
+                f"{setting}=linear_time, which sees the time alone, {setting}=value_network, or a baseline of your own"
+            )
 
 
 def _check_metrics(stages: Runner) -> None:
@@ -290,7 +309,7 @@ class _Plan:
 
 def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) -> TrainResult:
     path, iterations, stop = writer.run.path, plan.config.iterations, plan.config.stop
-    for line in plan.config.algorithm.warnings():
+    for line in (*plan.config.algorithm.warnings(), *_idle_iterations(plan.config, writer.run)):
         log.warning("%s", line)
     history: list[Metrics] = []
     began, computed = time.perf_counter(), 0
@@ -364,6 +383,22 @@ def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
             len(lengths),
             config.max_episode_steps,
         )
+
+
+def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
+    """Warn of iterations to come in which step sizes are zero."""
+    horizon, stored = getattr(config.algorithm, "lr_horizon", None), len(run.iterations)
+    if horizon is None or config.iterations <= max(horizon, stored):
+        return
+    cure = f"algorithm.lr_horizon={config.iterations} lets all of them learn"
+    if stored:
+        start = f"{run.location}@{min(stored, horizon)}"
+        cure = f"`metaloom fork {start} --run NEW --set algorithm.lr_horizon={config.iterations}` lets them learn"
+    first = max(horizon, stored)
+    yield (
+        f"algorithm.lr_horizon is {horizon}: step sizes are zero from iteration {horizon} on, so "
+        f"{plural(config.iterations - first, 'iteration')} of the {config.iterations} learn nothing; {cure}"
+    )
 
 
 def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:

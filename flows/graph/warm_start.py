@@ -1,18 +1,27 @@
 """Starting a run from the learner of another one, found by name and pinned by digest."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.runs import RunAt, run_folder
+from metaloom.pipeline.algorithms import ALGORITHMS
+from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.sections import WarmStart
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.config import ActorKind
+from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import LearnerState, Update
 
 log = logging.getLogger(__name__)
 
 _VIEWS = ("@best", "@latest")
+_DECIDE_FUNCTION = ("name", "options", "network", "network_options", "output_activation", "min_std")
 
 
 def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> RunConfig:
@@ -25,6 +34,7 @@ def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> R
     Raises:
         EnvError: the environment does not do the same twice.
         UsageError: the run that it starts from has had fewer updates.
+        ConfigError: its policy is another function of the same parameters.
         storage.StoreError: there is no such run.
     """
     env, notes = settled(config.env, config.max_episode_steps, step_timeout_seconds or 60)
@@ -44,6 +54,7 @@ def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> R
         raise UsageError(f"init_from: found {place}@{updates}, but that run has had {len(run.iterations)} updates")
     found = WarmStart(run=place, updates=updates, digest=run.record(ref).digest)
     _require_same(start, found)
+    _require_same_function(config, run.config_of(ref), f"{place}@{updates}")
     return config.model_copy(update={"init_from": found})
 
 
@@ -74,6 +85,29 @@ def read_learner(start: WarmStart) -> LearnerState:
     update = run.load(ref)
     assert isinstance(update, Update)
     return update.learner
+
+
+def _require_same_function(config: RunConfig, stored: Mapping[str, Any], where: str) -> None:
+    """Refuse settings under which the parameters of a stored run would be another policy; shapes are compared later."""
+    given, algorithm = PolicyConfig.model_validate(stored.get("policy", {})), stored["algorithm"]["name"]
+    actor = config.algorithm.actor
+    # Only a class of ours is looked at: to import another one takes trust, and reading its parameters none.
+    known = ALGORITHMS.find(algorithm, AlgorithmSettings).actor if algorithm in ALGORITHMS.builtin else actor
+    pairs = {"the actor of algorithm": (actor, known)}
+    pairs |= {f"policy.{name}": (getattr(config.policy, name), getattr(given, name)) for name in _DECIDE_FUNCTION}
+    pairs["policy.activation"] = (_activation(config.policy, actor), _activation(given, known))
+    if (env := stored["env"])["name"] == config.env.name:
+        pairs["env.action_scale"] = (config.env.action_scale, EnvConfig.model_validate(env).action_scale)
+    for name, (here, there) in pairs.items():
+        if here != there:
+            raise ConfigError(
+                f"init_from: {name} is {here} here and {there} in {where}, whose parameters would be another policy; "
+                f"required {there}"
+            )
+
+
+def _activation(policy: PolicyConfig, actor: ActorKind) -> str:
+    return policy.activation or ("relu" if actor in ("tanh_gaussian", "q_values") else "tanh")
 
 
 def _require_same(pinned: WarmStart, found: WarmStart) -> None:

@@ -5,6 +5,7 @@ from metaloom.pipeline.policies.categorical import CategoricalPolicy
 from metaloom.pipeline.policies.config import POLICIES, PolicyConfig
 from metaloom.pipeline.policies.contract import OwnPolicy, Policy
 from metaloom.pipeline.policies.gaussian import GaussianPolicy
+from metaloom.pipeline.policies.own_checks import require_policy
 from metaloom.pipeline.schema import ConfigError
 
 
@@ -12,10 +13,13 @@ def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
     """Build a Gaussian policy for continuous actions, a categorical one for discrete actions, or the user's own.
 
     Raises:
-        ConfigError: the policy or its network is not for such observations or actions.
+        ConfigError: the policy or its network is not for such observations or actions; or the user's own is not what
+            acting and learning take it for.
     """
     if config.name is not None:
-        return build_own_policy(config, spaces)
+        policy = build_own_policy(config, spaces)
+        require_policy(policy, config.name, spaces)
+        return policy
     check_std(config, spaces)
     return CategoricalPolicy(spaces, config) if spaces.num_actions else GaussianPolicy(spaces, config)
 

@@ -150,6 +150,29 @@ def test_a_warm_start_may_be_from_the_best_policy_or_the_latest(tmp_path, monkey
         assert (start.run, start.updates) == (str(tmp_path / "first"), updates)
 
 
+def test_a_warm_start_with_the_activation_that_the_other_run_had_by_default_is_accepted(tmp_path, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    train(tiny("ppo", "iterations=1"), tmp_path / "first", backend=HERE)
+    assert pinned(tiny("ppo", "policy.activation=tanh", "init_from=first")).init_from.updates == 1
+
+
+def test_iterations_behind_the_horizon_of_step_sizes_are_warned_of_with_the_cure(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    falling = ["algorithm.lr_schedule=linear", "algorithm.lr_horizon=2"]
+    train(tiny("ppo", "iterations=2", *falling), tmp_path / "run", backend=HERE)
+    assert caplog.messages == []
+    resume(tmp_path / "run", iterations=4, backend=HERE)
+    (told,) = caplog.messages
+    assert "from iteration 2 on, so 2 iterations of the 4 learn nothing" in told
+    assert f"`metaloom fork {tmp_path / 'run'}@2 --run NEW --set algorithm.lr_horizon=4`" in told
+    run = storage.open_run(tmp_path / "run")
+    start, end = run[1].update().learner.params, run[3].update().learner.params
+    assert all(np.array_equal(start[name], end[name]) for name in start)
+    caplog.clear()
+    train(tiny("ppo", "iterations=3", *falling), tmp_path / "other", backend=HERE)
+    assert "so 1 iteration of the 3 learn nothing; algorithm.lr_horizon=3 lets all" in caplog.messages[0]
+
+
 def test_a_warm_start_whose_learner_changed_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
     train(tiny("ppo"), tmp_path / "first", backend=HERE)
@@ -169,6 +192,17 @@ def test_a_warm_start_whose_learner_changed_is_refused(tmp_path, monkeypatch):
             r"policy parameter logits_network.* required \(9,\)",
         ),
         (["algorithm.critic_hidden_sizes=[9]", "init_from=first"], ConfigError, "critic parameter critic"),
+        (
+            ["policy.activation=relu", "init_from=first"],
+            ConfigError,
+            r"init_from: policy.activation is relu here and tanh in .*first@3, .*; required tanh",
+        ),
+        (
+            ["policy.output_activation=tanh", "init_from=first"],
+            ConfigError,
+            "policy.output_activation is tanh here and identity in",
+        ),
+        (["policy.network=residual", "init_from=first"], ConfigError, "policy.network is residual here and mlp in"),
         (["init_from=first@9"], UsageError, r"found .*first@9, but that run has had 3 updates"),
         (["init_from=nowhere"], storage.StoreError, "nowhere"),
     ],

@@ -8,11 +8,12 @@ import pytest
 from small_runs import SMALL_RUNS
 
 from metaloom import storage
-from metaloom.flows.commands.train import train
+from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.graph.stage import WITNESS
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline import seeding
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.replay.index import RowIndex
@@ -43,13 +44,28 @@ class Spy:
 
 
 @pytest.fixture(scope="module", params=SMALL_RUNS)
-def trained(request, tmp_path_factory):
+def trained(request, tmp_path_factory, drawn):
     recipe, *changes = SMALL_RUNS[request.param]
     settings = build_config(load_settings(recipe)).model_dump(mode="json", exclude_unset=True)
     config = build_config(override(settings, [*changes, *COMMON]))
+    # Twice everything that an update draws for, so that each number in a position takes two values.
+    numbers = ("num_epochs", "num_minibatches", "critic_num_epochs")
+    fields = type(config.algorithm).model_fields
+    twice = [name for name in numbers if name in fields and fields[name].annotation is int]
+    config = build_config(override(config.model_dump(mode="json"), [f"algorithm.{name}=2" for name in twice]))
     path = tmp_path_factory.mktemp("spied") / "run"
-    train(config, path, backend=Backend(workers=0))
+    with pytest.MonkeyPatch.context() as patch:
+        digest = seeding._digest
+        patch.setattr(seeding, "_digest", lambda *position: drawn.append(position) or digest(*position))
+        begins = Observer(stage_started=lambda ref: ref.stage == "initialize" and drawn.clear())
+        train(config, path, backend=Backend(workers=0), observer=begins)
     return storage.open_run(path)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """The positions at which training began to draw: run seed, stream, position."""
+    return []
 
 
 def collectors(run, names, last):
@@ -125,3 +141,20 @@ def test_every_input_of_a_stage_is_an_argument_of_what_computes_it(trained):
             inspect.signature(run).bind(
                 stages.context, 0, 0, **{name: wanted for name, wanted in inputs.items() if name not in WITNESS}
             )
+
+
+EPOCHS = {"a2c", "ppo", "ppo2", "recurrent-ppo", "rl2", "varibad"}
+"""Algorithms that draw minibatches anew in every epoch."""
+
+
+def test_no_epoch_iteration_or_step_draws_what_another_one_has_drawn(trained, drawn):
+    # The tasks of iteration 0 fill a replay buffer as well; an evaluation's own seed is asked for over and over.
+    counts = Counter(at for at in drawn if at[1] not in ("evaluation", "tasks"))
+    assert [at for at, count in counts.items() if count > 1] == []
+    algorithm = trained.config["algorithm"]["name"]
+    epochs = {(position[0], position[1]) for _, stream, position in counts if stream == "minibatches"}
+    if algorithm in EPOCHS:
+        assert epochs >= {(iteration, epoch) for iteration in range(3) for epoch in range(2)}
+    for stream in ("tasks", "resets", "minibatches", "updates", "model"):
+        positions = {position for _, found, position in drawn if found == stream}
+        assert not positions or len({position[0] for position in positions}) >= 3

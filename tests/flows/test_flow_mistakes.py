@@ -342,6 +342,6 @@ def test_what_another_thread_draws_is_no_fault_of_the_work():
 
     assert [watch.draw_of(work)[1] for _ in range(6)] == [None] * 6
     assert len(calls) == 9  # it is done again three times, and then this generator is watched no more
-    _, draw = watch.draw_of(lambda: np.random.normal(size=2))
+    _, draw = watch.draw_of(lambda: np.random.normal(size=2))  # noqa: NPY002
     assert draw is not None
     assert draw.generator == "numpy.random"

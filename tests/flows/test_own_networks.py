@@ -31,6 +31,15 @@ RUNS = {
         "algorithm.num_init_memory_steps=300",
         "algorithm.memory_size=1000",
     ),
+    "adapting-to-pixels": (
+        "promp-point-corner",
+        "env=pixels:Catch",
+        "policy.network=cnn",
+        "policy.hidden_sizes=[16]",
+        "baseline=linear_time",
+        "num_tasks=2",
+        "episodes_per_task=2",
+    ),
     "beta": ("ppo", "env=Pendulum-v1", "env.action_scale=1", "policy=beta_policy:BetaPolicy", "min_steps=100"),
 }
 of_every_run = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
@@ -73,6 +82,10 @@ def test_two_workers_give_the_digests_of_this_process(tmp_path, digests):
         (("sac", "env=Pendulum-v1", "policy=beta_policy:BetaPolicy"), "policy.name is .* distributions of its own"),
         (("ppo", "env=pixels:Catch"), r"policy.network is mlp, but observations are images .*policy.network=cnn"),
         (("ppo", "env=pixels:Catch", "policy.network=residual"), "required policy.network=cnn"),
+        (
+            ("promp-point-corner", "env=pixels:Catch", "policy.network=cnn"),
+            r"baseline is linear_feature, but observations are images .* 256 bytes .*; required baseline=linear_time",
+        ),
         (("ppo", "env=Pendulum-v1", "policy.network=cnn"), r"observations have the shape \(3,\); required images"),
         (("ppo", "env=Pendulum-v1", "policy.network=own_network:Nothing"), "own_network:Nothing"),
         (

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.maml.rows import Chunk, EpisodeRows, TaskRows
@@ -71,9 +72,21 @@ def dice_loss(current: Distribution, rows: TaskRows) -> Tensor:
     value does not depend on θ; derivatives of every order are estimates of those of the expected return.
     """
     episodes = _episodes_of(rows)
-    log_prob = episodes.split(current.log_prob(rows.actions)).cumsum(-1)
+    log_prob = sums_over_time(episodes.split(current.log_prob(rows.actions)))
     magic_box = (log_prob - log_prob.detach()).exp()
     return -episodes.mean_over_cells(magic_box * episodes.adjusted_rewards)
+
+
+def sums_over_time(values: Tensor) -> Tensor:
+    """Σ_{t' ≤ t} of values [..., T]."""
+    # On a GPU cumsum has no deterministic algorithm; on the CPU a product would change the last bits of stored runs.
+    return values.cumsum(-1) if values.device.type == "cpu" else sums_by_product(values)
+
+
+def sums_by_product(values: Tensor) -> Tensor:
+    """Σ_{t' ≤ t} of values [..., T], as a product with a triangular matrix."""
+    T = values.shape[-1]
+    return values @ torch.ones(T, T, dtype=values.dtype, device=values.device).triu()
 
 
 def log_likelihood_per_cell(current: Distribution, rows: TaskRows) -> Tensor:

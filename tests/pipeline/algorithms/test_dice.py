@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.algorithms.maml.learner import step_size_logs
-from metaloom.pipeline.algorithms.maml.losses import dice_loss, log_likelihood_per_cell
+from metaloom.pipeline.algorithms.maml.losses import dice_loss, log_likelihood_per_cell, sums_by_product, sums_over_time
 from metaloom.pipeline.algorithms.maml.meta_gradient import meta_gradient, meta_objective
 from metaloom.pipeline.algorithms.maml.rows import build_chunks, minibatches, task_rows
 from metaloom.pipeline.algorithms.maml.settings import DiceMAML, ProMP, VPGDice
@@ -410,3 +410,12 @@ def test_a_fixed_standard_deviation_stays(dice_steps, dice):
     policy = GaussianPolicy(Spaces((3,), 1.0, 2, 0), PolicyConfig(hidden_sizes=(4,), learn_std=False, init_std=0.7))
     updated, _ = optimize(dice(outer_lr=0.1), dice_steps(2), policy=policy)
     np.testing.assert_array_equal(updated.params["log_std"], np.full(2, np.log(0.7), np.float32))
+
+
+def test_off_the_cpu_sums_over_time_are_products_which_have_a_deterministic_algorithm(monkeypatch):
+    values = torch.rand(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    torch.testing.assert_close(sums_by_product(values), values.cumsum(-1))
+    assert torch.autograd.gradgradcheck(lambda x: sums_by_product(x).exp(), values)
+    assert torch.equal(sums_over_time(values), values.cumsum(-1))
+    monkeypatch.setattr(torch.Tensor, "cumsum", None)
+    assert sums_over_time(values.to("meta")).shape == values.shape

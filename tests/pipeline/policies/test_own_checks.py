@@ -1,0 +1,127 @@
+"""A user's policy is refused before a run where its distributions are not what acting and learning take them for."""
+
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from metaloom.pipeline.nn.distributions import DiagGaussian
+from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.policies import PolicyConfig
+from metaloom.pipeline.policies.build import build_policy
+from metaloom.pipeline.policies.contract import OwnPolicy
+from metaloom.pipeline.schema import ConfigError
+
+SPACES = Spaces((3,), 1.0, 2, 0)
+
+
+class Gaussian(NamedTuple):
+    mean: torch.Tensor
+    log_std: torch.Tensor
+
+    def log_prob(self, actions):
+        return DiagGaussian(*self).log_prob(actions)
+
+    def kl(self, other):
+        return DiagGaussian(*self).kl(DiagGaussian(*other))
+
+    def entropy(self):
+        return DiagGaussian(*self).entropy()
+
+    def detach(self):
+        return type(self)(self.mean.detach(), self.log_std.detach())
+
+    def sample(self):
+        return self.mean + self.log_std.exp() * torch.randn(self.mean.shape)
+
+    def mode(self):
+        return self.mean
+
+    def parameters(self):
+        return {"mean": self.mean, "log_std": self.log_std.expand(self.mean.shape)}
+
+
+class Right(OwnPolicy):
+    of = Gaussian
+
+    def __init__(self, spaces, config):
+        pass
+
+    def initialize(self, rng):
+        return {"kernel": rng.standard_normal((3, 2), np.float32), "log_std": np.zeros(2, np.float32)}
+
+    def distribution(self, params, observations):
+        return self.of(observations @ params["kernel"], params["log_std"].unsqueeze(-2))
+
+    def recorded(self, behavior):
+        return self.of(**behavior)
+
+
+def with_distribution(**methods):
+    return type("Wrong", (Right,), {"of": type("Wrong", (Gaussian,), methods), "__module__": __name__})
+
+
+def with_policy(**methods):
+    return type("Wrong", (Right,), {**methods, "__module__": __name__})
+
+
+GENERATOR = torch.Generator()
+WRONG = {
+    "gives distributions (Wrong) without mode; required mode(): the most": with_distribution(mode=None),
+    "gives float32[4, 2] in `log_prob` for actions (4, 2); required (4,): sum over the last axis": with_distribution(
+        log_prob=lambda self, actions: torch.distributions.Normal(self.mean, self.log_std.exp()).log_prob(actions)
+    ),
+    "gives float32[2, 4, 1] in `log_prob of parameters with a task axis`": with_distribution(
+        log_prob=lambda self, actions: DiagGaussian(*self).log_prob(actions)[(..., None)[: actions.ndim - 1]]
+    ),
+    "`sample` of own:Wrong raised ZeroDivisionError": with_distribution(sample=lambda self: 1 / 0),
+    "gives float32[4] in `sample` for 4 rows; required actions (4, 2), floating-point": with_distribution(
+        sample=lambda self: self.mean[:, 0]
+    ),
+    "gives int64[4, 2] in `mode` for 4 rows; required actions (4, 2)": with_distribution(mode=lambda s: s.mean.long()),
+    "draws other actions when torch's generator begins at the same seed": with_distribution(
+        sample=lambda self: self.mean + torch.randn(self.mean.shape, generator=GENERATOR)
+    ),
+    "gives kl of shape (4, 2) for 4 rows; required (4,)": with_distribution(kl=lambda self, other: self.mean),
+    "gives parameters()['log_std'] as float32[1, 2]; required a tensor (4, ...)": with_distribution(
+        parameters=lambda self: self._asdict()
+    ),
+    "in `recorded` than acted: log_prob": with_policy(
+        recorded=lambda self, behavior: Gaussian(behavior["mean"], behavior["log_std"] + 1)
+    ),
+    "in `recorded` than acted: log_prob -": with_policy(
+        recorded=lambda self, behavior: Gaussian(behavior["mean"], 2 * behavior["log_std"])
+    ),
+    "gives the parameter kernel as float64; required float32": with_policy(
+        initialize=lambda s, rng: {"kernel": rng.random(2)}
+    ),
+    "draws random numbers in `distribution`; required draws in": with_policy(
+        distribution=lambda self, params, rows: Gaussian(rows @ params["kernel"] + torch.randn(()), params["log_std"])
+    ),
+}
+
+
+@pytest.fixture
+def build(monkeypatch):
+    def built(cls):
+        monkeypatch.setitem(sys.modules, "own", type(sys)("own"))
+        monkeypatch.setattr(sys.modules["own"], "Wrong", cls, raising=False)
+        return build_policy(PolicyConfig(name="own:Wrong"), SPACES)
+
+    return built
+
+
+@pytest.mark.parametrize("sentence", WRONG)
+def test_a_policy_that_is_not_what_it_is_taken_for_is_refused_with_what_is_required(build, sentence):
+    with pytest.raises(ConfigError) as caught:
+        build(WRONG[sentence])
+    assert str(caught.value).startswith("policy.name: ")
+    assert sentence in str(caught.value)
+
+
+def test_a_policy_that_is_what_it_is_taken_for_is_accepted_and_torch_draws_on_where_it_was(build):
+    state = torch.get_rng_state()
+    assert isinstance(build(Right), Right)
+    assert torch.equal(torch.get_rng_state(), state)
