@@ -18,6 +18,7 @@ from metaloom.flows.runs import run_folder, runs_root
 from metaloom.flows.views import formatting
 from metaloom.flows.views.formatting import plural
 from metaloom.flows.views.plots import Plots
+from metaloom.flows.views.run_info import headline_return
 from metaloom.pipeline.shown import as_html
 from metaloom.storage.read.selection import Steps
 from metaloom.storage.run import Iterations
@@ -182,7 +183,8 @@ def _facts(run: storage.Run) -> dict[str, str]:
     """What a run is, and how far and how well it got; settings of a run of somebody else may be anything."""
     done = len(run.iterations)
     metrics = run.metrics(-1).to_pylist()[0] if done else {}
-    returns = " → ".join(formatting.number(value) for value in formatting.adaptation_returns(metrics))
+    last, statistic = headline_return(run)
+    returns = " → ".join(formatting.number(value) for value in last) + (f" ({statistic})" if len(last) else "")
     success = " → ".join(formatting.number(value) for value in formatting.by_inner_step(metrics, "success_rate"))
     settings = {name: run.config.get(name) for name in ("algorithm", "env")}
     names = {name: str(part.get("name") if isinstance(part, Mapping) else part) for name, part in settings.items()}

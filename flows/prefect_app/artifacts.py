@@ -29,7 +29,7 @@ from metaloom.flows.prefect_app.reporting import Reporting
 from metaloom.flows.prefect_app.reports import address_of
 from metaloom.flows.runs import report_folder
 from metaloom.flows.views.charts import png_bytes
-from metaloom.flows.views.class_returns import classes_text, named_estimates
+from metaloom.flows.views.class_returns import classes_text, headline_returns, named_estimates
 from metaloom.flows.views.formatting import adaptation_returns, duration, finite, number, plural, speed, stage_name
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
@@ -184,13 +184,14 @@ def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
 
 def iteration_line(report: IterationReport) -> str:
     """One line about an iteration: returns before and after adaptation, speed."""
-    returns = adaptation_returns(report.metrics)
+    returns, statistic = headline_returns(adaptation_returns(report.metrics), report.class_returns)
     labels = ("before", "after") if len(returns) > 1 else ("return",)
     shown = zip(labels, (returns[0], returns[-1]) if len(returns) > 1 else returns, strict=True)
     return "  ".join(
         [
             f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})",
             *(f"{label} {number(value)}" for label, value in shown),
+            f"({statistic})",
             *([classes_text(report.class_returns)] if report.class_returns else []),
             speed(report.steps_per_second),
         ]

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from metaloom.flows.views.evaluation_lines import training_lines, training_lines_by_class
-from metaloom.flows.views.formatting import by_inner_step
-from metaloom.flows.views.history import History, class_lines, learning_lines, load_history, metric_columns
+from metaloom.flows.views.history import History, class_lines, learning_lines, load_history
 from metaloom.flows.views.metric_curves import optimization_lines, success_lines, trial_lines
 from metaloom.flows.views.series import Lines, evenly_spaced, numbers, series_data
 from metaloom.pipeline.shown import error_text
@@ -115,14 +114,12 @@ class Curves:
 
 
 def spark(run: Run) -> list[float | None]:
-    """Mean return after adaptation of up to `SPARK_POINTS` iterations, evenly spaced, the last one included."""
+    """The learning curve after adaptation, of up to `SPARK_POINTS` iterations, evenly spaced, the last one included."""
     done = len(run.iterations)
     if not done:
         return []
-    chosen = evenly_spaced(done, SPARK_POINTS).tolist()
-    metrics = metric_columns(run.metrics(chosen))
-    by_step = by_inner_step({name: 0.0 for name in metrics}, "average_return")
-    return numbers(metrics[f"step_{len(by_step) - 1}.average_return"]) if by_step else []
+    history = load_history(run, evenly_spaced(done, SPARK_POINTS).tolist())
+    return numbers(learning_lines(run.name, history).series[-1].values)
 
 
 def _stride(done: int) -> int:

@@ -8,7 +8,7 @@ when an iteration is thinned, so no digest depends on what counts as a class.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,45 @@ if TYPE_CHECKING:
 
 ByStep = Sequence[ClassReturns]
 """Of an iteration: one for every inner step, the first before adaptation."""
+_RARE = 0.01
+"""Share of iterations that may lack a class, if classes count alike in the returns of a run."""
+
+
+class Headline(NamedTuple):
+    """Returns of an iteration as every list, tile and curve shows them.
+
+    Attributes:
+        returns: Mean return of every inner step, the first before adaptation.
+        statistic: Name of the mean.
+    """
+
+    returns: Sequence[float]
+    statistic: str
+
+
+def headline_returns(drawn: Sequence[float], by_step: ByStep) -> Headline:
+    """Choose the mean that stands for an iteration, as `count_alike` says.
+
+    Args:
+        drawn: Mean over the tasks as drawn, of every inner step.
+        by_step: Returns by class of task; empty where the environment has none.
+    """
+    if by_step and min(by_step[0].num_tasks) and count_alike([by_step]):
+        return Headline([returns.balanced.mean for returns in by_step], "class-balanced mean")
+    return Headline(drawn, "mean over tasks")
+
+
+def count_alike(iterations: Sequence[ByStep]) -> bool:
+    """Return True if all classes count alike in the returns of a run.
+
+    They do where every iteration has as many tasks of each class, and where tasks are so many that, drawn alike, few
+    iterations lack a class: so the choice does not depend on the draw of one iteration.
+    """
+    if not iterations:
+        return False
+    counts = [steps[0].num_tasks for steps in iterations]
+    classes = len(counts[0])
+    return all(len({*of}) == 1 for of in counts) or classes * (1 - 1 / classes) ** sum(counts[0]) < _RARE
 
 
 def classes_of(run: Run) -> "Classes | None":

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.views.class_returns import ByStep, classes_of, episode_classes
+from metaloom.flows.views.class_returns import ByStep, classes_of, count_alike, episode_classes
 from metaloom.flows.views.formatting import adaptation_label
 from metaloom.flows.views.series import (
     CLASS_NOTE,
@@ -64,11 +64,6 @@ class History:
     def last_step(self) -> int:
         """The number of inner steps, K."""
         return self.task_returns.shape[1] - 1
-
-    @property
-    def every_class_drawn(self) -> bool:
-        """True if every iteration has tasks of every class, so that their balanced mean is a curve without gaps."""
-        return bool(self.by_class) and all(min(steps[0].num_tasks) > 0 for steps in self.by_class)
 
     def followed_by(self, newer: "History") -> "History":
         """Put the history of later iterations behind this one."""
@@ -134,11 +129,10 @@ def _read(run: Run, iterations: Sequence[int], classes: Classes | None) -> Histo
 def learning_lines(name: str, history: History) -> Lines:
     """Average episode return before and after adaptation.
 
-    Where every iteration has tasks of every class, all classes count alike: which ones an iteration drew more of does
-    not show then.
+    All classes count alike where `count_alike` says so: which ones an iteration drew more of does not show then.
     """
     title, unshown = f"Learning curve of {name}", steps_note(history.last_step)
-    if history.every_class_drawn:
+    if count_alike(history.by_class):
         series = tuple(_balanced_series(history))
         return explain_gaps(
             Lines("learning_curve", title, "class-balanced episode return", BALANCED_NOTE + unshown, ERROR_BAND, series)

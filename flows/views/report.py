@@ -9,7 +9,7 @@ import numpy as np
 
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
-from metaloom.flows.views.class_returns import named_estimates, plus_minus
+from metaloom.flows.views.class_returns import headline_returns, named_estimates, plus_minus
 from metaloom.flows.views.formatting import adaptation_label, count, dotted, duration, number, plural, size
 from metaloom.flows.views.history import History, Progress, load_history
 from metaloom.flows.views.interactive import Drawings, plotly_file
@@ -158,13 +158,14 @@ def _class_table(history: History) -> dict[str, list[tuple[str, str]]]:
 
 
 def _tiles(run: Run, history: History, stage_seconds: Mapping[StageRef, Array]) -> list[tuple[str, str]]:
-    returns = history.task_returns[-1].mean(axis=1)
+    drawn = history.task_returns[-1].mean(axis=1).tolist()
+    returns, statistic = headline_returns(drawn, history.by_class[-1] if history.by_class else ())
     compute = sum(float(np.nansum(seconds)) for seconds in stage_seconds.values())
     last = history.last_step
     shown = (
-        {f"last return {adaptation_label(k, last)}": returns[k] for k in (0, last)}
+        {f"last return {adaptation_label(k, last)}, {statistic}": returns[k] for k in (0, last)}
         if last
-        else {"last return": returns[0]}
+        else {f"last return, {statistic}": returns[0]}
     )
     return [
         ("iterations done", f"{len(history.iterations):,} of {planned_iterations(run):,}"),

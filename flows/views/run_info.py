@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from metaloom import storage
 from metaloom.flows.runs import require_settings
-from metaloom.flows.views.class_returns import class_rows, classes_of, returns_by_class
+from metaloom.flows.views.class_returns import Headline, class_rows, classes_of, headline_returns, returns_by_class
 from metaloom.flows.views.formatting import adaptation_returns, by_inner_step, dotted, finite
 from metaloom.pipeline.shown import error_text
 from metaloom.storage import Run
@@ -123,6 +123,22 @@ def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:
     return _json_metrics(run[iteration].metrics()) if iteration in run.iterations else {}
 
 
+def headline_return(run: Run) -> Headline:
+    """Return the mean returns of a run's last complete iteration, by inner step, and what mean they are.
+
+    Every place that shows one number for a run shows the last of these. Of tasks whose table is damaged it is the mean
+    as drawn, which is a metric of its own.
+    """
+    if not run.iterations:
+        return Headline((), "")
+    last = run.iterations[-1]
+    try:
+        by_step = returns_by_class(run, [last], classes_of(run)).get(last, ())
+    except storage.StoreError:
+        by_step = ()
+    return headline_returns(adaptation_returns(run[last].metrics()), by_step)
+
+
 def class_returns_of(run: Run, iteration: int) -> list[dict[str, Any]]:
     """Returns of a complete iteration by inner step and class of task; nothing where the environment has none."""
     if iteration not in run.iterations:
@@ -173,7 +189,7 @@ def list_run_row(folder: Path) -> dict[str, Any]:
         row["bytes"] = run.files.num_bytes()
         writer = storage.current_writer(folder, run.files.remote)
         metrics = _metrics(run)
-        returns, success = adaptation_returns(metrics), by_inner_step(metrics, "success_rate")
+        (returns, statistic), success = headline_return(run), by_inner_step(metrics, "success_rate")
         return row | {
             "state": state_of(run, writer),
             "writer": str(writer) if writer else None,
@@ -182,7 +198,8 @@ def list_run_row(folder: Path) -> dict[str, Any]:
             "algorithm": run.config["algorithm"]["name"],
             "iterations_done": len(run.iterations),
             "iterations": planned_iterations(run),
-            "last_return": returns[-1] if returns else None,
+            "last_return": finite(returns[-1]) if returns else None,
+            "last_return_is": statistic if returns else None,
             **({"last_success_rate": success[-1]} if success else {}),
         }
     except (storage.StoreError, OSError, ValueError, KeyError, TypeError) as error:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
+from viewing import Viewer
 
 import metaloom
 from metaloom import storage
@@ -18,6 +19,7 @@ from metaloom.flows.prefect_app.artifacts import iteration_line
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import tables
 from metaloom.flows.views.class_returns import classes_of, classes_text, plus_minus
+from metaloom.flows.views.formatting import number
 from metaloom.flows.views.history import BALANCED_NOTE, BAND_NOTE, load_history
 from metaloom.flows.views.progress import Panel, PlainLines, json_line
 from metaloom.flows.views.report import learning_curve, report_page
@@ -42,6 +44,36 @@ def trained(tmp_path_factory, tiny_config):
     )
     train(config, path, backend=SERIAL, observer=Observer(iteration_done=told.append))
     return metaloom.open_run(path), told
+
+
+def test_every_place_shows_one_return_of_a_run_and_names_its_statistic(tmp_path, tiny_config):
+    path, told = tmp_path / "runs" / "uneven", []
+    train(tiny_config(iterations=2, num_tasks=24), path, backend=SERIAL, observer=Observer(iteration_done=told.append))
+    run, history = metaloom.open_run(path), load_history(storage.open_run(path))
+    assert {*history.by_class[-1][-1].num_tasks} != {6}
+    balanced = by_hand(run, 1, 1)[0].mean()
+    assert balanced != pytest.approx(run[1].metrics()["step_1.average_return"])
+    viewer = Viewer(tmp_path / "runs")
+    (row,) = viewer.get("runs")["runs"]
+    assert (row["last_return"], row["last_return_is"]) == (pytest.approx(balanced), "class-balanced mean")
+    assert viewer.get("run", "uneven", "spark")["values"][-1] == pytest.approx(balanced)
+    assert viewer.get("run", "uneven", "curves")["charts"][0]["series"][-1]["values"][-1] == pytest.approx(balanced)
+    tiles = dict(report_page(storage.open_run(path), history).tiles)
+    assert tiles["last return after adaptation, class-balanced mean"] == number(balanced)
+    assert f"after {number(balanced)}  (class-balanced mean)" in iteration_line(told[-1])
+    assert f"{number(balanced)} (class-balanced mean)" in run._repr_html_()
+
+
+def test_a_run_whose_iterations_may_lack_a_class_shows_the_mean_of_tasks_as_drawn(tmp_path, tiny_config):
+    path = tmp_path / "runs" / "few"
+    train(tiny_config(iterations=1, num_tasks=5), path, backend=SERIAL)
+    (row,) = Viewer(tmp_path / "runs").get("runs")["runs"]
+    drawn = storage.open_run(path)[0].metrics()["step_1.average_return"]
+    assert (row["last_return"], row["last_return_is"]) == (pytest.approx(drawn), "mean over tasks")
+    table = path / "tables" / "episodes" / "00000000.parquet"
+    table.write_bytes(table.read_bytes()[:-1])
+    (row,) = Viewer(tmp_path / "runs").get("runs")["runs"]
+    assert (row["state"], row["last_return"]) == ("complete", pytest.approx(drawn))
 
 
 def by_hand(run, iteration, step):

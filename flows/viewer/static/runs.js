@@ -38,7 +38,7 @@ export async function runsPage(here) {
       rows.map((row) => [
         h("a", { href: link(row.name) }, row.name), state(row.state),
         ...(row.problem ? ["", "", "", h("span", { class: "quiet" }, row.problem), "", bytes(row.bytes), ""] : [
-          `${number(row.iterations_done)} of ${number(row.iterations)}`, number(row.last_return), cell(row),
+          `${number(row.iterations_done)} of ${number(row.iterations)}`, [number(row.last_return), h("div", { class: "note" }, row.last_return_is)], cell(row),
           row.algorithm, row.env, bytes(row.bytes), moment(row.started)]),
       ])));
   }
