@@ -66,8 +66,8 @@ def train(
     Args:
         run: Name of the run under the runs folder, or a path; made from recipe and time by default.
         device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
-        dry_run: Create nothing: print the memory, the disk and the environment steps that the run would take.
-        probe: With --dry-run, measure the time too: train two iterations in a temporary folder.
+        dry_run: Create nothing: print the environment steps that the run would take, and what this machine has.
+        probe: With --dry-run, measure memory, disk and time too: train two iterations in a temporary folder.
     """
     if not dry_run:
         refuse_without("--dry-run", probe=probe)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from metaloom import storage
-from metaloom.flows.estimate.limits import check_sizes
+from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.changed_sources import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
@@ -94,8 +94,7 @@ def train(
     storage.check_new_run(path)
     config = pinned(config, step_timeout_seconds=backend.step_timeout_seconds)
     kept_config = recorded(config)
-    check = partial(check_sizes, config, path, backend)
-    with kept_log() as kept, stages_of(config, backend, check) as stages:
+    with kept_log() as kept, stages_of(config, backend, partial(check_sizes, config)) as stages:
         # Only with parameters does an optimizer say what it refuses.
         stages.context.learner.initialize(run_seed=config.seed)
         _check_metrics(stages)
@@ -144,7 +143,6 @@ def resume(
         repaired = _repair(path, take_over) if repair else ()
         run = storage.open_run(path)
         config = _continued(run, iterations, retention)
-        check = partial(check_sizes, config, path, backend, stored=len(run.iterations))
         # The lock first: a run that somebody else is writing is refused before workers start.
         with (
             storage.open_writer(
@@ -154,7 +152,7 @@ def resume(
                 retention=_retention_for(run, config),
             ) as writer,
             kept.of(writer, backend.for_tasks(config.num_tasks)),
-            stages_of_run(run, backend, config, check) as stages,
+            stages_of_run(run, backend, config, partial(check_sizes, config)) as stages,
         ):
             # Workers run before the first stage does.
             facts = environment(stages.own())
