@@ -16,6 +16,7 @@ from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.warm_start import pinned
+from metaloom.flows.interrupt import StageAbandoned, abandonable
 from metaloom.flows.observer import IterationReport as IterationReport
 from metaloom.flows.observer import Observer as Observer
 from metaloom.flows.observer import mean_test_returns
@@ -309,7 +310,11 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
             if stages.graph[ref.stage].ends_iteration:
                 # Now: once the iteration is complete, it may be thinned at any time.
                 returns, by_class = _returns_of_tasks(stages, writer, iteration)
-            call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
+            try:
+                call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
+            except StageAbandoned:
+                log.warning("iteration %d, %s k=%d: abandoned to end in time", iteration, ref.stage, ref.step)
+                return TrainResult(path, iteration, stopped=True, computed=computed)
             computed += 1
             # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
             if stages.graph[ref.stage].output is EpisodeBatch:
@@ -341,7 +346,7 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
     """Compute and store a stage unless it is stored already; numbers that are not finite are refused, and kept."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
-        with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)):
+        with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)), abandonable():
             value = compute_checked(stages, ref, writer)
         took = time.perf_counter() - began
         seconds[f"{ref.stage}.{ref.step}"] = took
