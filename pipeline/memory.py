@@ -7,9 +7,6 @@ from pathlib import Path
 
 from metaloom.pipeline.schema import ConfigError
 
-LEARNER_COPIES = 6
-"""Learners in memory during an update: the old and the new one, stored ones, gradients; measured."""
-
 _PARAMETER_BYTES = 4 * 4  # of each its gradient and two moments, at the least
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 

@@ -19,6 +19,8 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 LATER = "later"
 REFUSAL = "refusal"
+MOST_REPEATS = 1_000_000
+"""Bound of settings that count passes over an iteration's data: with more of them no iteration comes to an end."""
 
 
 class ConfigError(ValueError):

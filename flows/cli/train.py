@@ -72,8 +72,8 @@ def train(
         iterations: Number of iterations; short for `--set iterations=20`.
         seed: Seed of everything random; short for `--set seed=2`.
         device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
-        dry_run: Create nothing: print the memory, the disk and the environment steps that the run would take.
-        probe: With --dry-run, measure the time too: train two iterations in a temporary folder.
+        dry_run: Create nothing: print the environment steps that the run would take, and what this machine has.
+        probe: With --dry-run, measure memory, disk and time too: train two iterations in a temporary folder.
     """
     if not dry_run:
         refuse_without("--dry-run", probe=probe)

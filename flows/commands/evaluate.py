@@ -14,7 +14,7 @@ import pyarrow as pa
 from metaloom import storage
 from metaloom.flows.commands.task_files import load_tasks
 from metaloom.flows.errors import UsageError
-from metaloom.flows.estimate.limits import check_evaluation
+from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.run_stages import config_of, require_stored_sizes, stages_of
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import check_seed, updates_at
@@ -166,7 +166,7 @@ def evaluate(
     }
     trained = config_of(run, run.learner_ref(updates))
     config = _with_evaluation(trained, {name: value for name, value in asked.items() if value is not None})
-    with stages_of(config, backend, partial(check_evaluation, config)) as stages:
+    with stages_of(config, backend, partial(check_sizes, config, evaluation_alone=True)) as stages:
         require_stored_sizes(run, stages.context.learner)
         outcome = stages.evaluate(learner, updates, tested)
         env = stages.context.env

@@ -9,7 +9,7 @@ import numpy as np
 
 from metaloom import storage
 from metaloom.flows.commands.train import environment
-from metaloom.flows.estimate.limits import check_sizes
+from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.changed_sources import tell_changed_sources
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
@@ -51,8 +51,7 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
     new = build_config(override(old.model_dump(mode="json"), overrides))
     if new.iterations < iteration:
         raise ConfigError(f"iterations: found {new.iterations}, but the fork begins with {iteration}; use more")
-    check = partial(check_sizes, new, new_path, Backend(), stored=iteration)
-    with stages_of(new, Backend(workers=0), check) as stages:
+    with stages_of(new, Backend(workers=0), partial(check_sizes, new)) as stages:
         problem = next(_misfits(run, iteration, old, stages), None)
         facts = environment(stages)
     if problem:

@@ -8,7 +8,7 @@ from metaloom.flows.commands.search import train_trials
 from metaloom.flows.commands.sweep_processes import train_runs
 from metaloom.flows.commands.sweep_runs import SweepObserver, SweepResult, require_own, was_stopped
 from metaloom.flows.errors import UsageError
-from metaloom.flows.estimate.limits import check_sizes
+from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.run_stages import stages_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.loggers import LogPlan, check_loggers
@@ -85,6 +85,5 @@ def train_sweep(
 def _try_settings(sweep: Sweep, configs: Sequence[RunConfig], backend: Backend) -> None:
     """Build what each combination of settings trains with, which finds what settings alone do not show."""
     for config in map(pinned, configs):
-        check = partial(check_sizes, config, sweep.root / sweep.name, backend)
-        with stages_of(config, Backend(workers=0), check) as stages:
+        with stages_of(config, Backend(workers=0), partial(check_sizes, config)) as stages:
             stages.context.try_learner()

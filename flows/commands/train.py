@@ -12,12 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from metaloom import storage
-from metaloom.flows.estimate.limits import check_sizes
+from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.changed_sources import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, kept_in_quarantine
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.warm_start import pinned
+from metaloom.flows.interrupt import StageAbandoned, abandonable
 from metaloom.flows.observer import IterationReport as IterationReport
 from metaloom.flows.observer import Observer as Observer
 from metaloom.flows.observer import mean_test_returns
@@ -100,8 +101,7 @@ def train(
     storage.check_new_run(path)
     config = pinned(config, step_timeout_seconds=backend.step_timeout_seconds)
     kept_config = recorded(config)
-    check = partial(check_sizes, config, path, backend)
-    with kept_log() as kept, stages_of(config, backend, check) as stages:
+    with kept_log() as kept, stages_of(config, backend, partial(check_sizes, config)) as stages:
         stages.context.try_learner()
         _check_metrics(stages)
         _check_baselines(stages)
@@ -150,7 +150,6 @@ def resume(
         repaired = _repair(path, take_over) if repair else ()
         run = storage.open_run(path)
         config = _continued(run, iterations, retention)
-        check = partial(check_sizes, config, path, backend, stored=len(run.iterations))
         # The lock first: a run that somebody else is writing is refused before workers start.
         with (
             storage.open_writer(
@@ -160,7 +159,7 @@ def resume(
                 retention=_retention_for(run, config),
             ) as writer,
             kept.of(writer, backend.for_tasks(config.num_tasks)),
-            stages_of_run(run, backend, config, check) as stages,
+            stages_of_run(run, backend, config, partial(check_sizes, config)) as stages,
         ):
             # Workers run before the first stage does.
             facts = environment(stages.own())
@@ -335,7 +334,11 @@ def _train(plan: _Plan, writer: RunWriter, call: StageCall, observer: Observer) 
             if stages.graph[ref.stage].ends_iteration:
                 # Now: once the iteration is complete, it may be thinned at any time.
                 returns, by_class = _returns_of_tasks(stages, writer, iteration)
-            call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
+            try:
+                call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
+            except StageAbandoned:
+                log.warning("iteration %d, %s k=%d: abandoned to end in time", iteration, ref.stage, ref.step)
+                return TrainResult(path, iteration, stopped=True, computed=computed)
             computed += 1
             # Now, while it is in memory: once the iteration is complete, it may be thinned at any time.
             if stages.graph[ref.stage].output is EpisodeBatch:
@@ -405,7 +408,7 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
     """Compute and store a stage unless it is stored already; numbers that are not finite are refused, and kept."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
-        with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)):
+        with kept_in_quarantine(writer.run.path, ref, stages.seed_position(ref)), abandonable():
             value = compute_checked(stages, ref, writer)
         took = time.perf_counter() - began
         seconds[f"{ref.stage}.{ref.step}"] = took

@@ -246,13 +246,6 @@ class AlgorithmSettings(PluginSettings):
         """Iterations before its own whose episodes an update may learn from as well, where the graph provides them."""
         return 0
 
-    def model_bytes(
-        self, *, trials: int, trial_steps: int, observation_size: int, action_size: int, policy: PolicyConfig
-    ) -> int:
-        """Memory of an update by what learns from whole trials, where an iteration's trials decide it."""
-        del trials, trial_steps, observation_size, action_size, policy
-        return 0
-
     @property
     def adapts(self) -> bool:
         """Whether what a task acts with depends on its episodes."""

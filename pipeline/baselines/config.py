@@ -10,7 +10,7 @@ from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTime
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
 from metaloom.pipeline.baselines.zero import ZeroBaseline
 from metaloom.pipeline.plugins import ByName, Plugins
-from metaloom.pipeline.schema import PluginSettings
+from metaloom.pipeline.schema import MOST_REPEATS, PluginSettings
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
 _NETWORK_OPTIONS = ("hidden_sizes", "num_epochs", "learning_rate", "steps_per_minibatch", "shared")
@@ -58,7 +58,7 @@ class BaselineConfig(BaselineSettings):
     """Ridge added to the normal equations of the linear baselines."""
     hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(32, 32), min_length=1)
     """Units in each hidden layer of the value network."""
-    num_epochs: int = Field(default=20, ge=1)
+    num_epochs: int = Field(default=20, ge=1, le=MOST_REPEATS)
     """The value network's passes over the steps of a round."""
     learning_rate: float = Field(default=0.02, gt=0)
     """The value network's first step size; it falls linearly to zero."""

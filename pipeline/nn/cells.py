@@ -55,18 +55,6 @@ class CellSpec:
             return self.attention.key_size * self.attention.value_size + self.input_size
         return {GRU: 1, LSTM: 2}[self.name] * self.hidden_size
 
-    @property
-    def step_outputs(self) -> int:
-        """Numbers that the layers of a built-in one give for a step."""
-        if self.name == LINEAR_ATTENTION:
-            sizes = self.attention
-            return 3 * self.hidden_size + 2 * (sizes.key_size + sizes.value_size) + 3 * self.input_size
-        return (2 * self.num_gates + 1) * self.hidden_size
-
-    def step_pairs(self, num_steps: int) -> int:
-        """Steps, of so many, that a built-in one looks at together with a step."""
-        return min(num_steps, ATTENTION_STEPS) if self.name == LINEAR_ATTENTION else 0
-
 
 class AttentionOptions(Settings):
     """Options of linear-attention: the sizes of what it writes, and how it reads."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 
-from metaloom.pipeline.schema import Settings, later, suggestion
+from metaloom.pipeline.schema import MOST_REPEATS, Settings, later, suggestion
 
 _NOT_FROM_A_COUNT = {
     "ReduceLROnPlateau": "waits for a metric to stop improving",
@@ -105,7 +105,7 @@ class NaturalSteps(Settings):
     max_kl: float = Field(default=0.01, gt=0)
     """Bound δ of the mean KL between the policies that acted and the updated ones, in nats; after adaptation where
     there are inner steps."""
-    cg_iterations: int = Field(default=10, ge=1)
+    cg_iterations: int = Field(default=10, ge=1, le=MOST_REPEATS)
     """Products with the metric at most."""
     cg_tolerance: float = Field(default=1e-10, ge=0)
     """Squared norm of the residual at which conjugate gradient stops."""
@@ -113,7 +113,7 @@ class NaturalSteps(Settings):
     """Multiple of the identity that is added to the metric."""
     backtrack_ratio: float = Field(default=0.8, gt=0, lt=1)
     """Each trial of the line search is this fraction of the one before."""
-    line_search_trials: int = Field(default=15, ge=1)
+    line_search_trials: int = Field(default=15, ge=1, le=MOST_REPEATS)
     """Trials at most; the first is the full step."""
     accept_violation: bool = later(False)
     """If no trial lowers the loss within the bound, take the last one all the same, as garage's option does."""

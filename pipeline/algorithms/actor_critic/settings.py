@@ -12,7 +12,7 @@ from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.schema import later
+from metaloom.pipeline.schema import MOST_REPEATS, later
 
 LayerSize = Annotated[int, Field(ge=1)]
 
@@ -41,7 +41,7 @@ class ActorCritic(AlgorithmSettings, LearningRate):
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
 
-    num_epochs: int = Field(default=1, ge=1)
+    num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
     """Passes over the samples of an iteration."""
     batch_size: int = Field(default=64, ge=1)
     """Environment steps per gradient step; an epoch's steps are dealt into equal parts of at most so many."""

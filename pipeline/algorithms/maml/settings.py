@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import NaturalSteps, OptimizerConfig, ScheduledSteps
-from metaloom.pipeline.schema import later
+from metaloom.pipeline.schema import MOST_REPEATS, later
 
 DEFAULT_TARGET_INNER_KL = 0.01
 
@@ -91,9 +91,9 @@ class MetaAdam(ScheduledSteps):
 
     outer_lr: float = Field(default=1e-3, gt=0)
     """Step size of the optimizer on the meta-parameters."""
-    num_epochs: int = Field(default=1, ge=1)
+    num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
     """Passes over the samples of an iteration."""
-    num_minibatches: int = Field(default=1, ge=1)
+    num_minibatches: int = Field(default=1, ge=1, le=MOST_REPEATS)
     """Steps of the optimizer per epoch, each on its own share of the steps of every task and round."""
     tolerance: float | None = Field(default=None, gt=0)
     """Skip the remaining epochs once an epoch has changed the meta-loss of all samples by less than this."""
@@ -206,7 +206,7 @@ class ProMP(MetaAdam, GradientBased):
     """Clipping range ε of the post-update likelihood ratio."""
     anneal_factor: float = Field(default=1.0, gt=0, le=1)
     """Multiplies clip_eps after every iteration: ε_i = clip_eps * anneal_factor**i."""
-    num_epochs: int = Field(default=5, ge=1)
+    num_epochs: int = Field(default=5, ge=1, le=MOST_REPEATS)
     """Passes over the samples of an iteration."""
 
     init_inner_kl_penalty: float = Field(default=5e-4, ge=0)
@@ -260,7 +260,7 @@ class MAMLPPO(MetaAdam, GradientBased):
     inner_loss: Literal["likelihood_ratio", "clipped"] = later("likelihood_ratio", before="clipped")
     """Loss of the inner steps: -mean(r A), or the clipped surrogate, whose flat parts let the policy before adaptation
     drift without bound once an iteration takes a second Adam step."""
-    num_epochs: int = Field(default=5, ge=1)
+    num_epochs: int = Field(default=5, ge=1, le=MOST_REPEATS)
     """Passes over the samples of an iteration; in the first step nothing is clipped yet."""
 
     def warnings(self) -> Iterator[str]:

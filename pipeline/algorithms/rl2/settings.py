@@ -13,14 +13,11 @@ from pydantic import Field
 from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
 from metaloom.pipeline.algorithms.contract import RunSettings
 from metaloom.pipeline.algorithms.trials.settings import TrialClipping, TrialSettings, TrialSteps
-from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS, CellSpec
+from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
 from metaloom.pipeline.nn.optimization import NaturalSteps, OptimizerConfig
 from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS
-from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
+from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import later
-
-_STATE_COPIES = 4
-"""Of what trials remember while they are sampled."""
 
 
 class WithMemory(TrialSettings):
@@ -28,8 +25,6 @@ class WithMemory(TrialSettings):
 
     graph: ClassVar[str] = "on_policy"
     actor: ClassVar[ActorKind] = "recurrent"
-    gradient_copies: ClassVar[int] = 3
-    """What a gradient keeps of what the memory gives for a step; measured."""
 
     initial_output_scale: float = Field(default=1.0, ge=0)
     """Multiplies the policy's output layer at the start. Near 0, what is remembered hardly learns at first, since the
@@ -45,24 +40,6 @@ class WithMemory(TrialSettings):
             "processing": {"gae_lambda": 0.95},
             "episodes_per_task": self.episodes_per_trial,
         }
-
-    @property
-    def trials_at_once(self) -> int:
-        """Whole trials, at most, that are differentiated at a time."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how many trials it differentiates at a time")
-
-    def model_bytes(
-        self, *, trials: int, trial_steps: int, observation_size: int, action_size: int, policy: PolicyConfig
-    ) -> int:
-        """What the memory gives for all trials, and what torch keeps of those at once; see AlgorithmSettings."""
-        if policy.network not in RECURRENT_NETWORKS:
-            return 0  # a cell of the user's, of which nobody knows
-        seen = observation_size + action_size + 2
-        cell = CellSpec(policy.network, seen, policy.hidden_sizes[-1], policy.network_options)
-        outputs, pairs = cell.step_outputs, cell.step_pairs(trial_steps)
-        of_all = trial_steps * (seen + outputs) + pairs**2 + _STATE_COPIES * cell.state_size
-        learned = min(trials, self.trials_at_once) * trial_steps
-        return 4 * (trials * of_all + learned * (self.gradient_copies * outputs + 2 * pairs))
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         """See TrialSettings."""
@@ -83,11 +60,6 @@ class WithMemorySteps(WithMemory, TrialSteps):
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:MemoryLearner"
 
-    @property
-    def trials_at_once(self) -> int:
-        """See WithMemory."""
-        return self.trials_per_minibatch
-
 
 class RL2(WithMemorySteps, TrialClipping):
     """A recurrent policy that adapts to a task by what it remembers of its episodes there, trained by PPO."""
@@ -99,7 +71,6 @@ class RL2TRPO(WithMemory, NaturalSteps):
     """RL2 as in its paper: every update is one step within a trust region."""
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.trust_region:RL2TRPOLearner"
-    gradient_copies: ClassVar[int] = 6  # differentiated twice
 
     name: Literal["rl2-trpo"] = "rl2-trpo"
 
@@ -107,11 +78,6 @@ class RL2TRPO(WithMemory, NaturalSteps):
     """Multiple of the identity in the least-squares fit of the values to their targets."""
     trials_per_chunk: int = Field(default=64, ge=1)
     """Whole trials that are differentiated at a time, which bounds the memory of an update."""
-
-    @property
-    def trials_at_once(self) -> int:
-        """See WithMemory."""
-        return self.trials_per_chunk
 
 
 class WithinEpisode(WithMemorySteps):

@@ -10,7 +10,7 @@ from pydantic import Field
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
-from metaloom.pipeline.schema import later
+from metaloom.pipeline.schema import MOST_REPEATS, later
 
 
 class TrialSettings(AlgorithmSettings):
@@ -67,7 +67,7 @@ class TrialSettings(AlgorithmSettings):
 class TrialSteps(TrialSettings, LearningRate):
     """Gradient steps of policy and values together, on minibatches of whole trials."""
 
-    num_epochs: int = Field(default=10, ge=1)
+    num_epochs: int = Field(default=10, ge=1, le=MOST_REPEATS)
     """Passes over the trials of an iteration."""
     trials_per_minibatch: int = Field(default=16, ge=1)
     """Whole trials per gradient step; an epoch's steps are dealt into equal parts of at most so many."""

@@ -11,8 +11,8 @@ from metaloom.pipeline.algorithms.contract import RunSettings
 from metaloom.pipeline.algorithms.trials.settings import TrialClipping
 from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
 from metaloom.pipeline.nn.optimization import OptimizerConfig
-from metaloom.pipeline.policies.config import ActorKind, LayerSize, PolicyConfig
-from metaloom.pipeline.schema import later
+from metaloom.pipeline.policies.config import ActorKind, LayerSize
+from metaloom.pipeline.schema import MOST_REPEATS, later
 
 
 class VariBAD(TrialClipping):
@@ -57,13 +57,13 @@ class VariBAD(TrialClipping):
     """Step size of encoder and decoders, before the schedule's factor."""
     model_optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Of encoder and decoders together; adam and rmsprop have an ε of 1e-8."""
-    model_updates: int = Field(default=10, ge=1)
+    model_updates: int = Field(default=10, ge=1, le=MOST_REPEATS)
     """Gradient steps of encoder and decoders per iteration."""
     trials_per_model_update: int = Field(default=25, ge=1)
     """Trials of the buffer per gradient step."""
     buffer_iterations: int = Field(default=20, ge=1)
     """Iterations, with the present one, whose trials the model learns from; the store is the buffer."""
-    elbo_steps: int | None = Field(default=None, ge=1)
+    elbo_steps: int | None = Field(default=None, ge=1, le=MOST_REPEATS)
     """Posteriors of a trial that a gradient step learns from, drawn anew in each; null for those of all steps."""
     decoded_steps: int | None = Field(default=None, ge=1)
     """Steps of a trial that are decoded from each of them, drawn likewise; null for all."""
@@ -83,22 +83,6 @@ class VariBAD(TrialClipping):
     def earlier_iterations(self) -> int:
         """See AlgorithmSettings."""
         return self.buffer_iterations - 1
-
-    def model_bytes(
-        self, *, trials: int, trial_steps: int, observation_size: int, action_size: int, policy: PolicyConfig
-    ) -> int:
-        """What torch keeps of every posterior with every step that is decoded from it; see AlgorithmSettings."""
-        del policy
-        O, A, Z = observation_size, action_size, self.latent_size
-        at_once = min(self.trials_per_model_update, self.buffer_iterations * trials)
-        latents = at_once * (self.elbo_steps or trial_steps)
-        pairs = latents * (self.decoded_steps or trial_steps)
-        layers = 2 * sum(self.decoder_layers)  # before and behind their activations
-        if self.reward_decoder == "heads":
-            numbers = latents * (Z + layers + 2 * O) + 10 * pairs
-        else:
-            numbers = pairs * (Z + 2 * O + A + layers + 4)
-        return 4 * (numbers + (pairs * (Z + O + A + layers + 3 * O) if self.decode_states else 0))
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         """See TrialSettings."""

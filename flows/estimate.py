@@ -1,0 +1,141 @@
+"""Refusal of sizes that certainly do not fit into this machine's memory, before anything is created.
+
+Only arrays count that a run cannot do without, each at its least. What a run really takes is measured: see
+`metaloom train RECIPE --dry-run --probe`.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+from metaloom.flows.graph.context import build_learner
+from metaloom.flows.graph.off_policy import plan_of
+from metaloom.flows.rollouts.workers import SamplerSpec
+from metaloom.flows.views.formatting import size
+from metaloom.pipeline.algorithms.off_policy.settings import OffPolicySettings
+from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.memory import machine_memory
+from metaloom.pipeline.nn.cells import RECURRENT_NETWORKS
+from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.tasks.evaluation import EvaluationPlan
+
+_LOG = logging.getLogger(__name__)
+
+
+def check_sizes(config: RunConfig, *, evaluation_alone: bool = False) -> None:
+    """Refuse a run, or one evaluation, that this machine's memory cannot hold; warn of what takes half of it.
+
+    Raises:
+        ConfigError: naming the setting that is too large, and what fits.
+    """
+    if refusal := refusal_of(config, evaluation_alone=evaluation_alone):
+        raise ConfigError(refusal)
+
+
+def refusal_of(config: RunConfig, *, evaluation_alone: bool = False) -> str | None:
+    """Return why a run, or one evaluation of its settings, cannot fit into this machine's memory; None if it may.
+
+    Raises:
+        ConfigError, EnvError: settings and environment do not fit each other, or the learner is too large.
+    """
+    setup, _, env = build_learner(config)
+    train_tasks, test_tasks = len(env.task_set or ()), len(env.test_task_set or ())
+    env.close()
+
+    def largest(config: RunConfig) -> tuple[int, str]:
+        evaluating = evaluation_alone or config.evaluation.every is not None
+        arrays = {} if evaluation_alone else _training_arrays(config, setup, train_tasks)
+        arrays |= _evaluation_arrays(config, setup, test_tasks) if evaluating else {}
+        return max((num_bytes, name) for name, num_bytes in arrays.items())
+
+    memory, (least, name) = machine_memory(), largest(config)
+    if least > memory:
+        return _refusal(config, lambda config: largest(config)[0], memory, name)
+    if least > memory / 2:
+        _LOG.warning("%s take at least %s of this machine's %s of memory", name, size(least), size(memory))
+    return None
+
+
+def most_steps(config: RunConfig) -> int:
+    """Return the environment steps of an iteration if no episode ends early."""
+    if isinstance(config.algorithm, OffPolicySettings):
+        episodes = sum(part.episodes for part in plan_of(config).rounds)
+    else:
+        enough = SamplerSpec.of(config, 1).enough
+        episodes = config.episodes_per_task if enough is None else enough.block_size
+        episodes *= config.algorithm.adaptation_steps + 1
+    return config.num_tasks * episodes * config.max_episode_steps
+
+
+def _training_arrays(config: RunConfig, spaces: Spaces, train_tasks: int) -> dict[str, int]:
+    """Return the least bytes of what an iteration holds in memory at once, by name."""
+    B, T, spec = config.num_tasks, config.max_episode_steps, SamplerSpec.of(config, 1)
+    arrays: dict[str, int] = {}
+    if isinstance(config.algorithm, OffPolicySettings):
+        plan = plan_of(config)
+        filling = max(plan.filling.steps or 0, train_tasks * (plan.filling.episodes or 0) * T)
+        steps = max(filling, *(B * part.episodes * T for part in plan.rounds))
+        rows = plan.tasks_per_gradient_step * (plan.batch_size + plan.context_size)
+        arrays["the rows drawn in an iteration"] = 8 * plan.gradient_steps(config.episodes_per_task * T) * rows
+    elif spec.enough is not None:
+        # A block has a place for every step that an episode may have; of the rest only what is asked for is certain.
+        steps = max(spec.episodes_at_once * T, B * (spec.min_steps or 0))
+    else:
+        # An update looks at the episodes before and after every inner step.
+        steps = B * config.episodes_per_task * T * (config.algorithm.adaptation_steps + 1)
+    arrays["the episodes of an iteration"] = steps * _step_bytes(spaces)
+    if config.policy.network in RECURRENT_NETWORKS:
+        state = config.policy.cell_spec(spaces).state_size
+        arrays["what the policy remembers while it acts"] = 4 * max(1, spec.episodes_at_once) * state
+    return arrays
+
+
+def _evaluation_arrays(config: RunConfig, spaces: Spaces, test_tasks: int) -> dict[str, int]:
+    """Return the least bytes of what an evaluation holds in memory at once, by name."""
+    plan, asked = EvaluationPlan.of(config), config.evaluation
+    given = test_tasks if isinstance(asked.tasks, str) else len(asked.tasks)
+    tasks = asked.num_tasks or (1 if asked.evenly_by is not None else given or config.num_tasks)
+    tested, adapted = (plan.adaptation_steps + 1) * plan.test_episodes, plan.adaptation_steps * plan.episodes
+    at_once = max(plan.test_episodes, plan.episodes if plan.adaptation_steps else 0)
+    return {
+        "the returns of an evaluation": 8 * tasks * (tested + adapted),
+        "the episodes of an evaluation": tasks * at_once * config.max_episode_steps * _step_bytes(spaces),
+    }
+
+
+def _step_bytes(spaces: Spaces) -> int:
+    """Return the bytes of a step's observation, action and reward."""
+    return 4 * (spaces.observation_size + max(spaces.action_size, 1) + 1)
+
+
+def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, what: str) -> str:
+    """Name the setting to blame: the one without which the least is taken."""
+    numbers = {path: n for path, n in _whole_numbers(config.model_dump()) if n > 1}
+    path = min(numbers, key=lambda path: least(_with(config, path, 1)))
+    fits, too_large = 0, numbers[path]
+    while too_large - fits > 1:
+        middle = (fits + too_large) // 2
+        fits, too_large = (middle, too_large) if least(_with(config, path, middle)) <= memory else (fits, middle)
+    required = f"at most {fits}" if fits else "less of it and of other sizes"
+    return (
+        f"{'.'.join(path)}: found {numbers[path]}, with which {what} take at least {size(least(config))} of memory, of "
+        f"which there are {size(memory)}; required {required}"
+    )
+
+
+def _whole_numbers(settings: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _whole_numbers(cast(Mapping[str, Any], value), (*path, name))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield (*path, name), value
+
+
+def _with(settings: Any, path: tuple[str, ...], value: int) -> Any:
+    name, *rest = path
+    inner = settings[name] if isinstance(settings, Mapping) else getattr(settings, name)
+    changed = {name: _with(inner, tuple(rest), value) if rest else value}
+    if isinstance(settings, Mapping):  # options of an environment or a network
+        return {**cast(Mapping[str, Any], settings), **changed}
+    return settings.model_copy(update=changed)
