@@ -12,7 +12,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.viewer.gate import Gate
+from metaloom.flows.viewer.gate import token_gate
 from metaloom.flows.viewer.pages import Pages
 from metaloom.flows.viewer.shelf import Shelf
 from metaloom.flows.views.interactive import plotly_file
@@ -28,7 +28,7 @@ def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
         UsageError: the package plotly has no plotly.js.
     """
     pages = Pages(shelf, plotly_file())
-    return Gate(Starlette(routes=[Mount(f"/{token}", routes=pages.routes())]), token)
+    return token_gate(Starlette(routes=[Mount(f"/{token}", routes=pages.routes())]), token)
 
 
 def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
