@@ -5,6 +5,7 @@ name programs, and may be somebody else's. It looks only whether commands typed 
 """
 
 import hashlib
+import logging
 import os
 import secrets
 import shlex
@@ -17,6 +18,8 @@ from urllib.parse import urlsplit
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.prefect_app.parts import ServeError
+
+log = logging.getLogger(__name__)
 
 API, AUTH = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 ENVIRONMENT = Path(".prefect") / "environment"
@@ -137,9 +140,10 @@ def _is_own(password: str) -> bool:
 def _own(home: Path, password: str) -> None:
     from metaloom.flows.trust import remember
 
-    # Where it cannot be remembered, the next start makes another password, and asks about the database.
-    with suppress(OSError):
+    try:
         remember(_hash(password), str(home), {})
+    except OSError as error:
+        log.warning("%s cannot be remembered as yours (%s): the next start needs --trust", home, error)
 
 
 def _hash(password: str) -> str:

@@ -169,6 +169,13 @@ class TestHome:
         home, password = make_home(tmp_path, trust=True)
         assert make_home(tmp_path, trust=False) == (home, password)
 
+    def test_without_a_configuration_folder_the_user_learns_what_is_needed(self, tmp_path, monkeypatch, caplog):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+        make_home(tmp_path, trust=False)
+        assert "cannot be remembered as yours" in caplog.text
+        assert "the next start needs --trust" in caplog.text
+
     @pytest.mark.parametrize("name", [".", "password", "environment", ".gitignore", "logging.yml"])
     def test_links_in_a_folder_are_not_followed(self, tmp_path, name):
         (tmp_path / "outside").mkdir()

@@ -144,8 +144,12 @@ def serving(
             stderr=subprocess.STDOUT,
         )
     try:
+        served = Served(programs, folder, port, process.pid, log)
+        wait_for(lambda: "Prefect's page" in log.read_text(), "metaloom serve is announced", seconds=180)
+        # What is printed beside the address works at once.
+        assert served.tell("deployments/name/meta-train/meta-train", method="GET")["status"] is not None
         wait_for(lambda: "Worker 'metaloom' started!" in log.read_text(), "metaloom serve is ready", seconds=180)
-        yield Served(programs, folder, port, process.pid, log)
+        yield served
     except BaseException:
         sys.stderr.write(log.read_text())
         raise
