@@ -51,5 +51,8 @@ EXIT_CODES = {
 
 def exit_code(error: Exception) -> int | None:
     """Return the exit code of an error that its message explains; None for any other, as of a user's environment."""
+    # Of a file of the user's, which Dask names; it reads them when it is imported.
+    if isinstance(error, ValueError) and str(error).startswith("A dask config file at "):
+        return USAGE
     names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
     return next((EXIT_CODES[name] for name in names if name in EXIT_CODES), None)

@@ -82,7 +82,7 @@ class Settings:
         places: Places = {name: place for name, place in _places(self.names).items() if place is not None}
         _trusted_here[self.sha256] = places
         try:
-            _remember(self, places)
+            remember(self.sha256, self.where, places)
         except OSError as error:
             log.warning("%s: cannot remember that its modules are trusted: %s; say --trust again", self.where, error)
 
@@ -95,7 +95,7 @@ class Settings:
         if not (self.names or self.starts):
             return
         places, trusted = _places(self.names), _trusted_here.get(self.sha256)
-        trusted = _remembered(self.sha256) if trusted is None else trusted
+        trusted = remembered(self.sha256) if trusted is None else trusted
         refused = [name for name, place in places.items() if place not in (None, INSTALLED, (trusted or {}).get(name))]
         if trusted is not None and not refused:
             return
@@ -187,15 +187,26 @@ def _file(sha256: str) -> Path:
     return _folder() / f"{sha256}.json"
 
 
-def _remember(settings: Settings, places: Places) -> None:
-    file = _file(settings.sha256)
+def remember(sha256: str, where: str, places: Places) -> None:
+    """Remember that this user trusts what has a hash.
+
+    Args:
+        sha256: the hash.
+        where: what has it, for whoever reads the file.
+        places: where its modules are imported from.
+
+    Raises:
+        OSError: the configuration folder cannot be written.
+    """
+    file = _file(sha256)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
-    part.write_text(json.dumps({"settings": settings.where, "modules": places}, indent=1) + "\n", encoding="utf-8")
+    part.write_text(json.dumps({"settings": where, "modules": places}, indent=1) + "\n", encoding="utf-8")
     part.replace(file)
 
 
-def _remembered(sha256: str) -> Places | None:
+def remembered(sha256: str) -> Places | None:
+    """Return where the modules are imported from of what this user trusts; None where it is not trusted."""
     file = _file(sha256)
     try:
         # Somebody else's file, in a home folder that root or another user was given, is not this user's word.

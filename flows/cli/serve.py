@@ -12,6 +12,7 @@ def serve(
     port: Annotated[int, Parameter(validator=Number(gte=1, lte=65534))] = 4200,
     host: str = "127.0.0.1",
     database: str | None = None,
+    trust: bool = False,
 ) -> int:
     """Run the flows under Prefect, until Ctrl-C.
 
@@ -25,9 +26,10 @@ def serve(
         port: Port of the server and its page; reports have the next one.
         host: Address to listen on; any but this machine's own needs a password in PREFECT_SERVER_API_AUTH_STRING.
         database: PostgreSQL database for Prefect, `postgresql://USER@HOST/DATABASE`; a SQLite file in .prefect if none.
+        trust: Use the database in .prefect although an earlier version or somebody else made it.
     """
     # Prefect is imported by what this starts, not here.
     from metaloom.flows.prefect_app.serve import serve as serve_flows
 
-    serve_flows(Path.cwd(), port, host=host, database=database)
+    serve_flows(Path.cwd(), port, host=host, database=database, trust=trust)
     return 0

@@ -7,10 +7,13 @@ import shutil
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
+from io import StringIO
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +32,7 @@ FULL_DISK_BYTES, LOW_DISK_BYTES = 0.5e9, 10e9
 LOW_MEMORY_BYTES = 2e9
 PROBE_BYTES = 16_000_000
 PREFECT_TIMEOUT_SECONDS = 3
+_SETTINGS = "prefect.toml, pyproject.toml or .env in this folder, ~/.prefect/profiles.toml or PREFECT_ variables"
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ def check_all(runs_root: Path) -> list[Check]:
         ("disk space", lambda: check_disk_space(runs_root), ANOTHER_FOLDER),
         ("disk speed", lambda: check_disk_speed(runs_root), ANOTHER_FOLDER),
         ("git", check_git, REBUILD),
+        ("dask settings", check_dask_settings, REBUILD),
         ("prefect server", check_prefect_server, REBUILD),
     ]
     return checks + [_guarded(*probe) for probe in probes]
@@ -172,10 +177,22 @@ def check_git() -> Check:
     return Check("git", "warn", "not installed", "optional", "install git, so that runs record the version of the code")
 
 
+def check_dask_settings() -> Check:
+    """The settings of Dask in files of the user and the machine, without which no workers start."""
+    try:
+        import_module("dask.config")
+    except (ValueError, OSError) as error:  # which names the file
+        return Check("dask settings", "fail", str(error), "YAML with a mapping", "repair that file, or remove it")
+    return Check("dask settings", "ok", "readable", "YAML with a mapping")
+
+
 def check_prefect_server(url: str | None = None) -> Check:
     """The Prefect server, if one is configured: training from the command line does not need it."""
-    url = _prefect_url() if url is None else url
     required = "optional; for `prefect deployment run` only"
+    try:
+        url = _prefect_url() if url is None else url
+    except ValueError as error:  # of TOML, of Pydantic, of its settings
+        return Check("prefect server", "warn", *_unreadable_settings(error))
     if not url:
         return Check("prefect server", "ok", "none configured", required)
     if not url.startswith(("http://", "https://")):
@@ -244,6 +261,30 @@ def _fsync_bytes_per_second(folder: Path) -> float:
 
 
 def _prefect_url() -> str:
-    from prefect.settings import get_current_settings
+    # It prints of settings that it cannot read, and raises.
+    with redirect_stderr(StringIO()):
+        from prefect.settings import get_current_settings
 
-    return get_current_settings().api.url or ""
+        return get_current_settings().api.url or ""
+
+
+def _unreadable_settings(error: ValueError) -> tuple[str, str, str]:
+    """Return what is wrong with Prefect's settings, what is required, and what helps."""
+    profiles = os.environ.get("PREFECT_PROFILES_PATH") or Path(
+        os.environ.get("PREFECT_HOME") or "~/.prefect", "profiles.toml"
+    )
+    for file in (Path("prefect.toml"), Path("pyproject.toml"), Path(profiles).expanduser()):
+        try:
+            tomllib.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as problem:
+            return f"{file}: {problem}", "TOML", f"repair {file}, or remove it"
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return str(error), "settings that Prefect can read", f"repair {_SETTINGS}"
+    problem = error.errors()[0]
+    found = f"{error.title}.{'.'.join(map(str, problem['loc']))} = {problem['input']!r}: {problem['msg']}"
+    names = [name for name, value in os.environ.items() if name.startswith("PREFECT_") and value == problem["input"]]
+    return found, "settings that Prefect can read", f"unset {' '.join(names)}" if names else f"repair {_SETTINGS}"

@@ -63,7 +63,7 @@ def train_sweep(
         train = partial(train_runs, parallel=parallel, backend=backend, logs=logs)
         if sweep.search is not None:
             if stored is None:
-                _try_settings(sweep, probe_configs(sweep, sweep.search), backend)
+                _try_settings(probe_configs(sweep, sweep.search))
             known, search = sweep, sweep.search
             if stored is not None and stored.search is not None:
                 # Suggestions depend on the order of the settings, which the command may give in another one.
@@ -75,14 +75,14 @@ def train_sweep(
             require_own(sweep, run, by_run[run.name])
         if stored is None or len(stored.runs) < len(sweep.runs):
             first = {tuple(run.settings.items()): by_run[run.name] for run in reversed(sweep.runs)}
-            _try_settings(sweep, [*first.values()], backend)
+            _try_settings([*first.values()])
             sweep.write()
         jobs = [(run, by_run[run.name], folder) for run in sweep.runs if not is_complete(folder := sweep.folder(run))]
         outcomes = train(jobs, observer=observer)
         return SweepResult(sweep, tuple(outcomes), was_stopped(jobs, outcomes))
 
 
-def _try_settings(sweep: Sweep, configs: Sequence[RunConfig], backend: Backend) -> None:
+def _try_settings(configs: Sequence[RunConfig]) -> None:
     """Build what each combination of settings trains with, which finds what settings alone do not show."""
     for config in map(pinned, configs):
         with stages_of(config, Backend(workers=0), partial(check_sizes, config)) as stages:

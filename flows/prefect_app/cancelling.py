@@ -79,6 +79,6 @@ def _is_cancelling() -> bool:
     # Without an answer it counts as not: a flow run that is cancelled all the same is not started again.
     with suppress(Exception), get_client(sync_client=True) as client:
         state = client.read_flow_run(UUID(flow_run.get_id())).state
-        return state is not None and state.is_cancelling()
+        return state is not None and (state.is_cancelling() or state.is_cancelled())
     get_run_logger().warning("Prefect's server does not tell whether this flow run is cancelled")
     return False

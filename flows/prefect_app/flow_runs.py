@@ -10,10 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import psutil
+
+from metaloom.flows.prefect_app.flow_process import MODULE
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -39,8 +42,8 @@ UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
 class Caretaker:
     """Looks after the flow runs of the pool, of which `metaloom serve` has the only worker."""
 
-    def __init__(self, api: str, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._api, self._say, self._clock = api, say, clock
+    def __init__(self, home: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._home, self._say, self._clock = home, say, clock
         self._began = datetime.now(UTC)
         self._worker_began = self._began
         self._restarts: dict[UUID, list[float]] = defaultdict(list)
@@ -51,17 +54,19 @@ class Caretaker:
 
     def worker_lost(self) -> None:
         """End the processes of flow runs whose worker is gone, which nobody watches any more, behind their stage."""
-        end_processes(flow_processes(self._api).values(), STAGE_SECONDS + 2)
+        end_processes(flow_processes(self._home).values(), STAGE_SECONDS + 2)
         self._worker_began = datetime.now(UTC)
 
     def look(self, client: "SyncPrefectClient") -> None:
         """Have every flow run go on that has lost its process, and stop those that are cancelled."""
-        processes = flow_processes(self._api)
+        processes = flow_processes(self._home)
         missed: set[UUID] = set()
-        for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", since=self._began)]:
+        for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", "CANCELLED", since=self._began)]:
             state = state_of(run)
             if run.id in processes:
                 self._look_at_living(client, run, processes[run.id])
+            elif state.is_cancelled():
+                continue
             elif state.is_crashed():
                 if _age(state) > SETTLED_SECONDS:
                     self._restart(client, run)
@@ -79,7 +84,9 @@ class Caretaker:
         from prefect.states import Running
 
         state = state_of(run)
-        if state.is_cancelling() and _age(state) > DEAF_SECONDS and run.id not in self._asked:
+        # One that is set to Cancelled by force never was Cancelling, and its process hears of neither.
+        is_to_end = state.is_cancelling() or state.is_cancelled()
+        if is_to_end and _age(state) > DEAF_SECONDS and run.id not in self._asked:
             self._asked.add(run.id)
             ask_to_end(process)
         elif state.is_crashed() and _age(state) > ENDED_SECONDS:
@@ -109,18 +116,11 @@ class Caretaker:
         client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
 
 
-def limit_trainings(client: "SyncPrefectClient") -> None:
-    """Have one training run at a time, unless the user has set another limit."""
-    queue = client.read_work_queue_by_name(QUEUE, work_pool_name=POOL)
-    if queue.concurrency_limit is None:
-        client.update_work_queue(queue.id, concurrency_limit=TRAININGS)
-
-
-def go_on_with_left_over(client: "SyncPrefectClient", api: str, say: Callable[[str], None]) -> None:
+def go_on_with_left_over(client: "SyncPrefectClient", home: Path, say: Callable[[str], None]) -> None:
     """Have flow runs go on that an earlier server and worker left when they died: nothing else would ever do so."""
     from prefect.states import AwaitingRetry
 
-    end_processes(flow_processes(api).values(), STAGE_SECONDS + 2)
+    end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in flow_runs(client, *UNFINISHED):
         if state_of(run).is_cancelling():
             _set_cancelled(client, run)
@@ -143,15 +143,15 @@ def cancel_all(client: "SyncPrefectClient", seconds: float) -> None:
         time.sleep(0.2)
 
 
-def leave_all(client: "SyncPrefectClient", api: str, stop_worker: Callable[[], None]) -> None:
+def leave_all(client: "SyncPrefectClient", home: Path, stop_worker: Callable[[], None]) -> None:
     """End flow runs behind their stage, and have the next worker go on with them."""
     from prefect.states import AwaitingRetry
 
     began = datetime.now(UTC)
-    end_processes(flow_processes(api).values(), STAGE_SECONDS + 2)
+    end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     stop_worker()
     # What it has started while the others ended.
-    end_processes(flow_processes(api).values(), STAGE_SECONDS + 2)
+    end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", since=began)]:
         if not state_of(run).is_cancelling():
             message = "metaloom serve was stopped; it goes on from what is stored when that is started again."
@@ -175,18 +175,19 @@ def state_of(run: "FlowRun") -> "State":
     return run.state
 
 
-def flow_processes(api: str) -> dict[UUID, psutil.Process]:
-    """Return the processes of this machine that execute a flow run of a server, by its id."""
-    return dict(_flow_processes(api))
+def flow_processes(home: Path) -> dict[UUID, psutil.Process]:
+    """Return the processes of this machine that execute a flow run of a folder's server, by its id."""
+    return dict(_flow_processes(home))
 
 
-def _flow_processes(api: str) -> Iterator[tuple[UUID, psutil.Process]]:
+def _flow_processes(home: Path) -> Iterator[tuple[UUID, psutil.Process]]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError, KeyError, ValueError):
-            if "prefect.engine" not in process.cmdline() or process.status() == psutil.STATUS_ZOMBIE:
+            if MODULE not in process.cmdline() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             environment: Mapping[str, str] = process.environ()
-            if environment["PREFECT_API_URL"] == api:
+            # Not by the server's address, which may be spelt in several ways.
+            if environment["PREFECT_HOME"] == str(home):
                 yield UUID(environment["PREFECT__FLOW_RUN_ID"]), process
 
 

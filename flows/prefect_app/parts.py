@@ -66,9 +66,11 @@ class Part:
     def start(self) -> None:
         """Start the process."""
         if self.log is not None:
-            self._output = self.log.open("ab")
+            # A link in its place is not followed: it would be written to.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            self._output = os.fdopen(os.open(self.log, flags, 0o600), "ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *self.arguments],
+            [sys.executable, "-P", "-m", *self.arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT if self._output else None,

@@ -1,4 +1,6 @@
-"""Lets `prefect deployment run meta-train` find `meta-train/meta-train`.
+"""Lets `prefect deployment run meta-train` reach the server of the folder, and find `meta-train/meta-train`.
+
+It hands Prefect the password that `metaloom serve` keeps in the folder, for this server alone.
 
 Prefect names a deployment FLOW/DEPLOYMENT and takes nothing shorter. This plugin makes a name without a slash stand for
 NAME/NAME. Prefect loads it through the entry point group `prefect.plugins` wherever plugins are enabled, as they are by
@@ -9,16 +11,20 @@ command against a real server.
 """
 
 import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from prefect.plugins import HookContext, register_hook
+from prefect.plugins import HookContext, SetupResult, register_hook
+
+from metaloom.flows.prefect_app.home import API, AUTH, is_same_api, read_environment, unproxied
 
 _METHOD = "read_deployment_by_name"
 
 
 @register_hook
-def setup_environment(*, ctx: HookContext) -> None:
+def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     """Called by Prefect when it is imported."""
     try:
         from prefect.client.orchestration._deployments.client import DeploymentAsyncClient, DeploymentClient
@@ -32,6 +38,12 @@ def setup_environment(*, ctx: HookContext) -> None:
             ctx.prefect_version,
             error,
         )
+    served = read_environment(Path())
+    if ctx.api_url is None or API not in served or not is_same_api(ctx.api_url, served[API]):
+        return None
+    # Where the user has chosen the password it is not kept, and the user exports it.
+    password = {AUTH: served[AUTH]} if AUTH in served else {}
+    return SetupResult(env={**password, **unproxied(os.environ, ctx.api_url)})
 
 
 def accept_bare_names(client: type) -> None:

@@ -1,13 +1,19 @@
 """What Prefect's log leaves out under `metaloom serve`: alarms about what `serve` mends, and about cancelled runs."""
 
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from metaloom.flows.prefect_app.home import write
+
 # They tell a worker of cancelled flow runs until its server is gone once; from then on the caretaker does.
 OBSERVERS = ("FlowRunCancellingObserver", "FlowRunSuspendingObserver")
-# An exception that a flow run ends with because it was cancelled, which Prefect takes for unexpected.
-CANCELLED = "CancelledRun"
+# Exceptions that a flow run ends with because it was cancelled, or `serve` was stopped, which Prefect takes for
+# unexpected.
+ENDED = ("CancelledRun", "TerminationSignal")
+# What `serve` has asked to end, before or after the handler is there by which a training finishes its stage.
+ABORTED = "Crash detected! Execution was aborted by a termination signal"
 # One for each event that did not reach a server which is gone; the flow says so once.
 LOST_EVENT = "Service 'EventsWorker' failed to process item"
 
@@ -22,20 +28,24 @@ class WithoutFalseAlarms(logging.Filter):
         return not (
             record.name.rpartition(".")[2] in OBSERVERS
             or (record.name == "asyncio" and any(name in message for name in OBSERVERS))
-            or (kind is not None and kind.__name__ == CANCELLED)
-            or message.startswith(LOST_EVENT)
+            or (kind is not None and kind.__name__ in ENDED)
+            or message.startswith((LOST_EVENT, ABORTED))
         )
 
 
 def write_settings(home: Path) -> Path:
     """Write Prefect's own settings of its log with the filter added; returns the file, which Prefect is to read."""
     import yaml
-    from prefect.logging.configuration import DEFAULT_LOGGING_SETTINGS_PATH
 
-    settings: dict[str, Any] = yaml.safe_load(DEFAULT_LOGGING_SETTINGS_PATH.read_text("utf-8"))
+    # Without importing Prefect, which would read what lies in its place.
+    prefect = find_spec("prefect")
+    assert prefect is not None
+    assert prefect.origin is not None
+    own = Path(prefect.origin).parent / "logging" / "logging.yml"
+    settings: dict[str, Any] = yaml.safe_load(own.read_text("utf-8"))
     settings["filters"] = {"false_alarms": {"()": f"{__name__}.{WithoutFalseAlarms.__name__}"}}
     for handler in settings["handlers"].values():
         handler["filters"] = ["false_alarms"]
     file = home / "logging.yml"
-    file.write_text(yaml.safe_dump(settings), "utf-8")
+    write(file, yaml.safe_dump(settings))
     return file

@@ -1,17 +1,19 @@
 """`metaloom serve`: a Prefect server with its page, the deployments and a worker, for as long as it runs.
 
-Each part is a Prefect command that could be typed by hand (docs/prefect.md lists them), started here in the right
-order, told the same address, started again if it ends, and stopped together. Whoever reaches a Prefect server can run
-what it deploys, so it listens on the loopback interface, and on any other only with a password.
+Each part is a process, started here in the right order, told the same address and password, started again if it ends,
+and stopped together. Whoever gets into a Prefect server can run what it deploys, so it has a password and a gate
+against other pages in the user's browser (server.py), and listens beyond this machine only with a chosen password.
 """
 
+import base64
 import os
+import shlex
 import signal
 import socket
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,26 +24,34 @@ from urllib.request import ProxyHandler, build_opener
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.prefect_app.database import require_answer, server_url
-from metaloom.flows.prefect_app.flow_runs import (
-    POOL,
-    Caretaker,
-    cancel_all,
-    go_on_with_left_over,
-    leave_all,
-    limit_trainings,
+from metaloom.flows.prefect_app.flow_runs import POOL, Caretaker, cancel_all, go_on_with_left_over, leave_all
+from metaloom.flows.prefect_app.home import (
+    API,
+    AUTH,
+    ENVIRONMENT,
+    LOOPBACK,
+    TEMPLATE,
+    folder_settings,
+    folder_variables,
+    is_same_api,
+    make_home,
+    unproxied,
+    write,
+    write_environment,
 )
 from metaloom.flows.prefect_app.parts import START_SECONDS, Part, ServeError, Stop, alone, running
 from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
+from metaloom.flows.prefect_app.server import OPEN
 from metaloom.flows.views.formatting import program
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
-HOST, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+HOST, EVERYWHERE = LOOPBACK[0], "0.0.0.0"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PASSWORD = "PREFECT_SERVER_API_AUTH_STRING"
-HERE = Path(__file__).parent
+PROFILES = Path(__file__).parent / "profiles.toml"
 LOOK_SECONDS = 1.0
 # Longer than the 30 s that Prefect leaves a cancelled flow run to end by itself.
 CANCEL_SECONDS = 40.0
@@ -61,7 +71,7 @@ class Address:
     @property
     def is_private(self) -> bool:
         """Whether only this machine reaches it."""
-        return self.host in (HOST, "localhost")
+        return self.host in LOOPBACK
 
     @property
     def page(self) -> str:
@@ -74,7 +84,7 @@ class Address:
         return f"{self.page}/api"
 
 
-def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = None) -> None:
+def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = None, trust: bool = False) -> None:
     """Start everything in a folder, where flows will run, and stop everything on Ctrl-C or SIGTERM.
 
     Ctrl-C cancels flow runs in progress. After SIGTERM, which systemd, Docker and Kubernetes send, the next one goes on
@@ -85,6 +95,7 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
         port: of the server and its page; that of reports is the next one.
         host: address that the server listens on.
         database: URL of a PostgreSQL database for Prefect; a SQLite file in the folder when None.
+        trust: use the folder's `.prefect`, whoever has made it.
 
     Raises:
         UsageError: the server would be open to other machines without a password, or the database cannot be used.
@@ -102,21 +113,33 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
     if url is not None:
         require_answer(url)
         os.environ[DATABASE] = url
-    home = _prepare(folder, address)
+    given = os.environ.get(PASSWORD)
+    found = folder_settings(folder)
+    home, own = make_home(folder, trust=trust)
     with suppress(Interrupted), alone(folder, home):
-        _serve(folder, home, address, stop)
+        ready = _prepare(folder, address, found, None if given else own)
+        os.environ.update(settings(home, address, given or own))
+        # The key of Prefect's cloud, which this server does not know.
+        os.environ.pop("PREFECT_API_KEY", None)
+        _serve(home, address, stop, ready)
     _say("stopped")
 
 
-def settings(home: Path, address: Address) -> dict[str, str]:
+def settings(home: Path, address: Address, password: str) -> dict[str, str]:
     """Environment variables for every part; the rest of Prefect's settings are in profiles.toml."""
-    password = os.environ.get(PASSWORD)
+    # Flow processes enter the folder, but the parts do not: Prefect would read settings there.
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {
+        **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}),
+        **unproxied(os.environ, address.api),
         # What the server asks for is what workers and flows say.
-        **({"PREFECT_API_AUTH_STRING": password} if password else {}),
-        "PREFECT_API_URL": address.api,
+        PASSWORD: password,
+        AUTH: password,
+        API: address.api,
         "PREFECT_HOME": str(home),
-        "PREFECT_PROFILES_PATH": str(HERE / "profiles.toml"),
+        # Written anew: such a file can have anything called, and Prefect looks there for one.
+        "PREFECT_LOGGING_SETTINGS_PATH": str(write_settings(home)),
+        "PREFECT_PROFILES_PATH": str(PROFILES),
         "PREFECT_PROFILE": "metaloom",
         "DO_NOT_TRACK": "1",
         # The bare-name plugin is for what users type; a worker sometimes imports Prefect where none can be loaded.
@@ -124,69 +147,28 @@ def settings(home: Path, address: Address) -> dict[str, str]:
     }
 
 
-def _prepare(folder: Path, address: Address) -> Path:
-    """Make the folder of the server's own files, and tell Prefect's commands in this folder about the server."""
-    home = folder / ".prefect"
-    try:
-        home.mkdir(exist_ok=True)
-        if not _folder_settings(folder) and not (folder / "prefect.toml").exists():
-            text = (HERE / "prefect.toml").read_text("utf-8").replace(Address(4200).api, address.api)
-            (folder / "prefect.toml").write_text(text, "utf-8")
-            _say("wrote prefect.toml, by which `prefect` commands in this folder find the server")
-    except (OSError, ValueError) as error:
-        raise ServeError(f"{folder} cannot be served from ({error}); start it in a folder of your own") from None
-    return home
-
-
-def _folder_settings(folder: Path) -> dict[str, Any]:
-    """Prefect's settings in a folder, of which those in prefect.toml win."""
-    found: dict[str, Any] = {}
-    for name, path in (("pyproject.toml", ("tool", "prefect")), ("prefect.toml", ())):
-        file = folder / name
-        table = tomllib.loads(file.read_text("utf-8")) if file.exists() else {}
-        for key in path:
-            table = table.get(key, {})
-        found |= table
-    return found
-
-
-def _serve(folder: Path, home: Path, address: Address, stop: Stop) -> None:
-    # Before this process imports Prefect, which reads them then.
-    os.environ.update(settings(home, address))
+def _serve(home: Path, address: Address, stop: Stop, ready: str) -> None:
     with ExitStack() as stack:
         # The worker and its flows learn of it through the environment. Reports are for browsers of this machine.
         if address.is_private:
             os.environ[VARIABLE] = stack.enter_context(served_reports(HOST, address.port + 1))
+        # Prefect reads settings in the folder where it works, which may be somebody else's.
+        os.chdir("/")
         _say("starting the Prefect server ...")
-        command = [
-            "metaloom.flows.prefect_app.server",
-            "server",
-            "start",
-            "--host",
-            address.host,
-            "--port",
-            str(address.port),
-        ]
+        command = ["metaloom.flows.prefect_app.server", address.host, str(address.port)]
         server = Part("the Prefect server", command, home / "server.log", answers=lambda: _answers(address))
         stack.enter_context(running(server))
         _wait(stop, [server], lambda: _answers(address))
         _say("deploying the flows ...")
-        os.environ["PREFECT_LOGGING_SETTINGS_PATH"] = str(write_settings(home))
-        caretaker = Caretaker(address.api, _tell)
+        caretaker = Caretaker(home, _tell)
         with _client() as client:
-            go_on_with_left_over(client, address.api, _tell)
-        for what, command in (
-            ("prefect work-pool create", ["work-pool", "create", POOL, "--type", "process", "--overwrite"]),
-            ("prefect deploy", ["--no-prompt", "deploy", "--all", "--prefect-file", str(HERE / "prefect.yaml")]),
-        ):
-            with running(Part(what, ["prefect", *command], home / "deploy.log")) as step:
-                _wait(stop, [server, step], lambda step=step: step.code == 0)
-        with _client() as client:
-            limit_trainings(client)
+            go_on_with_left_over(client, home, _tell)
+        with running(Part("the deployment of the flows", ["metaloom.flows.prefect_app.deploy"])) as step:
+            _wait(stop, [server, step], lambda: step.code == 0)
         command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", "metaloom"]
         worker = stack.enter_context(running(Part("the worker", command, ended=caretaker.worker_lost)))
-        stack.callback(_end_runs, stop, worker, address.api)
-        _say(_ready(address, _folder_settings(folder)))
+        stack.callback(_end_runs, stop, worker, home)
+        _say(ready)
         _keep_running(stop, server, worker, caretaker)
         what = "can be resumed" if stop.for_good else "goes on when `metaloom serve` is started again"
         _say(f"\nstopping; a run that is being trained keeps every stage it has stored, and {what} ...")
@@ -262,7 +244,7 @@ def _client() -> "SyncPrefectClient":
     return get_client(sync_client=True)
 
 
-def _end_runs(stop: Stop, worker: Part, api: str) -> None:
+def _end_runs(stop: Stop, worker: Part, home: Path) -> None:
     from httpx import HTTPError
 
     # If the server is what went away, nobody is left to ask.
@@ -270,21 +252,46 @@ def _end_runs(stop: Stop, worker: Part, api: str) -> None:
         if stop.for_good:
             cancel_all(client, CANCEL_SECONDS)
         else:
-            leave_all(client, api, worker.stop)
+            leave_all(client, home, worker.stop)
 
 
-def _ready(address: Address, found: dict[str, Any]) -> str:
-    elsewhere = f"export PREFECT_API_URL={address.api}"
-    here = "" if found.get("api", {}).get("url") == address.api else f"\nfirst, in that shell: {elsewhere}"
-    if not address.is_private:
-        here += "\nits password     export PREFECT_API_AUTH_STRING=USER:PASSWORD, wherever `prefect` is typed"
-    name = "meta-train" if found.get("plugins", {}).get("enabled") else "meta-train/meta-train"
+def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password: str | None) -> str:
+    """Write by what `prefect` commands find the server; returns what is said when it is ready.
+
+    Args:
+        folder: where flows run.
+        address: of the server.
+        found: Prefect's settings in the folder.
+        password: what the server asks for; None where the user has chosen it.
+    """
+    # Variables win over files, and another shell is likely to have them as well.
+    variables = folder_variables(folder)
+    exported = {**variables, **os.environ}.get(API, address.api)
+    write_environment(folder, address.api, password)
+    if not found and not (folder / TEMPLATE.name).exists():
+        text = TEMPLATE.read_text("utf-8").replace(Address(4200).api, address.api)
+        write(folder / TEMPLATE.name, text)
+        _say("wrote prefect.toml, by which `prefect` commands in this folder find the server")
+        found = tomllib.loads(text)
+    plugins = found.get("plugins", {})
+    has_plugin = plugins.get("enabled") is True and "metaloom" in plugins.get("allow", ["metaloom"])
+    finds_it = has_plugin and is_same_api(found.get("api", {}).get("url"), address.api)
+    environment = f". {shlex.quote(str(folder / ENVIRONMENT))}"
+    here = "" if finds_it and is_same_api(exported, address.api) else f"\nfirst             {environment}"
+    name = "meta-train" if has_plugin else "meta-train/meta-train"
+    if password is None:
+        here += f"\nits password     export {AUTH}=USER:PASSWORD, wherever `prefect` is typed"
+    opened = "" if password is None else f"{OPEN}#{base64.b64encode(password.encode()).decode()}"
     reports = f"http://{HOST}:{address.port + 1}" if address.is_private else "not served; they are beside the runs"
+    ignored = [key for key in found if key not in ("api", "plugins")]
+    ignored += [name for name in variables if name.startswith("PREFECT_") and name not in (API, AUTH)]
+    if ignored:
+        here += f"\nnot followed     {', '.join(ignored)} among Prefect's settings in this folder; required variables"
     return f"""
-Prefect's page   {address.page}
+Prefect's page   {address.page}{opened}
 reports          {reports}
 start a run      {program("prefect")} deployment run {name} -p recipe=first-steps{here}
-other folders    {elsewhere}; name it meta-train/meta-train there
+other folders    {environment}; name it meta-train/meta-train there
 stop             Ctrl-C
 """
 

@@ -1,4 +1,9 @@
-"""The command `prefect` with two faults of its server under SQLite mended; `metaloom serve` starts its server by it.
+"""Prefect's server behind a gate, as `metaloom serve` starts it: `python -P -m metaloom.flows.prefect_app.server`.
+
+Prefect answers every page in the user's browser (`access-control-allow-origin: *`) and looks at no `Host`. The gate
+refuses what other pages ask for. Prefect refuses other users and programs, since it always has a password here.
+
+Two faults of Prefect's server under SQLite are mended:
 
 - Transactions take their lock when they begin, and wait for it. Prefect 3.8 takes it at the first write, which fails at
   once with "database is locked" when another transaction has written since this one has read.
@@ -9,14 +14,58 @@ Both lean on Prefect's private modules; tests/flows/test_prefect_server.py and t
 real server.
 """
 
+import sys
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from starlette.responses import HTMLResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from metaloom.flows.this_machine import HOSTS
+from metaloom.flows.viewer.gate import Gate, refusal_of_other_pages
 
 if TYPE_CHECKING:
     from prefect.server.events.schemas.events import ReceivedEvent
     from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+
+OPEN = "/open"
+"""Path of the page that takes the password, which is what follows `#` in its address and so is never sent or logged."""
+_OPENING = HTMLResponse(
+    """<!doctype html>
+<meta charset="utf-8">
+<title>Metaloom</title>
+<p>Opening Prefect's page ...</p>
+<script>
+  const password = location.hash.slice(1);
+  history.replaceState(null, "", location.pathname);
+  fetch("/api/admin/version", { headers: { Authorization: `Basic ${password}` } }).then((answer) => {
+    if (!answer.ok) throw new Error(answer.status);
+    localStorage.setItem("prefect-password", password);
+    location.replace("/");
+  }).catch(() => {
+    document.querySelector("p").textContent =
+      "This is not the address of the server that runs now: open the one that `metaloom serve` has printed.";
+  });
+</script>
+""",
+    headers={
+        "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "Cache-Control": "no-store",
+    },
+)
+
+
+def guarded(prefect: ASGIApp, *, any_host: bool) -> ASGIApp:
+    """Return Prefect's application behind the gate, with the page that opens it logged in."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await (_OPENING if scope.get("path") == OPEN and scope["type"] == "http" else prefect)(scope, receive, send)
+
+    return Gate(answer, partial(refusal_of_other_pages, any_host=any_host))
 
 
 def lock_at_once() -> None:
@@ -58,14 +107,25 @@ def skip_stored_events() -> None:
     module._write_sqlite_events = write_new
 
 
-def main() -> None:
-    """Run the command."""
-    from prefect.cli import app
+def main(host: str, port: str) -> None:
+    """Serve until SIGTERM."""
+    import uvicorn
+    from prefect.server.api.server import create_app
+    from prefect.settings import get_current_settings
 
     lock_at_once()
     skip_stored_events()
-    app()
+    settings = get_current_settings().server
+    uvicorn.run(
+        guarded(create_app(final=True), any_host=host not in HOSTS),
+        host=host,
+        port=int(port),
+        timeout_keep_alive=settings.api.keepalive_timeout,
+        ws_ping_interval=settings.api.websocket_ping_interval,
+        ws_ping_timeout=settings.api.websocket_ping_timeout,
+        log_level=settings.logging_level.lower(),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,8 +1,8 @@
-"""Who may ask: this machine's user, who has the address with its token, and no other page in the same browser."""
+"""Who may ask a server of this machine: its own page and programs, and no other page in the same browser."""
 
 import secrets
-from collections.abc import Iterable, Mapping
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
@@ -23,62 +23,94 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     ]
 )
-HEADERS: Mapping[str, str] = {
-    "Content-Security-Policy": POLICY,
+KEPT_TO_ITSELF: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Of every answer, refusals included."""
+"""Headers of every answer of a gate, refusals included."""
+HEADERS: Mapping[str, str] = {"Content-Security-Policy": POLICY, **KEPT_TO_ITSELF}
+"""Headers of every answer of the page over runs."""
+OTHER_PAGE = 403, "required a request of the page itself"
+
+Refusal = tuple[int, str]
+"""Status, and reason."""
 
 
 class Gate:
-    """Lets requests through that come from the page itself, or open it with the token.
+    """Lets requests and websockets through that are not refused.
 
     Args:
-        app: what is behind it.
-        token: first part of every path.
+        app: what is guarded.
+        refusal: returns why a request is refused, None where it is not.
+        headers: headers of every answer.
     """
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = token
+    def __init__(
+        self, app: ASGIApp, refusal: Callable[[Scope], Refusal | None], headers: Mapping[str, str] = KEPT_TO_ITSELF
+    ) -> None:
+        self._app, self._refusal = app, refusal
+        self._headers = _encoded(headers.items())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] != "http":  # there is nothing else to ask for
+        refusal = None if scope["type"] == "lifespan" else self._refusal(scope)
+        if refusal is not None and scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal[1]})
             return
-        refusal = self._refusal(scope)
         answer = self._app if refusal is None else PlainTextResponse(f"{refusal[1]}\n", refusal[0])
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *_encoded(HEADERS.items())]
+                message["headers"] = [*message.get("headers", ()), *self._headers]
             await send(message)
 
         await answer(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and reason for which a request is refused."""
-        headers = Headers(scope=scope)
-        if not names_this_machine(headers.getlist("host")):
-            return 421, REQUIRED_HOST
-        if scope["method"] not in ("GET", "HEAD"):
-            return 405, "required GET: this page changes nothing"
-        # A request by hand may ask for `*`, or for nothing.
-        token = f"{scope['path']}/".split("/")[1]
-        if not secrets.compare_digest(token.encode(), self._token.encode()):
-            return 403, "open the address that `metaloom view` has printed: it has a token in it"
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers["host"]:
-            return 403, "required a request of the page itself"
-        # Browsers say where a request comes from. A link that opens the page may be anywhere.
-        is_opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not is_opened:
-            return 403, "required a request of the page itself"
-        return None
+
+def token_gate(app: ASGIApp, token: str) -> Gate:
+    """Return the gate of a page that changes nothing and is opened by an address with a token.
+
+    Args:
+        app: what is guarded.
+        token: first part of every path.
+    """
+    return Gate(app, partial(_refusal_of_token, token), HEADERS)
+
+
+def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal | None:
+    """Return why a request is refused that another page in the user's browser has made, or None.
+
+    Args:
+        scope: the request.
+        any_host: take requests by every name of this machine. A page whose own name leads here (DNS rebinding) then
+            gets through, so what is guarded must ask for a password that no browser sends by itself.
+    """
+    headers = Headers(scope=scope)
+    if not any_host and not names_this_machine(headers.getlist("host")):
+        return 421, REQUIRED_HOST
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        return OTHER_PAGE
+    # Browsers say where a request comes from. A link that opens the page may be anywhere.
+    is_opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not is_opened:
+        return OTHER_PAGE
+    return None
+
+
+def _refusal_of_token(token: str, scope: Scope) -> Refusal | None:
+    if refusal := refusal_of_other_pages(scope):
+        return refusal
+    if scope.get("method") not in ("GET", "HEAD"):
+        return 405, "required GET: this page changes nothing"
+    # A request by hand may ask for `*`, or for nothing.
+    asked = f"{scope['path']}/".split("/")[1]
+    if not secrets.compare_digest(asked.encode(), token.encode()):
+        return 403, "open the address that `metaloom view` has printed: it has a token in it"
+    return None
 
 
 def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

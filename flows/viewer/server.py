@@ -12,7 +12,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.viewer.gate import Gate
+from metaloom.flows.viewer.gate import token_gate
 from metaloom.flows.viewer.pages import Pages, no_page
 from metaloom.flows.viewer.shelf import Shelf
 from metaloom.flows.views.interactive import plotly_file
@@ -29,7 +29,7 @@ def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
     """
     pages = Pages(shelf, plotly_file())
     app = Starlette(routes=[Mount(f"/{token}", routes=pages.routes())], exception_handlers={404: no_page})
-    return Gate(app, token)
+    return token_gate(app, token)
 
 
 def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:

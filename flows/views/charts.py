@@ -18,6 +18,10 @@ from matplotlib.ticker import MaxNLocator
 from metaloom.flows.views.series import Chart, Series
 from metaloom.pipeline.types import Array
 
+if mpl.matplotlib_fname() == "matplotlibrc":
+    # A file of the working folder, which may be somebody else's. The user's own settings stay.
+    mpl.rcdefaults()
+
 INK, GRID = "#24292f", "#e6e8eb"
 WIDE, NARROW = (8.6, 4.4), (6.4, 3.4)
 STAGE_COLORS = {

@@ -1,4 +1,6 @@
 import base64
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -88,6 +90,24 @@ def test_the_same_chart_is_the_same_file():
     uris = [charts.svg_data_uri(charts.line_chart("t", np.arange(5), "x", "y", lines())) for _ in range(2)]
     assert uris[0] == uris[1]
     assert b"<svg" in base64.b64decode(uris[0].partition(",")[2])
+
+
+def test_charts_are_the_same_whatever_settings_of_matplotlib_lie_in_the_folder(tmp_path):
+    code = (
+        "import hashlib, numpy as np; from metaloom.flows.views import charts, series\n"
+        "lines = [series.Series('a', '#000000', np.arange(5.0))]\n"
+        "figure = charts.line_chart('t', np.arange(5), 'x', 'y', lines)\n"
+        "print(hashlib.sha256(charts.png_bytes(figure)).hexdigest())"
+    )
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "matplotlibrc").write_text("axes.facecolor: red\nlines.linewidth: 20\nbackend: module://x\n")
+    digests = [
+        subprocess.run(
+            [sys.executable, "-P", "-c", code], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
+        for folder in (tmp_path, tmp_path / "theirs")
+    ]
+    assert digests[0] == digests[1]
 
 
 def test_later_inner_steps_of_a_stage_have_a_lighter_colour_of_their_own():

@@ -141,7 +141,7 @@ def test_a_composition_trains_on_though_its_parts_are_killed_and_its_server_star
         ("scheduler", "scheduler"),
         ("worker", "worker"),
         ("serve", "metaloom.flows.prefect_app.server"),
-        ("serve", "prefect.engine"),
+        ("serve", "metaloom.flows.prefect_app.flow_process"),
     ]
     for service, word in killed:
         composition.require_progress()

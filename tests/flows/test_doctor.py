@@ -1,10 +1,14 @@
 import errno
+import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from prefect_server import clean_environment
 
 from metaloom.flows.commands import doctor
 
@@ -121,3 +125,55 @@ def test_a_probe_that_breaks_becomes_a_failed_check(tmp_path, monkeypatch):
     assert not check.ok
     assert "libmujoco.so" in check.found
     assert "make setup" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "variables", "found", "advice"),
+    [
+        ("prefect.toml", "[api", {}, "prefect.toml: Expected ']'", "repair prefect.toml, or remove it"),
+        ("home/.prefect/profiles.toml", "[x", {}, "profiles.toml: Expected ']'", "profiles.toml, or remove it"),
+        (
+            "mine.toml",
+            "[x",
+            {"PREFECT_PROFILES_PATH": "mine.toml"},
+            "mine.toml: Expected",
+            "repair mine.toml, or remove",
+        ),
+        (".env", "PREFECT_SERVER_API_PORT=abc", {}, "ServerAPISettings.port = 'abc'", "or .env in this folder"),
+        (".env", "", {"PREFECT_SERVER_API_PORT": "abc"}, "port = 'abc'", "unset PREFECT_SERVER_API_PORT"),
+    ],
+)
+def test_settings_that_prefect_cannot_read_are_named_with_what_mends_them(
+    tmp_path, file, text, variables, found, advice
+):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+    code = (
+        "import json; from dataclasses import asdict; from metaloom.flows.commands.doctor import *\n"
+        "print(json.dumps(asdict(check_prefect_server())))"
+    )
+    environment = clean_environment(HOME=str(tmp_path / "home")) | variables
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    check = json.loads(done.stdout)
+    assert (check["status"], done.stderr) == ("warn", "")
+    assert found in check["found"]
+    assert advice in check["advice"]
+
+
+@pytest.mark.parametrize("text", ["distributed: [a", "- 1"])
+def test_settings_of_dask_that_cannot_be_read_are_named_in_the_table_and_in_one_line(tmp_path, text):
+    (tmp_path / "mine.yaml").write_text(text)
+    environment = clean_environment(DASK_CONFIG=str(tmp_path / "mine.yaml"))
+    command = [sys.executable, "-P", "-m", "metaloom.flows.cli"]
+    ways = (["doctor", "--json"], ["train", "first-steps", "--set", "iterations=1"])
+    told, refused = (
+        subprocess.run([*command, *way], cwd=tmp_path, env=environment, capture_output=True, text=True) for way in ways
+    )
+    (check,) = [check for check in json.loads(told.stdout) if check["name"] == "dask settings"]
+    assert (told.returncode, check["status"], check["advice"]) == (1, "fail", "repair that file, or remove it")
+    assert str(tmp_path / "mine.yaml") in check["found"]
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"metaloom: A dask config file at '{tmp_path / 'mine.yaml'}' is malformed")
+    assert not (tmp_path / "runs").exists()

@@ -17,9 +17,9 @@ import pytest
 from kept_cluster import kept_cluster
 from prefect_server import PROGRAMS, Served, iterations_of, part_of, serving, wait_for
 
-import metaloom.flows.prefect_app
 from metaloom import storage
 from metaloom.flows.commands.train import train
+from metaloom.flows.prefect_app.flow_process import MODULE
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import RunConfig
 
@@ -58,7 +58,7 @@ def test_a_training_outlives_a_worker_of_another_scheduler(served, config, diges
 
 def test_a_training_outlives_a_worker_of_its_own(served, config, digests):
     def kill() -> None:
-        children = part_of(served, "prefect.engine").children(recursive=True)
+        children = part_of(served, MODULE).children(recursive=True)
         workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
         max(workers, key=lambda process: sum(process.cpu_times()[:2])).kill()
 
@@ -80,14 +80,10 @@ def test_a_training_goes_on_when_a_stopped_service_is_started_again(
     _require_equal(served, "first", config, digests)
 
 
-def test_a_schedule_is_made_by_the_command_and_stays_when_the_flows_are_deployed_again(served):
+def test_a_schedule_is_made_by_the_command(served):
     typed = ("deployment", "schedule", "create", "meta-train/meta-train", "--cron", "0 22 * * *")
     made = served.prefect(*typed, "--timezone", "Europe/Zurich")
     assert made.returncode == 0, made.stdout + made.stderr
-    # As the next `metaloom serve` does.
-    file = Path(metaloom.flows.prefect_app.__file__).parent / "prefect.yaml"
-    again = served.prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(file))
-    assert again.returncode == 0, again.stdout + again.stderr
     told = served.prefect("deployment", "inspect", "meta-train/meta-train", "--output", "json")
     (schedule,) = json.loads(told.stdout)["schedules"]
     assert schedule["schedule"]["cron"] == "0 22 * * *"

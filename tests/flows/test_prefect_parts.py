@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
 
@@ -17,17 +18,19 @@ import prefect.logging.configuration
 import psutil
 import pytest
 import yaml
-from prefect.exceptions import CancelledRun
+from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Pending, Running
 
 from metaloom.flows.prefect_app import cancelling, flow_runs, reporting
 from metaloom.flows.prefect_app.cancelling import finishing_the_stage
+from metaloom.flows.prefect_app.flow_process import MODULE
 from metaloom.flows.prefect_app.flow_runs import Caretaker
 from metaloom.flows.prefect_app.parts import STUCK_SECONDS, Part, ServeError, running
 from metaloom.flows.prefect_app.quiet import WithoutFalseAlarms, write_settings
 from metaloom.flows.prefect_app.reporting import Reporting
 
 ID = UUID(int=1)
+HOME = Path("/served/.prefect")
 
 
 def until(condition, seconds=30):
@@ -158,7 +161,7 @@ class TestCaretaker:
 
     @pytest.fixture
     def caretaker(self, processes, said, now):
-        caretaker = Caretaker("http://127.0.0.1:4200/api", said.append, now)
+        caretaker = Caretaker(HOME, said.append, now)
         caretaker._began = datetime.now(UTC) - timedelta(hours=1)
         return caretaker
 
@@ -237,6 +240,19 @@ class TestCaretaker:
         caretaker.look(server)
         assert server.set == ["Cancelled"]
 
+    def test_one_that_is_set_to_cancelled_by_force_is_asked_to_end_once_and_stays_cancelled(self, caretaker, processes):
+        signals = []
+        processes[ID] = SimpleNamespace(send_signal=signals.append)
+        server = Server(past(Cancelled(), 1))
+        caretaker.look(server)
+        assert signals == []  # it may be ending just now
+        server.run.state = past(Cancelled(), 4)
+        caretaker.look(server)
+        caretaker.look(server)
+        processes.clear()
+        caretaker.look(server)
+        assert (signals, server.set) == ([signal.SIGTERM], [])
+
     @pytest.mark.parametrize(
         ("state", "left"),
         [(Running(), True), (Cancelling(), False), (past(Crashed(), 7200), False), (Completed(), False)],
@@ -250,18 +266,18 @@ class TestCaretaker:
                 server.run.state = Crashed()  # as it reports that the process has ended
 
         server = Server(state)
-        flow_runs.leave_all(server, "http://127.0.0.1:4200/api", stop_worker)
+        flow_runs.leave_all(server, HOME, stop_worker)
         assert (stopped, server.set) == ([True], ["AwaitingRetry"] if left else [])
 
-    def test_processes_of_flow_runs_are_known_by_server_and_id(self):
+    def test_processes_of_flow_runs_are_known_by_the_folder_they_are_served_from_and_id(self):
         code = "import time; time.sleep(60)"
-        environment = os.environ | {"PREFECT_API_URL": "http://here/api", "PREFECT__FLOW_RUN_ID": str(ID)}
-        arguments = [sys.executable, "-c", code, "prefect.engine"]
+        environment = os.environ | {"PREFECT_HOME": str(HOME), "PREFECT__FLOW_RUN_ID": str(ID)}
+        arguments = [sys.executable, "-c", code, MODULE]
         with subprocess.Popen(arguments, env=environment) as process:
-            until(lambda: ID in flow_runs.flow_processes("http://here/api"))
-            assert flow_runs.flow_processes("http://here/api")[ID].pid == process.pid
-            assert ID not in flow_runs.flow_processes("http://there/api")
-            flow_runs.end_processes(flow_runs.flow_processes("http://here/api").values(), 10)
+            until(lambda: ID in flow_runs.flow_processes(HOME))
+            assert flow_runs.flow_processes(HOME)[ID].pid == process.pid
+            assert ID not in flow_runs.flow_processes(HOME / "other")
+            flow_runs.end_processes(flow_runs.flow_processes(HOME).values(), 10)
             assert not psutil.pid_exists(process.pid)
 
     def test_a_process_that_does_not_end_is_killed(self):
@@ -288,8 +304,9 @@ class TestCancelling:
         monkeypatch.setattr(cancelling, "get_client", lambda sync_client: nullcontext(client))
         monkeypatch.setattr(cancelling.flow_run, "get_id", lambda: str(ID))
 
-    def test_the_stage_is_finished_and_the_flow_run_is_cancelled(self, prefect, monkeypatch):
-        self.state(monkeypatch, Cancelling())
+    @pytest.mark.parametrize("state", [Cancelling(), Cancelled()])
+    def test_the_stage_is_finished_and_the_flow_run_is_cancelled(self, prefect, monkeypatch, state):
+        self.state(monkeypatch, state)
         with finishing_the_stage() as asked:
             assert not asked.received
             os.kill(os.getpid(), signal.SIGTERM)
@@ -353,6 +370,8 @@ class TestLog:
             ("prefect.FlowRunCancellingObserver", "The websocket failed", OSError()),
             ("asyncio", "Exception in callback FlowRunCancellingObserver._handle_polling_task_done()", None),
             ("prefect.flow_runs", "Engine execution exited with unexpected exception", CancelledRun()),
+            ("prefect.flow_runs", "Crash detected! Execution was aborted by a termination signal.", None),
+            ("prefect.engine", "Execution of flow run '1' interrupted by base exception", TerminationSignal(15)),
             ("prefect._internal.concurrency", "Service 'EventsWorker' failed to process item Event()", None),
         ],
     )
@@ -363,6 +382,7 @@ class TestLog:
         ("name", "message", "error"),
         [
             ("asyncio", "Exception in callback", None),
+            ("prefect.flow_runs", "Crash detected! Execution was cancelled by the runtime environment.", None),
             ("prefect.flow_runs", "Engine execution exited with unexpected exception", ValueError()),
         ],
     )

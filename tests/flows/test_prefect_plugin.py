@@ -7,6 +7,7 @@ import sys
 import pytest
 from prefect.plugins import HookContext
 
+from metaloom.flows.prefect_app.home import write_environment
 from metaloom.flows.prefect_app.plugin import accept_bare_names, full_name, setup_environment
 
 
@@ -48,10 +49,43 @@ def test_a_client_is_wrapped_once_however_often_the_plugin_is_set_up():
 
 def test_a_prefect_that_moved_its_client_still_starts_and_is_told_about(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "prefect.client.orchestration._deployments.client", None)
-    context = HookContext(prefect_version="9.9", api_url=None, logger_factory=logging.getLogger)
     with caplog.at_level(logging.WARNING, "metaloom.flows.prefect_app.plugin"):
-        setup_environment(ctx=context)
+        setup_environment(ctx=context(None))
     assert "meta-train/meta-train" in caplog.text
+
+
+def context(api: str | None) -> HookContext:
+    return HookContext(prefect_version="3", api_url=api, logger_factory=logging.getLogger)
+
+
+class TestPassword:
+    """Of the server of the folder, handed to `prefect` commands that are typed there."""
+
+    @pytest.fixture(autouse=True)
+    def served(self, tmp_path, monkeypatch):
+        (tmp_path / ".prefect").mkdir()
+        write_environment(tmp_path, "http://127.0.0.1:4300/api", "metaloom:secret")
+        monkeypatch.chdir(tmp_path)
+
+    @pytest.mark.parametrize("api", ["http://127.0.0.1:4300/api", "http://localhost:4300/api/"])
+    def test_commands_in_the_folder_get_it_and_ask_no_proxy(self, api, monkeypatch):
+        monkeypatch.setenv("NO_PROXY", "intranet")
+        told = setup_environment(ctx=context(api))
+        assert told is not None
+        assert told.env["PREFECT_API_AUTH_STRING"] == "metaloom:secret"
+        assert told.env["no_proxy"] == told.env["NO_PROXY"] == "intranet,127.0.0.1,localhost"
+
+    @pytest.mark.parametrize(
+        "api", [None, "", "http://127.0.0.1:4301/api", "http://evil.example:4300/api", "https://127.0.0.1:4300/api"]
+    )
+    def test_no_other_server_gets_it(self, api):
+        assert setup_environment(ctx=context(api)) is None
+
+    def test_a_password_that_the_user_chose_is_the_user_s_to_say(self, tmp_path):
+        write_environment(tmp_path, "http://127.0.0.1:4300/api", None)
+        told = setup_environment(ctx=context("http://127.0.0.1:4300/api"))
+        assert told is not None
+        assert "PREFECT_API_AUTH_STRING" not in told.env
 
 
 @pytest.mark.parametrize("group", ["prefect.plugins"])

@@ -4,20 +4,25 @@ import http.client
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import proxy_bypass
 
 import pytest
 import requests
 import yaml
-from prefect_server import free_port
+from prefect_server import clean_environment, free_port
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.prefect_app.database import require_answer, server_url, without_password
+from metaloom.flows.prefect_app.deploy import FILE
+from metaloom.flows.prefect_app.home import API, AUTH, folder_settings, make_home, read_environment, write_environment
 from metaloom.flows.prefect_app.parts import Stop, alone
+from metaloom.flows.prefect_app.quiet import write_settings
 from metaloom.flows.prefect_app.reports import address_of, served_reports
-from metaloom.flows.prefect_app.serve import HERE, Address, _folder_settings, _prepare, _ready, settings
+from metaloom.flows.prefect_app.serve import Address, _prepare, settings
 from metaloom.flows.prefect_app.serve import serve as serve_flows
 
 
@@ -38,11 +43,9 @@ def test_a_port_in_use_is_refused_with_the_way_to_another(tmp_path):
 
 def test_a_folder_with_broken_settings_of_prefect_is_refused(tmp_path):
     (tmp_path / "prefect.toml").write_text("[api")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    refused = serve(tmp_path, port)
+    refused = serve(tmp_path, free_port())
     assert refused.returncode == 1
-    assert str(tmp_path) in refused.stderr
+    assert f"{tmp_path}/prefect.toml" in refused.stderr.replace("\n", "")
     assert "Traceback" not in refused.stderr
 
 
@@ -96,14 +99,102 @@ def test_a_password_that_no_url_can_have_as_it_is_is_refused_without_a_word_of_i
     assert "sec" not in str(refused.value)
 
 
-def test_what_the_server_asks_for_is_what_workers_and_flows_say(tmp_path, monkeypatch):
-    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "lab:secret")
-    told = settings(tmp_path, Address(4300, "0.0.0.0"))
-    assert told["PREFECT_API_AUTH_STRING"] == "lab:secret"
+def test_what_the_server_asks_for_is_what_workers_and_flows_say(tmp_path):
+    told = settings(tmp_path, Address(4300, "0.0.0.0"), "lab:secret")
+    assert told["PREFECT_API_AUTH_STRING"] == told["PREFECT_SERVER_API_AUTH_STRING"] == "lab:secret"
     # The parts are on this machine, which has no address 0.0.0.0 to call.
     assert told["PREFECT_API_URL"] == "http://127.0.0.1:4300/api"
-    assert settings(tmp_path, Address(4300, "10.0.0.7"))["PREFECT_API_URL"] == "http://10.0.0.7:4300/api"
-    assert "secret" not in _ready(Address(4300, "0.0.0.0"), {})
+    assert settings(tmp_path, Address(4300, "10.0.0.7"), "lab:secret")["PREFECT_API_URL"] == "http://10.0.0.7:4300/api"
+
+
+@pytest.mark.parametrize("name", ["NO_PROXY", "no_proxy"])
+def test_no_proxy_is_asked_for_the_server(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.setenv(name, "intranet")
+    for variable, value in settings(tmp_path, Address(4300, "10.0.0.7"), "lab:secret").items():
+        monkeypatch.setenv(variable, value)
+    hosts = {"127.0.0.1": True, "localhost": True, "10.0.0.7": True, "intranet": True, "example.org": False}
+    assert {host: bool(proxy_bypass(host)) for host in hosts} == hosts
+
+
+def test_python_finds_modules_where_the_user_said_although_the_parts_work_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["plugins", "/opt/more", ""]))
+    told = settings(tmp_path, Address(4300), "lab:secret")
+    assert told["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "plugins"), "/opt/more"]
+
+
+class TestHome:
+    """`.prefect`, in which a folder keeps the password of its server."""
+
+    def test_the_password_is_one_per_folder_for_this_user_alone_and_no_repository_takes_it(self, tmp_path):
+        home, password = make_home(tmp_path, trust=False)
+        assert make_home(tmp_path, trust=False) == (home, password)
+        assert len(password) > 32
+        (tmp_path / "other").mkdir()
+        assert make_home(tmp_path / "other", trust=False)[1] != password
+        write_environment(tmp_path, Address(4300).api, password)
+        assert {stat.S_IMODE(file.stat().st_mode) for file in home.iterdir()} == {0o600}
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+        _prepare(tmp_path, Address(4300), {}, password)
+        added = subprocess.run(
+            ["git", "add", "--dry-run", "."], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        assert added.stdout.split() == ["add", "'prefect.toml'"]
+        assert password not in (tmp_path / "prefect.toml").read_text()
+
+    def test_a_shell_that_reads_the_environment_reaches_the_server(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("no_proxy", "in tra'net")
+        make_home(tmp_path, trust=False)
+        write_environment(tmp_path, Address(4300).api, "a:$(b)'c")
+        shown = ["sh", "-c", '. "$0"; printf "%s\\n" "$PREFECT_API_URL" "$PREFECT_API_AUTH_STRING" "$NO_PROXY"']
+        file = tmp_path / ".prefect" / "environment"
+        told = subprocess.run([*shown, file], check=True, capture_output=True, text=True).stdout.splitlines()
+        assert told == ["http://127.0.0.1:4300/api", "a:$(b)'c", "in tra'net,127.0.0.1,localhost"]
+        assert [read_environment(tmp_path)[name] for name in (API, AUTH, "NO_PROXY")] == told
+
+    def test_a_password_that_came_with_a_folder_is_not_used(self, tmp_path):
+        (tmp_path / ".prefect").mkdir()
+        (tmp_path / ".prefect" / "password").write_text("known:to somebody else")
+        assert "known" not in make_home(tmp_path, trust=False)[1]
+
+    def test_a_database_that_came_with_a_folder_is_used_when_the_user_says_so(self, tmp_path):
+        (tmp_path / ".prefect").mkdir()
+        (tmp_path / ".prefect" / "prefect.db").touch()
+        refused = serve(tmp_path, free_port())
+        assert refused.returncode == 2
+        assert "has a database that was made by an earlier version, or by somebody else" in refused.stderr
+        assert [path.name for path in (tmp_path / ".prefect").iterdir()] == ["prefect.db"]
+        home, password = make_home(tmp_path, trust=True)
+        assert make_home(tmp_path, trust=False) == (home, password)
+
+    def test_without_a_configuration_folder_the_user_learns_what_is_needed(self, tmp_path, monkeypatch, caplog):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+        make_home(tmp_path, trust=False)
+        assert "cannot be remembered as yours" in caplog.text
+        assert "the next start needs --trust" in caplog.text
+
+    @pytest.mark.parametrize("name", [".", "password", "environment", ".gitignore", "logging.yml"])
+    def test_links_in_a_folder_are_not_followed(self, tmp_path, name):
+        (tmp_path / "outside").mkdir()
+        target = tmp_path / "outside" / "file"
+        target.write_text("as it was")
+        folder = tmp_path / "served"
+        (folder / ".prefect").mkdir(parents=True)
+        if name == ".":
+            (folder / ".prefect").rmdir()
+            (folder / ".prefect").symlink_to(target.parent)
+            with pytest.raises(UsageError, match="is a link; required a folder"):
+                make_home(folder, trust=False)
+        else:
+            (folder / ".prefect" / name).symlink_to(target)
+            home, password = make_home(folder, trust=False)
+            write_environment(folder, Address(4300).api, password)
+            write_settings(home)
+        assert target.read_text() == "as it was"
+        assert [*target.parent.iterdir()] == [target]
 
 
 class TestDatabase:
@@ -134,32 +225,116 @@ class TestDatabase:
     ("file", "text"),
     [
         ("prefect.toml", ""),
-        ("prefect.toml", "[worker]\nquery_seconds = 2"),
-        ("pyproject.toml", "[tool.prefect]\nhome = 'x'"),
+        ("prefect.toml", "api = 1\n[worker]\nquery_seconds = 2"),
+        ("pyproject.toml", "[tool.prefect]\nhome = 'x'\n[tool.prefect.worker]\nquery_seconds = 2"),
     ],
 )
 def test_settings_of_the_folder_s_own_are_left_alone_and_told_what_they_lack(tmp_path, file, text):
     (tmp_path / file).write_text(text)
-    _prepare(tmp_path, Address(4201))
+    told = prepared(tmp_path, 4201)
     assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == {file: text}
-    told = _ready(Address(4201), _folder_settings(tmp_path))
     assert "run meta-train/meta-train" in told
-    assert "first, in that shell: export PREFECT_API_URL=http://127.0.0.1:4201/api" in told
+    assert f"first             . {tmp_path}/.prefect/environment\n" in told
+    assert ("not followed     worker among Prefect's settings in this folder" in told) == ("worker" in text)
 
 
 def test_a_folder_without_settings_gets_those_by_which_the_bare_name_is_enough(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'mine'")
-    _prepare(tmp_path, Address(4201))
-    told = _ready(Address(4201), _folder_settings(tmp_path))
+    told = prepared(tmp_path, 4201)
     assert "run meta-train -p" in told
-    assert "first, in that shell" not in told
+    assert "first  " not in told
+    (tmp_path / ".env").write_text("PREFECT_LOGGING_LEVEL=DEBUG\nOTHER=1\n")
+    again = prepared(tmp_path, 4201)
+    assert "first  " not in again
+    assert "not followed     PREFECT_LOGGING_LEVEL among" in again
+    assert "first  " in prepared(tmp_path, 4301)
+
+
+@pytest.mark.parametrize("where", ["shell", ".env"])
+def test_another_server_that_is_named_in_the_shell_or_the_folder_is_told_how_to_leave(tmp_path, monkeypatch, where):
+    prepared(tmp_path, 4201)
+    if where == "shell":
+        monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere:4200/api")
+    else:
+        (tmp_path / ".env").write_text("PREFECT_API_URL=http://elsewhere:4200/api")
+    assert f"first             . {tmp_path}/.prefect/environment\n" in prepared(tmp_path, 4201)
+    monkeypatch.setenv("PREFECT_API_URL", "http://localhost:4201/api/")
+    assert "first  " not in prepared(tmp_path, 4201)
+
+
+def test_a_password_that_the_user_chose_is_neither_shown_nor_kept(tmp_path):
+    make_home(tmp_path, trust=False)
+    told = _prepare(tmp_path, Address(4300, "0.0.0.0"), {}, None)
+    assert "http://127.0.0.1:4300\n" in told
+    assert "export PREFECT_API_AUTH_STRING=USER:PASSWORD" in told
+    assert AUTH not in read_environment(tmp_path)
+
+
+def prepared(folder: Path, port: int) -> str:
+    """What is said when the server of a folder is ready."""
+    return _prepare(folder, Address(port), folder_settings(folder), make_home(folder, trust=False)[1])
+
+
+class TestForeignFolder:
+    """What lies in a folder does not run because somebody works there."""
+
+    LOGGING = "[logging]\nconfig_path = 'logging.yml'\n"
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        """Settings of Prefect, modules with the names of installed ones, and what would tell that they have run."""
+        (tmp_path / "logging.yml").write_text(
+            "version: 1\nhandlers:\n  evil: {'()': os.system, command: touch ran-by-settings}\n"
+            "loggers: {prefect: {handlers: [evil]}}\n"
+        )
+        (tmp_path / "prefect.toml").write_text(self.LOGGING)
+        (tmp_path / "pyproject.toml").write_text(self.LOGGING.replace("[", "[tool.prefect."))
+        (tmp_path / ".env").write_text("PREFECT_LOGGING_SETTINGS_PATH=logging.yml\n")
+        for name in ("prefect", "yaml", "numpy", "uvicorn", "sitecustomize"):
+            (tmp_path / f"{name}.py").write_text(f"open('ran-by-{name}', 'w').close()\n")
+        return tmp_path
+
+    def ran(self, folder: Path) -> list[str]:
+        return [path.name for path in folder.glob("ran-*")]
+
+    @pytest.fixture
+    def environment(self, folder) -> dict[str, str]:
+        home, password = make_home(folder, trust=False)
+        (home / "logging.yml").write_text((folder / "logging.yml").read_text())
+        return clean_environment() | settings(home, Address(free_port()), password)
+
+    def test_the_trap_works(self, folder):
+        (folder / "prefect.py").unlink()
+        code = "import prefect.main"
+        subprocess.run([sys.executable, "-P", "-c", code], cwd=folder, env=clean_environment(), capture_output=True)
+        assert self.ran(folder) == ["ran-by-settings"]
+
+    def test_the_process_of_a_flow_run_follows_no_settings_and_finds_installed_modules_first(self, folder, environment):
+        code = (
+            "import os, runpy; runpy.run_module = lambda *a, **k: None\n"
+            "from metaloom.flows.prefect_app.flow_process import main; main()\n"
+            "import prefect.main, yaml, numpy; from prefect.settings import Settings; again = Settings()\n"
+            "print(os.getcwd(), again.logging.config_path, again.api.url)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], cwd="/", env=environment, capture_output=True, text=True, check=True
+        )
+        where, config, api = done.stdout.split()
+        assert (where, api) == (str(folder), environment[API])
+        assert config == str(folder / ".prefect" / "logging.yml")
+        assert self.ran(folder) == []
+
+    def test_doctor_runs_nothing(self, folder):
+        command = [sys.executable, "-P", "-m", "metaloom.flows.cli", "doctor"]
+        subprocess.run(command, cwd=folder, env=clean_environment(), capture_output=True, timeout=120)
+        assert self.ran(folder) == []
 
 
 def test_every_deployment_is_named_like_its_flow():
     from metaloom.flows.prefect_app import deployments as meta_train
 
     flows = {name: getattr(meta_train, name) for name in ("meta_train", "meta_train_custom", "replay", "evaluate")}
-    deployments = yaml.safe_load((HERE / "prefect.yaml").read_text())["deployments"]
+    deployments = yaml.safe_load(FILE.read_text())["deployments"]
     names = {d["entrypoint"].removeprefix("metaloom.flows.prefect_app.deployments."): d["name"] for d in deployments}
     assert names == {function: flow.name for function, flow in flows.items()}
 

@@ -3,6 +3,8 @@
 So all of these tests also try what the wheel lacks or would find only among the sources.
 """
 
+import html
+import http.client
 import json
 import re
 import subprocess
@@ -14,17 +16,23 @@ import venv
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from browsing import NEEDS_BROWSER, OTHER_HOST, look
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect_server import Served, answers, iterations_of, part_of, serving, typed, wait_for
 
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import train
 from metaloom.flows.prefect_app import deployments
+from metaloom.flows.prefect_app.flow_process import MODULE
+from metaloom.flows.prefect_app.home import read_environment
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import RunConfig
 
@@ -171,6 +179,55 @@ def test_one_training_at_a_time(served):
         assert deployment["global_concurrency_limit"] is None
 
 
+def deployed_again(served: Served) -> str:
+    """Deploy as the next `metaloom serve` does; returns what it says."""
+    command = ("-P", "-m", "metaloom.flows.prefect_app.deploy")
+    done = typed(served.programs / "python", *command, folder=Path("/"), **read_environment(served.folder))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_people_set_stays_when_the_flows_are_deployed_again(served):
+    def of_people() -> dict[str, Any]:
+        (deployment,) = served.ask("deployments/filter", deployments={"name": {"any_": ["replay"]}})
+        (queue,) = served.ask("work_queues/filter", work_queues={"name": {"any_": ["training"]}})
+        pool = served.tell("work_pools/local", method="GET")
+        found = {name: deployment[name] for name in (*set_by_people, "schedules", "pull_steps", "entrypoint")}
+        return found | {"limit": queue["concurrency_limit"], "pool": (pool["concurrency_limit"], pool["description"])}
+
+    (deployment,) = served.ask("deployments/filter", deployments={"name": {"any_": ["replay"]}})
+    (queue,) = served.ask("work_queues/filter", work_queues={"name": {"any_": ["training"]}})
+    set_by_people = {
+        "description": "Ask Anna first.",
+        "tags": ["metaloom", "anna"],
+        "parameters": {"workers": 3},
+        "job_variables": {**deployment["job_variables"], "env": {"OMP_NUM_THREADS": "1"}},
+        "paused": True,
+        "enforce_parameter_schema": False,
+    }
+    path = f"deployments/{deployment['id']}"
+    served.tell(f"{path}/schedules", [{"schedule": {"cron": "0 0 1 1 *"}, "active": False, "slug": "yearly"}])
+    served.tell(path, set_by_people, method="PATCH")
+    served.tell(f"work_queues/{queue['id']}", {"concurrency_limit": None}, method="PATCH")
+    served.tell("work_pools/local", {"concurrency_limit": 7, "description": "Anna's"}, method="PATCH")
+    before = of_people()
+    assert {name: before[name] for name in set_by_people} == set_by_people
+    paused = "deployment replay/replay is paused: its schedules plan nothing until it is resumed in Prefect's page\n"
+    try:
+        assert deployed_again(served) == paused
+        assert of_people() == before
+        # As an earlier version, another interpreter and a flow with other parameters have left it.
+        step = {"prefect.deployments.steps.set_working_directory": {"directory": "/tmp"}}
+        job = {**set_by_people["job_variables"], "command": f"/old/python -P -m {MODULE}"}
+        served.tell(path, {"pull_steps": [step], "entrypoint": "old.module", "job_variables": job}, method="PATCH")
+        changed = "deployment replay/replay: brought entrypoint, job_variables, pull_steps up to date\n"
+        assert deployed_again(served) == changed + paused
+        assert of_people() == before | {"pull_steps": before["pull_steps"] or []}
+    finally:
+        served.tell(path, {"paused": False, "parameters": {}}, method="PATCH")
+        served.tell(f"work_queues/{queue['id']}", {"concurrency_limit": 1}, method="PATCH")
+
+
 def test_a_schedule_has_its_flow_runs_planned(served, yearly):
     """Which fails inside the server, and is told in its log alone, where it has an SQLAlchemy that it cannot use."""
     of_it = {"deployment_id": {"any_": [yearly]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
@@ -197,6 +254,7 @@ def test_the_full_name_extends_a_run_from_any_folder(served, first, tmp_path):
         *("-p", "workers=0"),
         folder=tmp_path,
         PREFECT_API_URL=f"http://127.0.0.1:{served.port}/api",
+        PREFECT_API_AUTH_STRING=served.password,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(storage.open_run(Path(name)).iterations) == [0, 1, 2]
@@ -207,6 +265,132 @@ def test_a_run_is_not_continued_with_other_settings(served, first):
         state = deployments.meta_train(run=path_of(served, "first"), seed=6, workers=0, return_state=True)
     assert state.is_failed()
     assert "seed is 5 there, 6 was asked for" in state.message
+
+
+SPAWN = {"name": "x", "pull_steps": [{"prefect.deployments.steps.run_shell_script": {"script": "id"}}]}
+TYPED, FORM, TEXT = "application/json", "application/x-www-form-urlencoded", "text/plain"
+EVIL = f"http://{OTHER_HOST}"
+WEBSOCKET = {
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "x" * 22 + "==",
+    "Sec-WebSocket-Protocol": "prefect",
+}
+# What a page of another origin can have a browser send: method, path, headers, body.
+FOREIGN: list[tuple[str, str, dict[str, str], str]] = [
+    ("GET", "/api/deployments/name/meta-train/meta-train", {"Origin": EVIL}, ""),
+    ("GET", "/api/admin/version", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, ""),
+    ("GET", "/api/flows/name/meta-train", {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"}, ""),
+    ("HEAD", "/api/deployments/name/meta-train/meta-train", {"Origin": EVIL}, ""),
+    ("OPTIONS", "/api/deployments/", {"Origin": EVIL, "Access-Control-Request-Method": "POST"}, ""),
+    ("OPTIONS", "/api/deployments/", {"Origin": "null", "Access-Control-Request-Headers": "authorization"}, ""),
+    ("POST", "/api/deployments/", {"Origin": EVIL, "Content-Type": TYPED}, json.dumps(SPAWN)),
+    ("POST", "/api/deployments/", {"Origin": EVIL, "Content-Type": TEXT}, json.dumps(SPAWN)),
+    ("POST", "/api/deployments/", {"Origin": "null", "Content-Type": TEXT}, json.dumps(SPAWN)),
+    ("POST", "/api/flow_runs/", {"Origin": EVIL, "Content-Type": FORM}, "name=x"),
+    ("POST", "/api/flow_runs/", {"Origin": EVIL, "Content-Type": "multipart/form-data; boundary=x"}, "--x--"),
+    ("POST", "/api/flow_runs/", {"Origin": "http://127.0.0.1:1", "Content-Type": TEXT}, "{}"),
+    ("POST", "/api/variables/", {"Host": OTHER_HOST, "Origin": EVIL}, '{"name": "x", "value": 1}'),
+    ("POST", "/api/variables/", {"Host": "127.0.0.1.evil.example"}, '{"name": "x", "value": 1}'),
+    ("POST", "/api/variables/", {"Content-Type": TEXT}, '{"name": "x", "value": 1}'),
+    ("PUT", "/api/automations/", {"Origin": EVIL, "Authorization": "Basic bWV0YWxvb206"}, "{}"),
+    ("PATCH", "/api/work_pools/local", {"Origin": EVIL, "Content-Type": TYPED}, '{"is_paused": true}'),
+    ("DELETE", "/api/work_pools/local", {"Origin": EVIL}, ""),
+    ("GET", "/", {"Host": OTHER_HOST}, ""),
+    ("GET", "/open", {"Host": OTHER_HOST}, ""),
+    ("GET", "/open", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, ""),
+    ("GET", "/api/events/in", {"Origin": EVIL, **WEBSOCKET}, ""),
+    ("GET", "/api/events/out", {"Host": OTHER_HOST, **WEBSOCKET}, ""),
+    ("GET", "/api/logs/out", {"Origin": "null", **WEBSOCKET}, ""),
+]
+
+
+def counts(served: Served) -> dict[str, object]:
+    """How much of every kind there is in the server, and whether its pool is paused."""
+    kinds = ("deployments", "flow_runs", "flows", "automations", "variables", "block_documents", "work_queues")
+    found: dict[str, object] = {kind: len(served.ask(f"{kind}/filter")) for kind in kinds}
+    return found | {"pool": served.tell("work_pools/local", method="GET")["is_paused"]}
+
+
+def test_nothing_that_another_page_can_send_is_answered_or_changes_anything(served):
+    before = counts(served)
+    for method, path, headers, body in FOREIGN:
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        told = answer.read().decode()
+        # A request without any word of where it comes from may be a program's, which says the password.
+        expected = (403, 421) if {"Origin", "Host", "Sec-Fetch-Site"} & {*headers} else (401,)
+        assert answer.status in expected, (method, path, headers, told)
+        assert not any(name.lower().startswith("access-control") for name in answer.headers)
+        connection.close()
+    assert counts(served) == before
+
+
+ATTACK = r"""<!doctype html><form method=post target=frame enctype=text/plain><input name=a></form>
+<iframe name=frame></iframe><pre></pre><script>
+const body = JSON.stringify(SPAWN), told = [];
+const json = { "Content-Type": "application/json" };
+async function attack(server) {
+  const api = `${server}/api`;
+  const attempt = (what, path, options) => fetch(api + path, { method: "POST", body, ...options }).then(
+    (answer) => told.push(`${what} ${server}: got ${answer.status}`), () => told.push(`${what} ${server}: refused`));
+  await attempt("read", "/admin/version", { method: "GET", body: null });
+  await attempt("health", "/health", { method: "GET", body: null });
+  await attempt("write", "/deployments/", { headers: json });
+  await attempt("guess", "/deployments/", { headers: { ...json, Authorization: "Basic bWV0YWxvb206" } });
+  await attempt("credentials", "/deployments/", { credentials: "include" });
+  await attempt("erase", "/work_pools/local", { method: "DELETE", body: null });
+  await fetch(`${api}/deployments/`, { method: "POST", body, mode: "no-cors" }).catch(() => 0);
+  navigator.sendBeacon(`${api}/deployments/`, body);
+  const form = document.forms[0], frame = document.querySelector("iframe");
+  form.action = `${api}/deployments/`;
+  form.submit();
+  await new Promise((done) => setTimeout(done, 200));
+  frame.src = `${server}/open`;
+  await new Promise((done) => setTimeout(done, 200));
+  const socket = new WebSocket(`${api.replace("http", "ws")}/events/in`, "prefect");
+  let heard = "";
+  socket.onopen = () => { heard = "got in"; };
+  socket.onerror = () => { heard = "refused"; };
+  while (!heard) await fetch("/");  // the browser's clock waits for this, but not for sockets
+  told.push(`socket ${server}: ${heard}`);
+}
+(async () => {
+  for (const server of SERVERS) await attack(server);
+  document.querySelector("pre").textContent = [...told, "all tried"].join("\n");
+})();
+</script>"""
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize("where", ["127.0.0.1", "localhost", OTHER_HOST])
+def test_a_page_of_another_origin_gets_nowhere_in_the_browser_that_is_logged_in(served, where, tmp_path):
+    (address,) = re.findall(r"http://\S+/open#\S+", served.log.read_text())
+    servers = [f"http://{host}:{served.port}" for host in ("127.0.0.1", "localhost", OTHER_HOST)]
+    (tmp_path / "page").mkdir()
+    page = ATTACK.replace("SPAWN", json.dumps(SPAWN)).replace("SERVERS", json.dumps(servers))
+    (tmp_path / "page" / "index.html").write_text(page)
+    before = counts(served)
+    for host in ("127.0.0.1", "localhost"):
+        markup, _ = look(address.replace("127.0.0.1", host), tmp_path / "profile")
+        assert "Active Work Pools" in markup, "it is logged in"
+    with serving_files(tmp_path / "page") as port:
+        markup, _ = look(f"http://{where}:{port}/", tmp_path / "profile")
+    told = html.unescape(markup.partition("<pre>")[2].partition("</pre>")[0]).splitlines()
+    assert told[-1:] == ["all tried"], markup
+    assert [line for line in told[:-1] if not line.endswith("refused")] == []
+    assert len(told) == 3 * 7 + 1
+    assert counts(served) == before
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize(("end", "words"), [("/", "Login"), ("/open#bWV0YWxvb206", "This is not the address")])
+def test_the_page_is_opened_logged_in_by_the_address_that_was_printed_alone(served, end, words, tmp_path):
+    markup, _ = look(f"http://127.0.0.1:{served.port}{end}", tmp_path)
+    assert words in markup
+    assert "Active Work Pools" not in markup
 
 
 def test_replay_finds_the_stored_iteration_identical(served, first):
@@ -234,12 +418,12 @@ def test_a_training_outlives_its_server_and_its_own_process(served, tiny_config:
     id = served.start("meta-train-custom", run="killed", workers=0, config=config)
     folder = served.folder / "runs" / "killed"
     wait_for(lambda: iterations_of(folder) > 2, "it trains")
-    part_of(served, "server").kill()
+    part_of(served, "metaloom.flows.prefect_app.server").kill()
     wait_for(lambda: not answers(served), "the server is gone")
     stored = iterations_of(folder)
     wait_for(lambda: iterations_of(folder) > stored + 2, "it trains without the server")
     wait_for(lambda: answers(served), "the server is back")
-    part_of(served, "prefect.engine").kill()
+    part_of(served, MODULE).kill()
     killed = iterations_of(folder)
 
     def run() -> dict[str, Any]:
@@ -315,5 +499,15 @@ def path_of(served: Served, name: str) -> str:
 @contextmanager
 def here(served: Served) -> Iterator[None]:
     """Flows that are called in this process tell the server, without a process of their own that imports all."""
-    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{served.port}/api"}):
+    server = {PREFECT_API_URL: f"http://127.0.0.1:{served.port}/api", PREFECT_API_AUTH_STRING: served.password}
+    with temporary_settings(server):
         yield
+
+
+@contextmanager
+def serving_files(folder: Path) -> Iterator[int]:
+    """Yield the port at which a folder is served."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()

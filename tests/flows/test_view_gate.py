@@ -17,6 +17,7 @@ from viewing import TOKEN, Viewer
 
 from metaloom.flows import cli
 from metaloom.flows.errors import UsageError
+from metaloom.flows.prefect_app.server import guarded
 from metaloom.flows.viewer import server
 from metaloom.flows.viewer.gate import HEADERS
 from metaloom.flows.views import interactive
@@ -79,6 +80,34 @@ def test_a_request_by_hand_without_a_slash_is_refused(viewer, path):
     scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"host", b"127.0.0.1:8000")]}
     asyncio.run(viewer.app(scope, receive, send))
     assert sent[0]["status"] == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "any_host", "is_refused"),
+    [
+        ({"host": "127.0.0.1:4200", "origin": "http://127.0.0.1:4200"}, False, False),
+        ({"host": "127.0.0.1:4200"}, False, False),
+        ({"host": "127.0.0.1:4200", "origin": "http://127.0.0.1:8000"}, False, True),
+        ({"host": "lab.example:4200", "origin": "http://lab.example:4200"}, False, True),
+        ({"host": "lab.example:4200", "origin": "http://lab.example:4200"}, True, False),
+        ({"host": "lab.example:4200", "origin": "http://evil.example"}, True, True),
+        ({"origin": "http://evil.example"}, True, True),
+    ],
+)
+def test_websockets_of_other_pages_are_closed_before_the_application_sees_them(headers, any_host, is_refused):
+    sent, seen = [], []
+
+    async def app(scope, receive, send):
+        seen.append(scope["type"])
+
+    async def send(message):
+        sent.append(message["type"])
+
+    gate = guarded(app, any_host=any_host)
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    for kind in ("websocket", "lifespan"):
+        asyncio.run(gate({"type": kind, "path": "/open", "headers": encoded}, None, send))
+    assert (sent, seen) == (["websocket.close"], ["lifespan"]) if is_refused else ([], ["websocket", "lifespan"])
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])

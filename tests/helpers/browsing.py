@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+# Has the address of this machine in the browser.
+OTHER_HOST = "evil.example"
+NAMES = f"MAP {OTHER_HOST} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 NEEDS_BROWSER = pytest.mark.skipif(
@@ -16,10 +19,10 @@ NEEDS_BROWSER = pytest.mark.skipif(
 def look(address: str, folder: Path) -> tuple[str, list[str]]:
     """Markup of a page after its scripts have run, and what the browser had to say."""
     assert BROWSER is not None
-    # No host but this one has an address; scripts get ten seconds of a clock that waits for answers.
+    # No host but this one and `OTHER_HOST` has an address; scripts get ten seconds of a clock that waits for answers.
     options = [
         "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--window-size=1280,2000",
-        f"--user-data-dir={folder}", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        f"--user-data-dir={folder}", f"--host-resolver-rules={NAMES}",
         "--virtual-time-budget=10000", "--enable-logging=stderr", "--dump-dom",
     ]  # fmt: skip
     done = subprocess.run([BROWSER, *options, address], capture_output=True, text=True, timeout=240)

@@ -1,5 +1,6 @@
 """`metaloom serve` as a process of its own, and what tests ask of it."""
 
+import base64
 import json
 import os
 import signal
@@ -30,6 +31,15 @@ class Served:
     folder: Path
     port: int
     pid: int
+    log: Path
+
+    @property
+    def password(self) -> str:
+        return (self.folder / ".prefect" / "password").read_text()
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        return {"Authorization": f"Basic {base64.b64encode(self.password.encode()).decode()}"}
 
     def prefect(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run what a user types in the folder of the server."""
@@ -42,7 +52,7 @@ class Served:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/api/{path}",
             None if body is None else json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json", **self.authorization},
             method=method,
         )
         # 503: the database is busy for a moment, after which Prefect's own client asks again too.
@@ -134,8 +144,12 @@ def serving(
             stderr=subprocess.STDOUT,
         )
     try:
+        served = Served(programs, folder, port, process.pid, log)
+        wait_for(lambda: "Prefect's page" in log.read_text(), "metaloom serve is announced", seconds=180)
+        # What is printed beside the address works at once.
+        assert served.tell("deployments/name/meta-train/meta-train", method="GET")["status"] is not None
         wait_for(lambda: "Worker 'metaloom' started!" in log.read_text(), "metaloom serve is ready", seconds=180)
-        yield Served(programs, folder, port, process.pid)
+        yield served
     except BaseException:
         sys.stderr.write(log.read_text())
         raise

@@ -1,0 +1,109 @@
+"""Brings the work pool and the deployments of `metaloom serve` up to date, and says what it changes.
+
+What is missing is made as prefect.yaml has it. Of what is there only what this version brings is written: where the
+flow is, its parameters and how its process is started. Whatever people set stays: limits, job variables, descriptions,
+default parameters, tags, schedules, and what they have paused.
+"""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metaloom.flows.prefect_app.flow_process import MODULE
+from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.orchestration import SyncPrefectClient
+
+FILE = Path(__file__).parent / "prefect.yaml"
+# What earlier versions deployed with, which had Prefect import Python modules of the folder before installed ones.
+_EARLIER_STEP = "prefect.deployments.steps.set_working_directory"
+
+
+def deploy(client: "SyncPrefectClient") -> Iterator[str]:
+    """Bring everything up to date; yields what was changed."""
+    import yaml
+    from prefect.utilities.importtools import import_object
+
+    yield from _make_pool(client)
+    for wanted in yaml.safe_load(FILE.read_text("utf-8"))["deployments"]:
+        yield from _deploy(client, wanted, import_object(wanted["entrypoint"]))
+
+
+def _make_pool(client: "SyncPrefectClient") -> Iterator[str]:
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectNotFound
+    from prefect.workers.process import ProcessWorker
+
+    try:
+        pool = client.read_work_pool(POOL)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(WorkPoolCreate(name=POOL, type=ProcessWorker.type, base_job_template=template))
+    else:
+        if pool.is_paused:
+            yield f"the work pool {POOL} is paused: nothing runs until `prefect work-pool resume {POOL}`"
+    try:
+        client.read_work_queue_by_name(QUEUE, work_pool_name=POOL)
+    except ObjectNotFound:
+        queue = client.create_work_queue(QUEUE, work_pool_name=POOL)
+        client.update_work_queue(queue.id, concurrency_limit=TRAININGS)
+
+
+def _deploy(client: "SyncPrefectClient", wanted: dict[str, Any], flow: "Flow[..., Any]") -> Iterator[str]:
+    from prefect.client.schemas.actions import DeploymentUpdate
+    from prefect.exceptions import ObjectNotFound
+    from prefect.utilities.callables import parameter_schema
+
+    name = f"{flow.name}/{wanted['name']}"
+    command = shlex.join([sys.executable, "-P", "-m", MODULE])
+    ours: dict[str, Any] = {
+        "entrypoint": wanted["entrypoint"],
+        "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+    }
+    try:
+        found = client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        client.create_deployment(
+            client.create_flow(flow),
+            wanted["name"],
+            description=flow.description,
+            tags=wanted["tags"],
+            work_pool_name=wanted["work_pool"]["name"],
+            work_queue_name=wanted["work_pool"].get("work_queue_name"),
+            enforce_parameter_schema=True,
+            job_variables={"command": command},
+            **ours,
+        )
+        return
+    if found.pull_steps and [*found.pull_steps[0]] == [_EARLIER_STEP] and len(found.pull_steps) == 1:
+        ours["pull_steps"] = []
+    if _is_ours(found.job_variables.get("command")):
+        ours["job_variables"] = {**found.job_variables, "command": command}
+    changed = {field: value for field, value in ours.items() if getattr(found, field) != value}
+    if changed:
+        client.update_deployment(found.id, DeploymentUpdate(**changed))
+        yield f"deployment {name}: brought {', '.join(sorted(changed))} up to date"
+    if found.paused:
+        yield f"deployment {name} is paused: its schedules plan nothing until it is resumed in Prefect's page"
+
+
+def _is_ours(command: str | None) -> bool:
+    """Return True for what this module has written, maybe for another interpreter, or nobody."""
+    return command is None or shlex.split(command)[1:] == ["-P", "-m", MODULE]
+
+
+def main() -> None:
+    """Bring what the server has up to date that the settings name."""
+    from prefect import get_client
+
+    with get_client(sync_client=True) as client:
+        for words in deploy(client):
+            sys.stdout.write(f"{words}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""What `metaloom serve` keeps of its own in a folder, in `.prefect`, and what lies there for Prefect's commands.
+
+Of Prefect's settings in a folder (`prefect.toml`, `pyproject.toml`, `.env`) `metaloom serve` follows none: they can
+name programs, and may be somebody else's. It looks only whether commands typed there find its server by them.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import shlex
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from metaloom.flows.errors import UsageError
+from metaloom.flows.prefect_app.parts import ServeError
+
+log = logging.getLogger(__name__)
+
+API, AUTH = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
+ENVIRONMENT = Path(".prefect") / "environment"
+"""What a shell reads to reach the server; plugin.py does so for `prefect` commands that are typed in the folder."""
+LOOPBACK = ("127.0.0.1", "localhost")
+TEMPLATE = Path(__file__).parent / "prefect.toml"
+
+
+def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
+    """Make the folder of the server's own files; returns it and its password.
+
+    Args:
+        folder: where it is made.
+        trust: use what is there, whoever has made it.
+
+    Raises:
+        ServeError: it cannot be written.
+        UsageError: it has a database that this user's `metaloom serve` has not made.
+    """
+    home = folder / ENVIRONMENT.parent
+    if home.is_symlink():
+        raise UsageError(f"{home} is a link; required a folder")
+    try:
+        home.mkdir(exist_ok=True, mode=0o700)
+        return home, _password(home, trust=trust)
+    except OSError as error:
+        raise ServeError(f"{folder} cannot be served from ({error}); start it in a folder of your own") from None
+
+
+def _password(home: Path, *, trust: bool) -> str:
+    file, password = home / "password", ""
+    with suppress(ValueError):
+        password = file.read_text("utf-8") if file.is_file() and not file.is_symlink() else ""
+    if not _is_own(password):
+        if (home / "prefect.db").exists() and not trust:
+            raise UsageError(
+                f"{home} has a database that was made by an earlier version, or by somebody else. What is deployed in "
+                "it can run programs as you; required your word: add --trust, or delete that folder"
+            )
+        password = f"metaloom:{secrets.token_urlsafe(24)}"
+        write(file, password)
+        _own(home, password)
+    write(home / ".gitignore", "*\n")
+    return password
+
+
+def write_environment(folder: Path, api: str, password: str | None) -> None:
+    """Write what a shell reads to reach the server; without a password that the user has chosen."""
+    values = {API: api, **({AUTH: password} if password else {}), **unproxied(os.environ, api)}
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
+    write(folder / ENVIRONMENT, "".join(lines))
+
+
+def read_environment(folder: Path) -> dict[str, str]:
+    """Return what a shell reads to reach the server of a folder; empty where none was started."""
+    with suppress(OSError, ValueError):
+        words = shlex.split((folder / ENVIRONMENT).read_text("utf-8"))
+        return dict(word.split("=", 1) for word in words if "=" in word)
+    return {}
+
+
+def unproxied(environment: Mapping[str, str], api: str) -> dict[str, str]:
+    """Return the variables by which no proxy is asked for the server: none leads to this machine's own addresses."""
+    before = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    hosts = dict.fromkeys([*filter(None, before.split(",")), *LOOPBACK, urlsplit(api).hostname or LOOPBACK[0]])
+    return dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(hosts))
+
+
+def is_same_api(one: str | None, other: str | None) -> bool:
+    """Return True if two addresses are of one server, however this machine is called in them."""
+    one, other = (f"{url or ''}/".replace("://localhost:", "://127.0.0.1:").rstrip("/") for url in (one, other))
+    return one == other
+
+
+def folder_settings(folder: Path) -> dict[str, Any]:
+    """Return Prefect's settings in a folder, of which those in prefect.toml win.
+
+    Raises:
+        ServeError: they cannot be read.
+    """
+    found: dict[str, Any] = {}
+    for name, path in (("pyproject.toml", ("tool", "prefect")), (TEMPLATE.name, ())):
+        file = folder / name
+        try:
+            table = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
+        except (OSError, ValueError) as error:
+            raise ServeError(f"{file}: {error}; required TOML, which `prefect` commands here read as well") from None
+        for key in path:
+            table = table.get(key, {})
+        found |= table
+    return {key: value for key, value in found.items() if isinstance(value, dict)}
+
+
+def folder_variables(folder: Path) -> dict[str, str | None]:
+    """Return the variables in the folder's `.env`, which `prefect` commands there follow."""
+    from dotenv import dotenv_values
+
+    file = folder / ".env"
+    with suppress(OSError, ValueError):
+        return dotenv_values(file) if file.is_file() else {}
+    return {}
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file that this user alone can read. A link in its place is replaced and not followed."""
+    part = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
+    part.replace(file)
+
+
+def _is_own(password: str) -> bool:
+    from metaloom.flows.trust import remembered
+
+    return bool(password) and remembered(_hash(password)) is not None
+
+
+def _own(home: Path, password: str) -> None:
+    from metaloom.flows.trust import remember
+
+    try:
+        remember(_hash(password), str(home), {})
+    except OSError as error:
+        log.warning("%s cannot be remembered as yours (%s): the next start needs --trust", home, error)
+
+
+def _hash(password: str) -> str:
+    return hashlib.sha256(password.encode()).hexdigest()
