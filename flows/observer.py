@@ -1,11 +1,13 @@
 """What whoever watches a run is told, be it by the process that trains it or by what that has stored."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metaloom.flows.rollouts.traffic import Traffic
 from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.types import Array, Evaluation
+from metaloom.stages.faults import StageFault
+from metaloom.stages.witness import REPRODUCED
 from metaloom.storage import StageRef
 
 
@@ -49,6 +51,23 @@ class Observer:
     stage_started: Callable[[StageRef], None] = lambda ref: None
     iteration_done: Callable[[IterationReport], None] = lambda report: None
     should_stop: Callable[[], bool] = lambda: False
+
+
+def strict(observer: Observer) -> Observer:
+    """The same observer, which ends training after an iteration whose witness differs.
+
+    The iteration is stored by then, and `resume` continues after it.
+    """
+
+    def iteration_done(report: IterationReport) -> None:
+        observer.iteration_done(report)
+        if report.metrics.get(REPRODUCED) == 0:
+            raise StageFault(
+                f"iteration {report.iteration}: an episode came out differently when it was played again on a new copy "
+                "of the environment (see the warning above); --strict requires the same bits"
+            )
+
+    return replace(observer, iteration_done=iteration_done)
 
 
 def mean_test_returns(outputs: Iterable[object]) -> list[float]:

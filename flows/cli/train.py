@@ -27,6 +27,7 @@ from metaloom.flows.cli.options import (
     refuse_without,
 )
 from metaloom.flows.cli.output import answer, console, say, unless_closed
+from metaloom.flows.errors import UsageError
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.shown import printable
@@ -58,6 +59,7 @@ def train(
     device: DeviceName | None = None,
     dry_run: Flag = False,
     probe: Flag = False,
+    strict: Flag = False,
     where: BackendOptions = ANYWHERE,
     also: LogOptions = NOWHERE,
     metrics_port: MetricsPort = None,
@@ -74,6 +76,7 @@ def train(
         device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
         dry_run: Create nothing: print the environment steps that the run would take, and what this machine has.
         probe: With --dry-run, measure memory, disk and time too: train two iterations in a temporary folder.
+        strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
     """
     if not dry_run:
         refuse_without("--dry-run", probe=probe)
@@ -86,6 +89,7 @@ def train(
         refuse_with(f"--set {name}", **{name: short.get(name)})
     given = (f"{name}={value}" for name, value in short.items() if value is not None)
     config = new_config(recipe, (*overrides, *given))
+    _require_witness(strict, config.env.witness and not dry_run)
     backend = where.backend()
     from metaloom.flows.runs import new_run_name, run_folder
 
@@ -97,7 +101,7 @@ def train(
     def start(observer: "Observer") -> "TrainResult":
         return train_run(config, folder, backend=backend, observer=observer)
 
-    return _train(start, folder, also, metrics_port, as_json)
+    return _train(start, folder, also, metrics_port, as_json, strict=strict)
 
 
 def resume(
@@ -106,6 +110,7 @@ def resume(
     iterations: int | None = None,
     take_over: Flag = False,
     repair: Flag = False,
+    strict: Flag = False,
     retention: Annotated[
         tuple[str, ...],
         Parameter(
@@ -132,6 +137,7 @@ def resume(
         take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
         repair: Mend or recompute what `metaloom verify` finds damaged, then verify the run: exit code 1 if it is not
             intact.
+        strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
     """
     from metaloom.flows.runs import run_folder
 
@@ -139,6 +145,9 @@ def resume(
     also.check()
     agree(folder, trust)
     from metaloom.flows.commands.train import resume as resume_run
+    from metaloom.storage import open_run
+
+    _require_witness(strict, not strict or open_run(folder).config["env"].get("witness", False))
 
     def start(observer: "Observer") -> "TrainResult":
         return resume_run(
@@ -151,7 +160,15 @@ def resume(
             observer=observer,
         )
 
-    return _train(start, folder, also, metrics_port, as_json)
+    return _train(start, folder, also, metrics_port, as_json, strict=strict)
+
+
+def _require_witness(strict: bool, witness: bool) -> None:
+    if strict and not witness:
+        raise UsageError(
+            "found --strict, but no episode would be played again; required a run with env.witness=true, which is the "
+            "default of environments that are not built in, and no --dry-run"
+        )
 
 
 def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bool, as_json: bool) -> int:
@@ -167,10 +184,17 @@ def _dry_run(config: "RunConfig", folder: Path, backend: "Backend", *, probe: bo
 
 
 def _train(
-    start: "Callable[[Observer], TrainResult]", folder: Path, also: LogOptions, metrics_port: int | None, as_json: bool
+    start: "Callable[[Observer], TrainResult]",
+    folder: Path,
+    also: LogOptions,
+    metrics_port: int | None,
+    as_json: bool,
+    *,
+    strict: bool,
 ) -> int:
     from metaloom.flows.cli.verify import what_helps
     from metaloom.flows.interrupt import EXIT_INTERRUPTED, stop_on_interrupt
+    from metaloom.flows.observer import strict as strictly
     from metaloom.flows.views.formatting import plural
     from metaloom.flows.views.progress import progress
     from metaloom.storage import argument, location
@@ -182,7 +206,7 @@ def _train(
     ):
         shown = replace(observer, iteration_done=unless_closed(observer.iteration_done))
         with _measured(metrics_port, folder, shown) as measured, also.to(folder, measured) as watching:
-            result = start(watching)
+            result = start(strictly(watching) if strict else watching)
     tell = unless_closed(say)
     if result.stopped:
         place = argument(folder)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,6 +172,10 @@ def evaluate(
         outcome = stages.evaluate(learner, updates, tested)
         env = stages.context.env
         new, drawn_from = tasks_are_new(config, env), tasks_drawn_from(config, env, updates)
+        if new and run.info.get("ancestors"):
+            # What a fork shares with its parent was drawn under the parent's settings.
+            drawn = (run[i].tasks().params.tolist() for i in range(updates))
+            new = {*map(tuple, outcome.task_params.tolist())}.isdisjoint(map(tuple, chain.from_iterable(drawn)))
         return EvaluationOutcome(updates, config, outcome, new, drawn_from, env.task_classes)
 
 

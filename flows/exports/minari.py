@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def export_minari(
 ) -> None:
     """Write the episodes, in the order in which they were sampled, as the dataset `NAME-v0` below the folder.
 
-    Actions are as the policy emitted them, before they were clipped to the environment's bounds: their space has none.
+    Actions are those that the environment took: the policy's, mapped by `env.action_scale` and clipped to its bounds.
     An episode's `options` say its iteration, inner step, task, place, task parameters and facts.
 
     Raises:
@@ -45,7 +46,7 @@ def export_minari(
     data.mkdir(parents=True)
     observations, actions = _spaces(run)
     storage = MinariStorage.new(data, observations, actions, data_format="hdf5")
-    num_steps = _write(data / "main_data.hdf5", _episodes(run, done, iterations, steps))
+    num_steps = _write(data / "main_data.hdf5", _episodes(run, done, iterations, steps, actions))
     storage.update_metadata(
         {
             "total_episodes": done.rows,
@@ -65,21 +66,23 @@ def dataset_id(run: Run) -> str:
     return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
 
 
-def _spaces(run: Run) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+def _spaces(run: Run) -> tuple[gymnasium.Space[Any], gymnasium.spaces.Box | gymnasium.spaces.Discrete]:
     # Of the arrays as a whole: those of an iteration may have been thinned.
-    found, taken = run.files.spec("rollouts_0/observations"), run.files.spec("rollouts_0/actions")
-    observations = gymnasium.spaces.Box(-np.inf, np.inf, found.shape[3:], np.float32)
-    if np.dtype(taken.dtype) != np.int64:
-        return observations, gymnasium.spaces.Box(-np.inf, np.inf, taken.shape[3:], np.float32)
+    found = run.files.spec("rollouts_0/observations")
+    # Here, because runs can be opened without what else these need.
+    from metaloom.pipeline.envs.facts import space_from, taken_space
+
     # As the run says, not its environment, which may be one that nobody should import to export a run.
-    try:
-        return observations, gymnasium.spaces.Discrete(int(run.info["environment"]["env"]["num_choices"]))
-    except KeyError:  # an earlier version did not write it down
-        # Here, because most runs need neither torch nor a simulator to be exported.
+    about = run.info["environment"].get("env", {})
+    if "actions_taken" in about:
+        actions = space_from(about["actions_taken"])
+    else:  # an earlier version did not write it down
         from metaloom.flows.graph.run_stages import config_of
         from metaloom.pipeline.envs.registry import make_env
 
-        return observations, make_env(config_of(run).env).action_space
+        with closing(make_env(config_of(run).env)) as env:
+            actions = taken_space(env)
+    return gymnasium.spaces.Box(-np.inf, np.inf, found.shape[3:], np.float32), actions
 
 
 def _write(path: Path, episodes: Iterator[Episode]) -> int:
@@ -99,16 +102,27 @@ def _write(path: Path, episodes: Iterator[Episode]) -> int:
     return num_steps
 
 
-def _episodes(run: Run, done: Export, iterations: Iterations, steps: Sequence[int] | None) -> Iterator[Episode]:
+def _episodes(
+    run: Run,
+    done: Export,
+    iterations: Iterations,
+    steps: Sequence[int] | None,
+    actions: gymnasium.spaces.Box | gymnasium.spaces.Discrete,
+) -> Iterator[Episode]:
+    from metaloom.pipeline.envs.wrappers import action_map
+
     for i, inner_steps in done.available(run, iterations, steps):
         tasks = run[i].tasks()
+        # In a fork, the scale may be another one than its parent's.
+        taken = action_map(actions, run.config_of(run.last_ref(i))["env"]["action_scale"])
         for k in inner_steps:
-            for episode in _of_round(i, k, tasks, run[i].rollouts(k)):
+            batch = run[i].rollouts(k)
+            for episode in _of_round(i, k, tasks, batch, taken(batch.actions).astype(actions.dtype)):
                 done.rows += 1
                 yield episode
 
 
-def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) -> Iterator[Episode]:
+def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, actions: Array) -> Iterator[Episode]:
     for b, e in np.ndindex(episodes.lengths.shape):
         T = int(episodes.lengths[b, e])
         if T == 0:  # a place for an episode that was not needed
@@ -117,7 +131,7 @@ def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch) 
         fields = {f"task_{name}": float(value) for name, value in zip(tasks.names, tasks.params[b], strict=True)}
         arrays = {
             "observations": episodes.observations[b, e, : T + 1],
-            "actions": episodes.actions[b, e, :T],
+            "actions": actions[b, e, :T],
             "rewards": episodes.rewards[b, e, :T],
             "terminations": last & bool(episodes.terminated[b, e]),
             "truncations": last & bool(episodes.truncated[b, e]),

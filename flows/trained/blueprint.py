@@ -16,7 +16,7 @@ from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.spaces import spaces_of
-from metaloom.pipeline.envs.wrappers import ActionMap, DiscreteActionMap, PolicyActions, SingleTask
+from metaloom.pipeline.envs.wrappers import ActionMap, DiscreteActionMap, PolicyActions, SingleTask, action_map
 from metaloom.pipeline.nn.spec import Spaces
 
 ActionSpace = Box | Discrete
@@ -55,10 +55,7 @@ class Blueprint:
     @property
     def action_map(self) -> ActionMap | DiscreteActionMap:
         """Maps what the policy gives to what the environment takes."""
-        scale = self.config.env.action_scale
-        if isinstance(self.actions, Discrete):
-            return DiscreteActionMap(self.actions, scale)
-        return ActionMap(self.actions, scale)
+        return action_map(self.actions, self.config.env.action_scale)
 
     def learner(self) -> Learner[Any, Any]:
         """Build the algorithm, which knows how to adapt."""

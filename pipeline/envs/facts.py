@@ -9,11 +9,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import Component, EnvError, MetaEnv
 from metaloom.pipeline.envs.registry import find_env, require_env
+from metaloom.pipeline.envs.wrappers import PolicyActions
 
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
@@ -28,7 +29,8 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     Returns:
         `class` as module:Class, `options` of its constructor with those that were left out, `observation_size`,
         `observation_shape` where it has several axes, and `action_size` or, where actions are discrete, `num_choices`;
-        and what the environment has `recorded` of itself.
+        `actions_taken`, the space that a policy's actions are mapped into; and what the environment has `recorded` of
+        itself.
     """
     path, factory, given = _factory(config)
     actions = env.action_space
@@ -42,8 +44,31 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
         "observation_size": _size(env.observation_space),
         **several_axes,
         **sizes,
+        "actions_taken": described_space(taken_space(env)),
         **_recorded(env),
     }
+
+
+def taken_space(env: MetaEnv) -> Box | Discrete:
+    """Return the space of the actions that an environment itself takes, behind the map of a policy's."""
+    space = (env.env if isinstance(env, PolicyActions) else env).action_space
+    assert isinstance(space, Box | Discrete)
+    return space
+
+
+def described_space(space: Box | Discrete) -> dict[str, Any]:
+    """Return a space as plain JSON data; `space_from` reads it."""
+    if isinstance(space, Discrete):
+        return {"n": int(space.n), "start": int(space.start)}
+    return {"low": _plain(space.low), "high": _plain(space.high), "dtype": str(space.dtype)}
+
+
+def space_from(described: Mapping[str, Any]) -> Box | Discrete:
+    """Return the space that `described_space` has described."""
+    if "n" in described:
+        return Discrete(described["n"], start=described["start"])
+    low, high = (np.array([float(value) for value in described[end]]) for end in ("low", "high"))
+    return Box(low, high, dtype=np.dtype(described["dtype"]).type)
 
 
 def _recorded(env: MetaEnv) -> Mapping[str, Any]:

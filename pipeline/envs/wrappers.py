@@ -63,6 +63,11 @@ class DiscreteActionMap:
         return actions + self._start
 
 
+def action_map(space: Box | Discrete, scale: float | None) -> ActionMap | DiscreteActionMap:
+    """Return the map from a policy's actions into a space."""
+    return DiscreteActionMap(space, scale) if isinstance(space, Discrete) else ActionMap(space, scale)
+
+
 def is_bounded(box: Box) -> bool:
     """Tell if a box has bounds; a number near the largest that there is stands for none."""
     return bool(np.all(np.abs(box.low) < _NO_BOUND) and np.all(np.abs(box.high) < _NO_BOUND))
@@ -115,11 +120,10 @@ class PolicyActions(Wrapped):
         self.task_set = env.task_set
         self.test_task_set = env.test_task_set
         self.task_classes = env.task_classes
+        self.action_map = action_map(space, scale)
         if isinstance(space, Discrete):
-            self.action_map: ActionMap | DiscreteActionMap = DiscreteActionMap(space, scale)
             self.action_space: gymnasium.Space[Any] = Discrete(int(space.n))
         else:
-            self.action_map = ActionMap(space, scale)
             self.action_space = space if scale is None else Box(-scale, scale, space.shape, np.float32)
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
@@ -227,8 +231,9 @@ class SingleTask(Wrapped):
         return np.zeros((num_tasks, 0))
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        if isinstance(info, Mapping):
+        observation, reward, terminated, truncated, told = self.env.step(action)
+        info: Any = told
+        if isinstance(told, Mapping):
             if "reward_terms" in info and not self._has_terms(reward, info):
                 info = {name: value for name, value in info.items() if name != "reward_terms"}
             if facts := self._facts_of(info):

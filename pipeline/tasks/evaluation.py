@@ -97,7 +97,11 @@ def tasks_drawn_from(config: RunConfig, env: MetaEnv, updates: int) -> int | Non
 
 def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
     """Tell if no task of the evaluation occurs in training, as far as the environment and the settings say."""
-    return config.evaluation.tasks == "held-out" and (env.test_task_set is not None or env.task_set is None)
+    if config.evaluation.tasks != "held-out":
+        return False
+    if env.test_task_set is None:
+        return env.task_set is None
+    return not {*env.test_task_set} & {*(env.task_set or ())}
 
 
 def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDistribution:

@@ -21,6 +21,8 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import parse_span
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.registry import make_env
 
 minari = pytest.importorskip("minari")
 
@@ -45,11 +47,13 @@ def test_minari_loads_and_iterates_what_was_exported(stored, tmp_path, monkeypat
         batch = stored[i].rollouts(k)
         T = int(batch.lengths[b, e])
         np.testing.assert_array_equal(episode.observations, batch.observations[b, e, : T + 1])
-        np.testing.assert_array_equal(episode.actions, batch.actions[b, e, :T])
+        # point-corner moves by at most 0.2 in either direction; a policy's actions go to 10.
+        np.testing.assert_allclose(episode.actions, np.clip(0.02 * batch.actions[b, e, :T], -0.2, 0.2), rtol=1e-5)
         np.testing.assert_array_equal(episode.rewards, batch.rewards[b, e, :T])
         assert episode.terminations.tolist() == [False] * (T - 1) + [bool(batch.terminated[b, e])]
         assert episode.truncations.tolist() == [False] * (T - 1) + [bool(batch.truncated[b, e])]
     assert dataset.spec.dataset_id == "my-run-1-v0"
+    assert dataset.action_space == make_env(EnvConfig(name="point-corner", action_scale=None)).action_space
 
 
 def test_a_minari_episode_says_where_in_the_run_it_is_from(stored, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from metaloom import storage
+from metaloom.flows.cli import run as run_command
 from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
@@ -95,6 +96,14 @@ def test_what_no_rehearsal_can_find_the_witness_of_an_iteration_names_once(plant
     (warning,) = [record.message for record in caplog.records if "played again" in record.message]
     assert f"iteration {first}, k=" in warning
     assert "observations after reset" in warning
+    about = ["--set", "env.options.kind=late counter", "--set", "env.action_scale=10"]
+    sizes = [f"--set={size}" for size in ("num_tasks=2", "episodes_per_task=2", "max_episode_steps=5", "iterations=99")]
+    where = ["--run", str(tmp_path / "strict"), "--workers", "0", "--strict"]
+    assert run_command(["train", "promp", "--set", "env=planted_envs:Planted", *about, *sizes, *where]) == 1
+    assert run_command(["train", "promp-point-corner", *where]) == 2  # nothing of it is played again
+    stopped = storage.open_run(tmp_path / "strict")
+    assert stopped[-1].metrics()["witness_reproduced"] == 0
+    assert {stopped[i].metrics()["witness_reproduced"] for i in range(len(stopped) - 1)} == {1}
 
 
 @pytest.mark.dask

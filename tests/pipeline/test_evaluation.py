@@ -53,6 +53,9 @@ def test_held_out_tasks_are_the_environments_own_where_it_has_them():
     assert sorted(evaluation_tasks(train, Fixed(), 3).params[:3, 0]) == [1, 2, 3]
     assert len(evaluation_tasks(train, Fixed(), 3)) == 4  # as many as in training
     assert not tasks_are_new(train, Fixed())
+    overlapping = Fixed()
+    overlapping.test_task_set = (*overlapping.test_task_set, overlapping.task_set[0])
+    assert not tasks_are_new(held_out, overlapping)
     assert len(evaluation_tasks(config(evaluation={"num_tasks": 5}), Fixed(), 3)) == 5
 
 
