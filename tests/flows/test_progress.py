@@ -92,8 +92,12 @@ def test_a_terminal_gets_a_panel_that_stays_when_training_ends(monkeypatch):
     out = Terminal()
     with progress(out=out) as observer:
         observer.stage_started(StageRef(0, "initialize"))
+        observer.iteration_done(report(18))
         observer.iteration_done(report(19))
     assert "\x1b[" in out.getvalue()
+    # Above the panel stays what a file would get, as far as it fits.
+    for counted in ("iteration 18 (19 of 20)", "iteration 19 (20 of 20)"):
+        assert f"{counted}  return before −20  after" in out.getvalue()
     assert "20 of 20 done" in out.getvalue()
     final = out.getvalue().rpartition("20 of 20 done")[2]
     assert "elapsed" in final
