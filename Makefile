@@ -90,7 +90,7 @@ dist: $(READY)  ## source distribution and wheel, in dist/
 	rm -rf metaloom.egg-info
 	@ls dist
 
-lock: $(READY)  ## resolve requirements.lock anew, with torch held at its version in the file
+lock: $(READY)  ## resolve requirements.lock again, with torch held at its version in the file
 	rm -rf build/lock && mkdir -p build
 	grep '^torch==' requirements.lock > build/torch.txt
 	$(BIN)/python -m venv build/lock
