@@ -93,7 +93,7 @@ dist: $(READY)  ## source distribution and wheel, in dist/
 	rm -rf metaloom.egg-info
 	@ls dist
 
-lock: $(READY)  ## resolve requirements.lock anew, with torch held at its version in the file
+lock: $(READY)  ## resolve requirements.lock again, with torch held at its version in the file
 	rm -rf build/lock && mkdir -p build
 	grep '^torch==' requirements.lock > build/torch.txt
 	$(BIN)/python -m venv build/lock
@@ -105,11 +105,16 @@ lock: $(READY)  ## resolve requirements.lock anew, with torch held at its versio
 
 # Half of what pip does is compiling, on one processor. Some packages bring templates that are no Python, so that may fail.
 # The stamp is the last thing written, so an interrupted set-up is taken up again by the next call.
+# Without it a clone named metaloom hides the package from whoever is in the folder that contains the clone.
+OURS_FIRST = import sys; sys.meta_path.sort(key=lambda f: not getattr(f, "__module__", "").startswith("__editable___metaloom"))
+SITE = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer on PATH. Install one, or name it:" \
 		"make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --no-compile --only-binary :all: --constraint requirements.lock --editable '.[dev]'
 	$(BIN)/python -m pip install --no-compile --only-binary :all: --no-deps '$(METAWORLD)'
+	@echo '$(OURS_FIRST)' > "$(SITE)/metaloom.pth"
 	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $(READY)

@@ -76,8 +76,8 @@ GROUPS = {
 }
 """Command groups in the order of `--help`: command -> "module:function" in this package, imported when it is used."""
 
-_SHOW_THEMSELVES = {"serve", "watch", "logs", "cancel", "recipes", "graph"}
-"""Commands that print without `console`, or as long as they run."""
+_SHOW_THEMSELVES = {"serve", "logs"}
+"""Commands that print as long as they run."""
 _TRAIN = {"train", "resume", "sweep"}
 """Commands whose own lines follow; what reads them from a file or pipe expects no others."""
 

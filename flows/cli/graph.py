@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from metaloom.flows.cli.options import Overrides, Trust, agree
+from metaloom.flows.views.status import STATUS
 
 
 def graph(
@@ -43,5 +44,7 @@ def graph(
         settings = config_of(open_run(run_folder(recipe))).model_dump(mode="json")
     else:
         settings = load_settings(recipe)
-    print(FORMATS[form](diagram_of(build_config(override(settings, overrides)))), end="")
+    drawing = FORMATS[form](diagram_of(build_config(override(settings, overrides))))
+    STATUS.end()
+    print(drawing, end="")
     return 0

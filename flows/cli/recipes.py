@@ -6,6 +6,7 @@ from cyclopts import Parameter
 
 from metaloom.flows.cli.options import AsJson, Flag, Overrides, complete_recipes, refuse_with, refuse_without
 from metaloom.flows.cli.output import answer, print_json
+from metaloom.flows.views.status import STATUS
 
 
 def recipes(
@@ -36,7 +37,9 @@ def recipes(
         from metaloom.flows.recipes import new_config
         from metaloom.flows.views.settings_files import settings_file
 
-        print(settings_file(new_config(recipe, overrides), form or "yaml"), end="")
+        text = settings_file(new_config(recipe, overrides), form or "yaml")
+        STATUS.end()
+        print(text, end="")
         return 0
     refuse_without("a recipe", format=form, set=overrides or None)
     if envs:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from metaloom.flows.cli.options import AsJson, RunArgument
 from metaloom.flows.cli.output import OutputClosed, say
 from metaloom.flows.runs import run_folder
+from metaloom.flows.views.status import STATUS
 
 
 def watch(run: RunArgument, *, as_json: AsJson = False) -> int:
@@ -20,6 +21,7 @@ def watch(run: RunArgument, *, as_json: AsJson = False) -> int:
     """
     from metaloom.flows.views.watching import watch_run
 
+    STATUS.end()
     with suppress(KeyboardInterrupt):
         try:
             ending = watch_run(run_folder(run), mode="json" if as_json else "auto", wait=time.sleep)

@@ -1,4 +1,4 @@
-"""Progress of a run that trains: a live panel in a terminal, else one line or JSON object per iteration."""
+"""Progress of a run that trains: one line or JSON object per iteration, and in a terminal a live panel below them."""
 
 import json
 import math
@@ -50,8 +50,8 @@ def progress(
     """Give an Observer that reports to `out` for as long as the context lasts.
 
     Args:
-        mode: auto: a live panel if `out` is a terminal, else plain; plain: one line per iteration; json: one JSON
-            object per iteration and line.
+        mode: auto: a short line per iteration above a live panel if `out` is a terminal, else plain; plain: one line
+            per iteration; json: one JSON object per iteration and line.
         should_stop: asked before every stage.
         out: where to write; standard output when None.
     """
@@ -59,7 +59,12 @@ def progress(
     console = Console(file=stream, highlight=False)
     if mode == "auto" and is_live(console):
         with _live_panel(console) as panel:
-            yield Observer(panel.stage_started, panel.iteration_done, should_stop)
+
+            def show_iteration(report: IterationReport) -> None:
+                console.print(iteration_text(report))  # above the panel
+                panel.iteration_done(report)
+
+            yield Observer(panel.stage_started, show_iteration, should_stop)
         return
     line = json_line if mode == "json" else PlainLines()
 
@@ -189,8 +194,7 @@ class PlainLines:
         """Return the line of an iteration."""
         self._pace.add(report)
         parts = [
-            f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})",
-            returns_text(report, "return ").plain,
+            iteration_text(report).plain,
             *([f"by class: {classes_text(report.class_returns)}"] if report.class_returns else []),
             speed(report.steps_per_second),
             f"{self._pace.recent[-1]:.2f} s",
@@ -231,6 +235,12 @@ def json_line(report: IterationReport) -> str:
         },
         allow_nan=False,
     )
+
+
+def iteration_text(report: IterationReport) -> Text:
+    """Name an iteration and its returns, in a line that fits 80 columns."""
+    counted = f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})  "
+    return Text.assemble(counted, returns_text(report, "return "))
 
 
 def returns_text(report: IterationReport, prefix: str = "") -> Text:

@@ -55,11 +55,14 @@ def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List the settings that differ from the defaults of the run's algorithm; all, where that is not built in."""
     from metaloom.pipeline.algorithms import ALGORITHMS
     from metaloom.pipeline.config.run import build_config
+    from metaloom.pipeline.envs import ENVS
     from metaloom.pipeline.schema import ConfigError
 
-    settings, names = list(dotted(config)), {name: {"name": config[name]["name"]} for name in ("env", "algorithm")}
-    if names["algorithm"]["name"] not in ALGORITHMS.builtin:  # to know the defaults would run a user's code
+    settings, algorithm, env = list(dotted(config)), config["algorithm"]["name"], config["env"]["name"]
+    if algorithm not in ALGORITHMS.builtin:  # to know the defaults would run a user's code
         return settings
+    # Nor is the code of a user's environment run: a built-in one stands in for it.
+    names = {"env": env if env in ENVS else next(iter(ENVS)), "algorithm": algorithm}
     try:
         defaults = dict(dotted(build_config(names).model_dump(mode="json")))
     except ConfigError:
