@@ -132,9 +132,9 @@ def headline_return(run: Run) -> Headline:
     Every place that shows one number for a run shows the last of these. Of tasks whose table is damaged it is the mean
     as drawn, which is a metric of its own.
     """
-    if not run.iterations:
+    if not (iterations := run.iterations):
         return Headline((), "")
-    last = run.iterations[-1]
+    last = iterations[-1]
     try:
         by_step = returns_by_class(run, [last], classes_of(run)).get(last, ())
     except storage.StoreError:

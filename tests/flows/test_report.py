@@ -164,6 +164,7 @@ def test_every_task_is_a_point_in_the_colour_of_its_class(run):
         assert (((x > 0) == ("right" in series.label)) & ((y > 0) == ("upper" in series.label))).all()
     shown = [~np.isnan(series.values) for series in chart.panels[0].series]
     assert (np.sum(shown, axis=0) == 1).all()
+    assert charts.draw(chart).axes[0].get_aspect() == 1  # against the diagonal
 
 
 def test_points_of_tasks_are_at_most_as_many_as_a_page_can_draw_whatever_the_number_of_tasks(run):

@@ -36,6 +36,9 @@ def test_a_report_draws_every_chart_without_a_word_from_the_browser(run, tmp_pat
     assert page.count('class="main-svg"') >= 2 * len(charts)
     assert 'id="trouble" hidden=""' in page
     assert "<b onclick" not in page
+    assert not re.search(
+        '<a [^>]*class="modebar-btn', page
+    )  # nothing hovers in this browser, and buttons would lie on legends
 
 
 def test_a_chart_of_more_points_than_a_call_takes_arguments_is_drawn(tmp_path):

@@ -33,7 +33,7 @@ function points(chart, all, x, x_label, unit) {
     hovertemplate: told }));
   const shapes = chart.diagonal ? [diagonal(x)] : [];
   // Against the diagonal a distance is true only where both axes have one scale.
-  return [traces, layout(x_label, chart.y_label, { shapes, showlegend: all.length > 1, height: 340,
+  return [traces, layout(x_label, chart.y_label, { shapes, showlegend: all.length > 1, height: chart.diagonal ? 440 : 340,
     legend: { ...ABOVE, itemsizing: "constant" }, yaxis: chart.diagonal ? { scaleanchor: "x" } : {} })];
 }
 
