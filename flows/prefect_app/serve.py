@@ -277,20 +277,20 @@ def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password:
     has_plugin = plugins.get("enabled") is True and "metaloom" in plugins.get("allow", ["metaloom"])
     finds_it = has_plugin and is_same_api(found.get("api", {}).get("url"), address.api)
     environment = f". {shlex.quote(str(folder / ENVIRONMENT))}"
-    here = "" if finds_it and is_same_api(exported, address.api) else f"\nfirst             {environment}"
+    here = "" if finds_it and is_same_api(exported, address.api) else f"first            {environment}\n"
     name = "meta-train" if has_plugin else "meta-train/meta-train"
     if password is None:
-        here += f"\nits password     export {AUTH}=USER:PASSWORD, wherever `prefect` is typed"
+        here += f"its password     export {AUTH}=USER:PASSWORD, wherever `prefect` is typed\n"
     opened = "" if password is None else f"{OPEN}#{base64.b64encode(password.encode()).decode()}"
     reports = f"http://{HOST}:{address.port + 1}" if address.is_private else "not served; they are beside the runs"
     ignored = [key for key in found if key not in ("api", "plugins")]
     ignored += [name for name in variables if name.startswith("PREFECT_") and name not in (API, AUTH)]
     if ignored:
-        here += f"\nnot followed     {', '.join(ignored)} among Prefect's settings in this folder; required variables"
+        here += f"not followed     {', '.join(ignored)} among Prefect's settings in this folder; required variables\n"
     return f"""
 Prefect's page   {address.page}{opened}
 reports          {reports}
-start a run      {program("prefect")} deployment run {name} -p recipe=first-steps{here}
+{here}start a run      {program("prefect")} deployment run {name} -p recipe=first-steps
 other folders    {environment}; name it meta-train/meta-train there
 stop             Ctrl-C
 """

@@ -234,7 +234,7 @@ def test_settings_of_the_folder_s_own_are_left_alone_and_told_what_they_lack(tmp
     told = prepared(tmp_path, 4201)
     assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == {file: text}
     assert "run meta-train/meta-train" in told
-    assert f"first             . {tmp_path}/.prefect/environment\n" in told
+    assert f"first            . {tmp_path}/.prefect/environment\n" in told
     assert ("not followed     worker among Prefect's settings in this folder" in told) == ("worker" in text)
 
 
@@ -257,7 +257,7 @@ def test_another_server_that_is_named_in_the_shell_or_the_folder_is_told_how_to_
         monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere:4200/api")
     else:
         (tmp_path / ".env").write_text("PREFECT_API_URL=http://elsewhere:4200/api")
-    assert f"first             . {tmp_path}/.prefect/environment\n" in prepared(tmp_path, 4201)
+    assert f"first            . {tmp_path}/.prefect/environment\n" in prepared(tmp_path, 4201)
     monkeypatch.setenv("PREFECT_API_URL", "http://localhost:4201/api/")
     assert "first  " not in prepared(tmp_path, 4201)
 
