@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-_TOP = ("run.json", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
+_TOP = ("run.json", "writer.lock", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
 
 
 class StoreError(Exception):
@@ -97,14 +97,9 @@ class StorageFailed(StoreError):
 
 def damaged(where: Path, found: str) -> DamagedRun:
     """Make the error for a file that is not what was written."""
-    parts = where.absolute().parts
-    # The innermost, because the folder of all runs may have such a name too; but a segment has folders of all kinds.
-    inner = {"_segments"} & {*parts} or _TOP
-    top = max((i for i, part in enumerate(parts) if part in inner), default=len(parts))
-    up = len(parts) - top
-    run = path_argument(where.parents[up - 1] if 0 < up <= len(where.parents) else where)
+    run, depth = _run_around(where)
     # All files come back from the rest of the run; a folder of it, or the place of one, does not.
-    lost = top >= len(parts) - 1 and where.name != "run.json"
+    lost = depth <= 1 and where.name != "run.json"
     return DamagedRun(
         where,
         found=found,
@@ -112,6 +107,27 @@ def damaged(where: Path, found: str) -> DamagedRun:
         action=f"`metaloom verify {run}` lists all damage; "
         + ("restore it from a copy of the run" if lost else f"`metaloom resume {run} --repair` mends it"),
     )
+
+
+def linked(where: Path) -> DamagedRun:
+    """Make the error for a symbolic link in a run, such as DVC, git-annex and the caches of hubs leave there."""
+    return DamagedRun(
+        where,
+        found="is a symbolic link",
+        required="a run of files and folders of its own",
+        action=f"`cp -rL {_run_around(where)[0]} COPY` makes a run of the files that the links of DVC, git-annex or a "
+        "hub's cache lead to",
+    )
+
+
+def _run_around(where: Path) -> tuple[str, int]:
+    """The run that a file or folder is in, as an argument of commands, and how deep it lies there; 0 for the run."""
+    parts = where.absolute().parts
+    # The innermost, because the folder of all runs may have such a name too; but a segment has folders of all kinds.
+    inner = {"_segments"} & {*parts} or _TOP
+    top = max((i for i, part in enumerate(parts) if part in inner), default=len(parts))
+    depth = len(parts) - top
+    return path_argument(where.parents[depth - 1] if 0 < depth <= len(where.parents) else where), depth
 
 
 @contextmanager

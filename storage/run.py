@@ -204,7 +204,7 @@ class Run:
 
     def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
         """The stored outputs of some iterations whose arrays may go, or are gone."""
-        return thinnable(self.files.refs_of(iterations), iterations, self.stages)
+        return thinnable(self.files.refs_of(iterations), {*iterations}, self.stages)
 
     def thinned_iterations(self) -> list[int]:
         """The iterations of which arrays were removed by thinning."""

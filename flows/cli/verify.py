@@ -44,6 +44,9 @@ def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
     """Say what to do about what verification has found."""
     if any(damage.is_unreadable for damage in damages):
         yield "what you may not read was not checked: its owner can allow it, or verify the run"
+    elif any(damage.is_link and not damage.is_foreign for damage in damages):
+        yield f"links are no files of a run; make a run of what they lead to: cp -rL {argument(folder)} COPY"
+        return
     elif any(not damage.is_foreign for damage in damages):
         yield f"mend it with: metaloom resume {argument(folder)} --repair"
     if any(damage.is_foreign for damage in damages):

@@ -1,6 +1,7 @@
 """Make a stored run smaller, and bring back what was taken from it."""
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 from metaloom import storage
@@ -32,7 +33,8 @@ def thin(path: Path, retention: Retention, *, dry_run: bool = False, anyway: boo
     if not retention.thins:
         raise UsageError("required --keep-every N, --keep-last N or both: which iterations stay whole")
     run = storage.open_run(path)
-    chosen = [i for i in run.iterations if not retention.keeps(i, len(run.iterations))]
+    iterations = run.iterations  # which lists a folder
+    chosen = [i for i in iterations if not retention.keeps(i, len(iterations))]
     goes = (ref for ref in run.thinnable({*chosen}) if not run.is_thinned(ref))
     refs = [*goes] if dry_run else goes
     if not anyway:
@@ -74,8 +76,9 @@ def materialise(
         require_iteration(run, iteration)
     iterations = run.thinned_iterations() if iteration is None else [iteration]
     with storage.open_writer(path) as writer, stages_of_run(run, backend) as stages:
-        for i in iterations:
-            thinned = [ref for ref in run.refs_of([i]) if run.is_thinned(ref)]
+        stored = groupby(run.refs_of(iterations), key=lambda ref: ref.iteration)
+        for _, refs in stored:
+            thinned = [ref for ref in refs if run.is_thinned(ref)]
             outputs = Recomputed(run, stages)
             values: dict[StageRef, Value] = {ref: outputs.load(ref) for ref in thinned}
             if values:

@@ -140,7 +140,8 @@ def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, 
 
 
 def _evaluation_charts(run: Run, history: History) -> Iterator[Chart]:
-    evaluations = {i: e for i, e in stored_evaluations(run).items() if i in history.iterations}
+    done = {*history.iterations.tolist()}
+    evaluations = {i: e for i, e in stored_evaluations(run).items() if i in done}
     if not evaluations:
         return
     rows, latest, name = [*evaluations], max(evaluations), run.path.name

@@ -6,7 +6,7 @@ import stat
 from io import FileIO
 from pathlib import Path
 
-from metaloom.storage.errors import StorageFailed, damaged
+from metaloom.storage.errors import StorageFailed, damaged, linked
 
 Content = tuple[bytes, ...]
 """Content of a file, in pieces."""
@@ -53,8 +53,10 @@ def open_file(path: Path) -> FileIO:
     except FileNotFoundError:
         raise
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EMLINK, errno.ENOTDIR):
-            raise damaged(path, "is a symbolic link or no regular file") from error
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            raise linked(path) from error
+        if error.errno in (errno.ENXIO, errno.ENOTDIR):
+            raise damaged(path, "is no regular file") from error
         # Nothing is wrong with the run, so this must not count as damage, which repair throws away.
         raise StorageFailed(
             path,

@@ -148,13 +148,12 @@ class CommittedFiles:
 
     def refs_of(self, iterations: Collection[int]) -> set[StageRef]:
         """Every stored output of some iterations; raises as `refs`."""
-        return {ref for ref in self._refs_about(iterations) if ref.iteration in iterations}
-
-    def _refs_about(self, iterations: Collection[int]) -> Iterator[StageRef]:
-        yield from self.live_refs()
+        wanted = {*iterations}
+        refs = self.live_refs()
         for segment in self.segments.all(refresh=True):
-            if any(i in segment.iterations for i in iterations):
-                yield from segment.seal.refs()
+            if not wanted.isdisjoint(segment.iterations):
+                refs.update(segment.seal.refs())
+        return {ref for ref in refs if ref.iteration in wanted}
 
     def contains(self, ref: StageRef) -> bool:
         """Tell whether an output is stored."""

@@ -91,6 +91,11 @@ class Damage:
         """True for what this user may not read, of which nobody can say whether it is damaged."""
         return self.problem == _UNREADABLE
 
+    @property
+    def is_link(self) -> bool:
+        """True for a symbolic link, be it in place of a file or of no file."""
+        return self.problem.startswith("is a symbolic link")
+
     def __str__(self) -> str:
         parts = ("" if self.stage is None else f"iteration {self.iteration} {self.stage} step {self.step}", self.array)
         about = ", ".join(part for part in parts if part)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from metaloom.storage.errors import damaged
+from metaloom.storage.errors import linked
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.provenance import utc
 from metaloom.storage.format.sessions import FOLDER as SESSIONS
@@ -137,7 +137,7 @@ def operator_folder(root: Path) -> Path:
     """
     folder = root / FOLDER
     if folder.is_symlink():
-        raise damaged(folder, "is a symbolic link; a run consists of files and folders of its own")
+        raise linked(folder)
     folder.mkdir(exist_ok=True)  # need not survive a power cut
     return folder
 

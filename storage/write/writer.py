@@ -17,7 +17,7 @@ from metaloom.storage.errors import (
     StageExists,
     StageMissing,
     StoreError,
-    damaged,
+    linked,
     system_errors,
 )
 from metaloom.storage.format.codec import Value, encode, flatten
@@ -450,7 +450,7 @@ def _refuse_links(path: Path) -> None:
         folders += path.glob(pattern)
     for entry in folders:
         if entry.is_symlink():
-            raise damaged(entry, "is a symbolic link; a run consists of files and folders of its own")
+            raise linked(entry)
 
 
 def run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:

@@ -174,12 +174,8 @@ class TestUnreadableRuns:
     def test_one_line_is_about_the_run_that_cannot_be_read_and_the_others_are_listed(self, hidden, shared, capsys):
         listing = ("ls", "ls --json", "du")
         refused = ("du secret", "show secret", "verify secret", "rm secret --yes", "diff good secret", "watch secret")
-        for words in (
-            *listing,
-            *refused[:3],
-            *refused[4:],
-            "compare *",
-        ):  # what they import, another user may not be able to
+        # What they import, another user may not be able to.
+        for words in (*listing, *refused[:3], *refused[4:], "compare *"):
             cli.run(words.split())
         assert Viewer(shared).api("runs").status_code == 200
         os.chmod(shared / "secret" / hidden, 0)

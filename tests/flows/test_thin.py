@@ -14,6 +14,7 @@ from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.storage import StageRef
+from metaloom.storage.read.committed import CommittedFiles
 
 SERIAL = Backend(workers=0)
 
@@ -197,3 +198,26 @@ def test_a_lost_record_of_a_thinned_iteration_ends_resuming_with_the_command_tha
     assert "--repair" in line
     assert command(["resume", "run", "--repair"]) == 0
     assert digests(trained) == before
+
+
+def test_how_often_records_are_listed_does_not_grow_with_the_run(trained, tmp_path, monkeypatch):
+    listings, live_refs = [], CommittedFiles.live_refs
+
+    def counted(files):
+        listings.append(files.root)
+        return live_refs(files)
+
+    monkeypatch.setattr(CommittedFiles, "live_refs", counted)
+
+    def count(name):
+        counts = {}
+        for words in ("thin run --keep-every 2 --dry-run", "thin run --keep-every 2", "replay run --materialise",
+                      "du run", "verify run", "ls", f"export run --to parquet --out {tmp_path / name}"):  # fmt: skip
+            listings.clear()
+            assert command(words.split()) == 0
+            counts[words.split(" --out")[0]] = len(listings)
+        return counts
+
+    short = count("short")
+    resume(trained, iterations=9, backend=SERIAL)
+    assert count("long") == short

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from metaloom import storage
+from metaloom.flows.cli.verify import what_helps
 from metaloom.storage import StageRef
 from metaloom.storage.format.records import read_record
 
@@ -170,6 +171,26 @@ def test_a_link_in_place_of_a_file_is_reported_and_not_followed(make_run):
     assert any("symbolic link" in problem for problem in problems)
     with pytest.raises(storage.DamagedRun, match="symbolic link"):
         storage.open_run(path)[0].rollouts(0)
+
+
+@pytest.mark.parametrize("linked", ["files", "folders"])
+def test_a_run_of_links_is_no_damage_to_mend_and_a_copy_of_what_they_lead_to_is_a_run(make_run, tmp_path, linked):
+    path, links = make_run(1), tmp_path / "links"
+    if linked == "files":
+        shutil.copytree(path, links, copy_function=os.symlink)
+    else:
+        links.mkdir()
+        for entry in path.iterdir():
+            (links / entry.name).symlink_to(entry)
+    for refuse in (storage.open_run, storage.open_writer, lambda path: storage.open_writer(path, repair=True)):
+        with pytest.raises(storage.DamagedRun, match=rf"is a symbolic link; .*`cp -rL {links} COPY`"):
+            refuse(links)
+    damages = storage.verify_run(links)
+    assert any(damage.is_link and damage.file == "run.json" for damage in damages)
+    assert not any("--repair" in line for line in what_helps(links, damages))
+    assert any(f"cp -rL {links} COPY" in line for line in what_helps(links, damages))
+    shutil.copytree(links, tmp_path / "copy")  # follows links
+    assert storage.verify_run(tmp_path / "copy") == []
 
 
 def test_reading_damaged_data_raises_and_names_the_file(make_run):
