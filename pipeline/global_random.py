@@ -100,11 +100,11 @@ def _states(*, exact: bool = False) -> dict[str, object]:
 
 
 def _numpy_state(*, exact: bool) -> object:
-    of_numpy = np.random.get_bit_generator()
+    of_numpy = cast(Any, np.random).get_bit_generator()
     if not isinstance(of_numpy, np.random.MT19937):
         return str(of_numpy.state)
     if exact:  # with the second of two normal numbers, which are drawn together
-        _, keys, *others = np.random.get_state()  # noqa: NPY002
+        _, keys, *others = cast(Any, np.random.get_state())  # noqa: NPY002
         return keys.tobytes(), *others
     # The keys and the position among them, where they lie in memory: to ask for them takes fifty times as long.
     return ctypes.string_at(of_numpy.ctypes.state_address, 625 * 4)

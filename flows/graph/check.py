@@ -54,7 +54,7 @@ def _problems_of_stages(graph: Graph) -> Iterator[str]:
 
 def _problems_of_inputs(graph: Graph, config: RunConfig) -> Iterator[str]:
     every = config.evaluation.every
-    for iteration in sorted({0, 1, *([every - 1] if every else [])}):
+    for iteration in (0, 1, *([every - 1] if every else [])):
         problems: list[str] = []
         order = graph.order(config, iteration)
         for n, ref in enumerate(order):

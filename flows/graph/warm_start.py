@@ -93,7 +93,7 @@ def _require_same_function(config: RunConfig, stored: Mapping[str, Any], where: 
     actor = config.algorithm.actor
     # Only a class of ours is looked at: to import another one takes trust, and reading its parameters none.
     known = ALGORITHMS.find(algorithm, AlgorithmSettings).actor if algorithm in ALGORITHMS.builtin else actor
-    pairs = {"the actor of algorithm": (actor, known)}
+    pairs: dict[str, tuple[object, object]] = {"the actor of algorithm": (actor, known)}
     pairs |= {f"policy.{name}": (getattr(config.policy, name), getattr(given, name)) for name in _DECIDE_FUNCTION}
     pairs["policy.activation"] = (_activation(config.policy, actor), _activation(given, known))
     if (env := stored["env"])["name"] == config.env.name:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.module_checks import seeded
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.contract import OwnDistribution, OwnPolicy
@@ -106,8 +107,8 @@ class _Check:
         if not is_kind or tuple(actions.shape) != shape:
             self._refuse(f"gives {_form(actions)} in `{name}` for {_ROWS} rows", f"actions {shape}, {kind}")
 
-    def _log_prob(self, distribution: OwnDistribution, actions: Tensor, what: str) -> Tensor:
-        found = self._call(what, lambda: distribution.log_prob(actions))
+    def _log_prob(self, distribution: Distribution, actions: Tensor, what: str) -> Tensor:
+        found: Any = self._call(what, lambda: distribution.log_prob(actions))
         shape = tuple(actions.shape[: actions.ndim - (not self._spaces.num_actions)])
         if not isinstance(found, Tensor) or tuple(found.shape) != shape:
             keeps = isinstance(found, Tensor) and tuple(found.shape) == tuple(actions.shape) != shape
@@ -117,6 +118,7 @@ class _Check:
 
     def _check_recorded(self, of_rows: OwnDistribution, actions: Tensor, log_prob: Tensor) -> None:
         parameters = self._call("parameters", of_rows.parameters)
+        value: Any
         for name, value in parameters.items():
             if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != _ROWS:
                 self._refuse(f"gives parameters()[{name!r}] as {_form(value)}", f"a tensor ({_ROWS}, ...)")

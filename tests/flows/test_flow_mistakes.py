@@ -15,8 +15,10 @@ from metaloom.flows import cli
 from metaloom.flows.commands.evaluate import evaluate
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import train
+from metaloom.flows.graph.check import require_one_adaptation
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline import global_random
+from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.schema import ConfigError
 from metaloom.stages.faults import StageFault
@@ -245,6 +247,17 @@ def test_an_evaluation_beside_a_graph_that_adapts_in_another_way_is_refused(flow
     with pytest.raises(ConfigError, match="reads samples from halve"):
         stored.policy().adapt(stored[0].rollouts(0))
     assert len(evaluate(run, adaptation_steps=0, backend=SERIAL).summary()) == 1
+
+
+def test_a_learner_that_adapts_in_training_alone_is_not_evaluated(tiny_config):
+    class Halfway(Learner):
+        initialize = update = None
+
+        def adapt(self, state, params, evidence, *, parallel=map):
+            return params
+
+    with pytest.raises(ConfigError, match=r"Halfway, which defines adapt and not adapt_to_episodes, by which eval"):
+        require_one_adaptation(tiny_config(), Halfway())
 
 
 def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(flow, tiny_config):
