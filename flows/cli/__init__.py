@@ -16,6 +16,7 @@ from rich.panel import Panel
 import metaloom
 from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED, OutputClosed, PipeConsole, PrintableLines, discard_output
 from metaloom.flows.errors import USAGE, exit_code
+from metaloom.flows.streams import keep_streams
 from metaloom.pipeline.shown import printable
 
 COMMANDS = {
@@ -86,11 +87,18 @@ app.command(
 
 def main() -> None:
     """Entry point of the `metaloom` command."""
+    keep_streams()
     # An environment that crashes this process (`--workers 0`) leaves at least a traceback.
     faulthandler.enable()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PrintableLines())
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        code = code or EXIT_OUTPUT_CLOSED
+    sys.exit(code)
 
 
 def run(tokens: Sequence[str]) -> int:
