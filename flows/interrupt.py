@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 EXIT_INTERRUPTED = 130
-STAGE_SECONDS = 12.0
+STAGE_SECONDS = 10.0
 """Time for the current stage after SIGTERM or SIGHUP: Slurm kills after 30 s, Docker after 10 by default."""
 _CLOSING_SECONDS = 6.0
 _LOOK_EVERY_SECONDS = 0.2

@@ -28,6 +28,7 @@ from metaloom.flows.cli.output import (
     discard_output,
 )
 from metaloom.flows.errors import USAGE, StartAgain, exit_code
+from metaloom.flows.streams import keep_streams
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import error_text, printable
 
@@ -132,15 +133,22 @@ app.command(
 
 def main() -> None:
     """Entry point of the `metaloom` command."""
+    keep_streams()
     # An environment that crashes this process (`--workers 0`) leaves at least a traceback.
     faulthandler.enable()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PrintableLines())
     try:
-        sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
     except StartAgain as again:
         # The same process under another environment: Ctrl-C, signals and the exit code need no passing on.
         os.execve(sys.executable, sys.orig_argv, again.environment)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        code = code or EXIT_OUTPUT_CLOSED
+    sys.exit(code)
 
 
 def _status(tokens: Sequence[str]) -> AbstractContextManager[None]:

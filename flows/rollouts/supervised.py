@@ -1,8 +1,6 @@
 """Rollouts in a worker process that may not live to return them. Workers import this module: no torch."""
 
 import multiprocessing
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +20,7 @@ from metaloom.flows.rollouts.flight_recorder import (
 from metaloom.flows.rollouts.sizes import num_bytes
 from metaloom.flows.rollouts.versions import require_own_versions
 from metaloom.flows.rollouts.workers import SamplerSpec, collect_shard
+from metaloom.flows.streams import print_to_errors
 from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_env
@@ -202,7 +201,6 @@ def _actions(recording: Recording, at: Circumstances) -> Array:
 
 
 def _keep_standard_output_clean() -> None:
-    """Send what environments print to standard error, also past Python: the trainer's output is inherited."""
+    """Send what environments print to standard error: the trainer's output is inherited."""
     if multiprocessing.parent_process() is not None:
-        sys.stdout.flush()
-        os.dup2(2, 1)
+        print_to_errors()

@@ -56,7 +56,7 @@ def progress(
         out: where to write; standard output when None.
     """
     stream = sys.stdout if out is None else out
-    console = Console(file=stream, highlight=False)
+    console = _PanelConsole(file=stream, highlight=False)
     if mode == "auto" and is_live(console):
         with _live_panel(console) as panel:
 
@@ -73,6 +73,13 @@ def progress(
         stream.flush()
 
     yield Observer(iteration_done=iteration_done, should_stop=should_stop)
+
+
+class _PanelConsole(Console):
+    """A console that falls silent when its terminal is closed: rich would end the thread, or the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 def is_live(console: Console) -> bool:

@@ -289,6 +289,18 @@ def test_what_an_environment_prints_stays_out_of_what_the_command_prints(hostile
     assert "an environment that talks past Python\n" in told.stderr
 
 
+@pytest.mark.dask
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_what_an_environment_prints_is_lost_where_standard_error_cannot_be_written(hostile, tmp_path):
+    (tmp_path / "now").touch()
+    settings = tmp_path / "settings.json"
+    settings.write_text(hostile("print_in_python").model_dump_json())
+    command = [sys.executable, "-m", "metaloom.flows.cli", "train", str(settings), "--workers", "1"]
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run([*command, "--run", str(tmp_path / "run")], stdout=full, stderr=full).returncode == 0
+
+
 def test_episodes_of_one_step_train_and_resume(hostile, tmp_path, digests):
     train(hostile("ends_at_once", only_if=""), tmp_path / "run", backend=HERE)
     assert (storage.open_run(tmp_path / "run")[2].rollouts(1).lengths == 1).all()

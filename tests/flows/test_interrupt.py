@@ -1,7 +1,9 @@
 """A training that is told to end, or loses its console: everything committed stays, and the run has the same bits."""
 
 import os
+import pty
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 import metaloom.flows.interrupt
 from metaloom import storage
+from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.interrupt import stop_on_interrupt
 from metaloom.flows.rollouts.workers import Backend
@@ -79,3 +82,56 @@ def test_hang_ups_are_ignored_under_nohup(monkeypatch):
             assert not should_stop()
     finally:
         signal.signal(signal.SIGHUP, ignored)
+
+
+@pytest.fixture
+def command(tiny_config, tmp_path, monkeypatch):
+    """A short training from the command line; its runs and reports are kept in a folder of the test."""
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path / "runs"))
+    settings = tmp_path / "settings.json"
+    settings.write_text(tiny_config(iterations=3).model_dump_json())
+    return [sys.executable, "-m", "metaloom.flows.cli", "train", str(settings), "--run", "run", "--workers", "0"]
+
+
+def done(runs: Path) -> bool:
+    return len(storage.open_run(runs / "run").iterations) == 3 and any(runs.rglob("learning_curve.png"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+@pytest.mark.parametrize(
+    ("redirection", "told"),
+    [
+        (">/dev/full", "metaloom: standard output cannot be written: No space left on device\n"),
+        pytest.param(
+            "--json >&-", "metaloom: standard output cannot be written: Bad file descriptor\n", marks=pytest.mark.slow
+        ),
+        pytest.param(">/dev/full 2>&-", "", marks=pytest.mark.slow),
+    ],
+)
+def test_output_that_cannot_be_written_costs_no_iteration_and_is_reported_once(redirection, told, command, tmp_path):
+    shell = ["sh", "-c", f'"$@" {redirection}', "sh", *command]
+    ended = subprocess.run(shell, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr.count("cannot be written")) == (0, bool(told))
+    assert told in ended.stderr
+    assert done(tmp_path / "runs")
+
+
+def test_a_command_whose_answer_cannot_be_written_fails(command, tmp_path):
+    shell = ["sh", "-c", '"$@" >/dev/full', "sh", *command[:3], "recipes"]
+    ended = subprocess.run(shell, stderr=subprocess.PIPE, text=True)
+    assert ended.stderr == "metaloom: standard output cannot be written: No space left on device\n"
+    assert ended.returncode == EXIT_OUTPUT_CLOSED
+
+
+@pytest.mark.parametrize("terminal", ["xterm", pytest.param("dumb", marks=pytest.mark.sweep)])
+def test_a_terminal_that_goes_away_costs_no_iteration(terminal, command, tmp_path):
+    pid, end = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.execve(command[0], command, {**os.environ, "TERM": terminal})
+    screen = b""
+    while b"iteration" not in screen:
+        screen += os.read(end, 4096)
+    os.close(end)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert done(tmp_path / "runs")

@@ -206,6 +206,10 @@ class Hostile(MetaEnv):
             os._exit(3)
         return answer
 
+    def do_print_in_python(self, action: Any, *answer: Any):
+        print("an environment that talks", flush=True)  # noqa: T201
+        return answer
+
     def do_print(self, action: Any, *answer: Any):
         print("an environment that talks")  # noqa: T201
         os.write(1, b"an environment that talks past Python\n")
