@@ -19,7 +19,8 @@ def reference_rows(references: Sequence[Reference]) -> list[dict[str, Any]]:
 
 def references_table(rows: Sequence[Mapping[str, Any]], folder: Path | None = None) -> Table:
     """`metaloom reference ls`, of a folder where it is not that of the checkout."""
-    table = new_table("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
+    columns = ("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
+    table = new_table(*columns, drop=("size", "took", "seed", "environment", "algorithm"))
     for row in rows:
         table.add_row(
             *(as_text(row[name]) for name in ("name", "env", "algorithm", "seed", "iterations")),

@@ -68,7 +68,9 @@ def comparison_figure(found: "Comparison") -> Figure:
 
 def _groups_table(found: "Comparison") -> Table:
     table = new_table(
-        "group", ">runs", ">interquartile mean", "95 % interval", ">mean", "95 % interval", "lowest to highest run"
+        *("group", ">runs", ">interquartile mean", "95 % interval", ">mean", "its 95 % interval"),
+        "lowest to highest run",
+        drop=("lowest to highest run", "its 95 % interval", "mean"),
     )
     for group in found.groups:
         means = group.scores.run_means
@@ -87,7 +89,8 @@ def _groups_table(found: "Comparison") -> Table:
 
 
 def _pairs_table(found: "Comparison") -> Table:
-    table = new_table("a", "b", ">a - b", "95 % interval", ">P(a > b)", "95 % interval", ">p")
+    columns = ("a", "b", ">a - b", "95 % interval", ">P(a > b)", "its 95 % interval", ">p")
+    table = new_table(*columns, drop=("its 95 % interval", "P(a > b)", "p"))
     for pair in found.pairs:
         table.add_row(
             as_text(pair.a),

@@ -44,7 +44,8 @@ def sweep_rows(sweep: Sweep, trials: Sequence[Trial]) -> list[dict[str, Any]]:
 def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
     """Every run of a sweep, and how many are in which state."""
     scored = [] if sweep.search is None else [f">score: {sweep.search.metric}"]
-    table = new_table("run", *sweep.keys, ">seed", ">iterations", ">last return", *scored, "state")
+    columns = ("run", *sweep.keys, ">seed", ">iterations", ">last return", *scored, "state")
+    table = new_table(*columns, drop=("seed", "iterations", *sweep.keys), prose=("state",))
     for row in rows:
         done = f"{row['iterations_done']} / {row['iterations']}" if row["iterations"] else ""
         detail = row.get("problem") or row.get("writer")

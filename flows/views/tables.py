@@ -226,7 +226,8 @@ def difference_table(
     differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
 ) -> Table:
     """Arrays that `metaloom replay` found different, or that differ between two `sides` of another name."""
-    table = new_table(">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
+    columns = (">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
+    table = new_table(*columns, drop=("elements", "max ulp", *sides, "first differs at"))
     for difference in differences:
         comparable = difference.count >= 0
         table.add_row(
