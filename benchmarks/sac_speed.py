@@ -160,6 +160,7 @@ def _reference(experience: EpisodeBatch) -> Callable[[int], Block] | None:
         return None
     model = reference_model(gymnasium.make(ENV), seed=1)
     buffer = model.replay_buffer
+    assert buffer is not None
     for e in range(EPISODES):
         observations, actions, rewards = (
             values[0, e] for values in (experience.observations, experience.actions, experience.rewards)
