@@ -44,6 +44,7 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
         ConfigError: the graph of the run is none that could be computed.
     """
     check_graph(config)
+    torch.set_num_threads(1)  # and not back between stages: a run of VariBAD then came out with other bits
     with (
         threadpool_limits(1),
         ThreadPoolExecutor(usable_cores(), "metaloom-math", _prepare_thread) as pool,

@@ -15,6 +15,7 @@ from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import torch
 from dask.sizeof import sizeof
 from threadpoolctl import threadpool_limits
 
@@ -173,8 +174,9 @@ def _random_watch(settings: str) -> GlobalRandomWatch:
 
 @cache
 def _prepare_process() -> None:
-    # More than one BLAS thread would make bits depend on the machine and take the neighbours' cores.
+    # More than one BLAS or torch thread would make bits depend on the machine and take the neighbours' cores.
     threadpool_limits(1)
+    torch.set_num_threads(1)
     _keep_freed_memory()
 
 
