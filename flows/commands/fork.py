@@ -1,5 +1,6 @@
 """Begin a new run with the iterations of a stored one and go on under other settings."""
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from metaloom.flows.graph.changed_sources import tell_changed_sources
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import config_of, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
+from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import updates_at
 from metaloom.flows.trust import trust_run
@@ -25,6 +27,8 @@ from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.types import Evaluation, LearnerState, Update
 from metaloom.storage import Fork, Run
 from metaloom.storage.format.codec import flatten
+
+log = logging.getLogger(__name__)
 
 _SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
 
@@ -49,6 +53,10 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
         run.select(iteration - 1)
     old = config_of(run)
     new = build_config(override(old.model_dump(mode="json"), overrides))
+    env, notes = settled(new.env, new.max_episode_steps)  # left open where it is another one
+    for note in notes:
+        log.warning("%s", note)
+    new = new.model_copy(update={"env": env})
     if new.iterations < iteration:
         raise ConfigError(f"iterations: found {new.iterations}, but the fork begins with {iteration}; use more")
     with stages_of(new, Backend(workers=0), partial(check_sizes, new)) as stages:

@@ -90,7 +90,7 @@ def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> 
             env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": arguments[-1], MARK: mark},
             text=True,
             capture_output=True,
-            timeout=timeout_seconds + 10 * rehearsal.SECONDS,
+            timeout=timeout_seconds + 30 * rehearsal.SECONDS,
         )
     except subprocess.TimeoutExpired:
         return {"notes": [f"the rehearsal did not end within {timeout_seconds:g} s; copies are kept over episodes"]}

@@ -26,8 +26,9 @@ from metaloom.pipeline.envs.wrappers import is_bounded
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import Array
 
-ROUNDS, ROWS, STEPS, SECONDS = 8, 2, 125, 2.0
-"""Rounds of episodes side by side, their steps at most, and the processor time after which no other round begins."""
+ROUNDS, LEAST_ROUNDS, ROWS, STEPS, SECONDS = 8, 4, 2, 125, 2.0
+"""Rounds of episodes side by side, their steps at most, and processor time: episodes are cut so that the least number
+of rounds takes no more, and no other round begins after it. Many short episodes find more than a long one."""
 
 _ALTERNATIVES = 4
 
@@ -85,7 +86,6 @@ class Rehearsal:
         """Play episodes side by side, a single one with the task or the seed of another if asked."""
         if self.timeout_seconds is not None:
             faulthandler.dump_traceback_later(self.timeout_seconds, exit=True)
-        began = _seconds()
         rngs = [np.random.default_rng(n) for n in episodes]
         tasks, seeds = (
             self.tasks[[*episodes] if task is None else [task]],
@@ -93,6 +93,7 @@ class Rehearsal:
         )
         answers = [[Answer(-1, "observations", row)] for row in batch.reset(tasks, seeds).copy()]
         rows = np.arange(len(episodes))
+        began = 0.0
         for t in range(self.steps):
             actions = np.stack([_random_action(self.space, rng) for rng in rngs])
             step = batch.step(actions[rows], rows)
@@ -104,7 +105,9 @@ class Rehearsal:
             rows = rows[~(step.terminated | step.truncated)]
             if not len(rows):
                 break
-            if self.hurries and _seconds() - began > SECONDS / 4:
+            if t == 0:
+                began = _seconds()  # what is made in the first step or before is made once
+            elif self.hurries and _seconds() - began > SECONDS / LEAST_ROUNDS / 2:
                 self.steps = t + 1
                 break
         faulthandler.cancel_dump_traceback_later()
@@ -133,7 +136,7 @@ class Rehearsal:
                             "refusal": refusal(f"a copy beside another one, and one alone ({where} of episode {n}),")
                         }
                     past = f"{where} of episode {n}"
-            if past or _seconds() - began > SECONDS:
+            if past or (number + 1 >= LEAST_ROUNDS and _seconds() - began > SECONDS):
                 break
         used.close()
         return {
@@ -180,11 +183,11 @@ def digest(answers: Iterable[Answer]) -> str:
 
 
 def _seconds() -> float:
-    """Processor time; of a simulator that is another process, the time that passes counts, a fifth of it."""
-    return max(time.process_time(), time.monotonic() / 5 - _STARTED)
+    """Processor time; of a simulator that is another process, the time that passes counts, a tenth of it."""
+    return max(time.process_time(), time.monotonic() / 10 - _STARTED)
 
 
-_STARTED = time.monotonic() / 5 - time.process_time()
+_STARTED = time.monotonic() / 10 - time.process_time()
 
 
 def _random_action(space: gymnasium.Space[Any], rng: np.random.Generator) -> Array:
