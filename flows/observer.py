@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from metaloom.flows.rollouts.traffic import Traffic
+from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.estimation.class_returns import ClassReturns
 from metaloom.pipeline.types import Array, Evaluation
 from metaloom.stages.faults import StageFault
-from metaloom.stages.witness import REPRODUCED
 from metaloom.storage import StageRef
 
 

@@ -25,17 +25,21 @@ def run_folder(name_or_path: str | Path) -> Path:
     return storage.run_path(name_or_path, runs_root())
 
 
-def report_folder(run: Path) -> Path:
-    """Return the folder for a run's report: beside the run, whose own folder holds only what its records vouch for.
+def report_path(run: Path) -> Path:
+    """Return where a run's report is: beside the run, whose own folder holds only what its records vouch for.
 
     That of a run under object storage goes to the working folder.
+    """
+    return (Path("reports") if storage.url_of(run) else run.parent / "reports") / run.name
+
+
+def report_folder(run: Path) -> Path:
+    """Return the folder to write a run's report to.
 
     Raises:
         UsageError: it is a symbolic link, or holds one.
     """
-    if storage.url_of(run):
-        return Path("reports") / run.name
-    folder = run.parent / "reports" / run.name
+    folder = report_path(run)
     for path in (folder.parent, folder, *(folder.iterdir() if folder.is_dir() else ())):
         if path.is_symlink():  # what is there would be written over
             raise UsageError(

@@ -9,9 +9,6 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.rollouts.faults import RolloutError, RolloutPosition
 
-REPRODUCED = "witness_reproduced"
-"""The metric: 1 if the episode came out bit for bit again, 0 if not."""
-
 Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
 

@@ -17,6 +17,7 @@ from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.envs.config import REPRODUCED
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.plugin_files import own_paths
@@ -35,7 +36,7 @@ from metaloom.pipeline.types import (
 from metaloom.stages.evaluate import Tested, unseen
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import RolloutPosition
-from metaloom.stages.witness import REPRODUCED, play_again
+from metaloom.stages.witness import play_again
 from metaloom.storage import Span, StageRef
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 from urllib.parse import quote
 
-from metaloom.flows.runs import report_folder, runs_root
+from metaloom.flows.runs import report_path, runs_root
 from metaloom.flows.this_machine import REQUIRED_HOST, names_this_machine
 from metaloom.storage import url_of
 
@@ -27,7 +27,7 @@ def reports_root() -> Path:
 def address_of(run: Path, file: str) -> str | None:
     """Return the address of a file of a run's report; None where nobody serves it."""
     served = os.environ.get(VARIABLE)
-    folder = report_folder(run).resolve()
+    folder = report_path(run).resolve()
     if not served or folder.parent != reports_root().resolve():
         return None
     return f"{served}/{quote(folder.name)}/{quote(file)}"

@@ -35,6 +35,10 @@ class InfoFact(Settings):
         return {"key": value} if isinstance(value, str) else value
 
 
+REPRODUCED = "witness_reproduced"
+"""Metric of an iteration: 1 if its witness episode came out bit for bit again, 0 if not."""
+
+
 class EnvConfig(Settings):
     """An environment by name, with its options.
 

@@ -89,7 +89,7 @@ def test_usage_ends_with_2_what_a_message_explains_with_1_and_the_rest_with_a_tr
 
 
 def test_a_message_beyond_a_screenful_is_cut_in_the_middle(monkeypatch, capsys):
-    def fail(folder):
+    def fail(folder, progress):
         raise errors.UsageError(f"found {'x' * 100_000}; remedy: none")
 
     monkeypatch.setattr("metaloom.flows.cli.verify.verify_run", fail)

@@ -324,11 +324,13 @@ class TestPage:
         assert recorder.calls == expected  # the last curve is drawn by `close`
 
     def test_a_line_tells_returns_before_and_after_adaptation(self):
-        assert iteration_line(report(3)) == "iteration 3 (4 of 10)  before −1  after 2  39.2 k steps/s"
+        assert (
+            iteration_line(report(3)) == "iteration 3 (4 of 10)  before −1  after 2  (mean over tasks)  39.2 k steps/s"
+        )
 
     def test_a_line_of_a_run_without_adaptation_has_one_return(self):
         line = iteration_line(report(3, **{"step_0.average_return": 7.0}))
-        assert line == "iteration 3 (4 of 10)  return 7  39.2 k steps/s"
+        assert line == "iteration 3 (4 of 10)  return 7  (mean over tasks)  39.2 k steps/s"
 
     def test_metrics_are_numbers_but_for_what_is_none(self):
         metrics = {"loss": float("nan"), "env_steps": 4000.0, "return": -1.2345678901}

@@ -35,6 +35,9 @@ def test_a_run_says_what_its_robot_observed_though_nobody_asked(tmp_path, tiny_c
         "diagnostics": False,
         "facts": {},
         "observed": None,
+        "copies": "kept",
+        "seed_bits": 64,
+        "witness": False,
     }
     assert plain.info["config_digest"] == asked.info["config_digest"]
     assert plain[0].rollouts(0).observations.shape[-1] == 111

@@ -197,6 +197,7 @@ def test_a_run_records_the_environment_as_it_was_made_with_defaults(tmp_path, ti
         "options": {"obs_style": "promp"},
         "observation_size": 17,
         "action_size": 6,
+        "actions_taken": {"dtype": "float64", "low": [-1.0] * 6, "high": [1.0] * 6},
     }
     train(tiny_config(env={"name": "Pendulum-v1"}, iterations=1), tmp_path / "gymnasiums", backend=SERIAL)
     assert storage.open_run(tmp_path / "gymnasiums").info["environment"]["env"]["options"] == {"g": 10.0}

@@ -121,7 +121,9 @@ def user(tmp_path, monkeypatch):
     monkeypatch.setattr(trust, "_trusted_here", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     # Instead of waiting for a browser, ask what one would.
-    monkeypatch.setattr(server, "run_server", lambda app, listening: visit(app, app._token))
+    tokens, gate = [], server.token_gate
+    monkeypatch.setattr(server, "token_gate", lambda app, token: tokens.append(token) or gate(app, token))
+    monkeypatch.setattr(server, "run_server", lambda app, listening: visit(app, tokens[-1]))
     yield tmp_path
     for name in ("evil_module", "own_measure"):
         sys.modules.pop(name, None)
