@@ -23,6 +23,7 @@ def test_options_that_were_left_out_are_told_as_well():
         "options": {"obs_style": "promp"},
         "observation_size": 111,
         "action_size": 8,
+        "actions_taken": {"dtype": "float64", "low": [-1.0] * 8, "high": [1.0] * 8},
     }
     assert facts("ant-dir", obs_style="pearl")["options"] == {"obs_style": "pearl"}
 
