@@ -7,6 +7,7 @@ from pathlib import Path
 
 from metaloom.storage.errors import StageMissing, StoreError, system_errors
 from metaloom.storage.format.refs import StageRef
+from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.run import Iterations, Run
 from metaloom.storage.unfinished import unfinished_folder
 
@@ -26,12 +27,15 @@ class Export:
         iterations: how many iterations are in it.
         rows: rows, episodes or points in it, whatever the format counts.
         skipped: iterations that are not in it because their batches are not stored any more, with the reason.
+        progress: Receives the number of iterations read so far and the number of all; again from 0 where a format reads
+            them more than once.
     """
 
     path: Path
     iterations: int = 0
     rows: int = 0
     skipped: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    progress: Progress = unseen
 
     def available(
         self, run: Run, iterations: Iterations, steps: Sequence[int] | None
@@ -46,7 +50,9 @@ class Export:
         for ref in run.refs():
             if ref.stage == collects and (steps is None or ref.step in steps):
                 inner_steps.setdefault(ref.iteration, []).append(ref.step)
-        for i in run.select(iterations):
+        chosen = run.select(iterations)
+        for n, i in enumerate(chosen):
+            self.progress(n, len(chosen))
             if i not in inner_steps:
                 self.skipped.append((i, "no episodes of these inner steps are stored"))
                 continue

@@ -11,6 +11,7 @@ from metaloom.flows.exports import By, format_names
 from metaloom.flows.exports import export as export_run
 from metaloom.flows.runs import parse_span, run_folder
 from metaloom.flows.views.formatting import plural
+from metaloom.flows.views.status import STATUS
 from metaloom.storage import open_run
 
 
@@ -35,7 +36,8 @@ def export(
         by: Give each task a learning history of its own, or each place in the meta-batch.
     """
     chosen = None if iterations is None else parse_span("--iterations", iterations)
-    result = export_run(open_run(run_folder(run)), out, to, iterations=chosen, steps=step, by=by)
+    far = STATUS.counted("iterations")
+    result = export_run(open_run(run_folder(run)), out, to, iterations=chosen, steps=step, by=by, on_progress=far)
     if as_json:
         skipped = [{"iteration": i, "reason": reason} for i, reason in result.skipped]
         done = {"path": str(result.path), "iterations": result.iterations, "rows": result.rows}

@@ -3,6 +3,7 @@
 from metaloom.flows.cli.options import Overrides, ParentArgument, Trust, agree
 from metaloom.flows.cli.output import console
 from metaloom.flows.runs import RunAt, run_folder
+from metaloom.flows.views.status import STATUS
 
 
 def fork(parent: ParentArgument, *, run: str, overrides: Overrides = (), trust: Trust = False) -> int:
@@ -22,5 +23,6 @@ def fork(parent: ParentArgument, *, run: str, overrides: Overrides = (), trust: 
     from metaloom.flows.commands.fork import fork as fork_run
     from metaloom.flows.views.tables import fork_view
 
-    console().print(fork_view(fork_run(at.path, at.iteration, run_folder(run), overrides), at.path))
+    made = fork_run(at.path, at.iteration, run_folder(run), overrides, on_progress=STATUS.counted("outputs"))
+    console().print(fork_view(made, at.path))
     return 0

@@ -3,6 +3,7 @@
 from metaloom.flows.cli.options import AsJson, RunArgument
 from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
+from metaloom.flows.views.status import STATUS
 from metaloom.storage import open_writer
 
 
@@ -17,7 +18,7 @@ def pack(run: RunArgument, *, as_json: AsJson = False) -> int:
     Example: `metaloom pack first`
     """
     with open_writer(run_folder(run)) as writer:
-        packed = writer.pack()
+        packed = writer.pack(STATUS.counted("iterations"))
     segments = [[iterations.start, iterations.stop - 1] for iterations in packed]
     count = sum(map(len, packed))
     answer(as_json, lambda: {"iterations": count, "segments": segments}, lambda: _line(count, len(segments)))

@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from metaloom.flows.cli.options import ANYWHERE, AsJson, BackendOptions, RunArgument
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import UsageError
+from metaloom.flows.views.status import STATUS
 
 if TYPE_CHECKING:
     from metaloom.flows.references.index import Reference
@@ -93,7 +94,12 @@ def verify(name: NameAt, /, *, folder: From = None, where: BackendOptions = ANYW
         from metaloom.flows.references.verify import verify as verify_reference
         from metaloom.flows.views.parts import as_text
 
-        outcome = verify_reference(path, iteration, backend=backend)
+        outcome = verify_reference(
+            path,
+            iteration,
+            backend=backend,
+            on_progress=lambda now, last: STATUS.far(f"iteration {now} of those up to {last}"),
+        )
     answer(as_json, outcome.as_dict, lambda: as_text(outcome))
     return 0 if outcome.identical else 1
 

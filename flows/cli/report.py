@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from metaloom.flows.cli.options import Flag, RunArgument, Trust, agree, refuse_without
 from metaloom.flows.cli.output import console
 from metaloom.flows.runs import report_folder, run_folder
+from metaloom.flows.views.status import STATUS
 from metaloom.storage import Run, argument, open_run
 from metaloom.storage.errors import system_errors
 
@@ -97,4 +98,4 @@ def write(run: Run, folder: Path, *, static: bool = False, film: "Picture | None
         required="a folder to write the report to",
         action=f"Free space, or choose another: `metaloom report {argument(run.path)} --out FOLDER`",
     ):
-        return write_report(run, folder, static=static, film=film)
+        return write_report(run, folder, static=static, film=film, on_progress=STATUS.counted("tables and records"))

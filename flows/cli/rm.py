@@ -1,6 +1,7 @@
 """`metaloom rm`."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -29,8 +30,9 @@ def rm(runs: Runs = (), /, *, yes: Flag = False) -> int:
         yes: Do not ask.
     """
     from metaloom.flows.commands.disk import bytes_freed
-    from metaloom.flows.commands.remove import check_removable, dependents, remove
+    from metaloom.flows.commands.remove import check_removable, dependents
     from metaloom.flows.views.formatting import plural, size
+    from metaloom.storage import remove_run
 
     tell = console().out
     paths = list(dict.fromkeys(check_removable(run_folder(run)) for run in runs))
@@ -42,7 +44,10 @@ def rm(runs: Runs = (), /, *, yes: Flag = False) -> int:
     if paths and not yes and not _agreed(f"{plural(len(paths), 'run')}, {size(freed)} to be freed. Remove? [y/N] "):
         tell("nothing removed")
         return 1
-    remove(paths)
+    with nullcontext() if yes else STATUS.shown("removing", console()):
+        for n, path in enumerate(paths, 1):
+            STATUS.far(f"run {n} of {len(paths)}")
+            remove_run(path)
     finished = _finish([path.parent for path in paths] or [runs_root()])
     tell(f"removed {plural(len(paths), 'run')}, {size(freed)} freed" if paths else f"{finished} to finish")
     return 0

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from metaloom.flows.cli.options import AsJson, Flag, RunArgument, Trust, agree
 from metaloom.flows.cli.output import answer
 from metaloom.flows.runs import run_folder
+from metaloom.flows.views.status import STATUS
 from metaloom.storage import Retention
 
 
@@ -39,6 +40,7 @@ def thin(
     from metaloom.flows.commands.thin import thin as thin_run
     from metaloom.flows.views.tables import thinned_line
 
-    thinned = thin_run(folder, Retention(keep_last=keep_last, keep_every=keep_every), dry_run=dry_run, anyway=anyway)
+    kept, far = Retention(keep_last=keep_last, keep_every=keep_every), STATUS.counted("iterations")
+    thinned = thin_run(folder, kept, dry_run=dry_run, anyway=anyway, on_progress=far)
     answer(as_json, lambda: {**asdict(thinned), "dry_run": dry_run}, lambda: thinned_line(thinned, dry_run=dry_run))
     return 0

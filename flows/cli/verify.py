@@ -29,7 +29,7 @@ def verify(run: RunArgument, *, as_json: AsJson = False) -> int:
     from metaloom.flows.views.tables import damage_table
 
     folder = run_folder(run)
-    damages = verify_run(folder, lambda done, total: STATUS.far(f"{done:,} of {total:,} outputs"))
+    damages = verify_run(folder, STATUS.counted("outputs"))
 
     def table() -> RenderableType:
         if damages:

@@ -27,13 +27,21 @@ from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
 from metaloom.pipeline.types import Evaluation, LearnerState, Update
 from metaloom.storage import Fork, Run
 from metaloom.storage.format.codec import flatten
+from metaloom.storage.progress import Progress, unseen
 
 log = logging.getLogger(__name__)
 
 _SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
 
 
-def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[str] = ()) -> Fork:
+def fork(
+    path: Path,
+    iteration: int | None,
+    new_path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    on_progress: Progress = unseen,
+) -> Fork:
     """Create a run that begins with the iterations before `iteration` of another one; `resume` goes on with it.
 
     Args:
@@ -41,6 +49,7 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
         iteration: updates of the parent that the new run begins with; all of them when None.
         new_path: folder of the new run.
         overrides: settings that change, as KEY=VALUE.
+        on_progress: Called with the number of outputs shared so far, and of all.
 
     Raises:
         ConfigError: the settings are wrong, or their numbers do not fit into one run with the parent's.
@@ -75,6 +84,7 @@ def fork(path: Path, iteration: int | None, new_path: Path, overrides: Sequence[
         config_digest=new.digest(),
         capacity=new.iterations,
         environment=facts,
+        progress=on_progress,
     )
     trust_run(made.path)
     return made

@@ -1,6 +1,5 @@
 """Remove runs, after a look at who else needs them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +51,3 @@ def _readable(path: Path) -> storage.Run | None:
         return storage.open_run(path)
     except StoreError:
         return None
-
-
-def remove(paths: Sequence[Path]) -> None:
-    """Remove runs, one after the other.
-
-    Raises:
-        storage.StoreError: of one; those before it are gone.
-    """
-    for path in paths:
-        storage.remove_run(path)

@@ -14,9 +14,17 @@ from metaloom.flows.views.formatting import plural
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Retention, StageRef, Thinned
 from metaloom.storage.format.codec import Value
+from metaloom.storage.progress import Progress, unseen
 
 
-def thin(path: Path, retention: Retention, *, dry_run: bool = False, anyway: bool = False) -> Thinned:
+def thin(
+    path: Path,
+    retention: Retention,
+    *,
+    dry_run: bool = False,
+    anyway: bool = False,
+    on_progress: Progress = unseen,
+) -> Thinned:
     """Remove the arrays that can be computed again (`storage.THINNABLE`) of the complete iterations that are not kept.
 
     Args:
@@ -24,6 +32,7 @@ def thin(path: Path, retention: Retention, *, dry_run: bool = False, anyway: boo
         retention: which iterations keep theirs.
         dry_run: only tell what would go.
         anyway: also what comes of plug-ins whose sources have changed since, and which may therefore not come back.
+        on_progress: Called with the number of iterations thinned so far, and of all.
 
     Raises:
         UsageError: it names no iterations to keep, or what would go could not be computed again.
@@ -42,7 +51,7 @@ def thin(path: Path, retention: Retention, *, dry_run: bool = False, anyway: boo
     if dry_run:
         return Thinned.of([run.record(ref) for ref in refs], run.files.files_of)
     with storage.open_writer(path) as writer:
-        return writer.thin(chosen)
+        return writer.thin(chosen, on_progress)
 
 
 def _require_same_sources(run: storage.Run, refs: Iterable[StageRef]) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from metaloom.flows.errors import UsageError
 from metaloom.storage import Run, argument
 from metaloom.storage.export import Export, export_folder
+from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.run import Iterations
 
 By = Literal["task", "position"]
@@ -46,14 +47,14 @@ class ExportFormat:
         """Tell whether the format has an option."""
         return option in inspect.signature(self.write).parameters
 
-    def export(self, run: Run, out: Path, **options: Any) -> Export:
+    def export(self, run: Run, out: Path, on_progress: Progress = unseen, **options: Any) -> Export:
         """Write a run to a new or empty folder, which appears whole or not at all, or to one that grows.
 
         Raises:
             metaloom.storage.export.ExportExists: there is something at `out`.
             storage.StageMissing: an iteration that was asked for is not complete.
         """
-        done = Export(out)
+        done = Export(out, progress=on_progress)
         if self.grows:
             self.write(run, out, done, **options)
             return done
@@ -91,6 +92,7 @@ def export(
     iterations: Iterations = None,
     steps: Sequence[int] = (),
     by: By | None = None,
+    on_progress: Progress = unseen,
 ) -> Export:
     """Write a run in another format.
 
@@ -101,6 +103,7 @@ def export(
         iterations: which of the complete iterations; None for all.
         steps: which inner steps; empty for all.
         by: what a history belongs to.
+        on_progress: As `Export.progress`.
 
     Raises:
         UsageError: there is no such format, it does not take an option that was given, it needs a package that is not
@@ -122,7 +125,7 @@ def export(
             option = "step" if name == "steps" else name
             raise UsageError(f"found --{option} with --to {to}, which does not take it; leave it out")
     _check_there_is_something(run, out, form, iterations, steps)
-    return form.export(run, out, **given)
+    return form.export(run, out, on_progress, **given)
 
 
 def _check_there_is_something(

@@ -86,7 +86,7 @@ def _append(
         return []
     schema = _without_units(_with_run(read(new[-1:]), run, who).schema)
     _require_types(folder, known, schema)
-    batches = _Counted(_batches(run, who, read, new, schema))
+    batches = _Counted(_batches(run, who, read, new, schema, done))
     folder.mkdir(parents=True, exist_ok=True)
     try:
         write_deltalake(
@@ -125,9 +125,15 @@ class _Counted:
 
 
 def _batches(
-    run: Run, who: str, read: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], schema: pa.Schema
+    run: Run,
+    who: str,
+    read: Callable[[Sequence[int]], pa.Table],
+    iterations: Sequence[int],
+    schema: pa.Schema,
+    done: Export,
 ) -> Iterator[pa.RecordBatch]:
     for start in range(0, len(iterations), _AT_ONCE):
+        done.progress(start, len(iterations))
         table = _with_run(read(iterations[start : start + _AT_ONCE]), run, who)
         yield from table.select(schema.names).cast(schema).to_batches()
 

@@ -44,7 +44,8 @@ def export_histories(
     """
     available = list(done.available(run, iterations, steps))
     if by == "task" and not _is_fixed(run, available):
-        for i, steps_of in available:
+        for n, (i, steps_of) in enumerate(available):
+            done.progress(n, len(available))
             with _Files(folder, "iteration") as files:
                 done.rows += _write_draws(run, files, i, steps_of)
         return
@@ -52,7 +53,9 @@ def export_histories(
     for start in range(0, len(keys), _OPEN_FILES):
         with _Files(folder, by) as files:
             wanted = set(keys[start : start + _OPEN_FILES])
-            done.rows += sum(_write_step(run, files, i, k, by, wanted) for i, ks in available for k in ks)
+            for n, (i, ks) in enumerate(available):
+                done.progress(n, len(available))
+                done.rows += sum(_write_step(run, files, i, k, by, wanted) for k in ks)
 
 
 def _is_fixed(run: Run, available: Sequence[tuple[int, list[int]]]) -> bool:

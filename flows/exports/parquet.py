@@ -24,7 +24,7 @@ def export_parquet(
     OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as of `Run.steps`, without `iteration`
     OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, where there are any, OUT/evaluations.parquet
     """
-    done.rows = _write_steps(run, folder, [i for i, _ in done.available(run, iterations, steps)], steps)
+    done.rows = _write_steps(run, folder, done, [i for i, _ in done.available(run, iterations, steps)], steps)
     chosen = run.select(iterations)
     for name, table_of in (("episodes", run.episodes), ("tasks", run.tasks), ("metrics", run.metrics)):
         _write_table(folder / f"{name}.parquet", table_of, chosen, steps if name == "episodes" else None)
@@ -33,13 +33,14 @@ def export_parquet(
     _write_table(folder / "evaluations.parquet", run.evaluations, evaluated, None)
 
 
-def _write_steps(run: Run, folder: Path, iterations: Sequence[int], steps: Sequence[int] | None) -> int:
-    rows = 0
+def _write_steps(run: Run, folder: Path, done: Export, iterations: Sequence[int], steps: Sequence[int] | None) -> int:
+    rows, places = 0, {i: place for place, i in enumerate(iterations)}
     with run.scan_steps(iterations, steps=steps) as batches:
         names = [name for name in batches.schema.names if name != "iteration"]
         schema = pa.schema([batches.schema.field(name) for name in names])
         for batch in batches:  # one inner step each
             i, k = batch["iteration"][0].as_py(), batch["step"][0].as_py()
+            done.progress(places[i], len(places))
             file = folder / "steps" / f"iteration={i}" / f"stage=rollouts_{k}" / "steps.parquet"
             file.parent.mkdir(parents=True)
             with pq.ParquetWriter(file, schema, compression="zstd") as writer:

@@ -23,6 +23,7 @@ def export_tensorboard(run: Run, folder: Path, done: Export, *, iterations: Iter
         refs.get(ref.iteration, []).append(ref)
     try:
         for i in chosen:
+            done.progress(done.iterations, len(chosen))
             record = run.record(run.last_ref(i))
             done.rows += events.iteration(reports.of(i, refs[i]), seconds_of(record.started) + record.seconds)
             done.iterations += 1

@@ -18,6 +18,7 @@ from metaloom.flows.views.formatting import adaptation_returns, number, plural, 
 from metaloom.pipeline.types import Update
 from metaloom.storage import Run, StageRef
 from metaloom.storage.errors import damaged
+from metaloom.storage.progress import Progress, unseen
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,16 @@ class _Watched:
             self.metrics = value.metrics
 
 
-def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(workers=0)) -> Verified:
+def verify(
+    path: Path, iteration: int | None, *, backend: Backend = Backend(workers=0), on_progress: Progress = unseen
+) -> Verified:
     """Compute an iteration of a reference again, from the nearest stored learner, and compare all outputs on the way.
 
     Args:
         path: the reference as a run; any other run will do too.
         iteration: which; all from the first one on when None.
         backend: where rollouts run.
+        on_progress: Called with the iteration that is being computed, and the last one.
 
     Raises:
         storage.StageMissing: nothing of the iteration is stored.
@@ -146,6 +150,7 @@ def verify(path: Path, iteration: int | None, *, backend: Backend = Backend(work
     tables = TableCheck(run)
     for outcome, value in replay_from_learner(path, iteration, first=first, backend=backend):
         seen.see(outcome, value)
+        on_progress(outcome.ref.iteration, iteration)
         seen.false_tables |= dict.fromkeys(tables.see(outcome.ref, value, identical=outcome.identical))
     assert seen.start is not None, f"iteration {iteration} has no stage"
     return Verified(

@@ -1,6 +1,6 @@
 """What a run learned, iteration by iteration, and the curves that show it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,9 +23,8 @@ from metaloom.flows.views.series import (
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, argument
+from metaloom.storage.progress import Progress, unseen
 
-Progress = Callable[[int, int], None]
-"""Called with what is done so far, and with how much there is."""
 _BLOCK = 200
 """Iterations whose episodes are in memory at once."""
 BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
@@ -82,9 +81,7 @@ class History:
         )
 
 
-def load_history(
-    run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = lambda done, total: None
-) -> History:
+def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> History:
     """Read what a run learned from its tables; of some complete iterations, or of all.
 
     Args:

@@ -11,7 +11,7 @@ from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
 from metaloom.flows.views.class_returns import headline_returns, named_estimates, plus_minus
 from metaloom.flows.views.formatting import adaptation_label, count, dotted, duration, number, plural, size
-from metaloom.flows.views.history import History, Progress, load_history
+from metaloom.flows.views.history import History, load_history
 from metaloom.flows.views.interactive import Drawings, plotly_file
 from metaloom.flows.views.page import Drawn, Figure, Page, Picture
 from metaloom.flows.views.run_charts import learning_chart, run_charts, stage_seconds
@@ -19,6 +19,7 @@ from metaloom.flows.views.run_info import planned_iterations
 from metaloom.flows.views.series import Chart
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef
+from metaloom.storage.progress import Progress, unseen
 
 FigureFormat = Literal["svg", "pdf"]
 CLASS_TABLE = "Returns of the last iteration by class of task, ± standard error over tasks"
@@ -40,7 +41,7 @@ def write_report(
     *,
     static: bool = False,
     film: Picture | None = None,
-    on_progress: Progress = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> ReportFiles:
     """Write learning_curve.png and report.html into a folder, which is made if need be.
 

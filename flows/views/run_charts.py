@@ -9,7 +9,7 @@ from metaloom.flows.views.charts import stage_color
 from metaloom.flows.views.evaluation_lines import stored_evaluations, training_lines, training_lines_by_class
 from metaloom.flows.views.evaluation_plots import per_shot_chart
 from metaloom.flows.views.formatting import adaptation_label, plural, short_time, stage_name
-from metaloom.flows.views.history import History, Progress, class_lines, learning_lines
+from metaloom.flows.views.history import History, class_lines, learning_lines
 from metaloom.flows.views.metric_curves import optimization_lines, success_lines, trial_lines
 from metaloom.flows.views.series import (
     AFTER,
@@ -29,6 +29,7 @@ from metaloom.flows.views.series import (
 )
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRef
+from metaloom.storage.progress import Progress, unseen
 
 STEPS = "environment steps"
 _TOLD_EVERY = 1000
@@ -197,9 +198,7 @@ def _typical_seconds(seconds: Array) -> float:
     return float(np.where(missing, 0, seconds).mean() if missing.any() else np.median(seconds))
 
 
-def stage_seconds(
-    run: Run, num_iterations: int, on_progress: Progress = lambda done, total: None
-) -> dict[StageRef, Array]:
+def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen) -> dict[StageRef, Array]:
     """Wall seconds of every stage, [I] each, in the order in which stages run; keys are of iteration 0."""
     # What makes the first learner has no share in an iteration.
     refs = [ref for ref in run.refs() if ref.stage != run.stages.first and ref.iteration < num_iterations]

@@ -6,7 +6,7 @@ Apart from `progress`, which needs NumPy: the status appears before anything is 
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -43,6 +43,10 @@ class Status:
     def far(self, how_far: str) -> None:
         """Show how far the command is."""
         self._how_far = how_far
+
+    def counted(self, what: str) -> Callable[[int, int], None]:
+        """Return what shows how many of all things are done, when it is called with both."""
+        return lambda done, total: self.far(f"{done:,} of {total:,} {what}")
 
     def end(self) -> None:
         """Show no status any more: the command asks something, or shows its own progress."""

@@ -20,6 +20,7 @@ from metaloom.storage.format.sessions import Head, SessionName, read_session
 from metaloom.storage.format.settings import changed
 from metaloom.storage.keep.thinning import FOLDER as THINNED
 from metaloom.storage.keep.thinning import marker_path, packed_marker_path, render_packed_marker
+from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.ancestry import as_ancestor
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import missing_positions, sealed_links
@@ -65,6 +66,7 @@ def fork_run(
     config_digest: str,
     capacity: int,
     environment: Mapping[str, Any],
+    progress: Progress = unseen,
 ) -> Fork:
     """Create a run that has the iterations before `iteration` of another one and goes on under its own configuration.
 
@@ -79,6 +81,7 @@ def fork_run(
         config_digest: digest of those that decide the numbers.
         capacity: iterations to make room for.
         environment: what else decides the numbers or helps to find it again, as plain JSON data.
+        progress: Receives the number of outputs shared so far and the number of all.
 
     Raises:
         InvalidRunName: the path cannot be told on one line.
@@ -101,7 +104,7 @@ def fork_run(
                     links = _Links(parent.path, folder)
                     shared = _Shared.of(parent, iteration)
                     about = (config, config_digest, environment)
-                    _build(parent, shared, links, iteration, capacity, about)
+                    _build(parent, shared, links, iteration, capacity, about, progress)
                     _upload(folder, path)
                     _move(folder, path)
                     break
@@ -158,13 +161,14 @@ def _build(
     iteration: int,
     capacity: int,
     about: tuple[Mapping[str, Any], str, Mapping[str, Any]],
+    progress: Progress,
 ) -> None:
     folder, config = links.target, about[0]
     _share_sessions(parent.path, links)
     session = begin_session(folder, take_over=False)
     try:
         write_skeleton(folder, session, capacity)
-        _share_outputs(parent, shared, links, session, iteration)
+        _share_outputs(parent, shared, links, session, iteration, progress)
         links.sync()
         origin = {**_origin(parent, iteration, shared.newest, config), "first_session": session.number}
         publish_info(folder, session, new_info(*about, parent.stages, **origin))
@@ -236,7 +240,9 @@ def _share_sessions(root: Path, links: "_Links") -> None:
             links.share(f"_sessions/{name}", f"_sessions/{name}")
 
 
-def _share_outputs(parent: Run, shared: _Shared, links: "_Links", session: Session, iteration: int) -> None:
+def _share_outputs(
+    parent: Run, shared: _Shared, links: "_Links", session: Session, iteration: int, progress: Progress
+) -> None:
     live = [record for record in shared.records if not parent.files.segments.holding(record.ref)]
     own = {r.ref.iteration for r in live if r.ref != parent.learner_ref(0)}
     held = [*shared.segments, *([shared.cut] if shared.cut else [])]
@@ -246,12 +252,16 @@ def _share_outputs(parent: Run, shared: _Shared, links: "_Links", session: Sessi
     arrays.update(*(segment.seal.arrays for segment in shared.segments))
     store = ArrayStore(CommittedFiles(session.root, parent.stages), session, shards=has_shards(parent.info))
     store.adopt([parent.files.spec(path) for path in sorted(arrays)])
-    for segment in shared.segments:
+    sizes = [sum(1 for _ in segment.seal.refs()) for segment in shared.segments]
+    total = sum(sizes) + len(shared.records)
+    for n, segment in enumerate(shared.segments):
+        progress(sum(sizes[:n]), total)
         _share_segment(parent, segment, links)
     if shared.cut is not None:
         _cut_segment(parent, shared.cut, [r for r in shared.records if r not in live], links, session, iteration)
     thinned = CommittedFiles(links.target, parent.stages)
-    for record in live:
+    for n, record in enumerate(live):
+        progress(total - len(live) + n, total)
         links.share(f"_commits/{record.ref.file_name}")
         for file in _files_of(record, with_arrays=not thinned.is_thinned(record)):
             if not (parent.path / file.path).exists():

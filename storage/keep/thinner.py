@@ -11,6 +11,7 @@ from metaloom.storage.format.provenance import versions
 from metaloom.storage.format.records import StageRecord
 from metaloom.storage.format.refs import StageRef
 from metaloom.storage.keep.thinning import Thinned, marker_path, render_marker
+from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.sessions import Session
@@ -30,14 +31,21 @@ class Thinner:
         self._session = session
         self._arrays = arrays
 
-    def thin(self, refs: Sequence[StageRef]) -> Thinned:
+    def thin(self, refs: Sequence[StageRef], progress: Progress = unseen) -> Thinned:
         """Remove the arrays of outputs; those that are thinned already are left as they are.
+
+        Args:
+            refs: the outputs.
+            progress: Receives the number of iterations thinned so far and the number of all.
 
         Raises:
             FencedOut: a later session has begun.
         """
         taken: list[Thinned] = []
-        for iteration, group in groupby(self._files.stages.sort(refs), key=lambda ref: ref.iteration):
+        groups = groupby(self._files.stages.sort(refs), key=lambda ref: ref.iteration)
+        total = len({ref.iteration for ref in refs})
+        for done, (iteration, group) in enumerate(groups):
+            progress(done, total)
             before = self._valid(iteration)
             records = [self._files.record(ref) for ref in group if ref not in before]
             if records:

@@ -40,6 +40,7 @@ from metaloom.storage.format.sessions import (
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 from metaloom.storage.keep.thinning import FOLDER as THINNED
 from metaloom.storage.keep.thinning import is_marker, marker_path
+from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.ancestry import boundaries, first_session
 from metaloom.storage.read.committed import TABLES, CommittedFiles
 from metaloom.storage.read.history import (
@@ -102,7 +103,7 @@ class Damage:
         return f"{self.file}{f' ({about})' if about else ''}: {self.problem}"
 
 
-def verify_run(path: str | Path, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Damage]:
+def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
     """Everything that is wrong with a run; an empty list if every byte is as it was committed.
 
     What an interrupted writer leaves behind, and the next one clears away, is not damage.
@@ -115,16 +116,18 @@ def verify_run(path: str | Path, progress: Callable[[int, int], None] = lambda d
         RunNotFound, NotARun, IncompatibleFormat: there is no run of this format at the path.
     """
     folder = folder_of(path)
-    return sorted(_Verification(folder, follow(folder)).damage(progress), key=_order)
+    return sorted(_Verification(folder, follow(folder), progress).damage(), key=_order)
 
 
 class _Verification:
     """One pass over a run."""
 
-    def __init__(self, root: Path, remote: RemoteLog | None) -> None:
+    def __init__(self, root: Path, remote: RemoteLog | None, progress: Progress) -> None:
         _require_run(root)
         self.root = root
         self.remote = remote
+        self.progress = progress
+        self.checked = self.total = 0
         self.files = CommittedFiles(root, ON_POLICY, remote)
         self.records: dict[StageRef, StageRecord] = {}
         self.unreadable: set[StageRef] = set()
@@ -137,7 +140,7 @@ class _Verification:
         self.reported: set[str] = set()
         self.told: set[tuple[Path | str, str]] = set()
 
-    def damage(self, progress: Callable[[int, int], None]) -> Iterator[Damage]:
+    def damage(self) -> Iterator[Damage]:
         info = yield from self._info()
         self.files = CommittedFiles(self.root, self._stages(info), self.remote)
         # Before the records are listed, of which a writer may add some meanwhile.
@@ -152,10 +155,10 @@ class _Verification:
         packed = self.files.segments.all()
         if any(r.spans for r in self.records.values()) or any(self._names_spans(segment) for segment in packed[-1:]):
             self.sums = SpanSums(lambda ref: self.steps.get(ref, 0))
+        self.total = len(self.records) + sum(1 for segment in packed for _ in segment.seal.refs())
         for segment in packed:
             yield from self._segment(segment)
-        for done, record in enumerate(self.records.values()):
-            progress(done, len(self.records))
+        for record in self.records.values():
             yield from self._checked_record(record, self.thinned.get(record.ref) == record.sha256)
         yield from self._spans()
         yield from self._foreign()
@@ -222,6 +225,8 @@ class _Verification:
             return False
 
     def _checked_record(self, record: StageRecord, thinned: bool) -> Iterator[Damage]:
+        self.progress(self.checked, self.total)
+        self.checked += 1
         yield from self._inputs(record)
         if not thinned:
             yield from self._output(record)

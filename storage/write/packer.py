@@ -31,6 +31,7 @@ from metaloom.storage.format.segments import (
 )
 from metaloom.storage.keep.thinning import FOLDER as THINNED
 from metaloom.storage.keep.thinning import marker_path, packed_marker_path, render_packed_marker
+from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.committed import TABLES, CommittedFiles
 from metaloom.storage.read.history import Digests
 from metaloom.storage.read.segments import LARGEST_FILE, Segment
@@ -61,8 +62,11 @@ class Packer:
         self._format = format
         self._given_up = False
 
-    def pack(self) -> list[range]:
+    def pack(self, progress: Progress = unseen) -> list[range]:
         """Pack all complete iterations but the newest; returns those of each new segment.
+
+        Args:
+            progress: Receives the number of iterations packed so far and the number of all.
 
         Raises:
             StoreError: the run is of the first format.
@@ -71,7 +75,8 @@ class Packer:
         """
         self._require_packable()
         packed = [*self._packable(keep=1)]
-        for iterations in packed:
+        for n, iterations in enumerate(packed):
+            progress(sum(map(len, packed[:n])), sum(map(len, packed)))
             self._pack(iterations)
         self._join_markers()
         self._session.share()

@@ -35,6 +35,7 @@ from metaloom.storage.keep.repair import (
 )
 from metaloom.storage.keep.thinner import Thinner
 from metaloom.storage.keep.thinning import KEEP_ALL, Retention, Thinned, thinnable
+from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.ancestry import first_session
 from metaloom.storage.read.history import History, describe_missing, read_history
 from metaloom.storage.remote.log import follow
@@ -202,8 +203,12 @@ class RunWriter:
             self._session.describe({"environment": dict(environment)})
             self._session.share()
 
-    def thin(self, iterations: Iterable[int]) -> Thinned:
+    def thin(self, iterations: Iterable[int], progress: Progress = unseen) -> Thinned:
         """Remove the arrays of iterations that can be computed again (`StoredStage.thinnable`); all else stays.
+
+        Args:
+            iterations: which.
+            progress: Receives the number of iterations thinned so far and the number of all.
 
         Raises:
             StageMissing: one of them is not complete.
@@ -211,7 +216,7 @@ class RunWriter:
         self.flush()
         chosen = {*self.run.select([*iterations])}
         with self._writing():
-            return self._thinner.thin(self._thinnable(chosen))
+            return self._thinner.thin(self._thinnable(chosen), progress)
 
     def thin_learners(self, every: int) -> Thinned:
         """Remove the learners that complete iterations start from, but for 0, every, 2 every, ... and the newest one.
@@ -229,8 +234,11 @@ class RunWriter:
         with self._writing():
             return self._thinner.thin(refs)
 
-    def pack(self) -> list[range]:
+    def pack(self, progress: Progress = unseen) -> list[range]:
         """Pack all complete iterations but the newest into segments; returns the iterations of each new one.
+
+        Args:
+            progress: Receives the number of iterations packed so far and the number of all.
 
         Raises:
             StoreError: the run is of a format that knows no segments.
@@ -238,7 +246,7 @@ class RunWriter:
         """
         self.flush()
         with self._writing():
-            return self._packer.pack()
+            return self._packer.pack(progress)
 
     def restore(self, values: Mapping[StageRef, Value]) -> None:
         """Put back the arrays of thinned outputs of one iteration, computed again.

@@ -186,6 +186,49 @@ def test_a_command_says_on_a_terminal_what_it_does_and_how_far_it_is(options, tm
     assert cli.STATUS.console is None
 
 
+@pytest.mark.parametrize(
+    ("command", "all_of_it"),
+    [
+        ("verify first", "{outputs} outputs"),
+        ("fork first --run second", "{outputs} outputs"),
+        ("report first", "{read} tables and records"),
+        ("resume first", "{read} tables and records"),
+        ("export first --to parquet --out made", "{iterations} iterations"),
+        ("export first --to histories --out made", "{iterations} iterations"),
+        ("export first --to tensorboard --out made", "{iterations} iterations"),
+        ("export first --to minari --out made", "{iterations} iterations"),
+        ("export first --to delta --out made", "{iterations} iterations"),
+        ("thin first --keep-last 1", "{older} iterations"),
+        ("pack first", "{older} iterations"),
+    ],
+)
+def test_a_command_that_reads_or_writes_a_whole_run_says_how_far_it_is(
+    command, all_of_it, tmp_path, copy_tiny_run, monkeypatch
+):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run = storage.open_run(copy_tiny_run(tmp_path / "first"))
+    iterations, outputs = len(run.iterations), len(run.refs())
+    said = []
+    monkeypatch.setattr(status.Status, "far", lambda _, how_far: said.append(how_far))
+    assert cli.run(command.split()) == 0
+    numbers = {"iterations": iterations, "older": iterations - 1, "outputs": outputs, "read": iterations + outputs}
+    total, what = all_of_it.format(**numbers).split(" ", 1)
+    done = [int(line.removesuffix(f" of {total} {what}")) for line in said]
+    assert done[0] == 0
+    assert max(done) < int(total)
+
+
+def test_removing_runs_says_which_one_it_is_at(tmp_path, copy_tiny_run, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    for name in ("first", "second"):
+        copy_tiny_run(tmp_path / name)
+    said = []
+    monkeypatch.setattr(status.Status, "far", lambda _, how_far: said.append(how_far))
+    assert cli.run(["rm", "first", "second", "--yes"]) == 0
+    assert said == ["run 1 of 2", "run 2 of 2"]
+
+
 def test_without_a_terminal_a_long_command_says_so_again_and_again_on_standard_error(monkeypatch):
     said = threading.Event()
 
