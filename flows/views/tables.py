@@ -192,7 +192,7 @@ def thinned_line(thinned: "Thinned", *, dry_run: bool) -> str:
     """`metaloom thin`."""
     iterations, files = plural(len(thinned.iterations), "iteration"), plural(thinned.files, "file")
     amount = f"{iterations}, {files}, {size(thinned.num_bytes)}"
-    return f"would remove: {amount}" if dry_run else f"removed: {amount}"
+    return f"{'would remove' if dry_run else 'removed'}: {amount}; a fork that shares files keeps them on the disk"
 
 
 def damage_table(damages: Sequence["Damage"]) -> Table:
