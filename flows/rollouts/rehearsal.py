@@ -74,9 +74,9 @@ def _rehearsed(settings: str, steps: int, timeout_seconds: float) -> Mapping[str
     if "copies" not in found:
         return found
     again = _in_process(settings, [str(found["steps"]), "0"], timeout_seconds)
-    differs = [
-        n for n, (one, other) in enumerate(zip(found["alone"], again.get("alone", ()), strict=False)) if one != other
-    ]
+    if "alone" not in again:
+        return {**found, **again, "notes": [*found.get("notes", ()), *again.get("notes", ())]}
+    differs = [n for n, (one, other) in enumerate(zip(found["alone"], again["alone"], strict=False)) if one != other]
     return {"refusal": rehearsal.refusal(f"two processes (in episode {differs[0]})")} if differs else found
 
 
@@ -85,7 +85,8 @@ def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> 
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", rehearsal.__name__, *arguments, str(timeout_seconds)],
+            # Without -P, modules of the folder one stands in would be found before installed ones.
+            [sys.executable, "-P", "-m", rehearsal.__name__, *arguments, str(timeout_seconds)],
             input=settings,
             env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": arguments[-1], MARK: mark},
             text=True,

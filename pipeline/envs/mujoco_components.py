@@ -39,7 +39,7 @@ def action_components(model: mujoco.MjModel) -> tuple[Component, ...]:
 def gymnasium_components(env: Any) -> tuple[Sequence[Component] | None, Sequence[Component] | None]:
     """Name what a robot of gymnasium's shows and takes, as far as that is joints and actuators."""
     structure, model = env.observation_structure, env.model
-    joints = [*position_components(model)[structure["skipped_qpos"] :], *velocity_components(model)]
+    joints = [*position_components(model)[structure.get("skipped_qpos", 0) :], *velocity_components(model)]
     shown = len(joints) == env.observation_space.shape[0]
     return joints if shown else None, action_components(model) if env.action_space.shape == (model.nu,) else None
 

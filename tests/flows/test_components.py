@@ -49,6 +49,7 @@ def test_clipped_velocities_and_contact_forces_are_named_where_they_stand():
 
 def test_robots_of_gymnasium_are_named_where_they_show_joints_alone():
     assert facts("Hopper-v5") == facts("hopper-rand-params")
+    assert facts("InvertedPendulum-v5")["observation"]["names"][0] == "slider"
     assert "observation" not in facts("Ant-v5")
     assert facts("Ant-v5")["action"] == facts("ant-dir")["action"]
     assert component_facts(make_env(EnvConfig(name="CartPole-v1", action_scale=None))) == {}

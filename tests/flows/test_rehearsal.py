@@ -228,6 +228,13 @@ def test_an_environment_that_cannot_be_rehearsed_is_left_as_it_is_and_the_reason
     assert note in "".join(notes)
 
 
+def test_modules_of_the_folder_one_stands_in_are_not_found_before_installed_ones(tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text("open('RAN', 'w')")
+    monkeypatch.chdir(tmp_path)
+    settled(EnvConfig(name="Pendulum-v1", options={"g": 9.0}), 5)
+    assert not (tmp_path / "RAN").exists()
+
+
 FATES = """
 import os
 import time
